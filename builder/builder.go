@@ -2,9 +2,9 @@
 //
 // Resolve pins every input and returns a Plan. It copies local files and overlays
 // into the cache; it neither downloads nor compiles the other inputs. With
-// Options.Update the cache forgets the base first. Execute does the rest, from the Plan
-// alone: it fetches or makes the inputs, merges them with what package overlays renders,
-// and writes the disk. BuildEach does both for several images.
+// Options.Update the cache forgets the base first. BuildEach does the rest for one or
+// several plans, and from the plan alone: it fetches or makes the inputs, merges them with
+// what package overlays renders, and writes the disk. A Job without a plan is resolved first.
 //
 // The same plan gives the same bytes: none depends on the clock, on a random
 // number or on a path of the host. No step needs root.

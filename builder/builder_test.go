@@ -23,12 +23,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/dpkg"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/test/buildtest"
@@ -938,11 +940,11 @@ func TestDpkgStatus(t *testing.T) {
 			status = e.Body
 		}
 	}
-	got, err := parseDpkgStatus(strings.NewReader(status))
+	got, err := dpkg.ParseStatus(strings.NewReader(status))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []dpkgPackage{
+	want := []dpkg.Package{
 		{Name: "containerd", Version: "1.7.24~ds1-6+b4", Arch: "amd64"},
 		{Name: "systemd", Version: "257.1-1+b2", Arch: "amd64", Source: "systemd (257.1-1)", Homepage: "https://systemd.io"},
 	}
@@ -969,7 +971,7 @@ func TestCheckPlugins(t *testing.T) {
 	}
 	err := checkPlugins(nodes, []string{"bridge", "ptp", "macvlan", "host-local", "tuning", "tuning"}, "net.conflist")
 	var missing []string
-	for _, e := range SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		missing = append(missing, strings.Fields(e.Error())[4])
 	}
 	if want := []string{"ptp,", "macvlan,", "tuning,"}; !slices.Equal(missing, want) {
@@ -992,7 +994,7 @@ func TestCheckHidden(t *testing.T) {
 		node("overlay 1", "etc/kubernetes-web.yaml", tree.ModeRegular),
 		node("overlay 1", "var/lib/edgebake/persist/kubernetes/manifests/web.yaml", tree.ModeRegular),
 	})...)
-	if got := SplitErrors(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
+	if got := joined.Errors(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
 		!strings.Contains(got[1].Error(), "put it below /var/lib/edgebake/persist/kubernetes") {
 		t.Errorf("%v", err)
 	}
@@ -1033,7 +1035,7 @@ func FuzzDpkgStatus(f *testing.F) {
 	f.Add("Package: a\nStatus: install ok installed\nVersion: 1\n\n")
 	f.Add("Package: a\n b: c\nStatus:")
 	f.Fuzz(func(t *testing.T, s string) {
-		packages, err := parseDpkgStatus(strings.NewReader(s))
+		packages, err := dpkg.ParseStatus(strings.NewReader(s))
 		for _, p := range packages {
 			if err == nil && p.Name == "" {
 				t.Errorf("a package without a name: %+v", p)
@@ -1071,7 +1073,7 @@ func TestMissingTools(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	found := map[string]string{}
-	for _, e := range SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		if field := (*configs.FieldError)(nil); errors.As(e, &field) {
 			found[field.Path] += field.Err.Error()
 		}

@@ -1,7 +1,6 @@
 package builder
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -276,58 +275,6 @@ func (t *lineTail) Write(p []byte) (int, error) {
 }
 
 func (t *lineTail) text() string { return strings.Join(append(t.last, string(t.part)), "\n") }
-
-// dpkgPackage is one installed package.
-type dpkgPackage struct {
-	Name, Version, Arch, Source, Homepage string
-}
-
-// parseDpkgStatus reads var/lib/dpkg/status.
-func parseDpkgStatus(r io.Reader) ([]dpkgPackage, error) {
-	var out []dpkgPackage
-	var p dpkgPackage
-	installed := false
-	flush := func() {
-		if p.Name != "" && installed {
-			out = append(out, p)
-		}
-		p, installed = dpkgPackage{}, false
-	}
-	s := bufio.NewScanner(r)
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		if s.Text() == "" {
-			flush()
-			continue
-		}
-		k, v, ok := strings.Cut(s.Text(), ": ")
-		if !ok || strings.HasPrefix(k, " ") {
-			continue
-		}
-		switch k {
-		case "Package":
-			p.Name = v
-		case "Version":
-			p.Version = v
-		case "Architecture":
-			p.Arch = v
-		case "Source":
-			p.Source = v
-		case "Homepage":
-			p.Homepage = v
-		case "Status":
-			installed = strings.HasSuffix(v, " installed")
-		}
-	}
-	flush()
-	if err := s.Err(); err != nil {
-		return nil, fmt.Errorf("reading the package list: %w", err)
-	}
-	slices.SortFunc(out, func(a, b dpkgPackage) int {
-		return strings.Compare(a.Name+"\x00"+a.Arch, b.Name+"\x00"+b.Arch)
-	})
-	return out, nil
-}
 
 // keyrings imports the keyrings of the Image into the cache. mmdebstrap, which may run much
 // later, uses those with the digests in the recipe.

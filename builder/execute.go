@@ -12,13 +12,16 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/dpkg"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
+	"github.com/edgebake/edgebake/ondisk/store"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	"github.com/edgebake/edgebake/overlays"
 )
@@ -103,15 +106,7 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 			break
 		}
 	}
-	return JoinDistinct(errs...)
-}
-
-// Execute builds the image of a plan, which it does not change. Result.Plan has the digests of
-// all inputs.
-func Execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
-	var r *Result
-	err := BuildEach(ctx, []Job{{Plan: p, Options: o}}, func(_ int, one *Result) error { r = one; return nil })
-	return r, err
+	return joined.Distinct(errs...)
 }
 
 // executor builds the image of one plan.
@@ -266,7 +261,7 @@ type composed struct {
 	esp       []tree.Node
 	root      []tree.Node
 	data      []tree.Node
-	packages  []dpkgPackage
+	packages  []dpkg.Package
 	imgReport images.Report
 	sbom      []byte
 	merged    []tree.Node
@@ -394,7 +389,7 @@ func imageOptions(r *run, img *configs.Image, p *plan.Plan) images.Options {
 }
 
 // containerdVersion returns the version of containerd in the image.
-func (b *executor) containerdVersion(packages []dpkgPackage) (string, error) {
+func (b *executor) containerdVersion(packages []dpkg.Package) (string, error) {
 	if !b.img.Containerd.Debian {
 		return strings.TrimPrefix(b.img.Containerd.Version, "v"), nil
 	}
@@ -409,14 +404,14 @@ func (b *executor) containerdVersion(packages []dpkgPackage) (string, error) {
 	return "", errors.New("containerd.debian: the base has no package containerd")
 }
 
-func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string, store *images.Result) ondisk.ImageInfo {
+func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string, baked *images.Result) ondisk.ImageInfo {
 	info := ondisk.ImageInfo{
 		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
 		SourceDate: pl.SourceDate, NodeTypes: img.NodeTypes, SiteVersions: siteVersions, SiteFields: configs.SiteFields(), InventoryVersions: siteVersions,
 		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
 		UpdateSerial: img.Updates.Serial, UpdateKeys: img.Updates.Keys,
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
-		Snapshotter: "overlayfs", Images: store.Images,
+		Snapshotter: store.Snapshotter, Images: baked.Images,
 	}
 	if t := img.Sites.NotBeforeTime(); !t.IsZero() {
 		info.SitesNotBefore = t.Unix()
@@ -499,7 +494,7 @@ func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, 
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
 		return nil, b.origins.place(err)
 	}
-	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: layerEdgebake, Inode: &tree.Inode{
+	c.esp = append(c.esp, tree.Node{Path: ondisk.ESPSBOM, Layer: overlays.LayerName, Inode: &tree.Inode{
 		Mode: tree.ModeRegular | 0o644, MTime: b.date, Data: tree.Bytes(c.sbom)}})
 	if err := spec.Fill(layout, ondisk.LabelESP, c.esp); err != nil {
 		return nil, err

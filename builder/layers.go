@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/dpkg"
 	"github.com/edgebake/edgebake/builder/fetch"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
@@ -116,14 +117,14 @@ func userFiles(img *configs.Image, date time.Time, cache *fetch.Cache, inputs ma
 }
 
 // packages returns the Debian packages in the base, or none in another distribution.
-func (b *executor) packages(nodes []tree.Node) ([]dpkgPackage, error) {
+func (b *executor) packages(nodes []tree.Node) ([]dpkg.Package, error) {
 	for _, n := range nodes {
 		if n.Path == dpkgStatusPath && n.IsRegular() {
 			data, err := tree.ReadContent(n.Data, b.Cache, maxDpkgStatus)
 			if err != nil {
 				return nil, fmt.Errorf("reading %s: %w", dpkgStatusPath, err)
 			}
-			return parseDpkgStatus(strings.NewReader(string(data)))
+			return dpkg.ParseStatus(strings.NewReader(string(data)))
 		}
 	}
 	return nil, nil

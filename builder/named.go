@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -123,7 +124,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 			errs = append(errs, fmt.Errorf("%s %s: it lies in a directory that the Image reads (%s): write elsewhere", name, path, n.field))
 		}
 	}
-	return JoinDistinct(errs...)
+	return joined.Distinct(errs...)
 }
 
 // liesIn reports whether a file, which may not exist, is in a directory.

@@ -9,6 +9,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -63,7 +64,7 @@ var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelD
 // place adds the origins to errors of layers, their files and container images.
 func (all origins) place(err error) error {
 	var errs []error
-	for _, e := range SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		var placed *configs.FieldError
 		var layer *tree.LayerError
 		var image *images.ImageError

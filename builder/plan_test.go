@@ -1,6 +1,7 @@
 package builder
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -25,6 +26,13 @@ func inFile(t *testing.T, p *plan.Plan) *plan.Plan {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// execute builds the image of a plan.
+func execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
+	var r *Result
+	err := BuildEach(ctx, []Job{{Plan: p, Options: o}}, func(_ int, one *Result) error { r = one; return nil })
+	return r, err
 }
 
 // TestExecute builds from a plan in a file, with an empty cache: the image is that of a
@@ -72,7 +80,7 @@ func TestExecute(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer o.Cache.Close()
-			got, err := Execute(t.Context(), pl, o)
+			got, err := execute(t.Context(), pl, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -89,7 +97,7 @@ func TestExecute(t *testing.T) {
 			}
 			// The plan that the build returns has all digests.
 			o.Force = true
-			if again, err := Execute(t.Context(), inFile(t, got.Plan), o); err != nil || again.Report.Golden != want.Report.Golden {
+			if again, err := execute(t.Context(), inFile(t, got.Plan), o); err != nil || again.Report.Golden != want.Report.Golden {
 				t.Errorf("the complete plan: %v", err)
 			}
 		})
@@ -132,7 +140,7 @@ func TestExecuteRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer o.Cache.Close()
-			if _, err := Execute(t.Context(), pl, o); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := execute(t.Context(), pl, o); err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, want %q", err, tt.want)
 			}
 			if _, err := os.Stat(o.Output); err == nil {

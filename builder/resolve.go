@@ -29,7 +29,6 @@ const (
 	imagePrefix    = "image "
 	overlayPrefix  = "overlay "
 	fileSrcPrefix  = "file "
-	layerEdgebake  = "edgebake"
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/dpkg"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/ondisk/tree"
 	spdxjson "github.com/spdx/tools-golang/json"
@@ -160,7 +161,7 @@ func (b *executor) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
 	return info, nil
 }
 
-func sourceInfo(p dpkgPackage) string {
+func sourceInfo(p dpkg.Package) string {
 	if p.Source == "" {
 		return "built from: " + p.Name
 	}

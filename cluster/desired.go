@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -158,7 +159,7 @@ func bindsNodes(binding map[string]any) bool {
 }
 
 func nodesGroup() map[string]any {
-	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:nodes"}
+	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": servercert.NodesGroup}
 }
 
 // hubObjects returns the objects that give yurthub its rights. Existing rules stay: those of

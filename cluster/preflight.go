@@ -19,6 +19,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/openyurt"
 )
 
@@ -204,9 +205,9 @@ func notThisToken(err error) bool {
 // describeError returns the error of requests to API servers on one line, without the servers'
 // names and without repetitions.
 func describeError(err error) string {
-	if all, ok := err.(interface{ Unwrap() []error }); ok {
+	if all := joined.Errors(err); len(all) > 1 {
 		var said []string
-		for _, e := range all.Unwrap() {
+		for _, e := range all {
 			if text := describeError(e); !slices.Contains(said, text) {
 				said = append(said, text)
 			}

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/edgebake/edgebake/cluster/servercert"
 )
 
 // requestSubject returns the node in the subject of a certificate request that was made with
@@ -25,7 +27,7 @@ func requestSubject(r *unstructured.Unstructured) string {
 	if err != nil {
 		return ""
 	}
-	name, ok := strings.CutPrefix(request.Subject.CommonName, "system:node:")
+	name, ok := strings.CutPrefix(request.Subject.CommonName, servercert.NodeUser)
 	if !ok {
 		return ""
 	}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
@@ -75,7 +76,7 @@ func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 		n.halt = haltStopped
 	}
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
-	_, n.controlPlane = n.labels[controlPlaneLabel]
+	_, n.controlPlane = n.labels[api.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
 	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // one that cannot be read is none
 	return n

@@ -15,6 +15,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
 )
@@ -38,8 +39,6 @@ const (
 	NotReady = "notReady" // it has joined, but is not Ready
 	Ready    = "ready"
 )
-
-const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
 // Status returns the status of each node, and of each token that was made for one.
 func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
@@ -126,7 +125,7 @@ func nodeState(n *unstructured.Unstructured) Site {
 func requestOf(r *unstructured.Unstructured) (node string, pending bool) {
 	conditions, _, _ := unstructured.NestedSlice(r.Object, "status", "conditions")
 	user, _, _ := unstructured.NestedString(r.Object, "spec", "username")
-	if name, ok := strings.CutPrefix(user, "system:node:"); ok {
+	if name, ok := strings.CutPrefix(user, servercert.NodeUser); ok {
 		return name, len(conditions) == 0
 	}
 	return requestSubject(r), len(conditions) == 0
@@ -159,7 +158,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		return nil, err
 	}
 	if node != nil {
-		if _, controlPlane := node.GetLabels()[controlPlaneLabel]; controlPlane {
+		if _, controlPlane := node.GetLabels()[api.ControlPlaneLabel]; controlPlane {
 			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay: kubeadm reset on it first, or remove the member, and then kubectl delete node %s", doing, name)
 		}
 		if nodeState(node).State == Ready && !o.Force {

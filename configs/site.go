@@ -58,7 +58,7 @@ type Site struct {
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
 	// working without the cluster), cloud (behind yurthub, always online) or
 	// control-plane (`edgebake cluster sites` writes such Sites).
-	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native" instead:"local=yurtadm's local type (no yurthub cache, iptables rules to the API servers of a tenant cluster) is not built: a native node with masters and ipvs keeps the same way open"`
+	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native"`
 	// Arch is the machine's processor architecture; stamping rejects an image
 	// for another. Default: any.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`

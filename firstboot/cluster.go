@@ -238,12 +238,18 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := resetIPVS(ctx, e, active.Site); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	for _, p := range slices.Concat(member.TokenFiles, member.ServingCerts(e), []string{kubeadm.KubeletRestart, join.SaidVIP, member.JoinedFile, member.JoinedCluster, ondisk.KubeCA, member.LeavingFile}) {
+	for _, p := range append(clusterFiles(e), ondisk.KubeCA, member.LeavingFile) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("leaving the cluster: %w", err)
 		}
 	}
 	return nil
+}
+
+// clusterFiles returns the files that belong to the cluster of this machine, except those of
+// yurthub and ipvscare.
+func clusterFiles(e *machine.Env) []string {
+	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
 
 // takeCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is

@@ -105,7 +105,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
 		t.Errorf("labels: %v", labels)
 	}
-	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
+	if _, err := w.convert(pool); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
 	w.Put("/sys/class/net/hub-dummy0", "") // yurthub was killed
@@ -116,7 +116,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	if len(labels) != 0 || w.Units[openyurt.Unit] == "active" {
 		t.Errorf("after revert: labels %v, yurthub %s", labels, w.Units[openyurt.Unit])
 	}
-	if _, err := w.revert(); !errors.Is(err, hub.ErrAlready) {
+	if _, err := w.revert(); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("reverted twice: %v", err)
 	}
 	if _, err := w.convert(pool); err != nil {
@@ -268,7 +268,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 				want map[string]string
 			}{{"again", k.again, k.want}, {"back", k.back, k.before}} {
 				w := cut.cloneWith(t, left)
-				if err := way.run(w); err != nil && !errors.Is(err, hub.ErrAlready) {
+				if err := way.run(w); err != nil && !errors.Is(err, run.ErrAlready) {
 					t.Errorf("killed at %d (%s), %s: %v", n, at, way.name, err)
 				}
 				sameTree(t, "killed at "+at+", "+way.name, w.clean(), way.want)
@@ -311,7 +311,7 @@ func TestConvertForeignNode(t *testing.T) {
 	if w.Get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.EffectNames, "enable "+openyurt.Unit) || !slices.Contains(w.EffectNames, "run modprobe dummy") {
 		t.Errorf("the unit was not made to last: %v", w.EffectNames)
 	}
-	if _, err := w.convert(pool); !errors.Is(err, hub.ErrAlready) {
+	if _, err := w.convert(pool); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
 	}
 	if steps, err := w.revert(); err != nil {
@@ -502,7 +502,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 			}
 			before := w.clean()
 			steps, err := w.convert(tc.o)
-			if err == nil || errors.Is(err, hub.ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(run.Advice(err), tc.advice) {
+			if err == nil || errors.Is(err, run.ErrAlready) || !strings.Contains(err.Error(), tc.words) || !strings.Contains(run.Advice(err), tc.advice) {
 				t.Errorf("convert: %v\n%s", err, run.Advice(err))
 			}
 			if len(steps) > 0 {
@@ -513,7 +513,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 	w := bySite(t)
 	now := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
-	if _, err := w.convert(hub.ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, hub.ErrAlready) {
+	if _, err := w.convert(hub.ConvertOptions{NodePool: now[openyurt.LabelNodePool]}); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("what its Site made it: %v", err)
 	}
 }

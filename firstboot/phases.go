@@ -2,7 +2,6 @@ package firstboot
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/edgebake/edgebake/configs"
@@ -37,8 +36,6 @@ func Phases(active *site.Active) []run.Phase {
 		return controlPlanePhases(active)
 	case spec.NodeType == configs.NodeNative:
 		joining = []run.Phase{kubeadm.WithSettings(join.Phase(active), active)}
-	case !spec.OpenYurt():
-		return []run.Phase{unservedPhase(spec)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
 			kubeadm.WithSettings(hub.PodJoinPhase(active), active), // kubelet runs yurthub, and reaches the API servers only through it
@@ -66,17 +63,6 @@ func Phases(active *site.Active) []run.Phase {
 		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to start over
 	}
 	return slices.Concat(before, joining, after)
-}
-
-// unservedPhase fails for a node type that this program cannot make.
-func unservedPhase(site *configs.Site) run.Phase {
-	return run.Phase{
-		Name: "node-type", Doc: "a node type that first boot can make",
-		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
-			return run.Todo, run.NeedsPerson(fmt.Errorf("first boot does not make nodes of type %s", site.NodeType), "choose another nodeType in site.yaml")
-		},
-		Run: func(context.Context, *machine.Env) error { return nil },
-	}
 }
 
 // damagedPhase fails with err: the description of the image on this disk cannot be read, so no

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -199,10 +200,17 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
+// resetList returns the files that a reset removes, beside those that kubeadm, yurthub and
+// ipvscare have. The state is last: it still has the node's name.
+func resetList(e *machine.Env) []string {
+	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles,
+		[]string{update.OrderFile, member.LeavingFile, ondisk.StateFile})
+}
+
 // resetFiles removes the records of the membership. The Site's applied settings stay until the
 // next Site replaces them, so that the machine can be reached.
 func resetFiles(_ context.Context, e *machine.Env) error {
-	for _, p := range []string{member.ReadyMark, member.RecordFile, site.AppliedFile, ondisk.SiteCopy, site.IgnitionCopy, site.StampedCopy, member.DiscoveryFile, member.JoinFile, member.BootstrapRun, member.HubBootstrap, kubeadm.KubeletRestart, member.JoinedFile, member.JoinedCluster, controlplane.ClusterManifests, controlplane.DocumentsMark, controlplane.DocumentsFile, controlplane.MadeFile, member.LeavingFile, kubeadm.MeteredConfFile, kubeadm.KubeletConfDir, update.OrderFile, ondisk.StateFile} {
+	for _, p := range resetList(e) {
 		if err := e.Remove(p); err != nil {
 			return fmt.Errorf("forgetting the cluster: %w", err)
 		}

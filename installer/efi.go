@@ -12,6 +12,8 @@ import (
 	"unicode/utf16"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/firstboot/efivar"
+	"github.com/edgebake/edgebake/ondisk"
 )
 
 // The firmware boots the disk next if the variable BootNext names an entry for
@@ -20,10 +22,6 @@ import (
 
 // efiGlobal is the GUID of the variables that the specification names.
 const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
-
-// efiAttributes make a variable nonvolatile, and visible before and after the
-// system starts.
-var efiAttributes = []byte{7, 0, 0, 0}
 
 // bootNext creates or finds an entry for the disk's loader, and makes it the
 // next one to boot. dir is where the kernel shows the variables.
@@ -58,9 +56,9 @@ func bootEntry(dir string, option []byte) (uint16, error) {
 	return 0, errors.New("all boot entries of the firmware are taken")
 }
 
-// writeVar writes a variable in one write, as the kernel requires.
+// writeVar writes one of the firmware's variables.
 func writeVar(dir, name string, value []byte) error {
-	return os.WriteFile(filepath.Join(dir, name+"-"+efiGlobal), append(bytes.Clone(efiAttributes), value...), 0o644)
+	return efivar.Write(filepath.Join(dir, name+"-"+efiGlobal), value)
 }
 
 // loadOption returns an EFI_LOAD_OPTION that starts the loader on the disk's
@@ -70,7 +68,7 @@ func loadOption(found media.Found, arch string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	file := map[string]string{"amd64": `\EFI\BOOT\BOOTX64.EFI`, "arm64": `\EFI\BOOT\BOOTAA64.EFI`}[arch]
+	file := `\` + strings.ReplaceAll(ondisk.Loader(arch), "/", `\`)
 	le := binary.LittleEndian
 	var path []byte
 	node := func(typ, sub byte, data []byte) {

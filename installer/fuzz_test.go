@@ -96,7 +96,7 @@ func FuzzBootNext(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add([]byte("\x07\x00\x00\x00\x01"), append(bytes.Clone(efiAttributes), option...))
+	f.Add([]byte("\x07\x00\x00\x00\x01"), append([]byte{7, 0, 0, 0}, option...))
 	f.Add([]byte{}, []byte{7})
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		dir := t.TempDir()

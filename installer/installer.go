@@ -184,7 +184,7 @@ func (r *run) allDisks(ctx context.Context, src Source) ([]seen, error) {
 			before, same = now, 0
 		}
 		if same >= steady {
-			return look(disks)
+			return look(disks), nil
 		}
 		if err := r.sleep(ctx, poll); err != nil {
 			return nil, err
@@ -215,13 +215,13 @@ type seen struct {
 	unreadable error
 }
 
-func look(disks []device.Disk) (out []seen, err error) {
+func look(disks []device.Disk) (out []seen) {
 	for _, d := range disks {
 		s := seen{Disk: d}
 		s.Found, s.unreadable = media.Look(d.Path)
 		out = append(out, s)
 	}
-	return out, nil
+	return out
 }
 
 // line describes a disk for a person who must choose.
@@ -481,11 +481,7 @@ func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d d
 	if err != nil {
 		return err
 	}
-	all, err := look(disks)
-	if err != nil {
-		return err
-	}
-	now, err := r.choose(all)
+	now, err := r.choose(look(disks))
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ type Daemon struct {
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
 	// retiring are the virtual servers that are being removed.
-	retiring map[netip.AddrPort]*retiring
+	retiring map[netip.AddrPort]*running
 	logged   map[string]string
 
 	namesMu sync.Mutex
@@ -83,15 +83,9 @@ type Daemon struct {
 	hosts   map[netip.AddrPort]string   // as configured
 }
 
+// running is a virtual server that is kept, or with a nil group one that is being removed.
 type running struct {
 	*group
-	release func() // the lock
-	cancel  context.CancelFunc
-	done    chan struct{}
-}
-
-// retiring is a virtual server that is being removed.
-type retiring struct {
 	release func() // the lock
 	cancel  context.CancelFunc
 	done    chan struct{}
@@ -106,7 +100,7 @@ type claimed struct {
 
 // NewDaemon returns a daemon that Run starts.
 func NewDaemon(opt Options) *Daemon {
-	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), retiring: make(map[netip.AddrPort]*retiring), logged: make(map[string]string),
+	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), retiring: make(map[netip.AddrPort]*running), logged: make(map[string]string),
 		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, handshakes)}
 }
 
@@ -499,7 +493,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
 	d.keeper.drop(ctx, vip) // forget reports the error
 	ctx, cancel := context.WithCancel(ctx)
-	p := &retiring{release: release, cancel: cancel, done: make(chan struct{})}
+	p := &running{release: release, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
 	d.retiring[vip] = p
 	d.mu.Unlock()

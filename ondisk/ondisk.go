@@ -6,7 +6,6 @@
 package ondisk
 
 import (
-	"cmp"
 	"net/netip"
 	"time"
 )
@@ -48,6 +47,12 @@ const (
 	// is for the reports and the file system's own data.
 	SlotRoom = 15 << 20
 )
+
+// Loader is the path inside the ESP of the boot loader that UEFI starts by default; empty
+// for an unknown architecture.
+func Loader(arch string) string {
+	return map[string]string{"amd64": "EFI/BOOT/BOOTX64.EFI", "arm64": "EFI/BOOT/BOOTAA64.EFI"}[arch]
+}
 
 // ESPImageInfo is the path of ImageInfo inside the ESP.
 const ESPImageInfo = "edgebake/image.json"
@@ -115,6 +120,8 @@ const (
 	UnitAgain     = "firstboot-again.timer" // starts UnitFirstboot again
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
+	// UnitContainerd runs containers.
+	UnitContainerd = "containerd.service"
 	// UnitRelease finishes an update after the new system is kept.
 	UnitRelease = "edgebake-release.service"
 	// UnitHealthy finishes when HealthyFile exists.
@@ -205,10 +212,10 @@ type ImageInfo struct {
 	// InventoryVersions are the versions of inventories that first boot
 	// supports.
 	InventoryVersions []string `json:"inventoryVersions,omitempty"`
-	Kubernetes        string   `json:"kubernetes"`       // "v1.36.3"
-	Containerd        string   `json:"containerd"`       // "2.2.9"
-	Kernel            string   `json:"kernel,omitempty"` // uname -r
-	Snapshotter       string   `json:"snapshotter,omitempty"`
+	Kubernetes        string   `json:"kubernetes"`            // "v1.36.3"
+	Containerd        string   `json:"containerd"`            // "2.2.9"
+	Kernel            string   `json:"kernel,omitempty"`      // uname -r
+	Snapshotter       string   `json:"snapshotter,omitempty"` // "overlayfs"
 	// PodCIDR is the CIDR from which the image itself assigns pod addresses;
 	// empty if an agent of the cluster does so.
 	PodCIDR string `json:"podCIDR,omitempty"`
@@ -220,10 +227,6 @@ type ImageInfo struct {
 	// copy on the ESP.
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
-
-// SnapshotterName returns the snapshotter for which the container images are
-// unpacked.
-func (i ImageInfo) SnapshotterName() string { return cmp.Or(i.Snapshotter, "overlayfs") }
 
 // release is before the first image of this version, for images with an earlier
 // sourceDate.

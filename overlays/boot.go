@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -94,14 +95,14 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 
 // efiNames are the file names of boot loaders in UEFI and Debian for an
 // architecture.
-type efiNames struct{ boot, sdboot, shim, second, mok string }
+type efiNames struct{ sdboot, shim, second, mok string }
 
 func efiFor(arch string) (efiNames, error) {
 	switch arch {
 	case "amd64":
-		return efiNames{"BOOTX64.EFI", "systemd-bootx64.efi", "shimx64.efi.signed", "grubx64.efi", "mmx64.efi"}, nil
+		return efiNames{"systemd-bootx64.efi", "shimx64.efi.signed", "grubx64.efi", "mmx64.efi"}, nil
 	case "arm64":
-		return efiNames{"BOOTAA64.EFI", "systemd-bootaa64.efi", "shimaa64.efi.signed", "grubaa64.efi", "mmaa64.efi"}, nil
+		return efiNames{"systemd-bootaa64.efi", "shimaa64.efi.signed", "grubaa64.efi", "mmaa64.efi"}, nil
 	}
 	return efiNames{}, fmt.Errorf("no boot loader is known for arch %q: use amd64 or arm64", arch)
 }
@@ -189,11 +190,11 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	}
 	sdboot := "usr/lib/systemd/boot/efi/" + efi.sdboot
 	if _, ok := e.from["usr/lib/shim/"+efi.shim]; ok {
-		take("EFI/BOOT/"+efi.boot, "usr/lib/shim/"+efi.shim)
+		take(ondisk.Loader(img.Arch), "usr/lib/shim/"+efi.shim)
 		take("EFI/BOOT/"+efi.second, sdboot+".signed")
 		take("EFI/BOOT/"+efi.mok, "usr/lib/shim/"+efi.mok+".signed", "usr/lib/shim/"+efi.mok)
 	} else {
-		take("EFI/BOOT/"+efi.boot, sdboot+".signed", sdboot)
+		take(ondisk.Loader(img.Arch), sdboot+".signed", sdboot)
 	}
 	// No default: it would have priority over the order of the entries, and so
 	// over an entry whose tries are used up.
@@ -212,7 +213,7 @@ func withDirs(b *layer) []tree.Node {
 			dirs[d] = true
 		}
 	}
-	for _, d := range sortedKeys(dirs) {
+	for _, d := range slices.Sorted(maps.Keys(dirs)) {
 		if !have[d] {
 			b.dir(d, 0o755)
 		}

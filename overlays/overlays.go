@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -96,10 +97,10 @@ func Components(img *configs.Image) []string {
 // enabled lists the units that are started at boot, and the targets that want
 // them.
 var enabled = []struct{ unit, target string }{
-	{"firstboot.service", "multi-user.target"},
-	{"ipvscare.service", "multi-user.target"},
-	{"containerd.service", "multi-user.target"},
-	{"kubelet.service", "multi-user.target"},
+	{ondisk.UnitFirstboot, "multi-user.target"},
+	{ondisk.UnitIPVSCare, "multi-user.target"},
+	{ondisk.UnitContainerd, "multi-user.target"},
+	{ondisk.UnitKubelet, "multi-user.target"},
 	{"edgebake-certificates.service", "multi-user.target"},
 	{"edgebake-sshkeys.service", "multi-user.target"},
 	{ondisk.UnitRelease, "multi-user.target"},
@@ -195,14 +196,14 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	}
 	if len(img.Kernel.Sysctl) > 0 {
 		var s strings.Builder
-		for _, k := range sortedKeys(img.Kernel.Sysctl) {
+		for _, k := range slices.Sorted(maps.Keys(img.Kernel.Sysctl)) {
 			fmt.Fprintf(&s, "%s = %s\n", k, img.Kernel.Sysctl[k])
 		}
 		b.file("usr/lib/sysctl.d/81-image.conf", 0o644, []byte(s.String()))
 	}
 	b.dir("efi", 0o700) // the boot entry mounts the ESP here
-	b.dir("etc/edgebake", 0o755)
-	b.dir("etc/kubernetes", 0o755)
+	b.dir(strings.TrimPrefix(ondisk.EtcDir, "/"), 0o755)
+	b.dir(strings.TrimPrefix(ondisk.KubernetesDir, "/"), 0o755)
 	b.dir("opt/cni", 0o755)
 	b.link("opt/cni/bin", "/usr/lib/cni")
 	for _, d := range []string{
@@ -286,15 +287,6 @@ func (b *layer) image(f Facts) error {
 	}
 	b.file(strings.TrimPrefix(ondisk.ImageInfoFile, "/"), 0o644, append(data, '\n'))
 	return nil
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // systemState lists files of packages in /var that describe the system:
@@ -392,7 +384,7 @@ func Split(nodes []tree.Node) (root, data []tree.Node) {
 			root = append(root, n)
 		}
 	}
-	for _, d := range sortedKeys(dirs) {
+	for _, d := range slices.Sorted(maps.Keys(dirs)) {
 		if !slices.ContainsFunc(root, func(n tree.Node) bool { return n.Path == d }) {
 			root = append(root, tree.Node{Path: d, Layer: LayerName, Inode: dirs[d]})
 		}

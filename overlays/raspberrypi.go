@@ -2,6 +2,7 @@ package overlays
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -158,7 +159,7 @@ func (e *esp) raspberryPi(dir, kver, cmdline string, boards []string) {
 
 // deviceTrees adds the device trees of the boards that the kernel supports.
 func (e *esp) deviceTrees(dir, kver string, boards []string) (names []string) {
-	for _, p := range sortedKeys(e.from) {
+	for _, p := range slices.Sorted(maps.Keys(e.from)) {
 		if !isDeviceTree(e.from[p], kver) {
 			continue
 		}
@@ -179,7 +180,7 @@ const overlaysReadme = "The firmware takes overlays from this directory because 
 // directory only if it contains a README; otherwise it uses the one at the root
 // of the partition.
 func (e *esp) overlays(dir string) {
-	for _, p := range sortedKeys(e.from) {
+	for _, p := range slices.Sorted(maps.Keys(e.from)) {
 		if path.Dir(p) == piFirmwareDir+"/overlays" && path.Ext(p) == ".dtbo" && e.from[p].IsRegular() {
 			e.take("", dir+"/"+path.Base(p), p)
 		}

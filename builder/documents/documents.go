@@ -17,9 +17,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -89,7 +89,7 @@ func (d Source) Problem(field, msg string) configs.Problem {
 // Explain adds the place in the document to errors about fields.
 func (d Source) Explain(err error) error {
 	var out []error
-	for _, e := range builder.SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		var field *configs.FieldError
 		if errors.As(e, &field) {
 			e = configs.Problems{d.Problem(field.Path, field.Err.Error())}

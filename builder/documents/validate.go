@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -72,7 +73,7 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 			}
 		}
 	}
-	return builder.JoinDistinct(errs...)
+	return joined.Distinct(errs...)
 }
 
 // warning locates the field that a warning begins with, if any.

@@ -25,17 +25,14 @@ import (
 // Bake makes containerd's store from pinned images that Fetch has stored in the
 // cache.
 func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
-	snapshotter, err1 := o.snapshotter()
-	err2 := CheckContainerd(o.ContainerdVersion)
-	err3 := checkSandbox(pinned, o.Sandbox)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	if err := errors.Join(CheckContainerd(o.ContainerdVersion), checkSandbox(pinned, o.Sandbox)); err != nil {
 		return nil, fmt.Errorf("baking images: %w", err)
 	}
 	// Sort, so that numbers and records do not depend on the order of the images.
 	pinned = slices.Clone(pinned)
 	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	b := &baker{
-		cache: c, options: &o, snapshotter: snapshotter,
+		cache: c, options: &o,
 		snapshots: map[string]*snapshot{}, budget: newBudget(&o),
 		blobs: map[imageref.Digest]*store.Blob{},
 		state: store.State{Schema: store.SchemaVersion},
@@ -156,14 +153,13 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 
 // baker builds the store.
 type baker struct {
-	cache       *fetch.Cache
-	options     *Options
-	snapshotter string
-	snapshots   map[string]*snapshot // by chain ID
-	order       []*snapshot
-	blobs       map[imageref.Digest]*store.Blob
-	state       store.State
-	budget      *budget
+	cache     *fetch.Cache
+	options   *Options
+	snapshots map[string]*snapshot // by chain ID
+	order     []*snapshot
+	blobs     map[imageref.Digest]*store.Blob
+	state     store.State
+	budget    *budget
 }
 
 // image adds one image's snapshots, blobs and records.
@@ -181,7 +177,7 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 
 	config := map[string]string{}
 	if top != nil {
-		config[store.LabelGCSnapshot+b.snapshotter] = top.chainID
+		config[store.LabelGCSnapshot] = top.chainID
 	}
 	for what, d := range p.stored(b.options.KeepLayers) {
 		if err := checkCached(b.cache, d); err != nil {
@@ -334,7 +330,7 @@ const layerName = "container images"
 
 func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	t := treeList{date: b.options.SourceDate}
-	snapDir := store.SnapshotterDir(b.snapshotter)
+	snapDir := store.SnapshotterDir
 	// The modes are those that containerd sets.
 	for _, d := range []struct {
 		path string
@@ -355,7 +351,7 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 		t.file(path.Join(store.Root, store.BlobPath(string(digest))), 0o444, tree.Content{Blob: digest.Hex(), Size: b.blobs[digest].Size})
 	}
 	for _, s := range b.order {
-		dir := path.Join(store.Root, store.SnapshotDir(b.snapshotter, s.id))
+		dir := path.Join(store.Root, store.SnapshotDir(s.id))
 		t.dir(dir, 0o700)
 		t.nodes = s.nodes(dir+"/fs", LayerName(s.label), t.nodes)
 		t.dir(dir+"/work", 0o711)
@@ -365,7 +361,7 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 		return nil, err
 	}
 	t.file(path.Join(store.Root, store.MetaDB), 0o644, meta)
-	t.file(path.Join(store.Root, store.SnapshotterDB(b.snapshotter)), 0o600, snaps)
+	t.file(path.Join(store.Root, store.SnapshotterDB), 0o600, snaps)
 	return t.nodes, nil
 }
 
@@ -377,7 +373,7 @@ func (b *baker) databases(ctx context.Context) (meta, snaps tree.Content, err er
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	metaPath, snapsPath := filepath.Join(dir, "meta.db"), filepath.Join(dir, "metadata.db")
-	if err := b.state.Write(b.snapshotter, metaPath, snapsPath); err != nil {
+	if err := b.state.Write(metaPath, snapsPath); err != nil {
 		return meta, snaps, err
 	}
 	if meta, err = putFile(ctx, b.cache, metaPath); err != nil {

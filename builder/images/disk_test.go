@@ -73,7 +73,7 @@ func TestVerifyOnDisk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := store.Verify(update.StoreFiles(fs), store.Root, "overlayfs")
+	s, err := store.Verify(update.StoreFiles(fs), store.Root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 	base := imagetest.Script(imagetest.File("base", 0o644, 0, 0, "base"))
 	r, _ := bake(t, c, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{base, imagetest.Script(imagetest.File("own", 0o644, 0, 0, "own"))}})
-	snapshots := store.Root + "/" + store.SnapshotterDir("overlayfs") + "/snapshots/"
+	snapshots := store.Root + "/" + store.SnapshotterDir + "/snapshots/"
 	blobs := store.Root + "/" + store.ContentDir + "/blobs/sha256/"
 	without := func(prefix string) []tree.Node {
 		var out []tree.Node
@@ -182,7 +182,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 		"database replaced": {append(without(store.Root+"/"+store.MetaDB), tree.Node{Path: store.Root + "/" + store.MetaDB, Inode: wrong.Inode}), "meta.db"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := store.Verify(store.NodeFiles(tt.nodes, c), store.Root, "overlayfs")
+			_, err := store.Verify(store.NodeFiles(tt.nodes, c), store.Root)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("error %v, expected %q", err, tt.want)
 			}

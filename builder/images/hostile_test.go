@@ -399,7 +399,7 @@ func TestTooManyLayers(t *testing.T) {
 	wantError(t, err, "edgebake.test/tall:1", "it has 501 layers", "500")
 	c := newCache(t)
 	r := mustBake(t, c, testOptions(), many(500))
-	if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
+	if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 		t.Error(err)
 	}
 }
@@ -642,7 +642,7 @@ func TestIndexes(t *testing.T) {
 			for _, digest := range []string{"", string(pinned[0].Target.Digest), string(pinned[0].Manifest.Digest)} {
 				l.imgs[0].Digest = digest
 				r := mustBake(t, c, o, l.imgs)
-				s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
+				s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root)
 				if err != nil || !slices.Equal(s.Images, []string{"edgebake.test/a:1"}) {
 					t.Errorf("pinned to %q: %+v, %v", digest, s, err)
 				}
@@ -783,7 +783,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
+			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 				t.Error(err)
 			}
 		})

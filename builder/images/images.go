@@ -37,8 +37,6 @@ import (
 type Options struct {
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string
-	// Snapshotter is the one that the node's containerd uses; "" means overlayfs.
-	Snapshotter string
 	// KeepLayers keeps the layers' own blobs in the store, so that the node
 	// can export its images. Archives consist of these blobs.
 	KeepLayers bool
@@ -261,16 +259,6 @@ func mayBeCompressed(mediaType string) (bool, error) {
 		}
 	}
 	return false, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
-}
-
-// snapshotter returns the snapshotter, whose store must be one that Bake can
-// write.
-func (o *Options) snapshotter() (string, error) {
-	switch o.Snapshotter {
-	case "", "overlayfs":
-		return "overlayfs", nil
-	}
-	return "", fmt.Errorf("snapshotter %q: only overlayfs can be baked; use imageStore.mode: import for others", o.Snapshotter)
 }
 
 // KnownContainerd returns the series of containerd that a baked store was

@@ -86,7 +86,7 @@ func TestBakedStoreVerifies(t *testing.T) {
 		o := testOptions()
 		o.KeepLayers = keep
 		r := mustBake(t, c, o, imgs)
-		s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
+		s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func TestNamesOfImages(t *testing.T) {
 			}
 			c := newCache(t)
 			r := mustBake(t, c, testOptions(), list)
-			s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs")
+			s, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root)
 			if err != nil || !slices.Equal(s.Images, tt.names) || len(s.Images) != len(r.Images) {
 				t.Errorf("%+v, %v; report %+v", s, err, r.Images)
 			}
@@ -382,9 +382,9 @@ func TestUnknownContainerdIsRefused(t *testing.T) {
 	}
 	o := testOptions()
 	o.ContainerdVersion = "2.9.0"
-	o.Snapshotter = "zfs"
+	o.Sandbox = "edgebake.test/pause:1"
 	_, err := fetchAndBake(t.Context(), newCache(t), nil, o)
-	if err == nil || !strings.Contains(err.Error(), "zfs") || !strings.Contains(err.Error(), "2.9.0") {
+	if err == nil || !strings.Contains(err.Error(), "edgebake.test/pause:1") || !strings.Contains(err.Error(), "2.9.0") {
 		t.Errorf("both problems at once: %v", err)
 	}
 }

@@ -356,7 +356,7 @@ func TestPlatformIsChosen(t *testing.T) {
 		if !found {
 			t.Error("the arm64 layer is not there")
 		}
-		if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
+		if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 			t.Error(err)
 		}
 	}
@@ -521,7 +521,7 @@ func TestRegistry(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
+			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 				t.Error(err)
 			}
 			// Insecure only when said.

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -38,7 +39,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	parallel(len(imgs), func(i int) {
 		var err error
 		if pinned[i], err = resolveOne(ctx, c, imgs[i], &o, sources); err != nil {
-			errs[i] = wrapEach(imgs[i], err)
+			errs[i] = joined.Each(err, func(e error) error { return &ImageError{imgs[i], e} })
 		}
 	})
 	if i := slices.IndexFunc(errs, fetch.NoRoom); i >= 0 {
@@ -78,19 +79,6 @@ type ImageError struct {
 
 func (e *ImageError) Error() string { return e.Err.Error() }
 func (e *ImageError) Unwrap() error { return e.Err }
-
-// wrapEach wraps each of the joined errors in an ImageError.
-func wrapEach(img configs.ContainerImage, err error) error {
-	joined, ok := err.(interface{ Unwrap() []error })
-	if !ok {
-		return &ImageError{img, err}
-	}
-	var errs []error
-	for _, e := range joined.Unwrap() {
-		errs = append(errs, wrapEach(img, e))
-	}
-	return errors.Join(errs...)
-}
 
 func sourceOf(img configs.ContainerImage) string {
 	switch {

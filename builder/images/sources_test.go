@@ -135,7 +135,7 @@ func TestArchivesAsSources(t *testing.T) {
 				c := newCache(t)
 				r := mustBake(t, c, o, []configs.ContainerImage{
 					{Ref: "edgebake.test/a:1", Archive: "images.tar"}, {Ref: "edgebake.test/b:1", Archive: "images.tar"}})
-				if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root, "overlayfs"); err != nil {
+				if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 					t.Error(err)
 				}
 				if r.Report.Layers != 3 {

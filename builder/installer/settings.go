@@ -11,9 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -29,7 +29,7 @@ type Settings struct {
 func (s *Settings) Check() error {
 	var errs []error
 	_, err := device.ParseRule(s.Disk)
-	for _, e := range builder.SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		errs = append(errs, fmt.Errorf("--disk: %w", e))
 	}
 	if s.Then != ondisk.ThenPowerOff && s.Then != ondisk.ThenReboot {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/ignition"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/tree"
@@ -258,16 +259,10 @@ func (m *image) stamping(err error) error {
 // about adds the failed action to an error. Problems of documents are
 // unchanged: they begin with their place, to which editors jump.
 func about(what string, err error) error {
-	// Split only joined errors: an error with several %w is one.
-	if all, ok := err.(interface{ Unwrap() []error }); ok && err.Error() == errors.Join(all.Unwrap()...).Error() {
-		var out []error
-		for _, e := range all.Unwrap() {
-			out = append(out, about(what, e))
+	return joined.Each(err, func(e error) error {
+		if probs, ok := e.(configs.Problems); ok && probs[0].File != "" {
+			return e
 		}
-		return errors.Join(out...)
-	}
-	if probs, ok := err.(configs.Problems); ok && probs[0].File != "" {
-		return err
-	}
-	return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", what, e)
+	})
 }

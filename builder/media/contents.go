@@ -1,7 +1,6 @@
 package media
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"crypto/sha256"
@@ -16,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/builder/disk"
+	"github.com/edgebake/edgebake/builder/dpkg"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/fat"
@@ -65,29 +65,21 @@ type Group struct {
 const largest = 8
 
 // ReadContents lists the contents of an image's file systems, each file once.
-func ReadContents(image string) ([]Contents, error) {
-	out, err := readContents(image)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range out {
-		for i := range c.Groups {
-			c.Groups[i].Largest = c.Groups[i].all[:min(largest, len(c.Groups[i].all))]
-		}
-	}
-	return out, nil
-}
-
-func readContents(name string) ([]Contents, error) {
+func ReadContents(name string) ([]Contents, error) {
 	m, err := open(name, os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer m.close()
+	return m.contents()
+}
+
+// contents lists the contents of the image's file systems, each file once.
+func (m *image) contents() ([]Contents, error) {
 	var out []Contents
 	b, err := m.belongings()
 	if err != nil {
-		return nil, fmt.Errorf("reading what is in image %s: %w", name, err)
+		return nil, fmt.Errorf("reading what is in image %s: %w", m.path, err)
 	}
 	for _, p := range m.table.Partitions {
 		var c *Contents
@@ -103,9 +95,12 @@ func readContents(name string) ([]Contents, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, p.Name, err)
+			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", m.path, p.Name, err)
 		}
 		c.Label, c.Size = p.Name, p.Size
+		for i := range c.Groups {
+			c.Groups[i].Largest = c.Groups[i].all[:min(largest, len(c.Groups[i].all))]
+		}
 		out = append(out, *c)
 	}
 	return out, nil
@@ -158,13 +153,12 @@ func (m *image) belongings() (*belongings, error) {
 	if err := m.readPrograms(b); err != nil {
 		return nil, err
 	}
-	snapshotter := m.info.SnapshotterName()
 	files := store.NodeFiles(b.nodes[ondisk.LabelData], b.readers[ondisk.LabelData])
 	if _, err := files.Stat(path.Join(store.Root, store.MetaDB)); err != nil {
 		return b, nil // no images, or images that are imported at first boot
 	}
 	var err error
-	b.images, err = store.Owners(files, store.Root, snapshotter)
+	b.images, err = store.Owners(files, store.Root)
 	return b, err
 }
 
@@ -183,7 +177,13 @@ func (b *belongings) readPackages() error {
 				return err
 			}
 			if n.Path == status {
-				b.readStatus(string(text))
+				packages, err := dpkg.ParseStatus(bytes.NewReader(text))
+				if err != nil {
+					return err
+				}
+				for _, p := range packages {
+					b.versions[p.Name] = p.Version
+				}
 				continue
 			}
 			name, _, _ := strings.Cut(strings.TrimPrefix(list, info), ":")
@@ -226,20 +226,6 @@ func (b *belongings) follow(p string) string {
 		}
 	}
 	return p
-}
-
-func (b *belongings) readStatus(text string) {
-	name := ""
-	s := bufio.NewScanner(strings.NewReader(text))
-	s.Buffer(nil, 1<<20)
-	for s.Scan() {
-		if v, ok := strings.CutPrefix(s.Text(), "Package: "); ok {
-			name = v
-		}
-		if v, ok := strings.CutPrefix(s.Text(), "Version: "); ok {
-			b.versions[name] = v
-		}
-	}
 }
 
 // readPrograms reads the programs from the image's SBOM.
@@ -373,7 +359,7 @@ func ReadFiles(name string) (*Listing, error) {
 	}
 	defer m.close()
 	l := &Listing{Files: map[string]Listed{}}
-	if l.Contents, err = ReadContents(name); err != nil {
+	if l.Contents, err = m.contents(); err != nil {
 		return nil, err
 	}
 	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {

@@ -56,7 +56,7 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	}
 	files := update.StoreFiles(fs)
 	files.InUse = seen.Slot.Report != ""
-	s, err := store.Verify(files, update.StoreRoot, m.info.SnapshotterName())
+	s, err := store.Verify(files, update.StoreRoot)
 	if err != nil {
 		return nil, err
 	}

@@ -64,8 +64,6 @@ type ManyOptions struct {
 	Read Read
 	// Slots writes only the slot of each copy.
 	Slots bool
-	// Done, if set, is called with each complete file, one at a time.
-	Done func(path string)
 }
 
 // maxShown limits the list of rejected Sites, maxExist that of existing files.
@@ -136,9 +134,6 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 			mu.Lock()
 			defer mu.Unlock()
 			complete = append(complete, outputs[i])
-			if o.Done != nil {
-				o.Done(outputs[i])
-			}
 			return nil
 		}
 	})

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,26 +29,6 @@ func named(n int) []Named {
 		out = append(out, Named{fmt.Sprintf("shop-%d", i), s})
 	}
 	return out
-}
-
-// TestStampManyTells: whoever is told of the files is told one at a time.
-func TestStampManyTells(t *testing.T) {
-	d := t.TempDir()
-	g := filepath.Join(d, "g.raw")
-	golden(t, g, 1<<20, false)
-	var at atomic.Int32
-	told := 0
-	_, err := StampMany(t.Context(), g, named(8), filepath.Join(d, "slots"), ManyOptions{StampOptions: StampOptions{Now: now}, Slots: true, Done: func(string) {
-		if n := at.Add(1); n != 1 {
-			t.Errorf("%d are told at once", n)
-		}
-		time.Sleep(20 * time.Millisecond)
-		told++
-		at.Add(-1)
-	}})
-	if err != nil || told != 8 {
-		t.Errorf("%d files, %v", told, err)
-	}
 }
 
 // TestStampMany: a slot, and an image, is what stamping that one site makes.

@@ -166,17 +166,16 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	if data == nil {
 		return fmt.Errorf("the index lacks partition %s: build it again", ondisk.LabelData)
 	}
-	snapshotter := m.info.SnapshotterName()
 	now := &store.State{}
 	if p, err := old.partition(ondisk.LabelData); err != nil {
 		return err
-	} else if images, err := update.ReadImages(old.section(p), snapshotter); err == nil {
+	} else if images, err := update.ReadImages(old.section(p)); err == nil {
 		now = images.State
 	} else if !errors.Is(err, update.ErrArchives) {
 		return err
 	}
 	r := m.reading(c, &c.Data, i, data, have)
-	images, err := update.ReadImages(r.view, snapshotter)
+	images, err := update.ReadImages(r.view)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
@@ -118,7 +119,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 // EachNamed adds the name of a file to each of its errors.
 func EachNamed(name string, err error) error {
 	var errs []error
-	for _, e := range builder.SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		errs = append(errs, fmt.Errorf("%s: %w", name, e))
 	}
 	return errors.Join(errs...)
@@ -200,7 +201,7 @@ func (o *Options) Apply(targets []Target) error {
 			}
 		}
 	}
-	return builder.JoinDistinct(errs...)
+	return joined.Distinct(errs...)
 }
 
 // check returns the errors that writing the target's files would cause.
@@ -284,7 +285,7 @@ func checkDistinct(files []buildFile) error {
 			}
 		}
 	}
-	return builder.JoinDistinct(errs...)
+	return joined.Distinct(errs...)
 }
 
 // Write writes the files beside a built image, and its lock.

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// ControlPlaneLabel is on the Nodes of control-plane nodes.
+const ControlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
 // Properties of a Secret that is a bootstrap token of a node.
 const (
 	TokenNamespace = "kube-system"

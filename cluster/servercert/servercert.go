@@ -17,10 +17,16 @@ import (
 // ErrNode means that the certificate belongs to a node.
 var ErrNode = errors.New("the certificate is a node's, not an API server's")
 
+// A kubelet's user is NodeUser and the name of its Node, in the group NodesGroup.
+const (
+	NodeUser   = "system:node:"
+	NodesGroup = "system:nodes"
+)
+
 // Check rejects the leaf certificate of a node. Every signer that issues certificates
 // to nodes requires this common name and this organization.
 func Check(leaf *x509.Certificate) error {
-	if strings.HasPrefix(leaf.Subject.CommonName, "system:node:") || slices.Contains(leaf.Subject.Organization, "system:nodes") {
+	if strings.HasPrefix(leaf.Subject.CommonName, NodeUser) || slices.Contains(leaf.Subject.Organization, NodesGroup) {
 		return fmt.Errorf("%w: it is of %s", ErrNode, printable.Short(leaf.Subject.String(), 100))
 	}
 	return nil

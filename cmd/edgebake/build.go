@@ -18,6 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder/signing"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -230,7 +231,7 @@ func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 		key, err = signing.OpenKey(b.Sign, b.Document == "-")
 		errs = append(errs, err)
 	}
-	if err := builder.JoinDistinct(errs...); err != nil || b.Sign == "" {
+	if err := joined.Distinct(errs...); err != nil || b.Sign == "" {
 		return err
 	}
 	// Ask for the password last, but before the long work.
@@ -316,7 +317,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 // those that a build would make. Otherwise it returns cause, the error that
 // prevents the build, and names images of another plan.
 func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
-	errs := builder.SplitErrors(cause)
+	errs := joined.Errors(cause)
 	for _, e := range errs {
 		if !errors.Is(e, fs.ErrExist) {
 			return nil, cause

@@ -14,6 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -75,7 +76,7 @@ func run(ctx context.Context, args []string, s streams) int {
 
 // printErrors prints one line for each error.
 func printErrors(w io.Writer, err error) {
-	for _, e := range builder.SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		if u, ok := e.(usageError); ok {
 			printErrors(w, u.error)
 		} else if problems, ok := e.(configs.Problems); ok {
@@ -218,47 +219,10 @@ func subcommand(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
 }
 
-// otherNames maps names of flags in other tools to edgebake's.
-var otherNames = map[string][]string{
-	"o": {"dir"}, "output": {"dir"}, "out": {"output", "dir"}, "d": {"dir"}, "dir": {"output"}, "directory": {"dir", "output"},
-	"file": {"filename"}, "n": {"dry-run", "name"}, "token": {"token-file"}, "overwrite": {"force"}, "replace": {"force"}, "platform": {"arch"}, "config": {"kubeconfig"},
-}
-
-// otherCommands maps flags of other tools to hints, where edgebake has a
-// command instead.
-var otherCommands = map[string]string{
-	"build --dry-run": "edgebake plan prints what a build would use", "build -n": "edgebake plan prints what a build would use",
-	"init --image": "edgebake init writes an Image and a Site", "stamp --dry-run": "edgebake preflight checks a Site and an image",
-	"build --push": "edgebake push carries an image to a registry", "validate --recursive": "name a directory, and its documents are checked",
-	"schema --recursive": "edgebake explain KIND --recursive lists all fields",
-	"schema -o":          schemaOutput, "schema --output": schemaOutput, "verify -o": verifyOutput, "verify --output": verifyOutput,
-}
-
-const (
-	schemaOutput = "it prints to standard output: edgebake schema KIND > FILE"
-	verifyOutput = "the result is the exit code; edgebake inspect --output json describes an image"
-)
-
-// nearFlag suggests a flag or a command for a flag that does not exist.
+// nearFlag suggests a flag for one that does not exist.
 func nearFlag(c *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
-	if !errors.As(err, &unknown) {
-		return ""
-	}
-	name, dashes := unknown.GetSpecifiedName(), "--"
-	if unknown.GetSpecifiedShortnames() != "" {
-		dashes = "-"
-	}
-	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
-	if hint := otherCommands[command+" "+dashes+name]; hint != "" {
-		return "; " + hint
-	}
-	for _, other := range otherNames[name] {
-		if f := c.Flags().Lookup(other); f != nil && !f.Hidden {
-			return fmt.Sprintf("; did you mean %q?", "--"+other)
-		}
-	}
-	if dashes == "-" {
+	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {
 		return ""
 	}
 	var names []string
@@ -267,5 +231,5 @@ func nearFlag(c *cobra.Command, err error) string {
 			names = append(names, "--"+f.Name)
 		}
 	})
-	return configs.DidYouMean("--"+name, names)
+	return configs.DidYouMean("--"+unknown.GetSpecifiedName(), names)
 }

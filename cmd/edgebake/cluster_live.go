@@ -311,13 +311,6 @@ make it. Files on control-plane nodes are never touched.`,
 	return c
 }
 
-// verified is a row of cluster verify in JSON. It also has the former names of two values:
-// "what" for name, and "missing" for failed.
-type verified struct {
-	cluster.Check
-	What string `json:"what"`
-}
-
 func newClusterVerify(s streams) *cobra.Command {
 	var want wantedFlags
 	var endpoint string
@@ -341,16 +334,12 @@ code is 1 if something is missing.`,
 		}
 		found = append(found, endings...)
 		bad := 0
-		var rows []verified
 		for _, f := range found {
-			row := verified{Check: f, What: f.Name}
 			if f.State == cluster.CheckFailed {
 				bad++
-				row.State = "missing"
 			}
-			rows = append(rows, row)
 		}
-		err = output.Print(s, rows, func() {
+		err = output.Print(s, found, func() {
 			for _, f := range found {
 				io.WriteString(s.Bytes(), mark(s, f.State))
 				fmt.Fprintf(s.Out, " %s\n", f.Name)

@@ -46,14 +46,14 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	}
 	states := map[string]string{}
 	for _, row := range rows {
-		if row["what"] == "" || row["name"] != row["what"] || !slices.Contains([]string{"ok", "missing", "unknown"}, row["state"]) || row["state"] == "missing" && row["fix"] == "" {
+		if row["name"] == "" || !slices.Contains([]string{"ok", "failed", "unknown"}, row["state"]) || row["state"] == "failed" && row["fix"] == "" {
 			t.Errorf("%q", row)
 		}
-		states[row["what"]] = row["state"]
+		states[row["name"]] = row["state"]
 	}
 	for what, state := range map[string]string{
-		"cluster-info is published":                            "missing",
-		"configmaps edgebake-masters in namespace kube-public": "missing",
+		"cluster-info is published":                            "failed",
+		"configmaps edgebake-masters in namespace kube-public": "failed",
 		"configmaps kube-proxy in namespace kube-system":       "ok",
 		"OpenYurt": "unknown",
 	} {

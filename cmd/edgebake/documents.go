@@ -8,11 +8,11 @@ import (
 	"runtime/debug"
 	"strings"
 
-	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/spf13/cobra"
 )
 
@@ -45,7 +45,7 @@ that cannot be read.`,
 				if err == nil && output == console.Text {
 					s.Note("%s: ok\n", configs.FileName(name))
 				}
-				for _, e := range builder.SplitErrors(err) {
+				for _, e := range joined.Errors(err) {
 					var p configs.Problems
 					if !errors.As(e, &p) {
 						p = configs.Problems{{Msg: e.Error()}}
@@ -103,7 +103,6 @@ type problem struct {
 }
 
 func newRender(s streams) *cobra.Command {
-	var ignition bool
 	var docs documentFlags
 	c := &cobra.Command{
 		Use:               "render SITE",
@@ -114,12 +113,9 @@ Ignition v3 config, as first boot applies them; the same Site serves Flatcar
 or Fedora CoreOS that way. The node's name is left out where it depends on the
 machine. The output holds the Site's passwords and keys, but never its
 join token.`,
-		Example: `  edgebake render --ignition site.yaml`,
+		Example: `  edgebake render site.yaml`,
 		Args:    args(1, 1, "one Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
-			if !ignition {
-				return usageError{errors.New("render requires --ignition, the only form")}
-			}
 			out, err := docs.reader(s).Rendered(a[0])
 			if err != nil {
 				return err
@@ -128,7 +124,7 @@ join token.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&ignition, "ignition", false, "print an Ignition v3 config")
+	c.Flags().Bool("ignition", true, "print an Ignition v3 config, the only form")
 	docs.identityFlag(c)
 	takesDocument(s, c, 0, nil)
 	return c

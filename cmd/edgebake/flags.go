@@ -298,9 +298,6 @@ func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {
-			if meant := lastIsFlags(c, args); meant != "" {
-				return usageError{fmt.Errorf("%s is one operand too many; did you mean %q?", args[len(args)-1], meant)}
-			}
 			return usageError{fmt.Errorf("%s requires %s; see %s --help", c.CommandPath(), what, c.CommandPath())}
 		}
 		return nil
@@ -318,78 +315,10 @@ func isImageName(name string) bool {
 // image.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
-		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s%s", a[1], c.CommandPath(), a[1], a[0], givenFlags(c))}
+		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
 	}
-	if len(a) == 2 && c.Name() == "flash" && endsIn(documents.Endings...)(a[1]) {
-		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s%[4]s", a[1], c.CommandPath(), a[0], givenFlags(c))}
+	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documents.Endings, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
+		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}
 	}
 	return nil
-}
-
-// givenFlags returns the flags of the command line as they were given, each after a space.
-func givenFlags(c *cobra.Command) string {
-	var b strings.Builder
-	c.Flags().Visit(func(f *pflag.Flag) {
-		values := []string{f.Value.String()}
-		if list, ok := f.Value.(pflag.SliceValue); ok {
-			values = list.GetSlice()
-		}
-		for _, v := range values {
-			b.WriteString(" --" + f.Name)
-			switch {
-			case f.NoOptDefVal == v:
-			case f.NoOptDefVal != "":
-				b.WriteString("=" + v)
-			case v == "" || strings.ContainsAny(v, " \t\n'\"\\$&|;<>()*?`"):
-				b.WriteString(" '" + strings.ReplaceAll(v, "'", `'\''`) + "'")
-			default:
-				b.WriteString(" " + v)
-			}
-		}
-	})
-	return b.String()
-}
-
-// meantFlags are flags whose value is often given as one more operand; is
-// recognizes such an operand.
-var meantFlags = []struct {
-	command  string
-	operands int
-	flag     string
-	is       func(name string) bool
-}{
-	{"build", 1, "--output", isImageName},
-	{"stamp", 2, "--output", isImageName},
-	{"flash", 2, "--site", endsIn(documents.Endings...)},
-	{"installer", 1, "--iso", endsIn("iso")},
-	{"preflight", 1, "--image", isImageName},
-	{"report", 1, "--output", endsIn("html", "json")},
-	{"verify", 1, "--key", endsIn("pub")},
-	{"pull", 1, "--output", isImageName},
-	{"init", 0, "--dir", anyName},
-	{"inventory import", 1, "--template", endsIn(documents.Endings...)},
-	{"site sign", 1, "--key", anyName},
-	{"cluster new", 1, "--output", anyName},
-	{"cluster sites", 1, "--output", anyName},
-	{"cluster token mint", 0, "--node", anyName},
-}
-
-func anyName(string) bool { return true }
-
-func endsIn(endings ...string) func(string) bool {
-	return func(name string) bool { return slices.Contains(endings, strings.TrimPrefix(filepath.Ext(name), ".")) }
-}
-
-// lastIsFlags returns the intended command line if the last operand seems to be
-// the value of a flag, or "".
-func lastIsFlags(c *cobra.Command, a []string) string {
-	command := strings.TrimPrefix(c.CommandPath(), c.Root().Name()+" ")
-	for _, m := range meantFlags {
-		n := m.operands
-		given := c.Flags().Changed(strings.TrimPrefix(m.flag, "--"))
-		if m.command == command && len(a) == n+1 && m.is(a[n]) && !given {
-			return strings.Join(slices.Concat([]string{c.CommandPath()}, a[:n], []string{m.flag, a[n]}), " ") + givenFlags(c)
-		}
-	}
-	return ""
 }

@@ -14,11 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/starter"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/spf13/cobra"
@@ -332,7 +332,7 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 // ofJoin adds the flag to each error of the join line.
 func ofJoin(err error) error {
 	var errs []error
-	for _, e := range builder.SplitErrors(err) {
+	for _, e := range joined.Errors(err) {
 		errs = append(errs, fmt.Errorf("--join: %w", e))
 	}
 	return errors.Join(errs...)
@@ -373,7 +373,7 @@ func pasted(s streams) (*starter.Input, error) {
 			s.Hint("No line yet that begins with kubeadm join. Go on, or press Enter twice to leave it for later:\n")
 			continue
 		}
-		for _, e := range builder.SplitErrors(err) {
+		for _, e := range joined.Errors(err) {
 			s.Hint("edgebake: %v\n", e)
 		}
 		s.Hint("Paste the right line, or press Enter twice to leave it for later:\n")

@@ -76,6 +76,9 @@ func execute(ctx context.Context, m target, args []string, out, errOut io.Writer
 	root := newRoot(m, out, errOut)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
+	if errors.Is(err, run.ErrAlready) {
+		_, err = fmt.Fprintln(out, err)
+	}
 	if err == nil {
 		return exitOK
 	}
@@ -108,7 +111,7 @@ waits for is in "firstboot status".`,
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{flagvalue.Explain(err)} })
-	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newUpdate(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m), newVersion())
+	root.AddCommand(newRun(m, errOut), newStatus(m, errOut), newCertificates(m, errOut), newUpdate(m, errOut), newConvert(m, errOut), newRevert(m, errOut), newReset(m, errOut), newSnapshot(m, errOut), newImages(m))
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
@@ -263,14 +266,4 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
-}
-
-func newVersion() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the version", Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "firstboot", version.OfSource())
-			return err
-		},
-	}
 }

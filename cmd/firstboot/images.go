@@ -33,11 +33,10 @@ func newImagesMerge(m target) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "merge --from DIR", Short: "Add the images of a new system to the store in use", Args: noArgs,
-		Long: `Merge adds the images of the baked store in DIR to this machine's, and releases
-baked images that DIR lacks. It works while containerd is stopped. Killed at any
-moment, it is simply run again. DIR is not changed: remove it afterwards.`,
-		Example: `  firstboot images merge --from /mnt/var/lib/containerd
-  firstboot images merge --from /mnt/var/lib/containerd --keep registry.example.com/pause:3.10`,
+		Long: `Merge adds the images of the baked store in DIR to this machine's. It works while
+containerd is stopped. Killed at any moment, it is simply run again. DIR is not
+changed: remove it afterwards.`,
+		Example: `  firstboot images merge --from /mnt/var/lib/containerd`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.From == "" {
 				return usageError{errors.New("--from is required: the containerd directory with the images to add")}
@@ -58,15 +57,13 @@ moment, it is simply run again. DIR is not changed: remove it afterwards.`,
 			if output == "json" {
 				return json.NewEncoder(printable.JSON(cmd.OutOrStdout())).Encode(r)
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d image records added, %d released, %d layers added, %d shared\n",
-				len(r.Added), len(r.Released), r.Snapshots, r.Shared)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d image records added, %d layers added, %d shared\n",
+				len(r.Added), r.Snapshots, r.Shared)
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&o.From, "from", "", "containerd directory with the images to add")
 	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd directory in use")
-	cmd.Flags().StringSliceVar(&o.Keep, "keep", nil, "references of baked images that stay though DIR lacks them")
-	cmd.Flags().BoolVar(&o.KeepAll, "keep-all", false, "release no image")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
@@ -83,7 +80,7 @@ firstboot images merge, or write the machine's disk again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f := store.DirFiles(root)
 			f.InUse = true
-			s, err := store.Verify(f, ".", "overlayfs")
+			s, err := store.Verify(f, ".")
 			if err != nil {
 				if _, gone := os.Stat(filepath.Join(root, store.MetaDB)); errors.Is(gone, fs.ErrNotExist) {
 					return fmt.Errorf("no containerd store in %s: name containerd's directory with --root", filepath.Clean(root))

@@ -57,10 +57,6 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 			}
 			m.insist()
 			err := hub.Convert(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
-			if errors.Is(err, hub.ErrAlready) {
-				fmt.Fprintln(cmd.OutOrStdout(), err)
-				return nil
-			}
 			if err == nil {
 				fmt.Fprintf(cmd.OutOrStdout(), "converted. If this machine has a Site, set nodeType: %s and nodePool: %s in it.\n", nodeType, o.NodePool)
 			}
@@ -94,10 +90,6 @@ certificate of its own and cannot be reverted: reset it and join it again.`,
 			}
 			m.insist()
 			err := hub.Revert(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
-			if errors.Is(err, hub.ErrAlready) {
-				fmt.Fprintln(cmd.OutOrStdout(), err)
-				return nil
-			}
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), "reverted.")
 			}

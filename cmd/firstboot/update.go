@@ -72,10 +72,6 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 				o.Image = abs
 			}
 			err := update.Update(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
-			if errors.Is(err, update.ErrAlready) {
-				fmt.Fprintln(cmd.OutOrStdout(), err)
-				return nil
-			}
 			if err == nil && o.NoReboot {
 				fmt.Fprintln(cmd.OutOrStdout(), "updated; the new system runs after the next restart.")
 			}

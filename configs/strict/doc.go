@@ -12,7 +12,6 @@
 //   - unique: no two items of a list are equal, or equal in these fields
 //   - oneof: of the struct's fields with this tag exactly one is set (atmost: or none)
 //   - path: the field names a file or directory; package documents uses it
-//   - instead: "VALUE=WHY", why a value that people may expect is not allowed
 //   - text: "lines" or "tabs": the control characters that its text may have
 //
 // Only Reveal and Encode show the value of a Secret, and no problem quotes one.

@@ -193,11 +193,7 @@ func checkEnum(f Field, probs *Problems) {
 		if s == "" || slices.Contains(allowed, s) {
 			return // Check reports an empty required field
 		}
-		hint := DidYouMean(s, allowed)
-		if value, why, _ := strings.Cut(f.Tag.Get("instead"), "="); value == s {
-			hint = "; " + why
-		}
-		probs.Add(path, "%q is not one of %s%s", Shorten(s), strings.Join(allowed, ", "), hint)
+		probs.Add(path, "%q is not one of %s%s", Shorten(s), strings.Join(allowed, ", "), DidYouMean(s, allowed))
 	})
 }
 

@@ -18,7 +18,7 @@ func TestTags(t *testing.T) {
 	type doc struct {
 		APIVersion string   `yaml:"apiVersion"`
 		Kind       string   `yaml:"kind" jsonschema:"enum=Doc"`
-		Mode       string   `yaml:"mode,omitempty" jsonschema:"enum=on,enum=off,default=on" instead:"auto=decide"`
+		Mode       string   `yaml:"mode,omitempty" jsonschema:"enum=on,enum=off,default=on"`
 		Words      []string `yaml:"words,omitempty" check:"word" unique:"yes"`
 		Items      []item   `yaml:"items" unique:"name"`
 		Choice     choice   `yaml:"choice"`
@@ -52,7 +52,7 @@ func TestTags(t *testing.T) {
 		t.Fatal(good, err)
 	}
 	_, err = read("mode: auto\nwords: [a b, x, x]\nitems: [{name: a, port: 10}, {name: a}, {}]\nchoice: {a: x, b: y}\nmaybe: {}\nkey: s3 cret\nline: \"a\\tb\"\nlin: x\n")
-	want := `f:3:7: mode: "auto" is not one of on, off; decide
+	want := `f:3:7: mode: "auto" is not one of on, off
 f:4:9: words[0]: has a blank
 f:4:17: words[2]: "x" is listed twice
 f:5:25: items[0].port: must be from 1 to 9, not 10

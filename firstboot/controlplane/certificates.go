@@ -90,7 +90,6 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 // until the new ones are synced and verified, since kubeadm may fail at any of them.
 func CertificatesPhase(active *site.Active) run.Phase {
 	site := active.Site
-	kept := false // in this pass kubeadm has failed, and those in use are usable
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -98,12 +97,13 @@ func CertificatesPhase(active *site.Active) run.Phase {
 				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
 			bad := BadCredentials(e, site)
-			if len(bad) > 0 && !(kept && areUsable(e, site)) || e.Exists(PodsRestart) || len(bad) == 0 && e.Exists(RenewalDir) {
+			if len(bad) > 0 || e.Exists(PodsRestart) || e.Exists(RenewalDir) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
+			kept := false // kubeadm has failed, and those in use are usable
 			bad := BadCredentials(e, site)
 			if err := putInPlace(e, bad); err != nil { // of an interrupted run
 				return err
@@ -123,10 +123,15 @@ func CertificatesPhase(active *site.Active) run.Phase {
 			if err := e.RemoveAll(RenewalDir); err != nil {
 				return fmt.Errorf("removing %s: %w", RenewalDir, err)
 			}
-			if !e.Exists(PodsRestart) {
-				return nil
+			if e.Exists(PodsRestart) {
+				if err := restartReaders(ctx, e); err != nil {
+					return err
+				}
 			}
-			return restartReaders(ctx, e)
+			if kept {
+				return run.Confirmed
+			}
+			return nil
 		},
 	}
 }

@@ -58,14 +58,14 @@ func ContinuedPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
-			err = e.Retry(ctx, seatInterval, func() error {
+			err = e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
 				_, err := seat.Etcd{Client: client, URL: ownEtcdURL(site)}.Members(ctx)
 				return err
 			})
 			if err != nil {
 				return run.Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
-			if err := ReadSeatNote(e).CarriedOut(site).write(e); err != nil {
+			if err := saveSeat(e, site); err != nil {
 				return err
 			}
 			if err := startEtcd(ctx, e, active, []kubeadm.Arg{

@@ -68,7 +68,7 @@ const addressFix = "check the cable, the switch port and the Site's network sett
 
 // tryNetwork tries new network settings, which are rolled back if they reach nothing.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
-	found, _, err := network.Use(ctx, e, up, network.Patience)
+	found, _, err := network.Use(ctx, e, up)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 // waitForAddress waits for the machine's own address.
 func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	e.Waiting("this machine's address %s", site.Self().Address)
-	if err := e.RetryFor(ctx, network.Patience, 2*time.Second, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
+	if err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: network.Patience}, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
 		return run.Advise(err, addressFix)
 	}
 	if network.IsNew(e) && network.NeighbourAnswers(ctx, e, site) == nil {
@@ -168,7 +168,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	}
 	defer client.CloseIdleConnections()
 	usable := true
-	err = e.Retry(ctx, seatInterval, func() error {
+	err = e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
 		bad := ownAPI(ctx, e, site)
 		if bad == nil {
 			return nil

@@ -41,6 +41,9 @@ const (
 	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
+// ResetFiles are the files that a reset removes. Snapshots and data that was set aside stay.
+var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile}
+
 // DocumentsOf returns a hash of the Site's documents for the whole cluster.
 func DocumentsOf(site *configs.Site) (string, error) {
 	docs, err := site.ControlPlane.Documents().Only("ClusterConfiguration", "KubeletConfiguration").Encode()
@@ -110,7 +113,7 @@ func markDocuments(e *machine.Env, documents string) error {
 // DocumentsPhase uploads kubeadm's documents again when the Site's have changed. If somebody
 // else has changed those in the cluster, it only reports that.
 func DocumentsPhase(active *site.Active) run.Phase {
-	site, reported, compared := active.Site, false, false
+	site, compared := active.Site, false
 	return run.Phase{
 		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -119,7 +122,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 				remarkProxy(ctx, e, site)
 			}
 			documents, err := DocumentsOf(site)
-			if err != nil || !reported && e.Text(DocumentsMark) != documents {
+			if err != nil || e.Text(DocumentsMark) != documents {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -148,8 +151,10 @@ func DocumentsPhase(active *site.Active) run.Phase {
 				return uploadDocuments(ctx, e, c, active, documents)
 			}
 			// A machine with documents that the cluster never had may have outdated ones.
-			reported = true
-			return writeForPerson(e, site, documents)
+			if err := writeForPerson(e, site, documents); err != nil {
+				return err
+			}
+			return run.Confirmed
 		},
 	}
 }

@@ -82,7 +82,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	}
 	keys, left, own := markerKeys(all), len(all), map[string]bool{}
 	e.Waiting("%d objects of the Cluster's manifests to be applied", left)
-	err = e.Retry(ctx, applyInterval, func() error {
+	err = e.Retry(ctx, machine.Wait{Every: applyInterval}, func() error {
 		var err error
 		left, err = applyRound(ctx, c, site, all, keys, own)
 		if ctx.Err() != nil {

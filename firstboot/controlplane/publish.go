@@ -43,7 +43,7 @@ subjects:
 // cluster-info comes last: if it exists, everything does. This happens once in a cluster's
 // life, which kubeadm-config records; what somebody has changed since stays.
 func PublishPhase(active *site.Active) run.Phase {
-	site, noted := active.Site, false
+	site := active.Site
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -56,17 +56,14 @@ func PublishPhase(active *site.Active) run.Phase {
 				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 			}
 			published := err == nil
-			if !noted {
-				note, err := readPublishedNote(ctx, c)
-				switch {
-				case err != nil:
-					return run.Todo, err
-				case note == noteAbsent && published:
-					return run.Todo, nil
-				}
-				noted = note == notePresent
+			note, err := readPublishedNote(ctx, c)
+			if err != nil {
+				return run.Todo, err
 			}
+			noted := note == notePresent
 			switch {
+			case note == noteAbsent && published:
+				return run.Todo, nil
 			case next != nil:
 				return run.Todo, nil
 			case published:

@@ -20,7 +20,7 @@ import (
 func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
 	name, missing := active.Node, member.Absence{}
 	e.Waiting("kubelet to register the Node %s", name)
-	err := e.Retry(ctx, seatInterval, func() error {
+	err := e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
 		_, err := c.GetNode(ctx, name)
 		if api.Code(err) == 404 {
 			return errors.Join(err, missing.End(ctx, e, active.Site))
@@ -35,7 +35,7 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 }
 
 // Label is kubeadm's label of the Nodes of control-plane nodes.
-const Label = "node-role.kubernetes.io/control-plane"
+const Label = api.ControlPlaneLabel
 
 // RegisterPhase marks the Node as a control-plane node's, and makes kubelet renew its own
 // certificate: the one that kubeadm writes into kubelet.conf would expire.

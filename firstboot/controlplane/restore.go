@@ -61,7 +61,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if err := SetAsideLogless(e); err != nil {
 		return err
 	}
-	if err := ReadSeatNote(e).CarriedOut(site).write(e); err != nil {
+	if err := saveSeat(e, site); err != nil {
 		return err
 	}
 	noteInFirmware(e, RestoredVar, restoreWord(site))

@@ -79,7 +79,7 @@ func Decided(e *machine.Env) bool {
 // EtcdTLS is the TLS configuration by which control-plane nodes trust each other before there
 // is a cluster: etcd's CA, whose key only they have.
 func EtcdTLS(e *machine.Env) (*tls.Config, error) {
-	pool, err := api.Pool(e.Contents(member.PKIDir + "/etcd/ca.crt"))
+	pool, err := api.Pool(e.Contents(etcdCA))
 	if err != nil {
 		return nil, fmt.Errorf("reading etcd's CA: %w", err)
 	}
@@ -238,7 +238,7 @@ func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext,
 		t.e.Waiting("etcd to accept this machine as a member: %s", machine.OneLine(err))
 		return seatWaits, nil
 	}
-	if err := t.saveSeat(); err != nil {
+	if err := saveSeat(t.e, t.site); err != nil {
 		return seatWaits, err
 	}
 	return seatTaken, t.start(ctx, "existing", members)
@@ -378,8 +378,8 @@ func (t *seatTaker) close() {
 
 // saveSeat records the cluster of the data that etcd is about to write and, if the Site names
 // a control-plane node to continue from, that this is carried out.
-func (t *seatTaker) saveSeat() error {
-	return ReadSeatNote(t.e).CarriedOut(t.site).write(t.e)
+func saveSeat(e *machine.Env, site *configs.Site) error {
+	return ReadSeatNote(e).CarriedOut(site).write(e)
 }
 
 // join removes old members and adds this machine's to a running cluster. Interrupted at any

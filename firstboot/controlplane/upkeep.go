@@ -20,17 +20,9 @@ const upkeepTime = 20 * time.Minute
 // UpkeepPhase maintains etcd's databases, and removes data that was set aside. A failure is a
 // note, and does not stop the node.
 func UpkeepPhase(active *site.Active) run.Phase {
-	looked := false
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: upkeepTime + time.Minute,
-		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
-			if looked {
-				return run.Done, nil
-			}
-			return run.Todo, nil
-		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			looked = true
 			found, err := lookAfterEtcd(ctx, e, active.Site)
 			if err != nil {
 				e.Note("etcd could not be maintained: %s", machine.OneLine(err))

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/edgebake/edgebake/firstboot/console"
+	"github.com/edgebake/edgebake/firstboot/efivar"
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
@@ -63,7 +64,7 @@ func New(log io.Writer) *machine.Env {
 		},
 		Platform: machine.Platform{
 			SetHostname:    func(name string) error { return unix.Sethostname([]byte(name)) },
-			SetFirmwareVar: func(path string, value []byte) error { return setFirmwareVar(path, value) },
+			SetFirmwareVar: efivar.Write,
 		},
 		Network: machine.Network{
 			Dial: dialer.DialContext,

@@ -310,26 +310,6 @@ func TestPostThroughTheProxy(t *testing.T) {
 	}
 }
 
-// A variable has its attributes before its value, and can be set twice; a machine
-// without UEFI says so.
-func TestSetFirmwareVar(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "EdgebakeBorn-0")
-	for _, value := range []string{"a longer value", "short"} {
-		if err := setFirmwareVar(path, []byte(value)); err != nil {
-			t.Fatal(err)
-		}
-		if b, err := os.ReadFile(path); err != nil || string(b) != "\x07\x00\x00\x00"+value {
-			t.Errorf("%q, %v", b, err)
-		}
-	}
-	if err := setFirmwareVar(filepath.Join(path, "none", "var"), nil); !errors.Is(err, errors.ErrUnsupported) && !errors.Is(err, syscall.ENOTDIR) {
-		t.Error(err)
-	}
-	if err := setFirmwareVar(filepath.Join(t.TempDir(), "none", "var"), nil); !errors.Is(err, errors.ErrUnsupported) {
-		t.Error(err)
-	}
-}
-
 // One file of a stick, in runs that need not be one behind the other.
 func TestSlotFile(t *testing.T) {
 	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1}, Files: map[string][]byte{ondisk.SlotSite: bytes.Repeat([]byte("site: text\n"), 900)}})

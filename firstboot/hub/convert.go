@@ -44,9 +44,6 @@ type ConvertOptions struct {
 	Extra        []string
 }
 
-// ErrAlready means that the node is what it would become.
-var ErrAlready = errors.New("there is nothing to do")
-
 // Convert makes a running native node an OpenYurt node, and keeps its pods. Every step is
 // checked; if one fails, those before it are undone. If it was killed, running it again
 // continues it, and Revert undoes it.
@@ -133,7 +130,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.A
 	if err := hubReady(ctx, e); err != nil {
 		return run.Advise(fmt.Errorf("%s, but yurthub is not ready: %w", is, err), openyurt.Hub{}.Logs())
 	}
-	return fmt.Errorf("%s: %w", is, ErrAlready)
+	return fmt.Errorf("%s: %w", is, run.ErrAlready)
 }
 
 // conversion is the state of one convert.

@@ -29,7 +29,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	if all, err := allDone(ctx, e, steps); err != nil {
 		return err
 	} else if all {
-		return fmt.Errorf("%s is a native node already: %w", this.node, ErrAlready)
+		return fmt.Errorf("%s is a native node already: %w", this.node, run.ErrAlready)
 	}
 	if active := this.active; active != nil && active.Site.OpenYurt() {
 		return run.Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
@@ -138,28 +138,20 @@ const ReadyStep = "node-ready"
 // stillReady waits until the node is Ready by the report of the running kubelet. through:
 // kubelet must go through yurthub.
 func stillReady(name string, through bool) run.Phase {
-	seen := false // in this run
 	return run.Phase{
 		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
-		Check: func(context.Context, *machine.Env) (run.Verdict, error) {
-			if !seen {
-				return run.Todo, nil
-			}
-			return run.Done, nil
-		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			err := e.Retry(ctx, 2*time.Second, func() error {
+			err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second}, func() error {
 				n, err := member.ReadNode(ctx, e, name)
 				if err != nil {
 					return err
 				}
 				return member.ReadyNow(ctx, e, n)
 			})
-			if err == nil {
-				err = ensureKubelet(ctx, e, through)
+			if err != nil {
+				return err
 			}
-			seen = err == nil
-			return err
+			return ensureKubelet(ctx, e, through)
 		},
 	}
 }

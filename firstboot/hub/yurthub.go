@@ -345,7 +345,7 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 // cluster, which yurthub itself does not.
 func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	tries := 0
-	err := e.Retry(ctx, 2*time.Second, func() error {
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second}, func() error {
 		bad := hubReady(ctx, e)
 		if bad == nil {
 			return nil

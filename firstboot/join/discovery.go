@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -139,7 +140,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		waited = true
 		found, err = api.Discover(ctx, d)
 	}
-	if machine.EveryErrorIs(err, api.ErrSignature) {
+	if joined.AllAre(err, api.ErrSignature) {
 		// Right after a change, cluster-info still has the former signature.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
@@ -161,7 +162,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 // start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
-	for _, err := range machine.JoinedErrors(err) {
+	for _, err := range joined.Errors(err) {
 		switch {
 		case errors.Is(err, api.ErrToken):
 			forGood = forGood || !errors.Is(err, api.ErrStarting) && (waited || !errors.Is(err, api.ErrReadyHidden))
@@ -186,23 +187,23 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
 	switch {
-	case errors.Is(err, api.ErrPin) && !machine.EveryErrorIs(err, api.ErrPin):
+	case errors.Is(err, api.ErrPin) && !joined.AllAre(err, api.ErrPin):
 		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrPin):
 		return run.NeedsPerson(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
-	case errors.Is(err, api.ErrCA) && !machine.EveryErrorIs(err, api.ErrCA):
+	case errors.Is(err, api.ErrCA) && !joined.AllAre(err, api.ErrCA):
 		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
 	case errors.Is(err, api.ErrCA):
 		return run.NeedsPerson(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
-	case machine.EveryErrorIs(err, api.ErrNode):
+	case joined.AllAre(err, api.ErrNode):
 		return run.Advise(err, "correct masters: a node's kubelet or yurthub answers there; if they are right, look for the machine that answers in place of the API servers")
-	case tokenIsRefused(err, waited), machine.EveryErrorIs(err, api.ErrSignature):
+	case tokenIsRefused(err, waited), joined.AllAre(err, api.ErrSignature):
 		return run.NeedsPerson(err, newTokenFix)
 	case errors.Is(err, api.ErrToken):
 		return run.Advise(err, "an API server accepts no token for some seconds after its start; if this persists, "+newTokenFix)
 	case errors.Is(err, api.ErrSignature):
 		return run.Advise(err, newTokenFix+", or correct masters; the others do not answer")
-	case errors.Is(err, api.ErrServerName) && !machine.EveryErrorIs(err, api.ErrServerName):
+	case errors.Is(err, api.ErrServerName) && !joined.AllAre(err, api.ErrServerName):
 		return run.Advise(err, serverNameFix+"; the others do not answer")
 	case errors.Is(err, api.ErrServerName):
 		return run.NeedsPerson(err, serverNameFix)

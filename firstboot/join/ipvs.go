@@ -30,7 +30,6 @@ func IPVSPhase(site *configs.Site) run.Phase {
 
 // ipvscarePhase configures and starts ipvscare.
 func ipvscarePhase(site *configs.Site) run.Phase {
-	served := false // set by Run, so that the next Check need not ask
 	return run.Phase{
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -42,9 +41,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err != nil || string(e.Contents(ondisk.IPVSConfig)) != string(want) {
 				return run.Todo, err
 			}
-			known := served
-			served = false
-			if known || endpointAnswers(ctx, e, site) == nil {
+			if endpointAnswers(ctx, e, site) == nil {
 				if state != "active" {
 					return run.Todo, nil
 				}
@@ -81,8 +78,10 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if err := StartIPVSCare(ctx, e, site, wrote); err != nil {
 				return err
 			}
-			served, err = WaitForEndpoint(ctx, e, site)
-			return err
+			if served, err := WaitForEndpoint(ctx, e, site); err != nil || !served {
+				return err
+			}
+			return run.Confirmed
 		},
 	}
 }
@@ -185,7 +184,7 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 // another cluster, or cannot show theirs, it returns false without an error, since Check
 // reports that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
-	err := e.RetryFor(ctx, servePatience, time.Second, func() error { return endpointAnswers(ctx, e, site) })
+	err := e.Retry(ctx, machine.Wait{Every: time.Second, For: servePatience}, func() error { return endpointAnswers(ctx, e, site) })
 	if err != nil {
 		again, unclear := member.CheckBornAgain(ctx, e, site)
 		if again || member.CannotShow(e, unclear) {

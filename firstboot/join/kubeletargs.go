@@ -247,7 +247,7 @@ func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 // awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz answers
 // 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
-	err := e.RetryFor(ctx, argsPatience, 2*time.Second, func() error { return kubeletWell(ctx, e) })
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsPatience}, func() error { return kubeletWell(ctx, e) })
 	if err != nil {
 		return run.Advise(fmt.Errorf("kubelet does not start: %w", err), "see `journalctl -u kubelet` on the machine")
 	}

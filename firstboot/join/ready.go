@@ -51,8 +51,6 @@ type readiness struct {
 	otherLabels bool      // its labels differ from the Site's
 	// reporters are the machines that it has shown at all looks.
 	reporters reporters
-	// settled: await has succeeded, so that the next check need not ask.
-	settled bool
 }
 
 // look reads the Node, and returns what is missing; nil if nothing.
@@ -104,10 +102,6 @@ func (r *readiness) labels(e *machine.Env) error {
 }
 
 func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-	if r.settled {
-		r.settled = false
-		return run.Done, nil
-	}
 	if !e.Exists(member.ReadyMark) {
 		return run.Todo, nil // await has not succeeded yet
 	}
@@ -138,7 +132,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
 	r.joined, r.noted = member.ReadJoinedAs(e)
-	err := e.RetryGently(ctx, 2*time.Second, func() error {
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, Gently: true}, func() error {
 		bad := r.look(ctx, e)
 		if errors.Is(bad, member.ErrNoNode) {
 			bad = errors.Join(bad, missing.End(ctx, e, r.active.Site))
@@ -179,9 +173,10 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	if err := member.SaveRecord(e); err != nil {
 		return err
 	}
-	_, err = e.Write(member.ReadyMark, nil, machine.Mode(0o600))
-	r.settled = err == nil && other == nil // otherwise the next check reports the reason
-	return err
+	if _, err := e.Write(member.ReadyMark, nil, machine.Mode(0o600)); err != nil || other != nil {
+		return err // the next check reports the other cluster
+	}
+	return run.Confirmed
 }
 
 // labelOwn sets labels of the Site that the Node lacks, as far as the cluster allows a node

@@ -22,6 +22,9 @@ import (
 // lasts until the machine is switched off.
 const SaidVIP = ondisk.RunMark + "vip"
 
+// ClusterFiles belong to the cluster of this machine.
+var ClusterFiles = []string{SaidVIP}
+
 // VIPPhase checks that no Service has the VIP: on this node the VIP leads to the API servers.
 // Only a member may ask the cluster.
 func VIPPhase(site *configs.Site) run.Phase {

@@ -46,6 +46,12 @@ var NodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 // KubeletRestart is the mark that kubelet must be restarted after a change.
 const KubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
+// ClusterFiles belong to the cluster of this machine; a reset also removes ResetFiles.
+var (
+	ClusterFiles = []string{KubeletRestart}
+	ResetFiles   = []string{MeteredConfFile, KubeletConfDir}
+)
+
 // Writing returns a change that writes a file.
 func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	return func(e *machine.Env) error {

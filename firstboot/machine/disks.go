@@ -43,27 +43,37 @@ func (d *Disk) Part(label string) *Partition {
 	return nil
 }
 
-// MountedFrom returns the names of the partition mounted at place and of its disk, "" if there
-// is none.
-func (e *Env) MountedFrom(place string) (part, disk string) {
+// mountsAt returns the directories in /sys/dev/block of the block devices mounted at a place,
+// in the order in which they were mounted.
+func (e *Env) mountsAt(place string) (devices []string, err error) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
-		return "", ""
+		return nil, err
 	}
 	for line := range strings.Lines(string(b)) {
 		f := strings.Fields(line)
 		if len(f) < 5 || f[4] != place {
 			continue
 		}
-		target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2]))
-		if err != nil {
-			continue
-		}
-		if p := filepath.Join("/sys/dev/block", target); e.Exists(filepath.Join(p, "partition")) {
-			part, disk = filepath.Base(p), filepath.Base(filepath.Dir(p)) // the last mount hides those before it
+		if target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2])); err == nil { // neither an overlay nor a tmpfs
+			devices = append(devices, filepath.Join("/sys/dev/block", target))
 		}
 	}
-	return part, disk
+	return devices, nil
+}
+
+func (e *Env) isPartition(device string) bool { return e.Exists(filepath.Join(device, "partition")) }
+
+// MountedFrom finds the partition mounted at a place, and its disk, in
+// /sys/devices. It is empty where no partition is.
+func (e *Env) MountedFrom(place string) (part, disk string) {
+	devices, _ := e.mountsAt(place)
+	for _, d := range slices.Backward(devices) { // the last one lies on top
+		if e.isPartition(d) {
+			return filepath.Base(d), filepath.Base(filepath.Dir(d))
+		}
+	}
+	return "", ""
 }
 
 // LoaderPart returns the PARTUUID of the partition that the boot loader was started from, ""
@@ -135,30 +145,22 @@ func (e *Env) RootDisk() (*Disk, error) {
 
 // LookUpRootDisk is RootDisk without the cache.
 func (e *Env) LookUpRootDisk() (*Disk, error) {
-	b, err := e.Read("/proc/self/mountinfo")
+	devices, err := e.mountsAt("/")
 	if err != nil {
 		return nil, fmt.Errorf("looking for the root device: %w", err)
 	}
-	for line := range strings.Lines(string(b)) {
-		f := strings.Fields(line)
-		if len(f) < 5 || f[4] != "/" {
-			continue
-		}
-		target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2]))
-		if err != nil {
-			continue // an overlay or a tmpfs mounted before the real one
-		}
-		part := filepath.Join("/sys/dev/block", target)
-		if !e.Exists(filepath.Join(part, "partition")) {
-			return nil, fmt.Errorf("looking for the root device: %s is not a partition", filepath.Base(part))
-		}
-		d, err := e.readDisk(filepath.Dir(part))
-		if err == nil {
-			d.Root = filepath.Base(part)
-		}
-		return d, err
+	if len(devices) == 0 {
+		return nil, errors.New("looking for the root device: no block device is mounted at /")
 	}
-	return nil, errors.New("looking for the root device: no block device is mounted at /")
+	part := devices[0]
+	if !e.isPartition(part) {
+		return nil, fmt.Errorf("looking for the root device: %s is not a partition", filepath.Base(part))
+	}
+	d, err := e.readDisk(filepath.Dir(part))
+	if err == nil {
+		d.Root = filepath.Base(part)
+	}
+	return d, err
 }
 
 func (e *Env) readDisk(dir string) (*Disk, error) {

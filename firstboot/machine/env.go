@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -314,38 +313,37 @@ func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (
 	}
 }
 
-// Retry calls try every interval until it succeeds or ctx ends. It returns the last error of
-// try, which says more than that of ctx.
-func (e *Env) Retry(ctx context.Context, interval time.Duration, try func() error) error {
-	return e.RetryFor(ctx, math.MaxInt64, interval, try)
+// Wait is the pace at which Retry tries.
+type Wait struct {
+	Every time.Duration
+	// For is when it gives up; 0: only when its context ends.
+	For time.Duration
+	// Gently makes the pauses grow to an eighth of the time waited so far, at most to
+	// mostGently: a thousand machines may wait for the same API server.
+	Gently bool
 }
 
-// RetryFor is Retry that also ends after patience.
-func (e *Env) RetryFor(ctx context.Context, patience, interval time.Duration, try func() error) error {
-	return e.retry(ctx, patience, func() time.Duration { return interval }, try)
-}
-
-// mostGently is the longest pause of RetryGently.
+// mostGently is the longest pause of a gentle Wait.
 const mostGently = 10 * time.Second
 
-// RetryGently is Retry with pauses of an eighth of the time waited so far, but at least
-// interval and at most mostGently: a thousand machines may wait for the same API server.
-func (e *Env) RetryGently(ctx context.Context, interval time.Duration, try func() error) error {
+// Retry calls try until it succeeds or the wait is over. The error is the last one of try,
+// which explains more than that the time is up.
+func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	began := e.Now()
-	pause := func() time.Duration { return min(max(interval, e.Now().Sub(began)/8), mostGently) }
-	return e.retry(ctx, math.MaxInt64, pause, try)
-}
-
-func (e *Env) retry(ctx context.Context, patience time.Duration, pause func() time.Duration, try func() error) error {
-	end := e.Now().Add(patience)
+	pause := func() time.Duration {
+		if !w.Gently {
+			return w.Every
+		}
+		return min(max(w.Every, e.Now().Sub(began)/8), mostGently)
+	}
 	var last error
 	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
-			return false, last // ctx ended during this try: its error says nothing else
+			return false, last // ctx interrupted try, whose error explains nothing
 		}
 		last = err
-		return last == nil || e.Now().After(end), nil
+		return last == nil || w.For > 0 && e.Now().After(began.Add(w.For)), nil
 	})
 	return cmp.Or(last, err)
 }

@@ -3,7 +3,6 @@ package machine
 import (
 	"context"
 	"errors"
-	"math"
 	"testing"
 	"time"
 )
@@ -20,9 +19,9 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 		fails, tries int
 		want         error
 	}{
-		{"well in the end", false, math.MaxInt64, 2, 3, nil},
-		{"deadline between two tries", false, math.MaxInt64, 9, 4, reason},
-		{"deadline during a try", true, math.MaxInt64, 9, 4, reason},
+		{"well in the end", false, 0, 2, 3, nil},
+		{"deadline between two tries", false, 0, 9, 4, reason},
+		{"deadline during a try", true, 0, 9, 4, reason},
 		{"patience is over", false, 2 * time.Minute, 9, 4, reason},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -33,7 +32,7 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 			}
 			return ctx.Err()
 		}}}
-		err := e.RetryFor(ctx, tt.patience, time.Minute, func() error {
+		err := e.Retry(ctx, Wait{Every: time.Minute, For: tt.patience}, func() error {
 			switch tries++; {
 			case tries > tt.fails:
 				return nil
@@ -69,7 +68,7 @@ func TestRetryGently(t *testing.T) {
 			now = now.Add(d)
 			return nil
 		}}}
-		err := e.RetryGently(t.Context(), 2*time.Second, func() error {
+		err := e.Retry(t.Context(), Wait{Every: 2 * time.Second, Gently: true}, func() error {
 			if tries++; now.Sub(time.Unix(0, 0)) < tt.after {
 				return errors.New("not registered")
 			}

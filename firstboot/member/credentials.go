@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/cluster/servercert"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -27,7 +28,7 @@ func Name(e *machine.Env) string {
 }
 
 // NodeUser is the prefix of a kubelet's user name in the cluster, before the node's name.
-const NodeUser = "system:node:"
+const NodeUser = servercert.NodeUser
 
 // NodeIn returns the node's name in kubelet's certificate; "" if cert is nil or another
 // user's.

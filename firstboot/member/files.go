@@ -73,6 +73,15 @@ const ReadyMark = ondisk.StateDir + "/ready"
 // TokenFiles may hold the token, or link to it.
 var TokenFiles = []string{DiscoveryFile, JoinFile, BootstrapRun, BootstrapConf, HubBootstrap}
 
+// ClusterFiles returns the files that belong to the cluster of this machine, except its
+// credentials, which kubeadm and kubelet keep.
+func ClusterFiles(e *machine.Env) []string {
+	return slices.Concat(TokenFiles, ServingCerts(e), []string{JoinedFile, JoinedCluster})
+}
+
+// ResetFiles are the further files that a reset removes.
+var ResetFiles = []string{ReadyMark, RecordFile, ProvenFile, ControlPlaneMark}
+
 // KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.
 var KubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 

@@ -76,7 +76,7 @@ func Phase(site *configs.Site) run.Phase {
 				return err
 			}
 			up := toAPIServers(member.MastersOf(e, site))
-			found, former, err := Use(ctx, e, up, Patience)
+			found, former, err := Use(ctx, e, up)
 			if err != nil {
 				return err
 			}
@@ -261,13 +261,13 @@ const Timeout = 6 * time.Minute
 
 // Use waits until the network settings in place reach u, and keeps them then. Otherwise it
 // tries the former ones; former reports whether they are in place again.
-func Use(ctx context.Context, e *machine.Env, u Uplink, patience time.Duration) (found Reached, former bool, err error) {
+func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
 			return Reached{}, false, err
 		}
 	}
-	if found = u.wait(ctx, e, patience); found.Extent != everything {
+	if found = u.wait(ctx, e); found.Extent != everything {
 		if found, former, err = rollBack(ctx, e, u, found); err != nil {
 			return found, former, errors.Join(found.Err, err)
 		}
@@ -278,9 +278,9 @@ func Use(ctx context.Context, e *machine.Env, u Uplink, patience time.Duration) 
 	return found, former, err
 }
 
-func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string, patience time.Duration) (string, error) {
+func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	found := ""
-	err := e.RetryFor(ctx, patience, 2*time.Second, func() (err error) {
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: Patience}, func() (err error) {
 		if machine.HasRoute(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {

@@ -255,7 +255,7 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	if err := setNetwork(ctx, e, now, good); err != nil {
 		return with, false, err
 	}
-	former := u.wait(ctx, e, Patience)
+	former := u.wait(ctx, e)
 	if former.Extent <= with.Extent {
 		return with, false, takeBack(ctx, e)
 	}
@@ -263,7 +263,7 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	if err := setNetwork(ctx, e, good, now); err != nil {
 		return with, false, err
 	}
-	if again := u.wait(ctx, e, Patience); again.Extent >= former.Extent {
+	if again := u.wait(ctx, e); again.Extent >= former.Extent {
 		t.State = keptNew
 		return again, false, t.write(e)
 	}
@@ -276,7 +276,7 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	}
 	e.Log.Error(fmt.Sprintf("the corrected Site's network settings do not reach %s: the former ones are back", u.peers), "by", former.by)
 	e.Console(fmt.Sprintf("the new network settings do not reach %s: the former ones are back. Correct the Site.", u.peers))
-	return u.wait(ctx, e, Patience), true, nil
+	return u.wait(ctx, e), true, nil
 }
 
 // TrialCutOff reports whether a trial of former settings was interrupted.

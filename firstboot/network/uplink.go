@@ -22,8 +22,8 @@ import (
 type Uplink struct {
 	// peers names what must be reached, e.g. "an API server".
 	peers string
-	// wait waits until everything is reached, for patience at most.
-	wait func(ctx context.Context, e *machine.Env, patience time.Duration) Reached
+	// wait waits until everything is reached, for Patience at most.
+	wait func(ctx context.Context, e *machine.Env) Reached
 }
 
 // Reached is the result of waiting for an Uplink.
@@ -47,8 +47,8 @@ const (
 
 // toAPIServers returns the Uplink of a node that has no API server of its own.
 func toAPIServers(masters []string) Uplink {
-	return Uplink{"an API server", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
-		master, err := waitForAPIServer(ctx, e, masters, patience)
+	return Uplink{"an API server", func(ctx context.Context, e *machine.Env) Reached {
+		master, err := waitForAPIServer(ctx, e, masters)
 		if err != nil {
 			return Reached{Err: err}
 		}
@@ -59,9 +59,9 @@ func toAPIServers(masters []string) Uplink {
 // ToNeighbours returns the Uplink of a control-plane node: its own address, and another
 // control-plane node or a gateway. If there is neither, the address is enough.
 func ToNeighbours(site *configs.Site) Uplink {
-	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env, patience time.Duration) Reached {
+	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env) Reached {
 		r := Reached{}
-		r.Err = e.RetryFor(ctx, patience, 2*time.Second, func() error {
+		r.Err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: Patience}, func() error {
 			r.Extent = Nothing
 			e.Waiting("this machine's address %s", site.Self().Address)
 			if err := HasOwnAddress(ctx, e, site); err != nil {

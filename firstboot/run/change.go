@@ -13,6 +13,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
+// ErrAlready means that the machine is already as a person requests it.
+var ErrAlready = errors.New("there is nothing to do")
+
 // Step reports how a step of convert, revert or reset went, or a note for a person.
 type Step struct {
 	Name, Status string // waiting, note, done, as it should be, failed, undone

@@ -71,10 +71,13 @@ type result struct {
 // changed something that earlier phases use.
 var ErrRestart = errors.New("starting over")
 
+// Confirmed is returned by a Run that has itself verified its work: Check is not called again.
+var Confirmed = errors.New("confirmed")
+
 // progress is called before Run and before the second Check; either func may be nil.
 type progress struct{ running, checking func() }
 
-// attempt carries out the phase once: Check, Run, Check again.
+// attempt carries out the phase once: Check, Run, and Check again unless Run has confirmed.
 func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
@@ -87,13 +90,13 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	if tell.running != nil {
 		tell.running()
 	}
-	if err := p.run(ctx, e); errors.Is(err, ErrRestart) {
+	switch err := p.run(ctx, e); {
+	case errors.Is(err, ErrRestart):
 		return result{outcome: startOver, ran: true}
-	} else if err != nil {
-		return result{err: err, ran: true, half: true}
-	}
-	if p.Check == nil {
+	case errors.Is(err, Confirmed), err == nil && p.Check == nil:
 		return result{outcome: ranDone, ran: true}
+	case err != nil:
+		return result{err: err, ran: true, half: true}
 	}
 	if tell.checking != nil {
 		tell.checking()

@@ -332,8 +332,8 @@ func (j jobs) restartServices(ctx context.Context, changed []string) error {
 		{[]string{"/etc/systemd/journald.conf"}, "restart", "systemd-journald.service"},
 		{[]string{"/etc/systemd/resolved.conf"}, "restart", "systemd-resolved.service"},
 		{[]string{"/etc/systemd/timesyncd.conf"}, "restart", "systemd-timesyncd.service"},
-		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/", ondisk.ProxyEnv}, "try-restart", "containerd.service"},
-		{[]string{ondisk.ProxyEnv}, "try-restart", "kubelet.service"},
+		{[]string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/", ondisk.ProxyEnv}, "try-restart", ondisk.UnitContainerd},
+		{[]string{ondisk.ProxyEnv}, "try-restart", ondisk.UnitKubelet},
 	} {
 		if !isUnder(changed, r.dirs...) {
 			continue

@@ -49,6 +49,10 @@ const (
 	originalsDir = ondisk.EtcDir + "/originals"
 )
 
+// ResetFiles are the files that a reset removes. What is known of sticks stays, so that an old
+// one is not accepted afterwards (ResetSticks).
+var ResetFiles = []string{AppliedFile, ondisk.SiteCopy, IgnitionCopy, StampedCopy}
+
 // Active is a machine's active Site. It is read once in a pass, so that a Site that is stamped
 // meanwhile does not mix with it, and never changed.
 type Active struct {

@@ -49,10 +49,6 @@ func (u *job) lookAtImages() error {
 	fail := func(err error) error {
 		return fmt.Errorf("container images that this machine lacks (%s): %w", strings.Join(refs, ", "), err)
 	}
-	snapshotter := u.next.SnapshotterName()
-	if own := u.sys.image.SnapshotterName(); own != snapshotter {
-		return fail(fmt.Errorf("they are unpacked for the snapshotter %s, and this machine has %s: flash it again", snapshotter, own))
-	}
 	part := u.image.Index.Find(ondisk.LabelData)
 	if part == nil {
 		return fail(fmt.Errorf("the image's index lacks partition %s: build it again", ondisk.LabelData))
@@ -68,10 +64,10 @@ func (u *job) lookAtImages() error {
 		return err
 	}
 	u.new = n
-	if n.images, err = update.ReadImages(n.spool.view(u.ctx), snapshotter); err != nil {
+	if n.images, err = update.ReadImages(n.spool.view(u.ctx)); err != nil {
 		return fail(err)
 	}
-	have, err := liveStore(u.e, snapshotter)
+	have, err := liveStore(u.e)
 	if err != nil {
 		return err
 	}
@@ -113,9 +109,9 @@ func none(lack *store.State) bool {
 }
 
 // liveStore reads this machine's store, which containerd has open.
-func liveStore(e *machine.Env, snapshotter string) (*store.State, error) {
+func liveStore(e *machine.Env) (*store.State, error) {
 	root := e.Path("/" + store.Root)
-	return store.ReadInUse(snapshotter, path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB(snapshotter)))
+	return store.ReadInUse(path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB))
 }
 
 // sweep removes files of other updates from DATA, except keep.
@@ -178,7 +174,7 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if err := e.Unit(ctx, "start", ondisk.UnitMerge); err != nil {
 		return fmt.Errorf("starting %s: %w", ondisk.UnitMerge, err)
 	}
-	have, err := liveStore(e, u.next.SnapshotterName())
+	have, err := liveStore(e)
 	if err != nil {
 		return err
 	}
@@ -192,7 +188,7 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 // one, so that kubelet's garbage collection can remove them, and pins those of
 // the running one.
 func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
-	have, err := liveStore(e, image.SnapshotterName())
+	have, err := liveStore(e)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

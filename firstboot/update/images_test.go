@@ -72,7 +72,7 @@ func makeBaked(t *testing.T) {
 			mediatest.Make(t, imagePath(name), mediatest.Image{ID: plan, Seed: "same", Data: 1 << 20, FreeRoot: 6 << 20, FreeData: 1 << 20, Initrd: initrd(plan), ESP: 40 << 20,
 				Store: r.Nodes, Blobs: baked.cache, SignIndex: images.sign,
 				Info: func(i *ondisk.ImageInfo) {
-					i.UpdateKeys, i.Images, i.Snapshotter = []string{images.public}, r.Images, "overlayfs"
+					i.UpdateKeys, i.Images, i.Snapshotter = []string{images.public}, r.Images, store.Snapshotter
 				}})
 		}
 		made("withold.raw", oldPlan, baked.old)
@@ -96,7 +96,7 @@ func makeBaked(t *testing.T) {
 			}
 			return true
 		})
-		snapshots := store.Root + "/" + store.SnapshotterDir("overlayfs") + "/snapshots"
+		snapshots := store.Root + "/" + store.SnapshotterDir + "/snapshots"
 		changed("link.raw.zst", func(n *tree.Node) bool {
 			if n.Path == snapshots {
 				n.Mode, n.Target = tree.ModeSymlink|0o777, "/etc"
@@ -164,7 +164,7 @@ func newWithImages(t *testing.T) *withImages {
 			return err
 		}
 		defer b.containerd()
-		_, err := merge.Merge(t.Context(), merge.Options{From: filepath.Join(b.root, stagedStore), Into: b.store(), KeepAll: true,
+		_, err := merge.Merge(t.Context(), merge.Options{From: filepath.Join(b.root, stagedStore), Into: b.store(),
 			Step: func(string) error { _, err := b.effect(); return err }})
 		return err
 	}
@@ -176,7 +176,7 @@ func (b *withImages) store() string { return filepath.Join(b.root, store.Root) }
 func (b *withImages) containerd() {
 	b.t.Helper()
 	var err error
-	b.live, err = store.OpenLive("overlayfs", filepath.Join(b.store(), store.MetaDB), filepath.Join(b.store(), store.SnapshotterDB("overlayfs")))
+	b.live, err = store.OpenLive(filepath.Join(b.store(), store.MetaDB), filepath.Join(b.store(), store.SnapshotterDB))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -191,10 +191,10 @@ func (b *withImages) images() map[string]string {
 	defer b.containerd()
 	f := store.DirFiles(b.store())
 	f.InUse = true
-	if _, err := store.Verify(f, ".", "overlayfs"); err != nil {
+	if _, err := store.Verify(f, "."); err != nil {
 		b.t.Fatal(err)
 	}
-	s, err := store.ReadFrom(f, ".", "overlayfs")
+	s, err := store.ReadFrom(f, ".")
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -226,7 +226,7 @@ func (b *withImages) complete() {
 		b.t.Fatal(err)
 	}
 	read := func(root string) *store.State {
-		s, err := liveStore(&machine.Env{Root: root}, "overlayfs")
+		s, err := liveStore(&machine.Env{Root: root})
 		if err != nil {
 			b.t.Fatal(err)
 		}
@@ -254,7 +254,7 @@ func listing(t *testing.T, root string, id uint64) string {
 	t.Helper()
 	var out strings.Builder
 	links := map[uint64]string{}
-	dir := filepath.Join(root, store.Root, store.SnapshotDir("overlayfs", id))
+	dir := filepath.Join(root, store.Root, store.SnapshotDir(id))
 	err := filepath.WalkDir(dir, func(p string, _ os.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -411,9 +411,6 @@ func TestImagesRejected(t *testing.T) {
 		{"no room", "withnew.raw.zst", func(b *withImages, _ *web) { b.free = 17 << 20 }, []string{
 			"container images that this machine lacks (edgebake.test/app:2, edgebake.test/moved:stable, edgebake.test/nasty:1)", "MiB on DATA, of which 17 MiB are free and 15 MiB must stay free"}},
 		{"archives", "archives.raw.zst", nil, []string{newApp, "its container images are archives"}},
-		{"another snapshotter", "withnew.raw.zst", func(b *withImages, _ *web) {
-			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"overlayfs"`, `"erofs"`, 1))
-		}, []string{"for the snapshotter overlayfs, and this machine has erofs"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newWithImages(t)

@@ -307,7 +307,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	switch {
 	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(err, errWithdrawn):
 		err = o.end(order.StateWithdrawn, errWithdrawn.Error())
-	case errors.Is(err, ErrAlready):
+	case errors.Is(err, run.ErrAlready):
 		r.Plan = o.image.Plan
 		err = o.end(order.StateDone, alreadyRuns)
 	case errors.As(err, new(*busy)):

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
@@ -177,7 +178,7 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 		}
 		return nil
 	}
-	if err := e.RetryFor(ctx, stickPatience, 5*time.Second, over); err != nil {
+	if err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, over); err != nil {
 		return fmt.Errorf("waiting to update from a stick: %w", err)
 	}
 	said := ""
@@ -199,7 +200,7 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 // allOld reports whether nothing but errOld, or the image that runs, keeps the machine from
 // images.
 func allOld(err error) bool {
-	return machine.EveryErrorIs(err, errOld)
+	return joined.AllAre(err, errOld)
 }
 
 // takesByItself returns why an update by itself does not take an image.

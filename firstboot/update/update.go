@@ -71,9 +71,6 @@ type Options struct {
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
-// ErrAlready means that the machine already runs the image.
-var ErrAlready = errors.New("there is nothing to do")
-
 // busy is a machine on which an update cannot begin now.
 type busy struct{ error }
 
@@ -197,7 +194,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 		return err
 	}
 	if u.next.Plan == u.sys.image.Plan {
-		return fmt.Errorf("%w: this machine runs it", ErrAlready)
+		return fmt.Errorf("%w: this machine runs it", run.ErrAlready)
 	}
 	if err := errors.Join(u.sys.admit(u.next, u.root.Size), u.sys.admitKubelet(ctx, u.e, u.next)); err != nil {
 		return err

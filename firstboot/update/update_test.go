@@ -466,7 +466,7 @@ func TestUpdate(t *testing.T) {
 	// The new system is blessed. Its own image is nothing to do; the former one goes into
 	// the first root.
 	b.runs(ondisk.LabelRootB, "new.raw.zst")
-	if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, ErrAlready) {
+	if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("the image that runs: %v", err)
 	}
 	b.rebooted = false

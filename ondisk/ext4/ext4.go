@@ -66,10 +66,6 @@ type Options struct {
 	// JournalSize is in bytes; 0 means mke2fs's choice for this Size. Set it
 	// for a file system that is grown after it is written.
 	JournalSize int64
-	// GrowTo is the size in bytes to which the mounted file system can be
-	// grown: Write reserves blocks for the group descriptors. 0 means 1024
-	// times Size, at most 4 TiB.
-	GrowTo int64
 }
 
 // Stats describes a file system that Write made.
@@ -161,7 +157,7 @@ func (o Options) check() error {
 	if _, _, err := timestamp(o.Time); err != nil {
 		bad("time: %w", err)
 	}
-	if o.FreeBytes < 0 || o.FreeInodes < 0 || o.JournalSize < 0 || o.GrowTo < 0 || o.Size < 0 {
+	if o.FreeBytes < 0 || o.FreeInodes < 0 || o.JournalSize < 0 || o.Size < 0 {
 		bad("sizes must not be negative")
 	}
 	if o.FreeBytes > maxBlocks*blockSize || o.FreeInodes > maxBlocks {

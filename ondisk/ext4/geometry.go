@@ -24,7 +24,7 @@ const (
 	// by mke2fs.
 	minGroup = 50
 
-	defaultGrowTo = 4 << 40
+	maxGrowTo = 4 << 40
 )
 
 // run is a sequence of adjacent blocks.
@@ -48,7 +48,7 @@ type geometry struct {
 
 // newGeometry divides size bytes into groups with at least n inodes. If size is
 // too small it returns a nil geometry and a lower bound of the missing blocks.
-func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err error) {
+func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 	g = &geometry{blocks: size / blockSize}
 	if g.blocks > maxBlocks {
 		return nil, 0, fmt.Errorf("%d bytes is more than the 16 TiB this writer can lay out", size)
@@ -59,7 +59,7 @@ func newGeometry(size, inodes, growTo int64) (g *geometry, missing int64, err er
 			return nil, 1, nil
 		}
 		g.gdtBlocks = ceilDiv(g.groups, descsPerBlock)
-		g.reservedGDT = reservedGDT(g, growTo)
+		g.reservedGDT = reservedGDT(g)
 		last := g.groupBlocks(g.groups - 1)
 		if last >= g.superBlocks(g.groups-1)+minGroup {
 			break
@@ -138,12 +138,10 @@ func hasSuper(group int64) bool {
 	return false
 }
 
-// reservedGDT returns the number of blocks to reserve for the additional group
-// descriptors of a file system of growTo bytes.
-func reservedGDT(g *geometry, growTo int64) int64 {
-	if growTo == 0 {
-		growTo = min(g.blocks*blockSize*1024, defaultGrowTo)
-	}
+// reservedGDT returns how many blocks are set aside for group descriptors, so that the file
+// system can be grown while it is mounted.
+func reservedGDT(g *geometry) int64 {
+	growTo := min(g.blocks*blockSize*1024, maxGrowTo)
 	groups := ceilDiv(ceilDiv(growTo, blockSize), blocksPerGroup)
 	return min(max(ceilDiv(groups, descsPerBlock)-g.gdtBlocks, 0), maxReservedGDT)
 }

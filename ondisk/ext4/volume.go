@@ -336,7 +336,7 @@ func (v *volume) layout() (missing int64, err error) {
 	if v.jblocks == 0 {
 		v.jblocks = journalBlocks(o.Size / blockSize)
 	}
-	v.geo, missing, err = newGeometry(o.Size, int64(len(v.inodes))+o.FreeInodes, o.GrowTo)
+	v.geo, missing, err = newGeometry(o.Size, int64(len(v.inodes))+o.FreeInodes)
 	if err != nil {
 		return 0, fmt.Errorf("laying out file system %q: %w", o.Label, err)
 	}

@@ -49,7 +49,7 @@ func SignIndex(body []byte, key minisign.PrivateKey, when time.Time) (string, er
 func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) (string, error) {
 	r := minisign.NewReader(bytes.NewReader(message))
 	if _, err := io.Copy(io.Discard, r); err != nil {
-		return "", fmt.Errorf("signing the image: %w", err)
+		return "", fmt.Errorf("signing: %w", err)
 	}
 	return string(r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\t"+what,
 		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil

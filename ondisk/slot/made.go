@@ -81,7 +81,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	o.VolumeID = binary.LittleEndian.Uint32(head[39:])
 	var nodes []tree.Node
 	for _, name := range slices.Sorted(maps.Keys(in.files)) {
-		nodes = append(nodes, tree.Node{Path: name, Layer: "slot", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(in.files[name])}})
+		nodes = append(nodes, node(name, in.files[name]))
 	}
 	img := new(image)
 	if err := fat.Write(img, nodes, nil, o); err != nil {

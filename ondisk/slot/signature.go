@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -41,11 +40,8 @@ const timestamp = "timestamp:"
 
 // Sign returns the signature of a site's files.
 func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]byte, error) {
-	r := minisign.NewReader(bytes.NewReader(Digests(files)))
-	if _, err := io.Copy(io.Discard, r); err != nil {
-		return nil, fmt.Errorf("signing a Site: %w", err)
-	}
-	return r.SignWithComments(key, timestamp+strconv.FormatInt(when.Unix(), 10)+"\tedgebake site", fmt.Sprintf("signature of an edgebake site by key %X", key.ID())), nil
+	signature, err := sign(Digests(files), "edgebake site", key, when)
+	return []byte(signature), err
 }
 
 // Verify returns the date of a valid signature by one of the minisign public keys. Call it

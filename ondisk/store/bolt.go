@@ -113,12 +113,12 @@ func (b *Blob) records(ns string) ([]record, error) {
 // metaRecords returns the snapshot's records in meta.db. One is an entry in its
 // parent's list of children, which protects the parent from being removed
 // first.
-func (s *Snapshot) metaRecords(ns, snapshotter string) ([]record, error) {
+func (s *Snapshot) metaRecords(ns string) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
 		return nil, err
 	}
-	base := []string{"v1", ns, "snapshots", snapshotter}
+	base := []string{"v1", ns, "snapshots", Snapshotter}
 	fs := append(times, text("name", s.Backend))
 	var rs []record
 	if s.Parent != "" {
@@ -172,7 +172,7 @@ func (b *bucket) add(rs []record, err error) error {
 }
 
 // Write writes both databases as new files. The same state gives the same bytes.
-func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
+func (s *State) Write(metaPath, snapshotsPath string) error {
 	var meta, backend bucket
 	backend.at("v1", "snapshots")
 	backend.at("v1", "parents")
@@ -198,7 +198,7 @@ func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
 		if sn.Parent != "" && parent == nil {
 			return fmt.Errorf("writing snapshot %s: its parent %s is missing", sn.Key, sn.Parent)
 		}
-		if err := meta.add(sn.metaRecords(Namespace, snapshotter)); err != nil {
+		if err := meta.add(sn.metaRecords(Namespace)); err != nil {
 			return err
 		}
 		if err := backend.add(sn.backendRecords(parent)); err != nil {
@@ -206,7 +206,7 @@ func (s *State) Write(snapshotter, metaPath, snapshotsPath string) error {
 		}
 	}
 	if len(s.Snapshots) > 0 {
-		meta.at("v1", Namespace, "snapshots", snapshotter).sequence = s.MetaSequence
+		meta.at("v1", Namespace, "snapshots", Snapshotter).sequence = s.MetaSequence
 		backend.at("v1", "snapshots").sequence = s.BackendSequence
 	}
 	if err := meta.write(metaPath); err != nil {

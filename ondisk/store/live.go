@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	bolt "go.etcd.io/bbolt"
@@ -16,11 +15,10 @@ import (
 // Live is a store with its databases open and locked: containerd cannot use it until Close.
 type Live struct {
 	meta, snaps *bolt.DB
-	snapshotter string
 }
 
 // OpenLive opens a store's databases for writing, and creates missing ones.
-func OpenLive(snapshotter, metaPath, snapshotsPath string) (*Live, error) {
+func OpenLive(metaPath, snapshotsPath string) (*Live, error) {
 	// bbolt must not open a damaged database: see readDatabase.
 	for _, name := range []string{metaPath, snapshotsPath} {
 		if st, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
@@ -38,7 +36,7 @@ func OpenLive(snapshotter, metaPath, snapshotsPath string) (*Live, error) {
 	if err != nil {
 		return nil, errors.Join(openError(snapshotsPath, err), meta.Close())
 	}
-	return &Live{meta, snaps, snapshotter}, nil
+	return &Live{meta, snaps}, nil
 }
 
 func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
@@ -82,7 +80,7 @@ func (l *Live) Read() (*State, error) {
 	if meta.find("v1") == nil {
 		meta.at("v1").put("version", signed("version", SchemaVersion).value) // new
 	}
-	return newState(l.snapshotter, meta, snaps)
+	return newState(meta, snaps)
 }
 
 // content reads an open database from its file, to which bbolt has written
@@ -211,12 +209,11 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 
 // Change is a transaction on meta.db.
 type Change struct {
-	Images       []Image // to add; an image of the same name is replaced
-	Blobs        []Blob  // to add; labels of an existing blob are merged
-	Snapshots    []Snapshot
-	RemoveImages []string
-	Sequence     uint64
-	Schema       int64 // for a new database
+	Images    []Image // to add; an image of the same name is replaced
+	Blobs     []Blob  // to add; labels of an existing blob are merged
+	Snapshots []Snapshot
+	Sequence  uint64
+	Schema    int64 // for a new database
 }
 
 // Apply makes the whole change in one transaction.
@@ -235,10 +232,10 @@ func (l *Live) Apply(c Change) error {
 		if err := putBlobs(tx, c.Blobs); err != nil {
 			return err
 		}
-		if err := putSnapshots(tx, l.snapshotter, c.Snapshots, c.Sequence); err != nil {
+		if err := putSnapshots(tx, c.Snapshots, c.Sequence); err != nil {
 			return err
 		}
-		return replaceImages(tx, c.RemoveImages, c.Images)
+		return putImages(tx, c.Images)
 	})
 	if err != nil {
 		return fmt.Errorf("changing meta.db: %w", err)
@@ -264,12 +261,12 @@ func putBlobs(tx *bolt.Tx, blobs []Blob) error {
 
 // putSnapshots records snapshots and sets the bucket's sequence to at least
 // sequence.
-func putSnapshots(tx *bolt.Tx, snapshotter string, snapshots []Snapshot, sequence uint64) error {
+func putSnapshots(tx *bolt.Tx, snapshots []Snapshot, sequence uint64) error {
 	if len(snapshots) == 0 {
 		return nil
 	}
 	for i := range snapshots {
-		rs, err := snapshots[i].metaRecords(Namespace, snapshotter)
+		rs, err := snapshots[i].metaRecords(Namespace)
 		if err != nil {
 			return err
 		}
@@ -277,33 +274,25 @@ func putSnapshots(tx *bolt.Tx, snapshotter string, snapshots []Snapshot, sequenc
 			return err
 		}
 	}
-	b, err := makeBucket(tx, []string{"v1", Namespace, "snapshots", snapshotter})
+	b, err := makeBucket(tx, []string{"v1", Namespace, "snapshots", Snapshotter})
 	if err != nil {
 		return err
 	}
 	return b.SetSequence(max(sequence, b.Sequence()))
 }
 
-// replaceImages removes images by name, then adds others; an image of the same
-// name is replaced.
-func replaceImages(tx *bolt.Tx, remove []string, put []Image) error {
+// putImages records images, in place of any of the same name.
+func putImages(tx *bolt.Tx, put []Image) error {
 	images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
 	if err != nil {
 		return err
 	}
-	replaced := slices.Clone(remove)
-	for _, i := range put {
-		replaced = append(replaced, i.Name)
-	}
-	for _, name := range replaced {
-		if images.Bucket([]byte(name)) == nil {
-			continue
-		}
-		if err := images.DeleteBucket([]byte(name)); err != nil {
-			return err
-		}
-	}
 	for i := range put {
+		if name := []byte(put[i].Name); images.Bucket(name) != nil {
+			if err := images.DeleteBucket(name); err != nil {
+				return err
+			}
+		}
 		rs, err := put[i].records(Namespace)
 		if err != nil {
 			return err

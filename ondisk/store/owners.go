@@ -8,8 +8,8 @@ import (
 
 // Owners returns, for each directory and file of a store that belongs to
 // images, the names of these images. Paths are relative to root.
-func Owners(f Files, root, snapshotter string) (map[string][]string, error) {
-	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
+func Owners(f Files, root string) (map[string][]string, error) {
+	v := &verifier{Files: f, root: root}
 	state, err := v.read()
 	if err != nil {
 		return nil, err
@@ -40,9 +40,9 @@ func Owners(f Files, root, snapshotter string) (map[string][]string, error) {
 			switch {
 			case strings.HasPrefix(label, "containerd.io/gc.ref.content."):
 				follow(to, name)
-			case label == LabelGCSnapshot+snapshotter:
+			case label == LabelGCSnapshot:
 				for s, n := snapshots[to], 0; s != nil && n < maxLayers; s, n = snapshots[s.Parent], n+1 {
-					own(SnapshotDir(snapshotter, s.ID), name)
+					own(SnapshotDir(s.ID), name)
 				}
 			}
 		}

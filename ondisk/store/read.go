@@ -18,7 +18,7 @@ import (
 
 // Read reads the two databases. It writes nothing, and fails if a daemon has
 // them open.
-func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
+func Read(metaPath, snapshotsPath string) (*State, error) {
 	meta, err := readFile(metaPath)
 	if err != nil {
 		return nil, err
@@ -27,19 +27,19 @@ func Read(snapshotter, metaPath, snapshotsPath string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newState(snapshotter, meta, snaps)
+	return newState(meta, snaps)
 }
 
 // ReadInUse is like Read, but containerd may have the databases open. The
 // result may already be outdated.
-func ReadInUse(snapshotter, metaPath, snapshotsPath string) (s *State, err error) {
+func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
 	// The two may disagree for a moment: containerd adds to meta.db last and
 	// removes from it first.
 	for range 20 {
 		var meta, snaps *bucket
 		if meta, err = readInUse(metaPath); err == nil {
 			if snaps, err = readInUse(snapshotsPath); err == nil {
-				if s, err = newState(snapshotter, meta, snaps); err == nil {
+				if s, err = newState(meta, snaps); err == nil {
 					return s, nil
 				}
 			}
@@ -84,13 +84,13 @@ func readInUse(name string) (*bucket, error) {
 }
 
 // newState returns the content of two databases as a State.
-func newState(snapshotter string, meta, snaps *bucket) (*State, error) {
+func newState(meta, snaps *bucket) (*State, error) {
 	s := &State{}
-	if err := s.readMeta(meta, snapshotter); err != nil {
+	if err := s.readMeta(meta); err != nil {
 		return nil, fmt.Errorf("reading database %s: %w", path.Base(MetaDB), err)
 	}
 	if err := s.readBackend(snaps); err != nil {
-		return nil, fmt.Errorf("reading database %s: %w", path.Base(SnapshotterDB(snapshotter)), err)
+		return nil, fmt.Errorf("reading database %s: %w", path.Base(SnapshotterDB), err)
 	}
 	s.Sort()
 	return s, nil
@@ -202,7 +202,7 @@ func readSigned(b *bucket, key string) (int64, error) {
 	return v, nil
 }
 
-func (s *State) readMeta(db *bucket, snapshotter string) error {
+func (s *State) readMeta(db *bucket) error {
 	v1 := db.find("v1")
 	if v1 == nil {
 		return errors.New("it has no schema v1; is it containerd's?")
@@ -248,7 +248,7 @@ func (s *State) readMeta(db *bucket, snapshotter string) error {
 	if err != nil {
 		return err
 	}
-	snaps := db.find("v1", Namespace, "snapshots", snapshotter)
+	snaps := db.find("v1", Namespace, "snapshots", Snapshotter)
 	if snaps != nil {
 		s.MetaSequence = snaps.sequence
 	}

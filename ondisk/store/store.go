@@ -53,6 +53,13 @@ const (
 	// NewestSchema is the highest version of meta.db that this package can
 	// read.
 	NewestSchema = 4
+
+	// Snapshotter is containerd's snapshotter for which layers are unpacked.
+	Snapshotter = "overlayfs"
+	// SnapshotterDir is the snapshotter's directory, relative to Root.
+	SnapshotterDir = "io.containerd.snapshotter.v1." + Snapshotter
+	// SnapshotterDB is the snapshotter's database, relative to Root.
+	SnapshotterDB = SnapshotterDir + "/metadata.db"
 )
 
 // Labels that containerd, its CRI plugin and edgebake set.
@@ -60,7 +67,7 @@ const (
 	LabelGCConfig     = "containerd.io/gc.ref.content.config"
 	LabelGCManifest   = "containerd.io/gc.ref.content.m." // + number
 	LabelGCLayer      = "containerd.io/gc.ref.content.l." // + number
-	LabelGCSnapshot   = "containerd.io/gc.ref.snapshot."  // + snapshotter
+	LabelGCSnapshot   = "containerd.io/gc.ref.snapshot." + Snapshotter
 	LabelUncompressed = "containerd.io/uncompressed"
 	LabelSnapshotRef  = "containerd.io/snapshot.ref"
 	// containerd 2.3 and later also set these; older versions keep them.
@@ -75,21 +82,10 @@ const (
 	LabelBaked = "edgebake.io/baked"
 )
 
-// SnapshotterDir returns the snapshotter's directory, relative to Root.
-func SnapshotterDir(snapshotter string) string {
-	return "io.containerd.snapshotter.v1." + snapshotter
-}
-
-// SnapshotterDB returns the path of the snapshotter's database, relative to
-// Root.
-func SnapshotterDB(snapshotter string) string {
-	return SnapshotterDir(snapshotter) + "/metadata.db"
-}
-
 // SnapshotDir returns the directory of the snapshot with number id, relative to
 // Root. Its files are in the subdirectory "fs".
-func SnapshotDir(snapshotter string, id uint64) string {
-	return SnapshotterDir(snapshotter) + "/snapshots/" + strconv.FormatUint(id, 10)
+func SnapshotDir(id uint64) string {
+	return SnapshotterDir + "/snapshots/" + strconv.FormatUint(id, 10)
 }
 
 // BlobPath returns the path of a blob, relative to Root.

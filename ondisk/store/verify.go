@@ -41,8 +41,8 @@ type Summary struct {
 // safe from garbage collection. It returns all problems at once. It cannot
 // check unpacked files whose layers were discarded; the digest of the disk
 // image covers those.
-func Verify(f Files, root, snapshotter string) (*Summary, error) {
-	v := &verifier{Files: f, root: root, snapshotter: snapshotter}
+func Verify(f Files, root string) (*Summary, error) {
+	v := &verifier{Files: f, root: root}
 	state, err := v.read()
 	if err != nil {
 		return nil, fmt.Errorf("verifying the image store: %w", err)
@@ -66,8 +66,8 @@ func Verify(f Files, root, snapshotter string) (*Summary, error) {
 
 // ReadFrom reads the databases of the store below root. No daemon may have them
 // open.
-func ReadFrom(f Files, root, snapshotter string) (*State, error) {
-	return (&verifier{Files: f, root: root, snapshotter: snapshotter}).read()
+func ReadFrom(f Files, root string) (*State, error) {
+	return (&verifier{Files: f, root: root}).read()
 }
 
 // problems is a list of errors, printed one per line.
@@ -107,9 +107,9 @@ func (s *State) Names() []string {
 
 type verifier struct {
 	Files
-	root, snapshotter string
-	state             *State
-	problems          []error
+	root     string
+	state    *State
+	problems []error
 
 	blobByDigest  map[string]*Blob
 	snapshotByKey map[string]*Snapshot
@@ -127,11 +127,11 @@ func (v *verifier) read() (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	snaps, err := v.database(SnapshotterDB(v.snapshotter))
+	snaps, err := v.database(SnapshotterDB)
 	if err != nil {
 		return nil, err
 	}
-	return newState(v.snapshotter, meta, snaps)
+	return newState(meta, snaps)
 }
 
 func (v *verifier) database(name string) (*bucket, error) {
@@ -189,7 +189,7 @@ func (v *verifier) snapshots() {
 		if s.Kind != KindCommitted && !v.InUse {
 			v.bad("snapshot %s is not committed (kind %d)", s.Key, s.Kind)
 		}
-		fs := v.at(SnapshotDir(v.snapshotter, s.ID)) + "/fs"
+		fs := v.at(SnapshotDir(s.ID)) + "/fs"
 		if n, err := v.Stat(fs); err != nil {
 			v.bad("snapshot %s: %w", s.Key, err)
 		} else if !n.IsDir() {
@@ -321,7 +321,7 @@ func (v *verifier) unpacked(digest string) error {
 			return fmt.Errorf("snapshot %s is not committed", chain)
 		}
 	}
-	if got := config.Labels[LabelGCSnapshot+v.snapshotter]; got != chain {
+	if got := config.Labels[LabelGCSnapshot]; got != chain {
 		return fmt.Errorf("config %s refers to the snapshot %q by label, its layers end at %s: they would be collected", config.Digest, got, chain)
 	}
 	return nil
@@ -349,7 +349,7 @@ func (v *verifier) strays() {
 	if v.InUse {
 		return
 	}
-	dir := v.at(SnapshotterDir(v.snapshotter) + "/snapshots")
+	dir := v.at(SnapshotterDir + "/snapshots")
 	names, err := v.ReadDir(dir)
 	if err != nil {
 		v.bad("%w", err)

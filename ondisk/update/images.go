@@ -50,38 +50,37 @@ func StoreFiles(r *ext4.Reader) store.Files {
 
 // Images is containerd's store on the DATA partition of an image.
 type Images struct {
-	State       *store.State
-	fs          *ext4.Reader
-	snapshotter string
+	State *store.State
+	fs    *ext4.Reader
 }
 
 // ReadImages reads the databases of the store.
-func ReadImages(data io.ReaderAt, snapshotter string) (*Images, error) {
+func ReadImages(data io.ReaderAt) (*Images, error) {
 	r, err := ext4.Open(data)
 	if err != nil {
 		return nil, err
 	}
-	s, err := store.ReadFrom(StoreFiles(r), StoreRoot, snapshotter)
+	s, err := store.ReadFrom(StoreFiles(r), StoreRoot)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrArchives
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &Images{State: s, fs: r, snapshotter: snapshotter}, nil
+	return &Images{State: s, fs: r}, nil
 }
 
 // Walk calls f for everything that a machine with the missing records in lack
 // needs from the store: the databases, and the files of blobs and snapshots.
 // Paths are relative to containerd's root, and parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
-	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir(i.snapshotter)+"/snapshots"
-	whole := []string{store.MetaDB, store.SnapshotterDB(i.snapshotter)}
+	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir+"/snapshots"
+	whole := []string{store.MetaDB, store.SnapshotterDB}
 	for _, b := range lack.Blobs {
 		whole = append(whole, store.BlobPath(b.Digest))
 	}
 	for _, s := range lack.Snapshots {
-		whole = append(whole, store.SnapshotDir(i.snapshotter, s.ID))
+		whole = append(whole, store.SnapshotDir(s.ID))
 	}
 	parents := map[string]bool{}
 	for _, p := range append([]string{blobs + "/x", snapshots + "/x"}, whole...) {

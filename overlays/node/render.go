@@ -223,7 +223,7 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 		fmt.Fprintf(&b, "%s=\"%s\"\n", name, value)
 	}
 	addFile(cfg, ondisk.ProxyEnv, 0o600, b.String())
-	for _, unit := range []string{"containerd.service", "kubelet.service"} {
+	for _, unit := range []string{ondisk.UnitContainerd, ondisk.UnitKubelet} {
 		addDropin(cfg, unit, "20-edgebake-proxy.conf", header+"[Service]\nEnvironmentFile=-"+ondisk.ProxyEnv+"\n")
 	}
 }

@@ -401,7 +401,7 @@ func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured)
 	m.written = d.written() - before
 	m.used = d.used()
 	m.blobs = d.sizeOf(filepath.Join(d.mnt, store.Root, store.ContentDir))
-	m.snapshots = d.sizeOf(filepath.Join(d.mnt, store.Root, store.SnapshotterDir("overlayfs")))
+	m.snapshots = d.sizeOf(filepath.Join(d.mnt, store.Root, store.SnapshotterDir))
 	for _, a := range w.archives {
 		m.archives += d.sizeOf(filepath.Join(d.mnt, filepath.Base(a)))
 	}

@@ -364,7 +364,7 @@ func (d *daemon) runsHello(image string) {
 // snapshotDirs lists the directories of snapshots on disk.
 func (d *daemon) snapshotDirs() []string {
 	d.t.Helper()
-	names, err := store.DirFiles(d.dir).ReadDir(filepath.Join(store.Root, store.SnapshotterDir("overlayfs"), "snapshots"))
+	names, err := store.DirFiles(d.dir).ReadDir(filepath.Join(store.Root, store.SnapshotterDir, "snapshots"))
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -381,7 +381,7 @@ func snapshotsOf(t *testing.T, s *store.State, ref string) []uint64 {
 	chain := ""
 	for _, b := range s.Blobs {
 		if digest[ref] != "" && digest[b.Digest] == digest[ref] { // the record named by the config
-			chain = b.Labels[store.LabelGCSnapshot+"overlayfs"]
+			chain = b.Labels[store.LabelGCSnapshot]
 		}
 	}
 	var ids []uint64
@@ -523,7 +523,7 @@ func verifyDir(t *testing.T, dir string) {
 	t.Helper()
 	f := store.DirFiles(dir)
 	f.InUse = true
-	if _, err := store.Verify(f, store.Root, "overlayfs"); err != nil {
+	if _, err := store.Verify(f, store.Root); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,10 +1,8 @@
 package oracle
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -55,11 +53,8 @@ func TestContainerdAfterMerge(t *testing.T) {
 			d.runsHello("edgebake.test/app:1")
 			d.runsHello("edgebake.test/pulled:1")
 			d.stop()
-			before := readState(t, filepath.Join(node, store.Root))
-			gone := snapshotsOf(t, before, "edgebake.test/gone:1")[0]
-
 			report, err := merge.Merge(t.Context(), merge.Options{
-				From: filepath.Join(update, store.Root), Into: filepath.Join(node, store.Root), Keep: []string{"edgebake.test/app:1"}})
+				From: filepath.Join(update, store.Root), Into: filepath.Join(node, store.Root)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -69,7 +64,7 @@ func TestContainerdAfterMerge(t *testing.T) {
 			d.start()
 			have := d.images()
 			for ref, want := range map[string]bool{"edgebake.test/pause:1": true, "edgebake.test/app:1": true, "edgebake.test/app:2": true,
-				"edgebake.test/nasty:1": true, "edgebake.test/pulled:1": true, "edgebake.test/gone:1": false} {
+				"edgebake.test/nasty:1": true, "edgebake.test/pulled:1": true, "edgebake.test/gone:1": true} {
 				if _, ok := have[ref]; ok != want {
 					t.Errorf("%s there: %v", ref, ok)
 				}
@@ -77,7 +72,6 @@ func TestContainerdAfterMerge(t *testing.T) {
 			for _, ref := range []string{"edgebake.test/app:1", "edgebake.test/app:2", "edgebake.test/nasty:1", "edgebake.test/pulled:1"} {
 				d.runsHello(ref)
 			}
-			eventually(t, "containerd frees what was released", func() bool { return !slices.Contains(d.snapshotDirs(), fmt.Sprint(gone)) })
 			d.stop()
 			d.start()
 			d.runsHello("edgebake.test/app:2")
@@ -121,7 +115,7 @@ func TestContainerdAfterUpdate(t *testing.T) {
 			d := start(t, programs(t, version), node)
 			d.runsHello("edgebake.test/app:1")
 			root, staged := filepath.Join(node, store.Root), filepath.Join(node, "staged")
-			have, err := store.ReadInUse("overlayfs", filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB("overlayfs")))
+			have, err := store.ReadInUse(filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -131,7 +125,7 @@ func TestContainerdAfterUpdate(t *testing.T) {
 				t.Fatal(err)
 			}
 			d.stop()
-			r, err := merge.Merge(t.Context(), merge.Options{From: staged, Into: root, KeepAll: true})
+			r, err := merge.Merge(t.Context(), merge.Options{From: staged, Into: root})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -207,7 +201,7 @@ func readData(t *testing.T, layout string, refs ...string) *imageupdate.Images {
 	if _, err := ext4.Write(f, nodes, c, o); err != nil {
 		t.Fatal(err)
 	}
-	images, err := imageupdate.ReadImages(f, "overlayfs")
+	images, err := imageupdate.ReadImages(f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -122,7 +122,7 @@ func containerdImport(ctx context.Context, root, layout string, keepLayers bool)
 	if err != nil {
 		return err
 	}
-	sn, err := overlay.NewSnapshotter(at(store.SnapshotterDir("overlayfs")))
+	sn, err := overlay.NewSnapshotter(at(store.SnapshotterDir))
 	if err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func TestStoreMatchesContainerd(t *testing.T) {
 				if !ok {
 					continue // reported above
 				}
-				entries += compareTrees(t, filepath.Join(theirs, store.SnapshotDir("overlayfs", s.ID)), filepath.Join(ours, store.SnapshotDir("overlayfs", other.ID)))
+				entries += compareTrees(t, filepath.Join(theirs, store.SnapshotDir(s.ID)), filepath.Join(ours, store.SnapshotDir(other.ID)))
 			}
 			t.Logf("%d entries in %d snapshots compared", entries, len(a.Snapshots))
 			if entries < 30000 {
@@ -247,7 +247,7 @@ func TestStoreMatchesContainerd(t *testing.T) {
 
 func readState(t *testing.T, root string) *store.State {
 	t.Helper()
-	s, err := store.Read("overlayfs", filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB("overlayfs")))
+	s, err := store.Read(filepath.Join(root, store.MetaDB), filepath.Join(root, store.SnapshotterDB))
 	if err != nil {
 		t.Fatal(err)
 	}

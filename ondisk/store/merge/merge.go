@@ -1,7 +1,6 @@
 // Package merge adds the image store of a new system to the one in use, before
-// containerd starts, and releases the baked images that the new system does not
-// need. `firstboot images merge` runs it; A/B updates need it, because a new
-// root file system brings new images but the DATA partition stays.
+// containerd starts. `firstboot images merge` runs it; A/B updates need it, because a
+// new root file system brings new images but the DATA partition stays.
 //
 // A merge that is killed at any point can be run again:
 //
@@ -12,16 +11,14 @@
 //   - a killed run leaves only files and records that no image refers to. The
 //     next run removes them, and so would containerd.
 //
-// Images are released by removing their records. containerd's garbage collector
-// then frees their content when it starts, because only containerd knows what
-// running containers use. Images that the node pulled itself are never touched.
+// It removes no image. Images of a former system lose their pin once the new one
+// is kept, and kubelet's garbage collection does the rest.
 package merge
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/edgebake/edgebake/ondisk/store"
 )
@@ -31,14 +28,6 @@ type Options struct {
 	// From and Into are containerd roots (…/var/lib/containerd). Layers and
 	// blobs that Into has may be missing from From.
 	From, Into string
-	// Snapshotter of both stores; empty means overlayfs.
-	Snapshotter string
-	// Keep lists references ("registry.example.com/pause:3.10") of baked images
-	// to keep although From lacks them: those of the system to which the node
-	// may fall back.
-	Keep []string
-	// KeepAll keeps all images.
-	KeepAll bool
 	// Step, if set, is called before every change; the merge stops if it
 	// returns an error.
 	Step func(change string) error
@@ -46,8 +35,7 @@ type Options struct {
 
 // Report is the result of a merge.
 type Report struct {
-	Added    []string `json:"added"`    // image records
-	Released []string `json:"released"` // image records
+	Added []string `json:"added"` // image records
 	// Snapshots and Blobs count added ones; Shared counts snapshots that
 	// existed.
 	Snapshots int `json:"snapshots"`
@@ -69,7 +57,7 @@ type plan struct {
 }
 
 // makePlan compares the two stores and returns the changes.
-func makePlan(from, into *store.State, o Options) (*plan, error) {
+func makePlan(from, into *store.State) (*plan, error) {
 	p := &plan{from: map[string]uint64{}, parents: map[string]store.Snapshot{}}
 	p.change.Schema = from.Schema
 	for _, s := range into.Snapshots {
@@ -99,31 +87,5 @@ func makePlan(from, into *store.State, o Options) (*plan, error) {
 	}
 	p.change.Snapshots = p.add
 	p.change.Blobs, p.change.Images = from.Blobs, into.Lacks(from).Images
-	if o.KeepAll {
-		return p, nil
-	}
-
-	now := map[string]store.Image{}
-	for _, i := range into.Images {
-		now[i.Name] = i
-	}
-	stay := map[string]bool{}
-	for _, i := range from.Images {
-		stay[i.Name] = true
-	}
-	kept := map[string]bool{} // digests
-	for _, ref := range o.Keep {
-		if i, ok := now[ref]; ok {
-			kept[i.Digest] = true
-		} else if !stay[ref] {
-			// A mistyped name would release an image that should be kept.
-			return nil, fmt.Errorf("%s is to be kept, but the store in use has no such image, only %s; correct the name", ref, strings.Join(into.Names(), ", "))
-		}
-	}
-	for _, i := range into.Images {
-		if !stay[i.Name] && i.Labels[store.LabelBaked] != "" && !kept[i.Digest] {
-			p.change.RemoveImages = append(p.change.RemoveImages, i.Name)
-		}
-	}
 	return p, nil
 }

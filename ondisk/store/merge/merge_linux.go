@@ -1,7 +1,6 @@
 package merge
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -23,7 +22,6 @@ import (
 // Merge merges the store in From into the one in Into. containerd must not be
 // running; if it is, Merge fails, because containerd has the databases locked.
 func Merge(ctx context.Context, o Options) (*Report, error) {
-	o.Snapshotter = cmp.Or(o.Snapshotter, "overlayfs")
 	r, err := merge(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("merging the image store %s into %s: %w", o.From, o.Into, err)
@@ -32,7 +30,7 @@ func Merge(ctx context.Context, o Options) (*Report, error) {
 }
 
 func merge(ctx context.Context, o Options) (_ *Report, err error) {
-	from, err := store.Read(o.Snapshotter, filepath.Join(o.From, store.MetaDB), filepath.Join(o.From, store.SnapshotterDB(o.Snapshotter)))
+	from, err := store.Read(filepath.Join(o.From, store.MetaDB), filepath.Join(o.From, store.SnapshotterDB))
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +38,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := m.makeDirs(); err != nil {
 		return nil, err
 	}
-	live, err := store.OpenLive(o.Snapshotter, m.into(store.MetaDB), m.into(store.SnapshotterDB(o.Snapshotter)))
+	live, err := store.OpenLive(m.into(store.MetaDB), m.into(store.SnapshotterDB))
 	if err != nil {
 		return nil, err
 	}
@@ -50,17 +48,17 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 		return nil, err
 	}
 	// A damaged source must not damage the store in use.
-	if _, err := store.Verify(m.source(from, into), ".", o.Snapshotter); err != nil {
+	if _, err := store.Verify(m.source(from, into), "."); err != nil {
 		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
 	}
-	p, err := makePlan(from, into, o)
+	p, err := makePlan(from, into)
 	if err != nil {
 		return nil, err
 	}
 	if err := m.sweep(live); err != nil {
 		return nil, err
 	}
-	r := &Report{Shared: p.shared, Snapshots: len(p.add), Added: []string{}, Released: append([]string{}, p.change.RemoveImages...)}
+	r := &Report{Shared: p.shared, Snapshots: len(p.add), Added: []string{}}
 	for _, i := range p.change.Images {
 		r.Added = append(r.Added, i.Name)
 	}
@@ -134,7 +132,7 @@ func (m *merger) makeDirs() error {
 		{".", 0o711},
 		{store.ContentDir, 0o755}, {store.ContentDir + "/blobs", 0o755}, {store.ContentDir + "/blobs/sha256", 0o755}, {store.ContentDir + "/ingest", 0o755},
 		{store.MetaDir, 0o711},
-		{store.SnapshotterDir(m.o.Snapshotter), 0o700}, {store.SnapshotterDir(m.o.Snapshotter) + "/snapshots", 0o700},
+		{store.SnapshotterDir, 0o700}, {store.SnapshotterDir + "/snapshots", 0o700},
 	} {
 		if err := os.Mkdir(m.into(d.path), d.perm); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -147,8 +145,8 @@ func (m *merger) makeDirs() error {
 // read from the store in use: layers with the same chain ID, blobs with the
 // same digest.
 func (m *merger) source(from, into *store.State) store.Files {
-	fs := func(s store.Snapshot) string { return store.SnapshotDir(m.o.Snapshotter, s.ID) + "/fs" }
-	have := map[string]string{} // by chain ID
+	fs := func(s store.Snapshot) string { return store.SnapshotDir(s.ID) + "/fs" }
+	have := map[string]string{} // by chain
 	for _, s := range into.Snapshots {
 		have[s.Key] = fs(s)
 	}
@@ -193,7 +191,7 @@ func (m *merger) sweep(live *store.Live) error {
 	if err != nil {
 		return err
 	}
-	dir := m.into(store.SnapshotterDir(m.o.Snapshotter) + "/snapshots")
+	dir := m.into(store.SnapshotterDir + "/snapshots")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -270,7 +268,7 @@ func copyFile(from, to string, perm os.FileMode) error {
 
 // snapshot creates the directory of one snapshot.
 func (m *merger) snapshot(s store.Snapshot, from uint64) error {
-	src, dst := m.from(store.SnapshotDir(m.o.Snapshotter, from)), m.into(store.SnapshotDir(m.o.Snapshotter, s.ID))
+	src, dst := m.from(store.SnapshotDir(from)), m.into(store.SnapshotDir(s.ID))
 	if err := m.step("copy snapshot %s", s.Key); err != nil {
 		return err
 	}

@@ -1,4 +1,5 @@
-package host
+// Package efivar writes variables of the firmware.
+package efivar
 
 import (
 	"encoding/binary"
@@ -11,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setFirmwareVar writes a variable below efivarfs in one write: its attributes (non-volatile,
-// boot services and runtime access) and its value.
-func setFirmwareVar(path string, value []byte) error {
+// Write writes a variable, a file in efivarfs: its attributes (kept without power, for the
+// firmware and for the system) and its value, in one write. Without efivarfs it returns
+// errors.ErrUnsupported.
+func Write(path string, value []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
 	}
