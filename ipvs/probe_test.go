@@ -406,7 +406,7 @@ func TestSensing(t *testing.T) {
 					f.fix(m)
 					s.idle.Store(true)
 					time.Sleep(5 * time.Second)
-					if st, at = s.state(); st != Up {
+					if st, _ = s.state(); st != Up {
 						t.Fatalf("it is %s 5 s after it healed: %v", st, s.events)
 					}
 					if want := []string{"up (ready)", "down (" + f.class + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {

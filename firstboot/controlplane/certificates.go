@@ -129,7 +129,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 				}
 			}
 			if kept {
-				return run.Confirmed
+				return run.ErrConfirmed
 			}
 			return nil
 		},

@@ -154,7 +154,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			if err := writeForPerson(e, site, documents); err != nil {
 				return err
 			}
-			return run.Confirmed
+			return run.ErrConfirmed
 		},
 	}
 }

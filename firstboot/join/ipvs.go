@@ -81,7 +81,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if served, err := WaitForEndpoint(ctx, e, site); err != nil || !served {
 				return err
 			}
-			return run.Confirmed
+			return run.ErrConfirmed
 		},
 	}
 }

@@ -176,7 +176,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	if _, err := e.Write(member.ReadyMark, nil, machine.Mode(0o600)); err != nil || other != nil {
 		return err // the next check reports the other cluster
 	}
-	return run.Confirmed
+	return run.ErrConfirmed
 }
 
 // labelOwn sets labels of the Site that the Node lacks, as far as the cluster allows a node

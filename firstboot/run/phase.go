@@ -71,8 +71,8 @@ type result struct {
 // changed something that earlier phases use.
 var ErrRestart = errors.New("starting over")
 
-// Confirmed is returned by a Run that has itself verified its work: Check is not called again.
-var Confirmed = errors.New("confirmed")
+// ErrConfirmed is returned by a Run that has itself verified its work: Check is not called again.
+var ErrConfirmed = errors.New("confirmed")
 
 // progress is called before Run and before the second Check; either func may be nil.
 type progress struct{ running, checking func() }
@@ -93,7 +93,7 @@ func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) resul
 	switch err := p.run(ctx, e); {
 	case errors.Is(err, ErrRestart):
 		return result{outcome: startOver, ran: true}
-	case errors.Is(err, Confirmed), err == nil && p.Check == nil:
+	case errors.Is(err, ErrConfirmed), err == nil && p.Check == nil:
 		return result{outcome: ranDone, ran: true}
 	case err != nil:
 		return result{err: err, ran: true, half: true}

@@ -278,7 +278,7 @@ func (b *box) plug(name string, images ...string) {
 		nodes = append(nodes, tree.Node{Path: i, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(image)}})
 	}
 	const size = 64 << 20
-	if err := f.Truncate(size); err == nil {
+	if err = f.Truncate(size); err == nil {
 		err = fat.Write(f, nodes, nil, fat.Options{Type: 32, Size: size})
 	}
 	if err != nil {
