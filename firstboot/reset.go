@@ -203,8 +203,8 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 // resetList returns the files that a reset removes, beside those that kubeadm, yurthub and
 // ipvscare have. The state is last: it still has the node's name.
 func resetList(e *machine.Env) []string {
-	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles,
-		[]string{update.OrderFile, member.LeavingFile, ondisk.StateFile})
+	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles, update.ResetFiles,
+		[]string{member.LeavingFile, ondisk.StateFile})
 }
 
 // resetFiles removes the records of the membership. The Site's applied settings stay until the

@@ -77,7 +77,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 	}
 	// The plan stays, because Status needs it to report the result of the
 	// update.
-	return errors.Join(releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile), uncordon(ctx, e))
+	return errors.Join(noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile), uncordon(ctx, e))
 }
 
 // describe replaces image.json on the EFI system partition with that of the
@@ -158,6 +158,11 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 		}
 		return &s
 	}
+	return settled(e)
+}
+
+// settled is Status without an update that runs.
+func settled(e *machine.Env) *ondisk.UpdateState {
 	plan := e.Text(planFile)
 	if plan == "" {
 		return nil
@@ -173,7 +178,7 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 		}
 		return nil
 	}
-	s = ondisk.UpdateState{Status: ondisk.UpdateInterrupted, Root: otherRoot(root)}
+	s := ondisk.UpdateState{Status: ondisk.UpdateInterrupted, Root: otherRoot(root)}
 	all, err := entries(e)
 	if err != nil {
 		return nil

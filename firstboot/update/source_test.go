@@ -24,6 +24,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
+	"github.com/edgebake/edgebake/test/mediatest"
 )
 
 // slowLine is a web server at the other end of a line, which passes the box's time.
@@ -396,6 +397,86 @@ func TestStickAfterFailure(t *testing.T) {
 	}
 	if err := b.order(Options{Image: Stick}); err != nil || !b.rebooted {
 		t.Errorf("by hand: %v", err)
+	}
+}
+
+// failsB has the new system in ROOT-B fail, and the former one boot again.
+func (b *box) failsB() {
+	b.t.Helper()
+	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := Release(b.t.Context(), b.env()); err != nil {
+		b.t.Fatal(err)
+	}
+	b.rebooted, b.console = false, nil
+}
+
+// Of two images on a stick that both fail, each is tried once. What another update does
+// meanwhile has the machine try none of them again.
+func TestStickTriesEachImageOnce(t *testing.T) {
+	b := newBox(t)
+	const plan = "abababababababababababababababab"
+	mediatest.Make(t, imagePath("latest.raw.zst"), mediatest.Image{ID: plan, Seed: "same", Data: 4 << 20, FreeRoot: 6 << 20, FreeData: 1 << 20, Initrd: initrd(plan), ESP: 40 << 20,
+		SignIndex: images.sign,
+		Info: func(i *ondisk.ImageInfo) {
+			i.UpdateSerial, i.UpdateKeys = 7, []string{images.public}
+			i.Images = []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:aa"}}
+		}})
+	b.put(ondisk.HealthyFile, "")
+	b.plug("sda", "later.raw.zst")
+	var taken []string
+	for boot := range 5 {
+		switch boot {
+		case 1:
+			b.plug("sda", "later.raw.zst", "latest.raw.zst")
+		case 3: // an update by hand is begun, and interrupted
+			b.cut, b.effects = 20, 0
+			if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, errPower) || b.status() != "interrupted ROOT-B" {
+				t.Fatalf("%v, %s", err, b.status())
+			}
+			b.cut = 0
+		}
+		if err := FromStick(t.Context(), b.env()); b.rebooted != (err == nil) {
+			t.Errorf("boot %d: restarted: %v, %v", boot, b.rebooted, err)
+		}
+		if b.rebooted {
+			taken = append(taken, b.get(planFile))
+			b.failsB()
+		}
+	}
+	if !slices.Equal(taken, []string{newPlan + "\n", plan + "\n"}) {
+		t.Errorf("taken: %q", taken)
+	}
+	b.plug("sda", "later.raw.zst")
+	if err := b.order(Options{Image: Stick}); err != nil || !b.rebooted {
+		t.Errorf("by hand: %v", err)
+	}
+}
+
+// A stick that is plugged in while another update runs waits for its end.
+func TestStickWaitsForAnotherUpdate(t *testing.T) {
+	b := newBox(t)
+	b.put(ondisk.HealthyFile, "")
+	b.plug("sda", "later.raw.zst")
+	e := b.env()
+	lock, locked := e.Lock, 0
+	e.Lock = func(ctx context.Context, p string) (func(), error) {
+		if locked++; locked < 4 {
+			return nil, errors.New("another program holds it")
+		}
+		return lock(ctx, p)
+	}
+	if err := FromStick(t.Context(), e); err != nil || !b.rebooted {
+		t.Fatalf("%v, restarted: %v", err, b.rebooted)
+	}
+	if console := strings.Join(b.console, "\n"); strings.Contains(console, "at work") {
+		t.Errorf("console:\n%s", console)
+	}
+	e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+	began := b.now
+	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") || b.now.Sub(began) < stickPatience {
+		t.Errorf("after %s: %v", b.now.Sub(began), err)
 	}
 }
 

@@ -1,11 +1,13 @@
 package update
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -152,7 +154,8 @@ func (s *onStick) ReadAt(b []byte, off int64) (n int, err error) {
 }
 
 const (
-	// stickPatience bounds how long an update by itself waits for a boot that is over.
+	// stickPatience bounds how long an update by itself waits for first boot, and for another
+	// update.
 	stickPatience = 2 * time.Hour
 	// restartDelay is how long a person at the machine has to read that it restarts.
 	restartDelay = time.Minute
@@ -182,12 +185,22 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 		return fmt.Errorf("waiting to update from a stick: %w", err)
 	}
 	said := ""
-	err = Update(ctx, e, Options{Image: Stick, byItself: true}, func(s run.Step) {
+	tell := func(s run.Step) {
 		if line := fmt.Sprintf("update from the stick: %s %s", s.Name, s.Status); s.Status != "waiting" && s.Status != "note" && line != said {
 			said = line
 			e.Console(line)
 		}
+	}
+	// Retry returns the error of a machine that stays busy; other errors end the wait.
+	var final error
+	err = e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
+		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)
+		if errors.As(final, new(*busy)) {
+			return final
+		}
+		return nil
 	})
+	err = cmp.Or(final, err)
 	switch {
 	case errors.Is(err, errNoStick) || err != nil && allOld(err):
 		return nil // pulled out, or left in
@@ -210,15 +223,37 @@ func (u *job) takesByItself() error {
 		return nil
 	case u.next.UpdateSerial <= u.sys.image.UpdateSerial:
 		return errOld
-	case u.e.Text(planFile) == u.next.Plan && failed(u.e):
+	case slices.Contains(failedPlans(u.e), u.next.Plan):
 		return run.Advise(errors.New("this machine has tried it, and returned to the former system"), "`firstboot update stick` on the machine tries it again")
 	}
 	return nil
 }
 
-func failed(e *machine.Env) bool {
-	s := Status(e)
-	return s != nil && s.Status == ondisk.UpdateFailed
+// maxFailed is the maximum number of plans in failedFile.
+const maxFailed = 16
+
+// failedPlans lists the plans of the images that this machine has left again, the last one at
+// the end.
+func failedPlans(e *machine.Env) []string {
+	plans := strings.Fields(e.Text(failedFile))
+	if s := settled(e); s != nil && s.Status == ondisk.UpdateFailed {
+		plan := e.Text(planFile)
+		plans = append(slices.DeleteFunc(plans, func(p string) bool { return p == plan }), plan)
+	}
+	return plans[max(0, len(plans)-maxFailed):]
+}
+
+// noteFailed records the plan of an update that has failed, before another one replaces
+// planFile.
+func noteFailed(e *machine.Env) error {
+	plans := failedPlans(e)
+	if len(plans) == 0 {
+		return nil
+	}
+	if _, err := e.Write(failedFile, []byte(strings.Join(plans, "\n")+"\n"), machine.Mode(0o600)); err != nil {
+		return fmt.Errorf("noting that the update has failed: %w", err)
+	}
+	return nil
 }
 
 // announce tells a person what comes, and leaves time to read it.

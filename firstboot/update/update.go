@@ -39,10 +39,16 @@ const (
 	spoolFile = Dir + "/esp"
 	// planFile contains the plan of the new image.
 	planFile = Dir + "/plan"
+	// failedFile has the plans of updates that failed, one a line. A stick brings none of them
+	// again by itself.
+	failedFile = ondisk.StateDir + "/update-failed"
 	// offlineFile exists if no API server was reachable when the new system was
 	// made the next to boot.
 	offlineFile = Dir + "/offline"
 )
+
+// ResetFiles are the files beside Dir that a reset removes.
+var ResetFiles = []string{OrderFile, failedFile}
 
 // Options of an update.
 type Options struct {
@@ -246,6 +252,9 @@ func (u *job) phases() []run.Phase {
 		{Name: "cost", Doc: "what is to be fetched is known", Timeout: time.Hour, Run: u.cost},
 		{Name: "retire", Doc: "no boot entry names " + target + " while it is written", Timeout: 5 * time.Minute,
 			Run: func(_ context.Context, e *machine.Env) error {
+				if err := noteFailed(e); err != nil {
+					return err
+				}
 				if _, err := e.Write(planFile, []byte(u.next.Plan+"\n"), machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting what the update is to: %w", err)
 				}
