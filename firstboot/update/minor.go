@@ -109,8 +109,12 @@ func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string
 	return lowest, nil
 }
 
-// cordonFile is there while the Node is unschedulable because an update made it so.
-const cordonFile = Dir + "/cordoned"
+const (
+	// cordonFile is there while the Node may be unschedulable because an update made it so.
+	cordonFile = Dir + "/cordoned"
+	// cordonAnnotation marks a Node that an update has made unschedulable.
+	cordonAnnotation = "edgebake.io/cordoned"
+)
 
 const (
 	// drainPatience bounds the time that pods have to leave.
@@ -123,9 +127,6 @@ const (
 // somebody else has drained is left as it is.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
-		if back := uncordon(context.WithoutCancel(ctx), e); back != nil {
-			e.Log.Warn("making the Node schedulable again", "error", back)
-		}
 		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, with --no-drain if the pods may end with the machine")
 	}
 	name := member.Name(e)
@@ -165,21 +166,30 @@ func cordon(ctx context.Context, e *machine.Env, name string) error {
 	if err := e.WriteFile(cordonFile, nil, machine.Mode(0o600)); err != nil {
 		return err
 	}
-	return c.MergePatch(ctx, "/api/v1/nodes/"+name, map[string]any{"spec": map[string]any{"unschedulable": true}})
+	return patchCordon(ctx, c, name, "update", true)
 }
 
-// uncordon takes cordon back.
+// patchCordon sets the annotation and the field in one request; nil removes them.
+func patchCordon(ctx context.Context, c *api.Client, name string, annotation, unschedulable any) error {
+	return c.MergePatch(ctx, "/api/v1/nodes/"+name, map[string]any{
+		"metadata": map[string]any{"annotations": map[string]any{cordonAnnotation: annotation}},
+		"spec":     map[string]any{"unschedulable": unschedulable},
+	})
+}
+
+// uncordon takes cordon back. A Node that somebody else has made unschedulable stays so.
 func uncordon(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(cordonFile) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	c, err := member.NodeClient(e)
-	if err == nil {
-		err = c.MergePatch(ctx, "/api/v1/nodes/"+member.Name(e), map[string]any{"spec": map[string]any{"unschedulable": nil}})
+	name := member.Name(e)
+	c, n, err := member.OwnNode(ctx, e, name)
+	if err == nil && n.Metadata.Annotations[cordonAnnotation] != "" {
+		err = patchCordon(ctx, c, name, nil, nil)
 	}
-	if err != nil && api.Code(err) != 404 {
+	if err != nil && !errors.Is(err, member.ErrNoNode) {
 		return fmt.Errorf("making the Node schedulable again: %w", err)
 	}
 	return e.Remove(cordonFile)

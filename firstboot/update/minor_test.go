@@ -3,6 +3,7 @@ package update
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -210,6 +211,83 @@ func TestPodsThatStay(t *testing.T) {
 	}
 	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst"), NoDrain: true}); err != nil || !b.rebooted || len(c.Pods) != 1 {
 		t.Errorf("%v, restarted: %v, pods: %v", err, b.rebooted, names(c.Pods))
+	}
+}
+
+// Where the API server goes while pods leave, the Node takes pods again once it is back, though
+// the new system waits for a restart.
+func TestUncordonWhilePending(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	c.Pods = []api.Pod{pod("guarded", "StatefulSet")}
+	c.Disrupt = func(string) bool { c.Down[worldtest.Endpoint] = true; return false }
+	var started []string
+	b.unit = func(verb, unit string) error {
+		if unit == ondisk.UnitRelease {
+			started = append(started, verb)
+		}
+		return nil
+	}
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err == nil || b.rebooted || !c.Nodes[memberName].Spec.Unschedulable {
+		t.Fatalf("%v, restarted: %v", err, b.rebooted)
+	}
+	if !slices.Equal(started, []string{"start"}) {
+		t.Errorf("the unit that makes up for it: %v", started)
+	}
+	if err := Release(t.Context(), e); err == nil {
+		t.Error("without an API server: no error, so systemd does not try it again")
+	}
+	c.Down[worldtest.Endpoint] = false
+	if err := Release(t.Context(), e); err != nil || c.Nodes[memberName].Spec.Unschedulable || b.status() != "pending ROOT-B" {
+		t.Errorf("%v, unschedulable: %v, %s", err, c.Nodes[memberName].Spec.Unschedulable, b.status())
+	}
+	if _, ok := c.Nodes[memberName].Metadata.Annotations["edgebake.io/cordoned"]; ok {
+		t.Error("the annotation stays")
+	}
+}
+
+// A restart that fails leaves no Node unschedulable.
+func TestUncordonWithoutRestart(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	e.Run = func(context.Context, machine.Cmd) error { return errors.New("exit status 1") }
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err == nil || c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
+	}
+}
+
+// What else fails at the end of an update does not keep the Node unschedulable.
+func TestUncordonFirst(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err != nil {
+		t.Fatal(err)
+	}
+	b.runs(ondisk.LabelRootB, "minor.raw.zst")
+	info := b.get("efi/" + ondisk.ESPImageInfo)
+	b.put("efi/"+ondisk.ESPImageInfo, "")
+	if err := Release(t.Context(), e); err == nil || c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
+	}
+	b.put("efi/"+ondisk.ESPImageInfo, info)
+	if err := Release(t.Context(), e); err != nil || b.espInfo().Plan != newPlan || e.Exists(Dir) {
+		t.Errorf("%v, the ESP describes %s", err, b.espInfo().Plan)
+	}
+}
+
+// Where the update could not make the Node unschedulable, it does not undo what somebody else
+// did later.
+func TestLaterCordonOfOthers(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	c.LabelChangeDenied = true
+	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")}); err == nil || c.Nodes[memberName].Spec.Unschedulable {
+		t.Fatal(err)
+	}
+	c.LabelChangeDenied, c.Nodes[memberName].Spec.Unschedulable = false, true
+	b.runs(ondisk.LabelRootB, "minor.raw.zst")
+	if err := Release(t.Context(), e); err != nil || !c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
 	}
 }
 

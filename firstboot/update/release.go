@@ -43,41 +43,42 @@ func ProvenOffline(e *machine.Env) error {
 // Release finishes an update once the machine keeps its system, the new one or
 // the old. It updates image.json on the EFI system partition, which `stamp`
 // uses to check Sites, and removes downloaded files. Container images that the
-// system does not list are left to kubelet's garbage collection. UnitRelease
-// runs it at each boot, on trial after systemd has marked the boot entry as
-// good.
+// system does not list are left to kubelet's garbage collection. The Node that
+// an update has drained is made schedulable again, before a restart too.
+// UnitRelease runs it at each boot, on trial after systemd has marked the boot
+// entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {
 		return nil
-	}
-	image, err := site.ImageInfo(e)
-	if err != nil {
-		return err
 	}
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
 		return err
 	}
 	defer release()
+	// First, and whatever becomes of the rest: no update runs that needs the Node unschedulable.
+	cordoned := uncordon(ctx, e)
+	image, err := site.ImageInfo(e)
+	if err != nil {
+		return errors.Join(cordoned, err)
+	}
 	if plan == image.Plan {
-		if err := releaseImages(ctx, e, image); err != nil {
-			return err
+		images, described := releaseImages(ctx, e, image), describe(ctx, e, image)
+		if described != nil {
+			described = fmt.Errorf("describing the new system on the EFI system partition: %w", described)
 		}
-		if err := describe(ctx, e, image); err != nil {
-			return fmt.Errorf("describing the new system on the EFI system partition: %w", err)
-		}
-		if err := uncordon(ctx, e); err != nil {
+		if err := errors.Join(cordoned, images, described); err != nil {
 			return err
 		}
 		return e.RemoveAll(Dir)
 	}
-	if s := Status(e); s == nil || s.Status != ondisk.UpdateFailed {
-		return nil // the same command continues it, or the next restart boots it
+	if s := settled(e); s == nil || s.Status != ondisk.UpdateFailed {
+		return cordoned // the same command continues it, or the next restart boots it
 	}
 	// The plan stays, because Status needs it to report the result of the
 	// update.
-	return errors.Join(noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile), uncordon(ctx, e))
+	return errors.Join(cordoned, noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
 // describe replaces image.json on the EFI system partition with that of the

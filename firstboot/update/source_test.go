@@ -412,17 +412,47 @@ func (b *box) failsB() {
 	b.rebooted, b.console = false, nil
 }
 
-// Of two images on a stick that both fail, each is tried once. What another update does
-// meanwhile has the machine try none of them again.
-func TestStickTriesEachImageOnce(t *testing.T) {
-	b := newBox(t)
-	const plan = "abababababababababababababababab"
-	mediatest.Make(t, imagePath("latest.raw.zst"), mediatest.Image{ID: plan, Seed: "same", Data: 4 << 20, FreeRoot: 6 << 20, FreeData: 1 << 20, Initrd: initrd(plan), ESP: 40 << 20,
+const latestPlan = "abababababababababababababababab"
+
+// makeLatest makes latest.raw.zst, whose serial is higher than that of later.raw.zst.
+func makeLatest(t *testing.T) {
+	if _, err := os.Stat(imagePath("latest.raw.zst")); err == nil {
+		return
+	}
+	mediatest.Make(t, imagePath("latest.raw.zst"), mediatest.Image{ID: latestPlan, Seed: "same", Data: 4 << 20, FreeRoot: 6 << 20, FreeData: 1 << 20, Initrd: initrd(latestPlan), ESP: 40 << 20,
 		SignIndex: images.sign,
 		Info: func(i *ondisk.ImageInfo) {
 			i.UpdateSerial, i.UpdateKeys = 7, []string{images.public}
 			i.Images = []ondisk.ImageRef{{Ref: "edgebake.test/pause:1", Digest: "sha256:aa"}}
 		}})
+}
+
+// An image whose update was cut off before its first boot has not failed.
+func TestCutOffIsNoFailure(t *testing.T) {
+	makeImages(t)
+	makeLatest(t)
+	for n := 1; n < 12; n++ {
+		b := newBox(t)
+		if err := b.order(Options{Image: b.inside("later.raw.zst")}); err != nil {
+			t.Fatal(err)
+		}
+		b.failsB()
+		b.cut, b.effects = n, 0
+		if err := b.order(Options{Image: b.inside("latest.raw.zst")}); !errors.Is(err, errPower) {
+			t.Fatal(err)
+		}
+		b.cut = 0
+		if got := failedPlans(b.env()); !slices.Equal(got, []string{newPlan}) {
+			t.Errorf("cut at %d: failed: %q, %s", n, got, b.status())
+		}
+	}
+}
+
+// Of two images on a stick that both fail, each is tried once. What another update does
+// meanwhile has the machine try none of them again.
+func TestStickTriesEachImageOnce(t *testing.T) {
+	b := newBox(t)
+	makeLatest(t)
 	b.put(ondisk.HealthyFile, "")
 	b.plug("sda", "later.raw.zst")
 	var taken []string
@@ -445,7 +475,7 @@ func TestStickTriesEachImageOnce(t *testing.T) {
 			b.failsB()
 		}
 	}
-	if !slices.Equal(taken, []string{newPlan + "\n", plan + "\n"}) {
+	if !slices.Equal(taken, []string{newPlan + "\n", latestPlan + "\n"}) {
 		t.Errorf("taken: %q", taken)
 	}
 	b.plug("sda", "later.raw.zst")

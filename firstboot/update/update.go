@@ -89,7 +89,27 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	if err != nil {
 		return &busy{err}
 	}
-	defer release()
+	err = alone(ctx, e, o, tell)
+	release()
+	if err != nil && e.Exists(cordonFile) {
+		// systemd starts the unit again until it has made the Node schedulable.
+		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobPatience, "start", ondisk.UnitRelease); err != nil {
+			e.Log.Warn("making the Node schedulable again", "error", err)
+		}
+	}
+	return err
+}
+
+// alone is Update while no other change of the machine runs.
+func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) (err error) {
+	defer func() {
+		if err == nil {
+			return
+		}
+		if back := uncordon(context.WithoutCancel(ctx), e); back != nil {
+			e.Log.Warn("making the Node schedulable again", "error", back)
+		}
+	}()
 	if !o.byItself { // which has waited for this boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
 			return &busy{err}
@@ -255,10 +275,14 @@ func (u *job) phases() []run.Phase {
 				if err := noteFailed(e); err != nil {
 					return err
 				}
+				// Before the plan: the entry of a failed system is not that of the new plan.
+				if err := retire(e, target, u.next.Plan); err != nil {
+					return err
+				}
 				if _, err := e.Write(planFile, []byte(u.next.Plan+"\n"), machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("noting what the update is to: %w", err)
 				}
-				return retire(e, target, u.next.Plan)
+				return nil
 			}},
 		{Name: "root", Doc: target + " has the root file system of the image", Timeout: 24 * time.Hour, Run: u.writeRoot},
 	}

@@ -498,7 +498,7 @@ func (c *Cluster) patchNode(n *api.Node, r *http.Request) {
 	var p struct {
 		Metadata struct {
 			Labels      map[string]*string `json:"labels"`
-			Annotations map[string]string  `json:"annotations"`
+			Annotations map[string]*string `json:"annotations"`
 		} `json:"metadata"`
 		Spec map[string]any `json:"spec"`
 	}
@@ -506,14 +506,20 @@ func (c *Cluster) patchNode(n *api.Node, r *http.Request) {
 	if to, ok := p.Spec["unschedulable"]; ok {
 		n.Spec.Unschedulable = to == true
 	}
-	if len(p.Metadata.Annotations) > 0 {
-		n.Metadata.Annotations = p.Metadata.Annotations
-	}
-	for k, v := range p.Metadata.Labels {
-		if v == nil {
-			delete(n.Metadata.Labels, k)
-		} else {
-			n.Metadata.Labels[k] = *v
+	merge(&n.Metadata.Annotations, p.Metadata.Annotations)
+	merge(&n.Metadata.Labels, p.Metadata.Labels)
+}
+
+// merge changes a map as a JSON merge patch does.
+func merge(to *map[string]string, patch map[string]*string) {
+	for k, v := range patch {
+		switch {
+		case v == nil:
+			delete(*to, k)
+		case *to == nil:
+			*to = map[string]string{k: *v}
+		default:
+			(*to)[k] = *v
 		}
 	}
 }
