@@ -215,6 +215,10 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 			t.Fatal(err)
 		}
 		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.36.3", "v1.37.2", 1))
+		forward := back.clone(t)
+		forward.PowerOn()
+		forward.mustBoot()
+		forward.takenOver(fmt.Sprintf("on the way back cut at %d, and forward", n))
 		back.goneBack(fmt.Sprintf("back, cut at %d", n), files)
 	}
 }

@@ -39,7 +39,8 @@ type KubeletFiles struct {
 	Version int `json:"version"`
 	// Minor is the minor version of Kubernetes that the files are for.
 	Minor int `json:"minor"`
-	// ConfigMinor is that of the kubeadm that wrote config.yaml.
+	// ConfigMinor is that of the kubeadm that wrote config.yaml; 0: files of Former may have
+	// been put back.
 	ConfigMinor int `json:"configMinor"`
 	// Former has the files of the version before; nil: there was none.
 	Former *FormerKubelet `json:"former,omitempty"`
@@ -104,6 +105,10 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 		}
 		return k.Former.restore(e)
 	case k.Former != nil && k.Former.Minor == minor:
+		// If this is cut off and the later system boots, its kubeadm writes the settings again.
+		if err := (KubeletFiles{Minor: k.Minor, Former: k.Former}).Write(e); err != nil {
+			return err
+		}
 		if err := k.Former.restore(e); err != nil {
 			return err
 		}

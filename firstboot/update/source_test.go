@@ -18,6 +18,7 @@ import (
 
 	"aead.dev/minisign"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
@@ -507,6 +508,26 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	began := b.now
 	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") || b.now.Sub(began) < stickPatience {
 		t.Errorf("after %s: %v", b.now.Sub(began), err)
+	}
+}
+
+// The restart is announced once nothing can keep the machine from it.
+func TestStickAnnouncesLast(t *testing.T) {
+	b := newBox(t)
+	c, e := b.member("v1.37.2")
+	b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"updateSerial":5`, `"updateSerial":4`, 1))
+	b.put(ondisk.HealthyFile, "")
+	b.plug("sda", "minor.raw.zst")
+	c.Pods = []api.Pod{pod("guarded", "StatefulSet")}
+	leaves := false
+	c.Disrupt = func(string) bool { return leaves }
+	announced := func() bool { return strings.Contains(strings.Join(b.console, "\n"), "The machine restarts with it in") }
+	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "these pods are still on the Node") || b.rebooted || announced() {
+		t.Errorf("%v, restarted: %v\n%s", err, b.rebooted, strings.Join(b.console, "\n"))
+	}
+	leaves = true
+	if err := FromStick(t.Context(), e); err != nil || !b.rebooted || !announced() {
+		t.Errorf("%v, restarted: %v\n%s", err, b.rebooted, strings.Join(b.console, "\n"))
 	}
 }
 

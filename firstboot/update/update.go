@@ -295,11 +295,11 @@ func (u *job) phases() []run.Phase {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order still stands", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
-	if u.o.byItself {
-		phases = append(phases, run.Phase{Name: "announce", Doc: "a person at the machine knows that it restarts", Timeout: 2 * restartDelay, Run: u.announce})
-	}
 	if u.sys.anotherMinor(u.next) && !u.o.NoDrain && !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "drain", Doc: "the pods that run elsewhere meanwhile have left", Timeout: drainPatience + 5*time.Minute, Run: u.drain})
+	}
+	if u.o.byItself {
+		phases = append(phases, run.Phase{Name: "announce", Doc: "a person at the machine knows that it restarts", Timeout: 2 * restartDelay, Run: u.announce})
 	}
 	if !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "reboot", Doc: "the machine restarts", Timeout: time.Minute,
