@@ -417,7 +417,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 			}
 		case <-due.C:
 		}
-		if w.state != Up && w.alone() {
+		// Not where each request costs a handshake: a thousand nodes may wait.
+		if w.state != Up && w.alone() && w.anonymousCloses == 0 {
 			s.hurry(w.profile.RetryMax)
 		}
 	}
@@ -518,14 +519,15 @@ func (w *watcher) deferRequest(l *probe.Link) {
 		w.anonymousCloses = 0
 		return
 	}
+	most := maxAnonymousPause
 	if w.state != Up { // its return must be noticed
-		return
+		most = mostSpacing
 	}
 	now := time.Now()
 	if w.readyDue.Sub(now) < w.profile.Ready/2 {
 		return // a request is due soon for another reason
 	}
 	w.anonymousCloses++
-	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.anonymousCloses, 8), maxAnonymousPause))
+	d := max(w.profile.Ready, min(w.profile.Ready<<min(w.anonymousCloses, 8), most))
 	w.readyDue = w.beat.within(now, d)
 }
