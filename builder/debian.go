@@ -36,7 +36,7 @@ type debianRecipe struct {
 	Initrd     string   `json:"initrd"` // our script that the initrd runs
 }
 
-// pathFilters exclude documentation, except licences.
+// pathFilters exclude documentation and translations, but keep copyright files.
 var pathFilters = []string{
 	"path-exclude=/usr/share/man/*",
 	"path-exclude=/usr/share/info/*",

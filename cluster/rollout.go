@@ -99,7 +99,7 @@ func (s *Share) String() string {
 	return strconv.Itoa(max(1, s.n))
 }
 
-// Type is that of a flag's value.
+// Type returns the value's type for the flag's usage text (pflag.Value).
 func (s *Share) Type() string { return "number or %" }
 
 // Set reads "3" or "5%".
@@ -129,7 +129,7 @@ func (w *Window) String() string {
 	return clock(w.from) + "-" + clock(w.to)
 }
 
-// Type is that of a flag's value.
+// Type returns the value's type for the flag's usage text (pflag.Value).
 func (w *Window) Type() string { return "HH:MM-HH:MM" }
 
 // Set reads "22:00-05:00".

@@ -192,8 +192,8 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 	return out, nil
 }
 
-// checkEach renders each Site of an Inventory, with the Ignition config of all
-// machines.
+// checkEach checks that each Site of an Inventory can be rendered with the shared
+// Ignition config, and fits into the slot.
 func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	var probs configs.Problems
 	for i := range inv.Sites {

@@ -208,9 +208,10 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller prepares writing an installer, a raw disk that is no
-// edgebake image, to a stick. Write then verifies it, and leaves an unfinished
-// or a complete stick, as for an image.
+// PrepareInstaller prepares to write an installer to a stick. An installer is a
+// raw disk image, but not an edgebake image. As with an image, Flash.Write
+// verifies what it writes, and a stick that was not written completely is marked
+// as unfinished.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	r, err := os.Open(file)
 	if err != nil {

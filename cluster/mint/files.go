@@ -168,9 +168,9 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	return file.SyncDir(parent)
 }
 
-// leftOver returns an error unless work is what an interrupted run left. In a parent that
-// others can write to it may be a link to one of this user's directories, or a directory that
-// its owner can read.
+// leftOver returns an error unless work is a directory that uid owns, as an interrupted run
+// leaves it. If other users can write to the parent, one of them may have put a symlink or a
+// directory of their own there.
 func leftOver(work string, uid int) error {
 	fi, err := os.Lstat(work)
 	switch {

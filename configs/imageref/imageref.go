@@ -111,8 +111,8 @@ func (e *UntaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.Ref, e.Ref, e.Ref)
 }
 
-// whyNoRef returns the reason why s is not a reference; err is the error about
-// the whole.
+// whyNoRef returns the reason why s is not a reference. err is the error for s as
+// a whole and is returned if no part of s can be blamed.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")
 	if _, err := ParseDigest(digest); hasDigest && err != nil {

@@ -312,7 +312,8 @@ func CredentialsOf(site *configs.Site) []credential {
 			}
 			return cert, inTime(e, cert)
 		},
-		// kubelet renews its own while it runs.
+		// kubelet renews its client certificate itself, so only the CA that the kubeconfig
+		// trusts is checked.
 		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
 			return formerCA(e, at(ondisk.KubeletConf))
 		},

@@ -2,7 +2,7 @@
 // place, makes kubeadm create certificates and pods, and publishes a new cluster. It starts
 // etcd as package seat decides, maintains it, and makes and restores snapshots.
 //
-// No control-plane node is the first: each carries out the same phases. What changes here:
-// what a new cluster gets, and when certificates are renewed. The rules by which etcd may
-// start are in package seat.
+// No control-plane node is the first: each carries out the same phases. publish.go
+// decides what a new cluster gets; certificates.go decides when certificates are renewed. The
+// rules by which etcd may start are in package seat.
 package controlplane

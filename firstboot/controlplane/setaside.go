@@ -64,9 +64,9 @@ func SetAsideLogless(e *machine.Env) error {
 	return pruneLogless(e, to)
 }
 
-// pruneLogless removes databases without a log that were set aside, except the latest and the
-// largest of the others: each start that etcd rejects leaves an empty one, and only one may
-// have data.
+// pruneLogless removes databases without a WAL that were set aside, except the latest and the
+// largest of the rest. Every start that etcd rejects leaves an empty database; at most one of
+// them contains data.
 func pruneLogless(e *machine.Env, latest string) error {
 	dirs, err := asideDirs(e)
 	if err != nil {

@@ -3,5 +3,6 @@
 // node to OpenYurt and back.
 //
 // Package openyurt knows what a release of yurthub needs; this package installs that on a
-// machine. What changes here: the steps of Convert and Revert, and the rules for ports.
+// machine. convert.go and revert.go have the steps of Convert and Revert; ports.go has the
+// rules for ports.
 package hub

@@ -2,5 +2,6 @@
 // join, redirects kubelet to the endpoint, waits for a Ready Node and forgets the token. It
 // also configures ipvscare and kubelet's arguments, and imports container images.
 //
-// What changes here: when a Node counts as Ready, and how API servers are verified.
+// ready.go decides when a Node counts as Ready; discovery.go finds the cluster and verifies
+// that it is the right one.
 package join

@@ -2,6 +2,6 @@
 // Env has a func for every effect, grouped by subject, and reads files below its Root. Package
 // host makes the Env of the running system, package worldtest that of a simulated machine.
 //
-// It makes no decisions. What changes here: a new kind of effect, and what is read of the
-// kernel's view of disks.
+// It makes no decisions. A new kind of effect becomes a func of Env (env.go); disks.go reads
+// the kernel's view of disks.
 package machine

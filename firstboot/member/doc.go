@@ -3,6 +3,6 @@
 // was re-created with the same keys.
 //
 // It runs no phase. Most of it reads files and answers a question, offline where possible.
-// What changes here: what is kept of a cluster. Machines in the field have the files in
-// files.go on their disks.
+// files.go names files that a machine has of its cluster. Machines in the field have them on
+// their disks, except those on /run.
 package member

@@ -2,5 +2,6 @@
 // networkd load new settings, keeps those that work, and restores them if those of a corrected
 // Site do not. It also sets a clock that is certainly behind.
 //
-// What changes here: which settings are tried and rolled back, and what counts as reached.
+// rollback.go decides which settings are tried and rolled back; uplink.go decides what a
+// machine must reach.
 package network

@@ -5,6 +5,6 @@
 // is anything to do, Run does it, Undo takes back a Run that failed. The package knows no
 // particular phase, and of the Site only Node.
 //
-// What changes here: how a phase is attempted and reported. Errors that only a person can fix
-// are marked with NeedsPerson.
+// phase.go attempts a phase, runner.go repeats failed attempts, and state.go reports them.
+// Errors that only a person can fix are marked with NeedsPerson.
 package run

@@ -3,6 +3,6 @@
 // cluster accepts little. It also has the phases that come before the Site: the
 // machine's identity and its disk.
 //
-// Secrets of a Site stay in the slot and in memory. What changes here: what is accepted of a
-// stick (policy.go), and which services are restarted for new settings (apply.go).
+// Secrets of a Site stay in the slot and in memory. policy.go decides which fields of a
+// stick's Site are accepted; apply.go decides which services are restarted for new settings.
 package site

@@ -95,8 +95,9 @@ func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 	})
 }
 
-// writeLayout writes an OCI layout of the images that each adds for an
-// architecture. With several, a name refers to an index.
+// writeLayout calls each once per architecture and writes the images it adds as
+// an OCI layout. With more than one architecture, an image name refers to an
+// index.
 func writeLayout(out string, archs []string, log io.Writer, each func(arch string, add adder) error) error {
 	// Write it elsewhere and rename it, so that a reader never sees an incomplete
 	// layout.
