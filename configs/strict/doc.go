@@ -2,8 +2,9 @@
 // particular documents.
 //
 // The machines that use a document are unattended, so mistakes must be found
-// before. Nothing is ignored (unknown fields, wrong types, repeated keys), and
-// all problems are reported at once, each with file, line, column and field.
+// before a machine gets it. Nothing is ignored (unknown fields, wrong types,
+// repeated keys), and all problems are reported at once, each with file, line,
+// column and field.
 //
 // The struct tags contain everything about a field except its comment:
 //   - yaml: its name; without omitempty, the field is required

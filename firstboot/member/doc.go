@@ -1,6 +1,6 @@
 // Package member is what a machine knows of its cluster: credentials and certificates, the CA,
-// the API servers, its Node, and the record by which it recognizes the cluster, even if that
-// was re-created with the same keys.
+// the API servers, its Node, and the record by which it recognizes the cluster, even if the
+// cluster was re-created with the same keys.
 //
 // It runs no phase. Most of it reads files and answers a question, offline where possible.
 // files.go names files that a machine has of its cluster. Machines in the field have them on
