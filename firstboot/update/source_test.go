@@ -3,6 +3,7 @@ package update
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -508,6 +509,79 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	began := b.now
 	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") || b.now.Sub(began) < stickPatience {
 		t.Errorf("after %s: %v", b.now.Sub(began), err)
+	}
+}
+
+// scatter gives the file of a size on the FAT32 in f a chain of so many clusters at its end, no
+// two of which adjoin. The number is odd.
+func scatter(t *testing.T, f *os.File, size int64, clusters int) {
+	t.Helper()
+	boot, dir := make([]byte, 512), make([]byte, 512)
+	if _, err := f.ReadAt(boot, 0); err != nil {
+		t.Fatal(err)
+	}
+	le := binary.LittleEndian
+	sector := int64(le.Uint16(boot[11:]))
+	cluster := sector * int64(boot[13])
+	table := int64(le.Uint16(boot[14:])) * sector
+	top := table + int64(boot[16])*int64(le.Uint32(boot[36:]))*sector
+	first := int((int64(le.Uint32(boot[32:]))*sector-top)/cluster) + 2 - clusters
+	chain := make([]byte, clusters*4)
+	for i := range clusters {
+		le.PutUint32(chain[i*4:], uint32(first+(i+2)%clusters))
+	}
+	if _, err := f.WriteAt(chain, table+int64(first)*4); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.ReadAt(dir, top); err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; ; at += 32 {
+		if at == len(dir) {
+			t.Fatalf("no file of %d bytes", size)
+		}
+		if x := dir[at:]; x[11] != 0x0f && int64(le.Uint32(x[28:])) == size {
+			le.PutUint16(x[20:], uint16(first>>16))
+			le.PutUint16(x[26:], uint16(first))
+			le.PutUint32(x[28:], uint32(int64(clusters)*cluster))
+			break
+		}
+	}
+	if _, err := f.WriteAt(dir, top); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A file in very many pieces is not taken, and hides no image behind it.
+func TestStickInPieces(t *testing.T) {
+	b := newBox(t)
+	b.put(ondisk.HealthyFile, "")
+	const size = 1000
+	if err := os.WriteFile(imagePath("a.raw.zst"), make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.plug("sda", "a.raw.zst", "later.raw.zst")
+	f, err := os.OpenFile(filepath.Join(b.root, "dev/sda1"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	scatter(t, f, size, maxExtents+1)
+	err = b.order(Options{Image: Stick, NoReboot: true, Golden: "other"})
+	for _, want := range []string{"a.raw.zst: it is in more than 65536 pieces on the stick", "later.raw.zst: its golden digest is"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in: %v", want, err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, i := range imagesOnSticks(b.env()) {
+		if _, err := i.open(ctx, b.env()); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", i.name, err)
+		}
+	}
+	if err := FromStick(t.Context(), b.env()); err != nil || !b.rebooted {
+		t.Errorf("%v, restarted: %v", err, b.rebooted)
 	}
 }
 

@@ -45,7 +45,7 @@ func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell
 	for _, i := range images {
 		own := o
 		own.Image = i.name
-		u, err := open(ctx, e, sys, own, tell, func(*job) (Source, error) { return i.open(e) })
+		u, err := open(ctx, e, sys, own, tell, func(*job) (Source, error) { return i.open(ctx, e) })
 		switch {
 		case ctx.Err() != nil:
 			return fail(ctx.Err())
@@ -68,10 +68,9 @@ var errNoStick = errors.New("no stick in this machine has an image")
 
 // stickImage is a compressed image on a stick.
 type stickImage struct {
-	name    string // for people: the device and the file
-	dev     string
-	size    int64
-	extents []fat.Extent
+	name  string // for people: the device and the file
+	dev   string
+	entry fat.Entry
 }
 
 // imagesOnSticks lists the compressed images in the top directories of all sticks. None is
@@ -97,34 +96,42 @@ func imagesOn(e *machine.Env, dev string) (out []stickImage, err error) {
 	if err != nil {
 		return nil, err
 	}
-	var found []fat.Entry
 	err = r.Each(r.Top(), func(f fat.Entry) bool {
 		if !f.Dir && strings.HasSuffix(strings.ToLower(f.Path), ".raw.zst") {
-			found = append(found, f)
+			out = append(out, stickImage{filepath.Join(dev, f.Name()), dev, f})
 		}
-		return len(found) < maxImages
+		return len(out) < maxImages
 	})
-	for _, f := range found {
-		extents, bad := r.Extents(f.Path)
-		if bad != nil {
-			return out, bad
-		}
-		out = append(out, stickImage{filepath.Join(dev, f.Name()), dev, f.Size, extents})
-	}
 	return out, err
 }
 
-func (i stickImage) open(e *machine.Env) (Source, error) {
+// maxExtents is the maximum number of extents of an image on a stick.
+const maxExtents = 65536
+
+func (i stickImage) open(ctx context.Context, e *machine.Env) (Source, error) {
 	d, err := e.OpenDevice(i.dev, false)
 	if err != nil {
 		return nil, fmt.Errorf("opening the stick: %w", err)
 	}
 	s := &onStick{Device: d}
-	for _, x := range i.extents {
-		s.starts, s.offs = append(s.starts, s.size), append(s.offs, x.Off)
-		s.size += x.Len
+	r, err := fat.Open(d)
+	if err == nil {
+		err = r.EachExtent(i.entry, func(x fat.Extent) (bool, error) {
+			if n := len(s.offs); n == 0 || s.offs[n-1]+s.size-s.starts[n-1] != x.Off {
+				s.starts, s.offs = append(s.starts, s.size), append(s.offs, x.Off)
+			}
+			s.size += x.Len
+			if len(s.offs) > maxExtents {
+				return false, run.Advise(fmt.Errorf("it is in more than %d pieces on the stick", maxExtents), "copy it to an empty stick")
+			}
+			return true, ctx.Err()
+		})
 	}
-	return &file{s, i.name, i.size}, nil
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	return &file{s, i.name, i.entry.Size}, nil
 }
 
 // onStick reads a file in its extents.

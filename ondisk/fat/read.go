@@ -520,6 +520,10 @@ func (r *Reader) Follow(e Entry) error {
 	return r.each(e, func(Extent) (bool, error) { return true, nil })
 }
 
+// EachExtent calls fn with the extents of a file, in order, until fn returns false. Extents that
+// adjoin may be passed one by one.
+func (r *Reader) EachExtent(e Entry, fn func(Extent) (bool, error)) error { return r.each(e, fn) }
+
 // ReadFile reads a whole file by its path. Unlike Read it searches the
 // directories.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
