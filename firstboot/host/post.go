@@ -57,18 +57,18 @@ func trust(t *http.Transport, ca string) error {
 
 // get requests a URL. It fails if the server sends nothing for a minute, before or during its
 // answer.
-func get(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error) {
+func get(ctx context.Context, address string, header http.Header, proxy []string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server says nothing for %s", silence)) })
 	fail := func(err error) (*http.Response, error) {
 		timer.Stop()
 		if cause := context.Cause(ctx); cause != nil {
-			err = fmt.Errorf("reading %s: %w", url, cause)
+			err = cause
 		}
 		cancel(nil)
-		return nil, err
+		return nil, fmt.Errorf("reading %s: %w", withoutSecrets(address), withoutURL(err))
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return fail(err)
 	}
@@ -79,6 +79,24 @@ func get(ctx context.Context, url string, header http.Header, proxy []string) (*
 	}
 	resp.Body = &talking{resp.Body, timer, func() error { return context.Cause(ctx) }, func() { cancel(nil) }}
 	return resp, nil
+}
+
+// withoutURL returns an error of net/http without its URL: it is that of the last redirect, whose
+// query may be a secret.
+func withoutURL(err error) error {
+	if of := (*url.Error)(nil); errors.As(err, &of) {
+		return of.Err
+	}
+	return err
+}
+
+// withoutSecrets returns a URL without login and query.
+func withoutSecrets(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "a URL that cannot be parsed"
+	}
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }
 
 // downloader returns the HTTP client of get.

@@ -166,7 +166,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 	from, err1 := strconv.ParseInt(begin, 10, 64)
 	size, err2 := strconv.ParseInt(total, 10, 64)
 	if !ok || !ok2 || err1 != nil || err2 != nil || size <= 0 {
-		return 0, 0, fmt.Errorf("the server does not say which part it sends (Content-Range %q)", text)
+		return 0, 0, errors.New("the server does not say which part it sends: its Content-Range is missing or malformed")
 	}
 	return from, size, nil
 }

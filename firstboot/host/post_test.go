@@ -1,0 +1,23 @@
+package host
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// An error of a download does not have the URL of a redirect, whose query may be a secret, nor
+// the query of the URL that was requested.
+func TestGetKeepsSecrets(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://127.0.0.1:1/bucket/x.raw.zst?X-Amz-Signature=SECRET", http.StatusFound)
+	}))
+	defer s.Close()
+	for _, address := range []string{s.URL + "/x.raw.zst?key=SECRET", "http://127.0.0.1:1/x.raw.zst?key=SECRET", "http://a:SECRET@127.0.0.1:1/x.raw.zst"} {
+		_, err := get(t.Context(), address, http.Header{}, nil)
+		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.Contains(err.Error(), "/x.raw.zst: ") {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
