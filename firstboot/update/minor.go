@@ -48,7 +48,7 @@ func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 	}
 	version, err := oldestServer(ctx, e, member.MastersOf(e, s.active.Site))
 	if err != nil {
-		return fail(err)
+		return &busy{fail(err)}
 	}
 	switch server := minorOf(version); {
 	case minor > server:

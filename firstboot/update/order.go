@@ -35,7 +35,8 @@ type orderRecord struct {
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
-	// Tries counts how often it was begun, and Fetched the bytes that came.
+	// Tries counts how often it was begun since the last time that everything was fetched, and
+	// Fetched the bytes that came.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 }
@@ -55,7 +56,6 @@ type orders struct {
 	image   ondisk.ImageInfo // that runs
 	metered bool
 	record  orderRecord
-	held    bool
 	sent    string    // the answer that the Node has
 	asked   time.Time // when the Node was last read
 }
@@ -108,7 +108,12 @@ func (o *orders) load() error {
 		o.record = orderRecord{}
 		return nil
 	}
-	if o.record.State != order.StateRestarting {
+	switch s := o.record.State; {
+	case s == order.StateRestarting:
+	case (s == order.StateFailed || s == order.StateWithdrawn) && o.record.Plan != "" && o.record.Plan == o.image.Plan:
+		// It ended after its boot entry was written, and that system runs now.
+		o.record.State, o.record.Reason = order.StateRestarting, ""
+	default:
 		return nil
 	}
 	if o.image.Plan == o.record.Plan {
@@ -144,7 +149,7 @@ func (o *orders) due() bool {
 	at, answer, _ := strings.Cut(o.e.Text(askedFile), "\n")
 	asked, err := time.Parse(time.RFC3339, at)
 	since := o.e.Now().Sub(asked)
-	return !o.metered || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
+	return !o.metered || o.record.State == order.StateHeld || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
 }
 
 // answer is what the Node is to say.
@@ -154,8 +159,6 @@ func (o *orders) answer() order.Answer {
 	switch s := Status(o.e); {
 	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
 		a.State = order.StateTrial
-	case o.held:
-		a.State = order.StateHeld
 	case r.State == order.StateWorking && s != nil && s.Status == ondisk.UpdateRunning:
 		a.Step, a.Fetched, a.Total = s.Phase, s.Fetched, s.Total
 	}
@@ -232,13 +235,16 @@ func keyOf(text string) (order.Order, string, error) {
 func (o *orders) accept(text string) (*order.Order, error) {
 	r := &o.record
 	if text == "" {
-		if r.State == order.StateWorking || r.State == order.StateWaiting {
+		if r.State == order.StateWorking || r.State == order.StateWaiting || r.State == order.StateHeld {
 			return nil, o.end(order.StateWithdrawn, errWithdrawn.Error())
 		}
 		return nil, nil
 	}
 	x, key, err := keyOf(text)
 	if key == r.Order && (r.State == order.StateDone || r.State == order.StateFailed || r.State == order.StateRestarting) {
+		return nil, nil
+	}
+	if key == r.Order && r.State == order.StateHeld && x.Hold {
 		return nil, nil
 	}
 	former := *r
@@ -287,7 +293,8 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 		if state := Status(o.e); state != nil {
 			r.Fetched = before + state.Fetched
 		}
-		if o.e.Now().Sub(o.asked) < o.lookEvery() {
+		// Once the boot entry is being written, the order cannot be taken back.
+		if r.State == order.StateRestarting || o.e.Now().Sub(o.asked) < o.lookEvery() {
 			return
 		}
 		if text, err := o.read(ctx); err == nil && !o.stands(text) {
@@ -296,7 +303,6 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 			o.send(ctx)
 		}
 	})
-	o.held = false
 	if err == nil {
 		return nil
 	}
@@ -310,10 +316,12 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	case errors.Is(err, run.ErrAlready):
 		r.Plan = o.image.Plan
 		err = o.end(order.StateDone, alreadyRuns)
+	case errors.Is(err, errHeld):
+		err = nil // as recorded
 	case errors.As(err, new(*busy)):
-		r.Tries--
+		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
-	case errors.As(err, new(*dropped)) && r.Tries < maxTries:
+	case (errors.As(err, new(*dropped)) || r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded)) && r.Tries < maxTries:
 		err = o.end(order.StateWaiting, reason)
 	default:
 		err = o.end(order.StateFailed, reason)
@@ -342,14 +350,28 @@ func bytesOf(text string) int64 {
 	return n
 }
 
+// holdPatience is how long a run waits for the order to come without hold, or for an API server
+// to confirm it. Afterwards it ends, so that other changes of the machine are possible; the
+// next run of the timer continues.
+const holdPatience = 10 * time.Minute
+
+var errHeld = errors.New("the order holds the machine")
+
 // commit waits until the order still stands and does not hold the machine, and records that the
 // new system is the next to boot.
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
+	if o.record.Tries > 0 {
+		// Everything is fetched: a later power cut or fault is not one of the line.
+		o.record.Tries = 0
+		if err := o.end(o.record.State, ""); err != nil {
+			return err
+		}
+	}
 	pause, most := 15*time.Second, 2*time.Minute
 	if o.metered {
 		pause, most = time.Minute, 8*time.Minute
 	}
-	for {
+	for end := o.e.Now().Add(holdPatience); ; {
 		text, err := o.read(ctx)
 		x, _, _ := keyOf(text)
 		switch {
@@ -357,19 +379,28 @@ func (o *orders) commit(ctx context.Context, plan string, say func(format string
 			return ctx.Err()
 		case err != nil:
 			say("an API server to confirm the order: %s", machine.OneLine(err))
+			err = fmt.Errorf("no API server confirms the order: %w", err)
 		case !o.stands(text):
 			return errWithdrawn
 		case !x.Hold:
-			o.held, o.record.Plan = false, plan
+			o.record.Plan = plan
 			if err := o.end(order.StateRestarting, ""); err != nil {
 				return err
 			}
 			o.send(ctx)
 			return nil
 		default:
-			o.held = true
+			err = errHeld
+			if o.record.State != order.StateHeld {
+				if err := o.end(order.StateHeld, ""); err != nil {
+					return err
+				}
+			}
 			o.send(ctx)
 			say("the order to come without hold")
+		}
+		if !o.e.Now().Before(end) {
+			return &busy{err}
 		}
 		if err := o.e.Sleep(ctx, pause+time.Duration(o.e.Rand()*float64(pause)/4)); err != nil {
 			return err

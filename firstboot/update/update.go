@@ -77,7 +77,7 @@ type Options struct {
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
-// busy is a machine on which an update cannot begin now.
+// busy means that an update cannot begin or go on now, and can be run again later.
 type busy struct{ error }
 
 func (b *busy) Unwrap() error { return b.error }
@@ -222,7 +222,11 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine runs it", run.ErrAlready)
 	}
-	if err := errors.Join(u.sys.admit(u.next, u.root.Size), u.sys.admitKubelet(ctx, u.e, u.next)); err != nil {
+	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitKubelet(ctx, u.e, u.next)
+	if fits != nil && errors.As(takes, new(*busy)) {
+		takes = nil // an image that does not fit has nothing to wait for
+	}
+	if err := errors.Join(fits, takes); err != nil {
 		return err
 	}
 	if u.fetch, err = newFetcher(u.e, u.image, u.src, u.say); err == nil {

@@ -1,0 +1,91 @@
+package update
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/worldtest"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
+)
+
+// orderedMinor is a box that is a node with an order for another minor version.
+func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, annotate func(key, value string)) {
+	b = newBox(t)
+	c, e = b.member("v1.37.2")
+	e.Get = newLine(b, "minor.raw.zst").get
+	e.Rand = func() float64 { return 0 }
+	annotations := map[string]string{order.AnnotationOrder: imageURL + "@sha256:" + goldenOf(t, "minor.raw.zst")}
+	dial := e.Dial
+	e.Dial = func(ctx context.Context, n, a string) (net.Conn, error) {
+		m := &c.Nodes[memberName].Metadata
+		if m.Annotations == nil {
+			m.Annotations = map[string]string{}
+		}
+		for _, k := range []string{order.AnnotationOrder, order.AnnotationHalt} {
+			if delete(m.Annotations, k); annotations[k] != "" {
+				m.Annotations[k] = annotations[k]
+			}
+		}
+		return dial(ctx, n, a)
+	}
+	return b, c, e, func(key, value string) { annotations[key] = value }
+}
+
+// Once the boot entry is there, a halt comes too late: the machine restarts, and the order is
+// done when the new system is kept.
+func TestOrderHaltedInDrain(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		b, c, e, annotate := orderedMinor(t)
+		c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
+		began := b.now
+		c.Disrupt = func(string) bool { return !fails && b.now.Sub(began) > 8*time.Minute }
+		err := CarryOutOrder(t.Context(), e, func(s run.Step) {
+			if s.Name == "esp" && s.Status == "done" {
+				began = b.now
+				annotate(order.AnnotationHalt, "stop")
+			}
+		})
+		want := order.StateRestarting
+		if fails {
+			want = order.StateFailed
+		}
+		if record := b.get(OrderFile); err != nil || !strings.Contains(record, `"state":"`+want) || b.rebooted == fails {
+			t.Errorf("%v; restarted %v; %s", err, b.rebooted, record)
+		}
+		b.runs(ondisk.LabelRootB, "minor.raw.zst") // the next power cut
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
+			t.Fatal(err)
+		}
+		if record := b.get(OrderFile); !strings.Contains(record, `"state":"done"`) {
+			t.Errorf("the new system runs, and the order says %s", record)
+		}
+	}
+}
+
+// Where no API server tells its version for now, an order waits.
+func TestOrderVersionAway(t *testing.T) {
+	b, _, e, _ := orderedMinor(t)
+	away, dial := true, e.Dial
+	e.Dial = func(ctx context.Context, n, a string) (net.Conn, error) {
+		if away && (a == firstOf || a == secondOf) {
+			return nil, errors.New("connection refused")
+		}
+		return dial(ctx, n, a)
+	}
+	for range 2 * maxTries {
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !strings.Contains(b.get(OrderFile), `"state":"waiting"`) {
+			t.Fatal(err, b.get(OrderFile))
+		}
+	}
+	away = false
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !b.rebooted {
+		t.Error(err, b.get(OrderFile))
+	}
+}
