@@ -27,7 +27,7 @@ import (
 // annotationRollout has the rolloutMark of a Node.
 const annotationRollout = "edgebake.io/update-rollout"
 
-// rolloutMark is what a rollout notes in a Node.
+// rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
 	// Given is when the order was written, Drain when the Node was cordoned, and Released
@@ -236,7 +236,7 @@ func (r *Rollout) runs(n *updateNode) bool {
 	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
 }
 
-// answers reports whether the machine answered this about the order that it was given, or about
+// answers reports whether the machine answered with state about the order that it was given, or about
 // one with other limits.
 func (r *Rollout) answers(n *updateNode, state string) bool {
 	o, err := order.Parse(n.answer.Order)
@@ -244,7 +244,7 @@ func (r *Rollout) answers(n *updateNode, state string) bool {
 	return err == nil && n.answer.State == state && o.Golden == given.Golden && o.Again == given.Again
 }
 
-// state is where a node stands.
+// state returns the state of a node.
 func (r *Rollout) state(n *updateNode) string {
 	m := n.mark
 	switch {
@@ -368,12 +368,12 @@ type rolloutAct struct {
 	result, reason string
 }
 
-// rolloutPlan is what there is to be done now.
+// rolloutPlan lists the next actions of a rollout.
 type rolloutPlan struct {
 	acts []rolloutAct
 	// ended: nothing is left to be done, or to be waited for.
 	ended bool
-	// waits is what the rollout waits for, apart from the machines.
+	// waits names what the rollout waits for, other than machines.
 	waits  string
 	states map[string][]string
 	// halted is the value of order.AnnotationHalt on some node.
@@ -476,7 +476,8 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	return p
 }
 
-// outcome is how a node ends: UpdateDone, UpdateFailed or "".
+// outcome returns UpdateDone or UpdateFailed once the update of a node has
+// ended, and "" before.
 func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
 	late := func(since time.Time, most time.Duration) bool { return !since.IsZero() && now.Sub(since) > most }
 	switch state {
@@ -506,7 +507,8 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 	return "", ""
 }
 
-// ring is the first ring that is not complete. soaks is what it waits for.
+// ring returns the nodes of the first incomplete ring. soaks names what the
+// rollout waits for before that ring; then there are no nodes.
 func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks string) {
 	for i, nodes := range rings {
 		var last time.Time

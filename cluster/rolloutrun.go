@@ -16,10 +16,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
+	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
@@ -62,7 +64,7 @@ func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
 	return row
 }
 
-// nodes lists the Nodes in natural order of their names.
+// updateNodes lists the Nodes in natural order of their names.
 func (c *Client) updateNodes(ctx context.Context) ([]*updateNode, error) {
 	list, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if err != nil {
@@ -80,7 +82,7 @@ func sortNodes(all []*updateNode) {
 	slices.SortFunc(all, func(a, b *updateNode) int { return reports.Natural(a.name, b.name) })
 }
 
-// UpdateStatus returns how the nodes stand, by what the Nodes say.
+// UpdateStatus returns the state of each node, from its Node.
 func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	all, err := c.updateNodes(ctx)
 	if err != nil {
@@ -131,7 +133,7 @@ func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, err
 	return rows, nil
 }
 
-// HaltUpdates has the machines carry out no orders, and rollouts give none. stop also removes
+// HaltUpdates stops machines from carrying out orders and rollouts from giving them. stop also removes
 // all orders, and uncordons what a rollout cordoned. It returns how many Nodes it changed.
 func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 	value := haltPaused
@@ -157,7 +159,7 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 	})
 }
 
-// ResumeUpdates takes HaltUpdates back, but for the orders that were removed.
+// ResumeUpdates undoes HaltUpdates, except that removed orders stay removed.
 func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
 		if n.halt == "" {
@@ -461,8 +463,8 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 	return err
 }
 
-// evict has the pods of a node leave, and returns how many have not. Pods of DaemonSets, static
-// pods, and those that nothing would make again stay.
+// evict evicts the pods of a node that do not stay, and returns how many are
+// still there.
 func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	list, err := c.list(ctx, pods, "", metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
@@ -470,10 +472,11 @@ func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	}
 	for i := range list {
 		p := &list[i]
-		owner := metav1.GetControllerOf(p)
-		phase, _, _ := unstructured.NestedString(p.Object, "status", "phase")
-		_, mirror := p.GetAnnotations()["kubernetes.io/config.mirror"]
-		if mirror || owner == nil || owner.Kind == "DaemonSet" || phase == "Succeeded" || phase == "Failed" {
+		var pod api.Pod
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(p.Object, &pod); err != nil {
+			return left, fmt.Errorf("reading pod %s/%s: %w", p.GetNamespace(), p.GetName(), err)
+		}
+		if pod.Stays() {
 			continue
 		}
 		left++

@@ -52,9 +52,9 @@ type keeper struct {
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
 	// sent is the number of packets sent through IPVS until the last tick, and
-	// inactive the number of inactive connections of each real server then.
-	sent     uint64
-	inactive map[netip.AddrPort]int
+	// conns the connections of each virtual server when it last grew.
+	sent  uint64
+	conns map[netip.AddrPort]map[netip.AddrPort]kernel.Conns
 	// used is called on a tick if packets were sent since the last one, with the
 	// real servers that may have received them.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
@@ -69,7 +69,7 @@ type keeper struct {
 func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *keeper {
 	return &keeper{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
-		inactive: make(map[netip.AddrPort]int), used: func(netip.AddrPort, []netip.AddrPort) {}}
+		conns: make(map[netip.AddrPort]map[netip.AddrPort]kernel.Conns), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run maintains the virtual servers until the context ends, and leaves them in
@@ -205,6 +205,7 @@ func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
+		delete(k.conns, vip)
 		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s kernel.Service) bool { return s.VIP.Addr() == vip.Addr() }))
 	})
 }
@@ -261,7 +262,7 @@ func (k *keeper) reconcile(repair bool) error {
 			continue
 		}
 		if sending && have != nil {
-			k.used(k.want[i].VIP, k.receivers(have))
+			k.used(k.want[i].VIP, k.receivers(k.want[i].VIP, have))
 		}
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
@@ -297,15 +298,15 @@ func (k *keeper) sending() (bool, error) {
 	return changed, err
 }
 
-// receivers returns the real servers that have established connections, or more that are being
-// opened than at the last tick that called it.
-func (k *keeper) receivers(have *kernel.Service) (dests []netip.AddrPort) {
+// receivers returns the real servers that may have received packets: those with
+// established connections, or with more that are being opened than before.
+func (k *keeper) receivers(vip netip.AddrPort, have *kernel.Service) (dests []netip.AddrPort) {
 	for dest, n := range have.Conns {
-		if n.Active > 0 || n.Inactive > k.inactive[dest] {
+		if n.Active > 0 || n.Inactive > k.conns[vip][dest].Inactive {
 			dests = append(dests, dest)
 		}
-		k.inactive[dest] = n.Inactive
 	}
+	k.conns[vip] = have.Conns
 	return dests
 }
 

@@ -148,3 +148,21 @@ func TestUsed(t *testing.T) {
 		}
 	}
 }
+
+// TestReceivers: virtual servers that share a real server are compared with their own past.
+func TestReceivers(t *testing.T) {
+	k := newKeeper(newMemKernel(t), t.Logf, new(stats), nil)
+	one, two, dest := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1"), addrAt(1)
+	with := func(n int) *kernel.Service {
+		return &kernel.Service{Conns: map[netip.AddrPort]kernel.Conns{dest: {Inactive: n}}}
+	}
+	for i, step := range []struct {
+		vip      netip.AddrPort
+		inactive int
+		want     int
+	}{{one, 5, 1}, {two, 0, 0}, {one, 5, 0}, {one, 4, 0}, {one, 5, 1}, {two, 1, 1}} {
+		if got := k.receivers(step.vip, with(step.inactive)); len(got) != step.want {
+			t.Errorf("step %d: %v", i, got)
+		}
+	}
+}

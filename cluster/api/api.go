@@ -21,6 +21,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -447,6 +448,15 @@ type Pod struct {
 	Status struct {
 		Phase string `json:"phase"`
 	} `json:"status"`
+}
+
+// Stays reports whether a drain leaves the pod on its node: it has ended, or
+// kubelet starts it again after a restart and nothing else would (pods of
+// DaemonSets, static pods, and pods without a controller).
+func (p *Pod) Stays() bool {
+	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o OwnerReference) bool { return o.Controller })
+	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||
+		p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 
 // OwnerReference is an object that another one belongs to.

@@ -242,7 +242,7 @@ func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
 	return out, nil
 }
 
-// updateRow is a row with what its node fetches.
+// updateRow is a row with the number of bytes that its node has to download.
 type updateRow struct {
 	cluster.UpdateRow
 	Fetch *int64 `json:"fetch,omitempty"` // bytes; nil: unknown

@@ -17,7 +17,7 @@ import (
 // leaves as it was or as it becomes.
 
 const (
-	// KubeletRecord tells which kubelet the files in /var/lib/kubelet are for. The first
+	// KubeletRecord records which kubelet the files in /var/lib/kubelet are for. The first
 	// update to another minor version makes it.
 	KubeletRecord = ondisk.StateDir + "/kubelet.json"
 	// KubeletInstanceConfig has this node's own part of kubelet's settings.

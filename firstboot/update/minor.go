@@ -209,7 +209,7 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 		return nil, err
 	}
 	for _, p := range pods {
-		if stays(p) {
+		if p.Stays() {
 			continue
 		}
 		name := p.Metadata.Namespace + "/" + p.Metadata.Name
@@ -227,12 +227,4 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 	}
 	slices.Sort(left)
 	return left, nil
-}
-
-// stays reports whether a pod is not evicted: kubelet starts it again after the restart, and
-// nothing else would, or it has ended.
-func stays(p api.Pod) bool {
-	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o api.OwnerReference) bool { return o.Controller })
-	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||
-		p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }

@@ -49,7 +49,7 @@ const askMetered = 55 * time.Minute
 
 var errWithdrawn = errors.New("the order was withdrawn or changed")
 
-// orders carries out what the cluster orders.
+// orders carries out update orders of the cluster.
 type orders struct {
 	e       *machine.Env
 	node    string
@@ -131,7 +131,7 @@ func (o *orders) load() error {
 	return o.end(order.StateWorking, "") // interrupted before there was a boot entry
 }
 
-// end records how the order stands.
+// end records the state of the order.
 func (o *orders) end(state, reason string) error {
 	o.record.Version, o.record.State, o.record.Reason = orderRecordVersion, state, reason
 	b, err := json.Marshal(o.record)
@@ -152,7 +152,7 @@ func (o *orders) due() bool {
 	return !o.metered || o.record.State == order.StateHeld || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
 }
 
-// answer is what the Node is to say.
+// answer returns the answer that the Node should have.
 func (o *orders) answer() order.Answer {
 	r := o.record
 	a := order.Answer{Plan: o.image.Plan, Image: o.image.Name, Serial: o.image.UpdateSerial, Order: r.Order, State: r.State, Reason: r.Reason}
@@ -196,7 +196,8 @@ func (o *orders) read(ctx context.Context) (string, error) {
 	return m.Annotations[order.AnnotationOrder], nil
 }
 
-// send writes the answer to the Node, unless it is there. A failure is made up for by the next.
+// send writes the answer to the Node if it has another one. After a failure the
+// next call tries again.
 func (o *orders) send(ctx context.Context) {
 	answer := o.answer().String()
 	if answer == o.sent {
@@ -215,14 +216,15 @@ func (o *orders) send(ctx context.Context) {
 	o.mark()
 }
 
-// mark notes when the Node was last read, and the answer that it has.
+// mark records when the Node was last read, and its answer.
 func (o *orders) mark() {
 	if err := o.e.WriteFile(askedFile, []byte(o.asked.UTC().Format(time.RFC3339)+"\n"+o.sent), machine.Mode(0o600)); err != nil {
 		o.e.Log.Warn("noting when the Node was read", "error", err)
 	}
 }
 
-// keyOf is what tells an order from another, also one that cannot be read.
+// keyOf parses an order and returns its key. The key of an invalid order is the
+// beginning of its text.
 func keyOf(text string) (order.Order, string, error) {
 	x, err := order.Parse(text)
 	if err != nil {
@@ -330,7 +332,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	return err
 }
 
-// lookEvery is how often the order is read again while bytes are fetched.
+// lookEvery is the interval at which the order is read again during a download.
 func (o *orders) lookEvery() time.Duration {
 	if o.metered {
 		return 15 * time.Minute
@@ -338,7 +340,7 @@ func (o *orders) lookEvery() time.Duration {
 	return 2 * time.Minute
 }
 
-// stands reports whether the Node still has the order that is carried out.
+// stands reports whether text, from the Node, is still the current order.
 func (o *orders) stands(text string) bool {
 	_, key, err := keyOf(text)
 	return err == nil && key == o.record.Order
@@ -357,8 +359,8 @@ const holdPatience = 10 * time.Minute
 
 var errHeld = errors.New("the order holds the machine")
 
-// commit waits until the order still stands and does not hold the machine, and records that the
-// new system is the next to boot.
+// commit waits until the Node has confirmed the order without hold, and records
+// that the new system boots next.
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
 	if o.record.Tries > 0 {
 		// Everything is fetched: a later power cut or fault is not one of the line.

@@ -172,8 +172,8 @@ const (
 var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
 
 // FromStick updates the machine from a stick that somebody has plugged in, if it has an image
-// that is signed by a key of the image that runs and has a higher serial. It tells on the
-// console what it does.
+// that is signed by a key of the image that runs and has a higher serial. It reports its
+// progress on the console.
 func FromStick(ctx context.Context, e *machine.Env) error {
 	image, err := site.ImageInfo(e)
 	if err != nil {

@@ -38,7 +38,7 @@ type Order struct {
 	// MaxBytes and Rate are how many bytes are fetched, and in a second, at most; "": any
 	// number.
 	MaxBytes, Rate string
-	// Again tells an order from a former one that is otherwise the same.
+	// Again distinguishes an order from an earlier, otherwise identical one.
 	Again string
 }
 
@@ -123,7 +123,7 @@ func (o Order) String() string {
 	return s
 }
 
-// Key tells one order from another: it is the order without Hold.
+// Key identifies the order: its text without Hold.
 func (o Order) Key() string {
 	s := o.Image + "@sha256:" + o.Golden
 	for _, w := range []struct{ name, value string }{{"max-bytes", o.MaxBytes}, {"limit-rate", o.Rate}, {"again", o.Again}} {
@@ -157,7 +157,7 @@ const (
 	StateWithdrawn  = "withdrawn"  // the order went, or changed, before the new system could boot
 )
 
-// Answer is what a machine says of its system, and of the last order.
+// Answer is a machine's report of its system and of its last order.
 type Answer struct {
 	// Plan is that of the system that runs, Image its name and Serial its serial.
 	Plan   string `json:"plan"`
