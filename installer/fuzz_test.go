@@ -2,72 +2,15 @@ package installer
 
 import (
 	"bytes"
-	"context"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/builder/media"
 )
-
-// answer is a server of two answers: one for the first byte, one for all after it.
-type answer struct {
-	first, then string
-	body        []byte
-	asked       int
-}
-
-func (a *answer) RoundTrip(*http.Request) (*http.Response, error) {
-	a.asked++
-	span := a.then
-	if a.asked == 1 {
-		span = a.first
-	}
-	return &http.Response{
-		StatusCode: http.StatusPartialContent, Header: http.Header{"Content-Range": {span}},
-		Body: io.NopCloser(bytes.NewReader(a.body)),
-	}, nil
-}
-
-// FuzzContentRange reads from a server with answers of any content: what is read is what
-// the server sent for the place that was asked for, and within the size that it named.
-func FuzzContentRange(f *testing.F) {
-	f.Add("bytes 0-0/9", "bytes 3-8/9", []byte("abcdef"), int64(3), uint8(6))
-	f.Add("bytes 0-0/9", "bytes 2-8/9", []byte("abcdef"), int64(3), uint8(6))
-	f.Add("bytes 0-0/9223372036854775807", "bytes 9223372036854775806-/9223372036854775807", []byte("a"), int64(9223372036854775806), uint8(255))
-	f.Add("bytes */9", "bytes 0-0/*", []byte(nil), int64(0), uint8(1))
-	f.Add("bytes 0-0/-1", "0/1", []byte("a"), int64(-1), uint8(1))
-	f.Fuzz(func(t *testing.T, first, then string, body []byte, off int64, want uint8) {
-		s := &answer{first, then, body, 0}
-		r := &remote{ctx: t.Context(), http: &http.Client{Transport: s}, url: "http://192.0.2.1/x", sleep: func(context.Context, time.Duration) error { return nil }}
-		if err := r.find(); err != nil {
-			return
-		}
-		if r.size <= 0 || off < 0 {
-			if r.size <= 0 {
-				t.Errorf("a size of %d from %q", r.size, first)
-			}
-			return
-		}
-		p := make([]byte, want)
-		n, err := r.ReadAt(p, off)
-		if int64(n) > max(0, r.size-off) {
-			t.Errorf("%d bytes at %d of %d", n, off, r.size)
-		}
-		if n == len(p) && n > 0 && err == nil && !strings.HasPrefix(string(body), string(p)) && s.asked == 2 {
-			t.Errorf("%q was read of %q", p, body)
-		}
-		if s.asked > patience+3 {
-			t.Errorf("asked %d times", s.asked)
-		}
-	})
-}
 
 // FuzzVolume reads the name of an ISO 9660 volume from a device of any content.
 func FuzzVolume(f *testing.F) {

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/builder/device"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/procgroup"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/firstboot/facts"
 	"github.com/edgebake/edgebake/ondisk"
@@ -46,7 +47,11 @@ func New(c ondisk.Install) *Env {
 		Source: func(ctx context.Context) (Source, error) {
 			switch {
 			case c.URL != "":
-				return Online(ctx, c.URL)
+				r, err := transfer.OpenRemote(ctx, c.URL, sleep)
+				if err != nil {
+					return Source{}, err
+				}
+				return Source{Image: media.Source{Name: c.URL, Remote: r, Size: r.Size()}}, nil
 			case c.Volume != "":
 				return volume(c.Volume)
 			}

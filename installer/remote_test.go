@@ -4,9 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -18,13 +15,14 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// server shows bytes; each may answer in place of it.
-func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (*remote, *atomic.Int64) {
+// server serves an image; each may answer in place of it.
+func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (media.Source, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -35,105 +33,11 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 		http.ServeContent(w, r, "image", time.Time{}, bytes.NewReader(b))
 	}))
 	t.Cleanup(s.Close)
-	r := &remote{ctx: t.Context(), http: s.Client(), url: s.URL, sleep: func(context.Context, time.Duration) error { return nil }}
-	return r, &n
-}
-
-func noise(n int) []byte {
-	b := make([]byte, n)
-	rand.NewChaCha8([32]byte{1}).Read(b)
-	return b
-}
-
-// A range that breaks off is asked for from there; a server that is away is
-// asked again.
-func TestRemote(t *testing.T) {
-	b := noise(1 << 20)
-	asked := int64(0)
-	r, _ := server(t, b, func(n int64, w http.ResponseWriter, q *http.Request) bool {
-		var from, to int64
-		if _, err := fmt.Sscanf(q.Header.Get("Range"), "bytes=%d-%d", &from, &to); err != nil {
-			t.Error(err)
-		}
-		asked += to - from + 1
-		switch {
-		case n > 1 && n%3 == 0:
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return true
-		case n > 1 && n < 9: // it hangs up after a part
-			w.Header().Set("ETag", `"one"`)
-			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, to, len(b)))
-			w.Header().Set("Content-Length", fmt.Sprint(to-from+1))
-			w.WriteHeader(http.StatusPartialContent)
-			_, _ = w.Write(b[from : from+(to-from+1)/8])
-			panic(http.ErrAbortHandler)
-		}
-		return false
-	})
-	if err := r.find(); err != nil || r.size != 1<<20 {
-		t.Fatal(r.size, err)
-	}
-	got := make([]byte, 1<<20)
-	if n, err := r.ReadAt(got, 0); n != len(got) || err != nil || !bytes.Equal(got, b) {
-		t.Errorf("%d %v", n, err)
-	}
-	if n, err := r.ReadAt(got[:100], 1<<20-10); n != 10 || err != io.EOF || !bytes.Equal(got[:10], b[1<<20-10:]) {
-		t.Errorf("at the end: %d %v", n, err)
-	}
-	if n, err := r.ReadAt(got, 1<<20); n != 0 || err != io.EOF {
-		t.Errorf("behind the end: %d %v", n, err)
-	}
-}
-
-// What does not answer a range, or another image than before, is an error.
-func TestRemoteRefuses(t *testing.T) {
-	b := noise(1 << 10)
-	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{
-		"does not answer ranges": func(_ int64, w http.ResponseWriter, _ *http.Request) bool { _, _ = w.Write(b); return true },
-		"404 Not Found":          func(_ int64, w http.ResponseWriter, q *http.Request) bool { http.NotFound(w, q); return true },
-		"answers with the range": func(_ int64, w http.ResponseWriter, _ *http.Request) bool {
-			w.Header().Set("Content-Range", "bytes 5-9/*")
-			w.WriteHeader(http.StatusPartialContent)
-			return true
-		},
-		"has changed": func(n int64, w http.ResponseWriter, q *http.Request) bool {
-			if n == 1 {
-				return false
-			}
-			w.Header().Set("ETag", `"two"`)
-			http.ServeContent(w, q, "image", time.Time{}, bytes.NewReader(b))
-			return true
-		},
-	} {
-		r, n := server(t, b, each)
-		err := r.find()
-		if err == nil {
-			_, err = r.ReadAt(make([]byte, 10), 0)
-		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
-		if n.Load() > 2 {
-			t.Errorf("%s: asked %d times", want, n.Load())
-		}
-	}
-	// A server that never comes back is given up for this time.
-	r, n := server(t, b, func(n int64, w http.ResponseWriter, _ *http.Request) bool {
-		if n > 1 {
-			w.WriteHeader(http.StatusBadGateway)
-		}
-		return n > 1
-	})
-	if err := r.find(); err != nil {
+	r, err := transfer.OpenRemote(t.Context(), s.URL, func(context.Context, time.Duration) error { return nil })
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.ReadAt(make([]byte, 10), 0); err == nil || n.Load() != 2+patience {
-		t.Errorf("%v after %d", err, n.Load())
-	}
-	r.sleep = func(context.Context, time.Duration) error { return context.Canceled }
-	if _, err := r.ReadAt(make([]byte, 10), 0); !errors.Is(err, context.Canceled) {
-		t.Error(err)
-	}
+	return media.Source{Name: s.URL, Remote: r, Size: r.Size()}, &n
 }
 
 // An image on a server is installed as one on a stick.
@@ -149,10 +53,7 @@ func TestInstallFromServer(t *testing.T) {
 		}
 		return n%5 == 0
 	})
-	if err := from.find(); err != nil {
-		t.Fatal(err)
-	}
-	r.src.Image = media.Source{Name: from.url, Remote: from, Size: from.size}
+	r.src.Image = from
 	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
 		t.Fatalf("%v %s\n%s", err, r.ended, strings.Join(r.said, "\n"))
 	}
@@ -176,10 +77,7 @@ func TestInstallFromServer(t *testing.T) {
 	}
 	b[at] = 'B'
 	from, _ = server(t, b, nil)
-	if err := from.find(); err != nil {
-		t.Fatal(err)
-	}
-	r.src.Image = media.Source{Name: from.url, Remote: from, Size: from.size}
+	r.src.Image = from
 	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) {
 		t.Error(err)
 	}
@@ -300,10 +198,7 @@ func TestServerThatShowsTwoImages(t *testing.T) {
 		}
 		return !looking
 	})
-	if err := from.find(); err != nil {
-		t.Fatal(err)
-	}
-	r.src.Image = media.Source{Name: from.url, Remote: from, Size: from.size}
+	r.src.Image = from
 	r.each = func(line string) {
 		if strings.HasPrefix(line, "installing ") {
 			looking = false

@@ -630,7 +630,6 @@ var programs = map[string]string{
 	"lsblk":     "", "wipefs": "", "/usr/sbin/wipefs": "", // util-linux
 	"mmdebstrap": "mmdebstrap", "newuidmap": "uidmap",
 	"qemu-img": "qemu-utils", "qemu-system-x86_64": "qemu-system-x86", "qemu-system-aarch64": "qemu-system-arm",
-	"udevadm": "", // of the installer, in images
 	"xorriso": "xorriso",
 }
 

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
-	"github.com/edgebake/edgebake/installer"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/spf13/cobra"
 )
@@ -202,11 +202,12 @@ func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	if u.image != "" {
 		return media.Source{Name: u.image}, nil
 	}
-	s, err := installer.Online(ctx, u.rollout.Order.Image)
+	url := u.rollout.Order.Image
+	r, err := transfer.OpenRemote(ctx, url, nil)
 	if err != nil {
-		err = fmt.Errorf("%w; where this computer cannot reach the server, name a copy of the image with --image", err)
+		return media.Source{}, fmt.Errorf("%w; where this computer cannot reach the server, name a copy of the image with --image", err)
 	}
-	return s.Image, err
+	return media.Source{Name: url, Remote: r, Size: r.Size()}, nil
 }
 
 // read completes the rollout by the image.

@@ -1,4 +1,4 @@
-package installer
+package transfer
 
 import (
 	"context"
@@ -9,15 +9,12 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/edgebake/edgebake/builder/media"
-	"github.com/edgebake/edgebake/builder/transfer"
 )
 
-// remote is an image on a web server, read by ranges. A range that breaks off
+// Remote is a file on a web server, read by ranges. A range that breaks off
 // continues from there, so that a lost connection costs only the time without
-// it. The digests verify the bytes.
-type remote struct {
+// it. The caller verifies the bytes.
+type Remote struct {
 	ctx   context.Context
 	http  *http.Client
 	url   string
@@ -30,7 +27,7 @@ const (
 	// requestTimeout is how long a server may stay silent.
 	requestTimeout = 30 * time.Second
 	// patience is how many repeated requests in a row may fail without progress
-	// before the installation starts again.
+	// before ReadAt fails.
 	patience = 20
 	// maxPause is the longest pause between two attempts.
 	maxPause = 15 * time.Second
@@ -39,34 +36,38 @@ const (
 // errChanged means that a server has another image now.
 var errChanged = errors.New("the image on the server has changed")
 
-// Online returns the image on its server.
-func Online(ctx context.Context, url string) (Source, error) {
-	r := &remote{ctx: ctx, http: &http.Client{Transport: transfer.Impatient(transfer.Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
+// OpenRemote opens the file at a URL. sleep replaces the wait between two
+// attempts; nil means real time.
+func OpenRemote(ctx context.Context, url string, sleep func(context.Context, time.Duration) error) (*Remote, error) {
+	r := &Remote{ctx: ctx, http: &http.Client{Transport: Impatient(Transport(requestTimeout, requestTimeout), requestTimeout)}, url: url, sleep: sleep}
 	if err := r.find(); err != nil {
-		return Source{}, err
+		return nil, err
 	}
-	return Source{Image: media.Source{Name: url, Remote: r, Size: r.size}}, nil
+	return r, nil
 }
 
+// Size returns the size of the file in bytes.
+func (r *Remote) Size() int64 { return r.size }
+
 // find requests the first byte: the answer contains the size.
-func (r *remote) find() error {
+func (r *Remote) find() error {
 	_, err := r.once(make([]byte, 1), 0)
 	return err
 }
 
 // ReadAt reads a range.
-func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
+func (r *Remote) ReadAt(p []byte, off int64) (n int, err error) {
 	if off >= r.size {
 		return 0, io.EOF
 	}
 	whole := p
 	p = p[:min(int64(len(p)), r.size-off)]
-	retry := transfer.Retry{Attempts: patience + 1, Pause: time.Second, Longest: maxPause, Sleep: r.sleep}
+	retry := Retry{Attempts: patience + 1, Pause: time.Second, Longest: maxPause, Sleep: r.sleep}
 	err = retry.Do(r.ctx, func() (bool, error) {
 		got, err := r.once(p[n:], off+int64(n))
 		n += got
 		if errors.Is(err, errChanged) {
-			return false, transfer.Final(err)
+			return false, Final(err)
 		}
 		return got > 0, err
 	})
@@ -80,7 +81,7 @@ func (r *remote) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // once requests a range, and returns how many bytes have arrived.
-func (r *remote) once(p []byte, off int64) (int, error) {
+func (r *Remote) once(p []byte, off int64) (int, error) {
 	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url, nil)
 	if err != nil {
 		return 0, err
@@ -102,13 +103,13 @@ func (r *remote) once(p []byte, off int64) (int, error) {
 }
 
 // check compares an answer with the request and with earlier answers.
-func (r *remote) check(resp *http.Response, off int64) error {
+func (r *Remote) check(resp *http.Response, off int64) error {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:
 	case http.StatusOK:
 		return fmt.Errorf("reading %s: the server does not answer ranges: use another one", r.url)
 	default:
-		return transfer.After(fmt.Errorf("reading %s: the server says %s", r.url, resp.Status), transfer.RetryAfter(resp))
+		return After(fmt.Errorf("reading %s: the server says %s", r.url, resp.Status), RetryAfter(resp))
 	}
 	span, total, ok := strings.Cut(strings.TrimPrefix(resp.Header.Get("Content-Range"), "bytes "), "/")
 	from, _, _ := strings.Cut(span, "-")
