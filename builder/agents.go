@@ -31,7 +31,7 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 		{name: "firstboot", given: b.img.Agents.Firstboot},
 		{name: "ipvscare", given: b.img.Agents.IPVSCare},
 	}
-	var wg sync.WaitGroup // in parallel: go needs seconds even if nothing has changed
+	var wg sync.WaitGroup // in parallel: go takes seconds even if nothing has changed
 	for i := range agents {
 		a := &agents[i]
 		wg.Go(func() {
@@ -109,9 +109,8 @@ var errNoAgent = errors.New("install edgebake's package, which has it, put it th
 // relative to edgebake itself.
 const packaged = "../lib/edgebake"
 
-// agent brings one of edgebake's programs into the cache: from the package that edgebake
-// was installed with, else compiled from the source tree around the current directory,
-// else from beside the running edgebake.
+// agent imports one of edgebake's programs into the cache: from edgebake's package, else compiled
+// from the source tree around the current directory, else the file next to the running edgebake.
 func (b *run) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
@@ -228,8 +227,8 @@ func (b *run) copyBlob(sha, path string) error {
 // ProgramEnv returns the environment in which edgebake's programs are compiled.
 func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
 
-// CompileProgram compiles one of edgebake's programs from the source tree src. edgebake, its
-// package and make (AGENT in the Makefile) get the same bytes.
+// CompileProgram compiles one of edgebake's programs from the source tree src. The result has the
+// same bytes as the program in edgebake's package and that of make (AGENT in the Makefile).
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
 	if errors.Is(err, fetch.ErrNoGo) {

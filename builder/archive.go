@@ -18,9 +18,9 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// aptIndex looks names up in Debian's archive with apt. It takes seconds, while mmdebstrap
-// finds a wrong name after minutes, and provides suggestions. Nothing of it enters the image,
-// so only mmdebstrap checks signatures.
+// aptIndex looks up names in Debian's archive with apt. It takes seconds, while mmdebstrap finds a
+// wrong name after minutes, and it can suggest names. Its results do not enter the image, so only
+// mmdebstrap checks signatures.
 type aptIndex struct {
 	dir string
 }
@@ -89,7 +89,7 @@ var (
 // runs.
 func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return nil // mmdebstrap needs it too, and reports the error
+		return nil // mmdebstrap needs apt too, and reports the error
 	}
 	x, err := b.newAptIndex(r)
 	if err != nil {
@@ -119,7 +119,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	return nil
 }
 
-// firstError returns the first of apt's errors; the others only follow from it.
+// firstError returns the first of apt's errors, which causes the later ones.
 func firstError(said string) string {
 	for line := range strings.Lines(said) {
 		if strings.HasPrefix(line, "E: ") {

@@ -12,9 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// archive makes a Debian archive of one suite in a directory, with the packages
-// that a node needs and vim, which arm64 has in an older version, and returns its
-// line of sources.list.
+// archive makes a Debian archive of one suite in a directory. It has the packages that a node
+// needs, and vim, which is older for arm64. archive returns its line of sources.list.
 func archive(t *testing.T, p *project) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -40,7 +39,7 @@ func archive(t *testing.T, p *project) string {
 	return "deb [trusted=yes] file:" + dir + " %s main"
 }
 
-// realApt takes the stand-in for apt-get away.
+// realApt removes the fake apt-get from PATH.
 func realApt(t *testing.T) {
 	t.Helper()
 	bin := strings.Split(os.Getenv("PATH"), string(os.PathListSeparator))[0]
@@ -49,8 +48,8 @@ func realApt(t *testing.T) {
 	}
 }
 
-// TestArchiveOfEachArchitecture: a version that one architecture lacks is told
-// with those that it has, before anything is made for the other.
+// TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks
+// lists the available versions, and that nothing is made for the other architecture before it.
 func TestArchiveOfEachArchitecture(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	for packages, want := range map[string]string{
@@ -75,8 +74,8 @@ func TestArchiveOfEachArchitecture(t *testing.T) {
 	}
 }
 
-// TestNamesOfTheArchive: a wrong name is told, with its place, before
-// mmdebstrap or a compiler begins.
+// TestNamesOfTheArchive checks that a wrong name is reported with its field before mmdebstrap or a
+// compiler starts.
 func TestNamesOfTheArchive(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	tcpdump := "packages: [tcpdump]"

@@ -57,10 +57,9 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	return serves, nil
 }
 
-// firmwareOfGPT returns the date of the first start4.elf that finds its files
-// on a GPT with any bootloader. Older ones look for the partition in an MBR,
-// unless a bootloader since 2025-02-11 passes its number (rpi-eeprom, issue
-// 668).
+// firmwareOfGPT returns the date of the first start4.elf that finds its files on a GPT with any
+// bootloader. An older one looks for the partition in an MBR, unless a bootloader since 2025-02-11
+// passes the partition's number (rpi-eeprom, issue 668).
 func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.UTC) }
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)
@@ -78,8 +77,8 @@ func firmwareDate(firmware []byte) time.Time {
 	return made
 }
 
-// plainKernel returns an error for a kernel that these boards' firmware cannot start: it
-// supports Linux' own format for arm64 (Documentation/arch/arm64/booting.rst), but no
+// plainKernel returns an error for a kernel that the firmware of these boards cannot start. The
+// firmware supports Linux' own format for arm64 (Documentation/arch/arm64/booting.rst), but no
 // self-extracting EFI program.
 func (b *executor) plainKernel(base []tree.Node, file string) error {
 	const magic, at = "ARM\x64", 56

@@ -20,8 +20,8 @@ func newPiProject(t *testing.T, base []buildtest.Entry, edit func(string) string
 	return projectBy(t, buildtest.WritePi, base, edit)
 }
 
-// TestRaspberryPi: the image says which boards its kernel serves, the build warns
-// of the others, and a second build gives the same bytes.
+// TestRaspberryPi checks that the image lists the boards that its kernel supports, that the build
+// warns about the others, and that a second build gives the same bytes.
 func TestRaspberryPi(t *testing.T) {
 	for _, tc := range []struct {
 		pi5         bool
@@ -72,8 +72,8 @@ func TestRaspberryPi(t *testing.T) {
 	}
 }
 
-// TestRaspberryPiRejects: what no board would start is rejected, and nothing is
-// written.
+// TestRaspberryPiRejects checks that an image that no board would boot is rejected before anything
+// is written.
 func TestRaspberryPiRejects(t *testing.T) {
 	without := func(parts ...string) []buildtest.Entry {
 		return slices.DeleteFunc(buildtest.PiBase(true), func(e buildtest.Entry) bool {
@@ -118,8 +118,8 @@ func TestRaspberryPiRejects(t *testing.T) {
 	}
 }
 
-// TestFirmwareDate: what the firmware of Debian 13 and of its successor says of
-// itself, and what says nothing.
+// TestFirmwareDate reads the build dates in the firmware of Debian 13 and its successor, and in
+// files without a date.
 func TestFirmwareDate(t *testing.T) {
 	for text, want := range map[string]string{
 		"VC_BUILD_ID_TIME: 17:27:09\x00VC_BUILD_ID_VARIANT: start\x00VC_BUILD_ID_TIME: Apr 17 2024\x00": "2024-04-17",
@@ -134,8 +134,8 @@ func TestFirmwareDate(t *testing.T) {
 	}
 }
 
-// TestRaspberryPiConfigIsPlanned: what edgebake writes for the firmware is part of
-// the plan, and of no other hardware's.
+// TestRaspberryPiConfigIsPlanned checks that the firmware's settings change the plan of this
+// hardware, and of no other.
 func TestRaspberryPiConfigIsPlanned(t *testing.T) {
 	p := newPiProject(t, buildtest.PiBase(true), nil)
 	pi, err := Resolve(t.Context(), p.image(t), p.options(""))

@@ -1,10 +1,9 @@
 // Package builder turns an Image into a golden disk image.
 //
-// Resolve pins every input and returns a Plan. It copies local files and overlays
-// into the cache; it neither downloads nor compiles the other inputs. With
-// Options.Update the cache forgets the base first. BuildEach does the rest for one or
-// several plans, and from the plan alone: it fetches or makes the inputs, merges them with
-// what package overlays renders, and writes the disk. A Job without a plan is resolved first.
+// Resolve pins every input and returns a Plan. It copies local files and overlays into the cache;
+// it neither downloads nor compiles the other inputs. With Options.Update it first removes the base
+// from the cache. BuildEach needs only the plans: it fetches or makes the inputs, merges them with
+// the files rendered by package overlays, and writes the disk. It resolves a Job that has no plan.
 //
 // The same plan gives the same bytes: none depends on the clock, on a random
 // number or on a path of the host. No step needs root.
@@ -29,8 +28,8 @@ import (
 
 // Options of a build.
 type Options struct {
-	// Dir is the directory of the Image document, or of the file of a plan; its relative
-	// paths start there.
+	// Dir is the directory of the Image document or of the plan's file. Relative paths in the
+	// document start there.
 	Dir   string
 	Cache *fetch.Cache
 	// Version is that of the running edgebake, for the report only.
@@ -251,7 +250,7 @@ func (r *run) packDir(ctx context.Context, dir string, date time.Time) (string, 
 	})
 }
 
-// canonical returns JSON whose digest depends on the value alone.
+// canonical encodes v as JSON. Equal values give equal bytes.
 func canonical(v any) (json.RawMessage, error) {
 	b, err := json.Marshal(v)
 	if err != nil {

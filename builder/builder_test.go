@@ -42,7 +42,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files")
 
-// project is an Image document and what a build of it needs.
+// project is an Image document with the files that its build needs.
 type project struct {
 	dir   string
 	cache *fetch.Cache
@@ -53,7 +53,7 @@ func newProject(t *testing.T, base []buildtest.Entry, edit func(string) string) 
 	return projectBy(t, buildtest.Write, base, edit)
 }
 
-// projectBy is a project whose files write makes.
+// projectBy makes a project whose files are written by write.
 func projectBy(t *testing.T, write func(dir string, base []buildtest.Entry, edit func(string) string) error, base []buildtest.Entry, edit func(string) string) *project {
 	t.Helper()
 	p := &project{dir: t.TempDir()}
@@ -97,7 +97,7 @@ func TestPlanGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Any change to a unit changes it; which one shows in package overlays.
+	// Any change to a unit changes the digest; the tests of package overlays show which unit.
 	if len(pl.Rendered) != 64 {
 		t.Errorf("rendered: %q", pl.Rendered)
 	}
@@ -124,8 +124,7 @@ func TestPlanGolden(t *testing.T) {
 	}
 }
 
-// TestVersionDecidesNothing: a version is how edgebake was compiled, not what it
-// makes.
+// TestVersionDecidesNothing checks that edgebake's own version does not change the image.
 func TestVersionDecidesNothing(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	var golden, plans []string
@@ -199,7 +198,8 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// A root that has outgrown the machines in the field is said, and built.
+// TestRoomOfMachinesInTheField checks that a root too large for the machines in the field gives a
+// warning.
 func TestRoomOfMachinesInTheField(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -236,8 +236,8 @@ func TestRoomOfMachinesInTheField(t *testing.T) {
 	}
 }
 
-// What a person chose as the root's size is the room too, and a disk without a
-// second root has none.
+// TestPlannedRoom checks that a root size chosen in the Image is the size limit of updates, and
+// that a disk without a second root has no limit.
 func TestPlannedRoom(t *testing.T) {
 	for name, test := range map[string]struct {
 		disk configs.Disk
@@ -265,7 +265,7 @@ func TestPlannedRoom(t *testing.T) {
 	}
 }
 
-// TestTree looks at the merged tree through the same code that writes it.
+// TestTree lists the merged tree with the code that writes it.
 func TestTree(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	b := start(t, p.image(t), p.options(""))
@@ -286,9 +286,9 @@ func TestTree(t *testing.T) {
 	}
 	for _, want := range []string{
 		"usr/bin/kubelet 100755 0:0",
-		"usr/lib/firmware/blob 100644 0:0", // the overlay says lib/, a link
+		"usr/lib/firmware/blob 100644 0:0", // the overlay has lib/, which is a link in the base
 		"usr/local/bin/tool 100755 0:0",
-		"tmp 41777 0:0", // an overlay has files in it and does not change it
+		"tmp 41777 0:0", // an overlay has files in it, and does not change its mode
 		"opt/site/notes 100600 0:0",
 		"usr/bin/su 104755 0:0",
 		"etc/machine-id 100444 0:0",
@@ -510,8 +510,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestPlacesDoNotShow builds the same inputs from directories of other names, and
-// with container images in another order.
+// TestPlacesDoNotShow builds the same inputs from directories with other names, and with container
+// images in another order.
 func TestPlacesDoNotShow(t *testing.T) {
 	base := buildtest.Base()
 	for _, p := range []string{"ptp", "static"} {
@@ -556,7 +556,7 @@ func TestPlacesDoNotShow(t *testing.T) {
 	if first.Report.Golden != second.Report.Golden || !bytes.Equal(first.SBOM, second.SBOM) {
 		t.Error("two images")
 	}
-	// What does make a difference is in the id, whoever names it.
+	// Other content changes the ID, wherever it is named.
 	third := build(func(s string) string {
 		return cni.Replace(strings.Replace(strings.Replace(s, pause, pause+a+b, 1), "{{.Name}} on", "{{(index .Overlays 0).Dir}} on", 1))
 	}, nil)
@@ -570,8 +570,8 @@ const conflist = `{"cniVersion": "1.0.0", "name": "mine", "plugins": [{"type": "
 func TestCNIConfig(t *testing.T) {
 	for _, tt := range []struct {
 		name, doc string
-		plugins   []string // on board
-		want      string   // part of the error; empty: it is built
+		plugins   []string // in the image
+		want      string   // part of the error; empty: the build succeeds
 	}{
 		{"good", conflist, []string{"ptp", "static"}, ""},
 		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist calls plugin static, which is not in /opt/cni/bin, or is not executable"},
@@ -616,8 +616,8 @@ func TestCNIConfig(t *testing.T) {
 	}
 }
 
-// TestDamagedCache damages every cached input in turn: no build may take one
-// in, and each repairs what it needs.
+// TestDamagedCache damages each cached input in turn. No build may use the damaged bytes, and each
+// repairs the inputs that it needs.
 func TestDamagedCache(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	out := filepath.Join(t.TempDir(), "tiny.raw")
@@ -661,7 +661,7 @@ func TestDamagedCache(t *testing.T) {
 			t.Errorf("blob %s: another golden image was built", b.SHA256)
 		}
 	}
-	// Whatever is left damaged is not used by this build.
+	// This build does not use the inputs that are still damaged.
 	if _, err := p.cache.Verify(t.Context(), false, nil); err != nil {
 		t.Error(err)
 	}
@@ -687,8 +687,8 @@ func TestExportBase(t *testing.T) {
 	}
 }
 
-// TestLockedMadeBase is the archive that has moved on: what mmdebstrap made
-// once comes from the exported file.
+// TestLockedMadeBase builds with a lock after the Debian archive has changed: the base comes from
+// an exported file.
 func TestLockedMadeBase(t *testing.T) {
 	toDebian := func(s string) string {
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
@@ -703,7 +703,7 @@ func TestLockedMadeBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Lock, o.Locked, o.Force = first.Plan.Lock(), true, true
-	// Another machine, an empty cache, the exported base (compressed by hand).
+	// Another machine with an empty cache, and the exported base compressed by hand.
 	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
@@ -734,7 +734,7 @@ func TestLockedMadeBase(t *testing.T) {
 	if err := os.WriteFile(o.Base, other, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// What is locked is in the cache: the given base counts nevertheless.
+	// The locked base is in the cache, but --base is used and rejected.
 	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "give the base that was exported") {
 		t.Errorf("another base is ignored: %v", err)
 	}
@@ -747,8 +747,8 @@ func TestLockedMadeBase(t *testing.T) {
 	}
 }
 
-// TestDoubleBuild builds the same plan in processes that differ in all that
-// must not matter.
+// TestDoubleBuild builds the same plan in processes with different environments, users and
+// directories.
 func TestDoubleBuild(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_BUILD"); dir != "" {
 		buildChild(t, dir)
@@ -786,7 +786,7 @@ func TestDoubleBuild(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				// The test program may lie where others cannot reach it.
+				// Other users may not be able to reach the test program.
 				if err := copyFile(exe, copied); err != nil {
 					t.Fatal(err)
 				}
@@ -808,7 +808,7 @@ func TestDoubleBuild(t *testing.T) {
 	}
 }
 
-// buildChild is one build of TestDoubleBuild, in a process of its own.
+// buildChild runs one build of TestDoubleBuild in a child process.
 func buildChild(t *testing.T, dir string) {
 	cacheDir, err := fetch.DefaultDir()
 	if err != nil {
@@ -831,8 +831,7 @@ func buildChild(t *testing.T, dir string) {
 	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
-// openUp lets other users into the directories of a test, and read what is in
-// the last one.
+// openUp lets other users enter a test's directories and read the files in the last one.
 func openUp(t *testing.T, paths ...string) {
 	t.Helper()
 	err := filepath.WalkDir(paths[len(paths)-1], func(p string, d fs.DirEntry, err error) error {
@@ -869,7 +868,7 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, b, 0o755)
 }
 
-// digestOf hashes a file's chunks that are not zero, and where they are.
+// digestOf hashes a file's non-zero chunks with their offsets.
 func digestOf(t *testing.T, path string) string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -886,10 +885,10 @@ func digestOf(t *testing.T, path string) string {
 	const size = 1 << 20
 	chunk, zero := make([]byte, size), make([]byte, size)
 	for at := int64(0); at < st.Size(); at += size {
-		// Holes need no reading: a disk is mostly that.
+		// Skip holes, which are most of a disk.
 		data, err := f.Seek(at, unix.SEEK_DATA)
 		if err != nil {
-			break // no data after this
+			break // no data follows
 		}
 		at = data / size * size
 		n, err := f.ReadAt(chunk, at)
@@ -904,7 +903,7 @@ func digestOf(t *testing.T, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// TestTwoBuildsAtOnce share a cache.
+// TestTwoBuildsAtOnce runs two builds that share a cache.
 func TestTwoBuildsAtOnce(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -957,7 +956,7 @@ func TestDpkgStatus(t *testing.T) {
 	}
 }
 
-// A plugin that cannot be started is as good as none.
+// TestCheckPlugins checks that a plugin that is not executable counts as missing.
 func TestCheckPlugins(t *testing.T) {
 	node := func(path string, mode uint32) tree.Node {
 		return tree.Node{Path: path, Inode: &tree.Inode{Mode: mode}}
@@ -979,8 +978,8 @@ func TestCheckPlugins(t *testing.T) {
 	}
 }
 
-// What an overlay has where the booted machine mounts something else is an
-// error, not a file that is missing.
+// TestCheckHidden checks that an overlay's file is an error if the booted machine mounts something
+// over it.
 func TestCheckHidden(t *testing.T) {
 	node := func(layer, path string, mode uint32) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}
@@ -1000,8 +999,8 @@ func TestCheckHidden(t *testing.T) {
 	}
 }
 
-// FuzzPinned: of a damaged note on what images are, nothing is believed that
-// does not fit what was asked for.
+// FuzzPinned checks that a damaged cache entry about container images is rejected unless it fits
+// the requested images.
 func FuzzPinned(f *testing.F) {
 	wanted := []configs.ContainerImage{{Ref: "registry.example/a:1", Digest: "sha256:" + strings.Repeat("a", 64)}}
 	ref, err := imageref.Parse(wanted[0].Ref)
@@ -1063,8 +1062,8 @@ func TestDebianArguments(t *testing.T) {
 	}
 }
 
-// TestMissingTools: all programs that a build lacks are told at once, each with
-// what asks for it, before anything is made.
+// TestMissingTools checks that all missing programs are reported at once, each with the input that
+// needs it, before anything is made.
 func TestMissingTools(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		s = strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)

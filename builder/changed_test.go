@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// damage writes other content to a file of the base in the cache, and leaves the tar
-// and its size as they are.
+// damage changes the content of a file in the cached tar of the base; the tar's size and headers
+// stay. It returns the original bytes.
 func damage(t *testing.T, path string) (sound []byte) {
 	t.Helper()
 	sound, err := os.ReadFile(path)
@@ -45,11 +45,11 @@ func damage(t *testing.T, path string) (sound []byte) {
 	return sound
 }
 
-// TestInputChangesWhileBuilding: a cached input that changes between its check and the
-// end of the build ends it, and no image appears: whenever that happens, in every mode,
-// and also where another build has repaired the input in the meantime.
+// TestInputChangesWhileBuilding checks that a cached input that changes between its check and the
+// end of the build ends the build without an image: in every mode, at any time, and also if another
+// build has repaired the input since.
 func TestInputChangesWhileBuilding(t *testing.T) {
-	golden := "" // the same for all, built again
+	golden := "" // the same for all builds
 	for _, tt := range []struct {
 		name, out, step  string
 		locked, repaired bool
@@ -102,7 +102,7 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 			if left, err := os.ReadDir(filepath.Dir(o.Output)); err != nil || len(left) > 0 {
 				t.Errorf("left: %v, %v", left, err)
 			}
-			// Built again, it is the image of sound inputs.
+			// A new build gives the image of the original inputs.
 			if p.cache, err = fetch.Open(p.cache.Dir()); err != nil {
 				t.Fatal(err)
 			}
@@ -122,8 +122,8 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 	}
 }
 
-// TestSourceChangesWhileRead: a file or an overlay that somebody writes to while it is
-// read is an error, or whole.
+// TestSourceChangesWhileRead checks that a file or an overlay that changes while it is read gives
+// an error or its complete content.
 func TestSourceChangesWhileRead(t *testing.T) {
 	for name, path := range map[string]string{"file": "notes.txt", "overlay": "overlay/big", "base": "base.tar"} {
 		t.Run(name, func(t *testing.T) {

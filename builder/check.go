@@ -417,7 +417,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 			continue
 		}
 		if n.IsRegular() && n.Mode&0o111 == 0 {
-			continue // containerd could not execute it
+			continue // containerd could not run it
 		}
 		have[name] = true
 	}

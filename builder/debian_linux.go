@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownMounts runs cmd in its own mount namespace. As root, mmdebstrap mounts /proc, /sys and
-// /dev below a temporary directory. If it were killed they would stay mounted, and removing
-// the directory would affect the host's. For an ordinary user mmdebstrap has its own namespace
-// anyway.
+// ownMounts runs cmd in its own mount namespace. As root, mmdebstrap mounts /proc, /sys and /dev
+// below a temporary directory. If it were killed, they would stay mounted, and removing the
+// directory would remove the host's files. For an ordinary user mmdebstrap makes its own namespace.
 func ownMounts(cmd *exec.Cmd) {
 	if os.Geteuid() != 0 {
 		return

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestDebianMounts: what mmdebstrap mounts and leaves behind nobody else sees.
+// TestDebianMounts checks that mounts which mmdebstrap leaves are invisible to other processes.
 func TestDebianMounts(t *testing.T) {
 	desk.NeedRoot(t, "an ordinary user's mmdebstrap has a namespace of its own")
 	if !rootIsMount() {
@@ -35,7 +35,7 @@ func TestDebianMounts(t *testing.T) {
 	}
 }
 
-// TestMountsBelow: below what is mounted nothing is removed.
+// TestMountsBelow checks that nothing below a mount point is removed.
 func TestMountsBelow(t *testing.T) {
 	if all := mountsBelow(""); !slices.Contains(all, "/proc") {
 		t.Errorf("/proc, which tells it, is not mounted: %q", all)
@@ -45,7 +45,7 @@ func TestMountsBelow(t *testing.T) {
 	}
 }
 
-// TestReadMountPoints: names are told as they are on the disk.
+// TestReadMountPoints checks that escaped names are decoded.
 func TestReadMountPoints(t *testing.T) {
 	const mounts = "36 35 98:0 / / rw - ext4 /dev/vda rw\n37 36 0:5 / /tmp/a\\040b\\134040c/dev rw - devtmpfs udev rw\n"
 	if got := readMountPoints(mounts); !slices.Equal(got, []string{"/", `/tmp/a b\040c/dev`}) {

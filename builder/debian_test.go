@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// standIn puts a mmdebstrap first on PATH that gives the base it is told to,
-// counts its runs, and fails or hangs where a file says so.
+// standIn puts a fake mmdebstrap first on PATH. It writes the given base, counts its runs, and
+// fails or hangs if a certain file exists.
 func standIn(t *testing.T, p *project) {
 	t.Helper()
 	dir := t.TempDir()
@@ -77,7 +77,7 @@ func TestDebianBase(t *testing.T) {
 	if all := strings.Join(said, "\n"); !strings.Contains(all, "base detail I: making it") {
 		t.Errorf("its words are not passed on:\n%s", all)
 	}
-	// The archive is gone. With a lock, or a cache, nobody misses it.
+	// The archive is unreachable. A build with a lock or a filled cache does not need it.
 	if err := os.WriteFile(filepath.Join(p.dir, "fail"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestDebianBase(t *testing.T) {
 	}
 }
 
-// TestUpdate makes the base anew though the cache has one.
+// TestUpdate checks that the base is made again although the cache has one.
 func TestUpdate(t *testing.T) {
 	p := newProject(t, buildtest.Base(), toDebian)
 	standIn(t, p)
@@ -122,14 +122,14 @@ func TestUpdate(t *testing.T) {
 	if updated.Report.Packages != first.Report.Packages+1 || updated.Report.Plan == first.Report.Plan {
 		t.Errorf("not updated: %d packages, before %d", updated.Report.Packages, first.Report.Packages)
 	}
-	// Locked, in a cache that has neither: the archive's is rejected, and the
-	// cure named.
+	// A locked build with a cache that has neither base rejects the archive's base and names the
+	// fix.
 	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
 	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has moved on") {
 		t.Errorf("locked: %v", err)
 	}
-	// Not locked, the lock is renewed, and that is said.
+	// A build without --locked renews the lock and reports it.
 	var warned string
 	o.Locked = false
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
@@ -157,11 +157,11 @@ func TestDebianFails(t *testing.T) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
-	// What it means stands before what was said.
+	// The explanation comes before mmdebstrap's output.
 	if meant, said, ok := strings.Cut(err.Error(), "\nI: making it"); !ok || !strings.Contains(meant, "check base.debian.packages") || strings.Contains(said, "Ign:") {
 		t.Error(err)
 	}
-	// A run that failed is not remembered.
+	// A failed run is not cached.
 	if err := os.Remove(filepath.Join(p.dir, "fail")); err != nil {
 		t.Fatal(err)
 	}
@@ -170,9 +170,9 @@ func TestDebianFails(t *testing.T) {
 	}
 }
 
-// interrupt builds with a mmdebstrap that runs a script, and ends the build, and
-// nothing beside, when the script says that it hangs. It returns what the build
-// says, and what mmdebstrap and its child had noted by then.
+// interrupt builds with a mmdebstrap that runs a script, and ends the build when the script reports
+// that it hangs. It returns the build's error and the notes that mmdebstrap and its child have
+// written.
 func interrupt(t *testing.T, script string) (notes string, err error) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
@@ -209,7 +209,7 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 	return notes, err
 }
 
-// processState is R, S, Z and the like; empty: no such process.
+// processState returns R, S, Z or similar; empty if the process does not exist.
 func processState(t *testing.T, pid string) string {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
@@ -220,8 +220,8 @@ func processState(t *testing.T, pid string) string {
 	return after[:1]
 }
 
-// TestDebianInterrupted ends edgebake alone. mmdebstrap leaves it to its
-// children to end, and then removes what it has made.
+// TestDebianInterrupted ends edgebake alone. The fake mmdebstrap leaves the interrupt to its
+// children and then removes its files.
 func TestDebianInterrupted(t *testing.T) {
 	notes, _ := interrupt(t, `
 trap 'echo interrupted >>"$notes"' INT
@@ -236,7 +236,7 @@ exit 1
 	}
 }
 
-// TestDebianKilled: what a mmdebstrap that dies leaves is ended and removed.
+// TestDebianKilled checks that processes and files of a mmdebstrap that dies are ended and removed.
 func TestDebianKilled(t *testing.T) {
 	_, err := interrupt(t, `
 sh -c 'trap "" INT; echo "child $$" >>"$0"; exec sleep 1000' "$notes" >/dev/null 2>&1 &
@@ -249,8 +249,8 @@ exec sleep 1000
 	}
 }
 
-// TestScratch: what is removed is what is in the directory, however that is
-// called, and nothing where it is empty.
+// TestScratch checks that exactly the contents of the directory are removed, whatever its name, and
+// that an empty directory needs no command.
 func TestScratch(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "a [b] c")
 	link := filepath.Join(t.TempDir(), "link")
@@ -265,7 +265,7 @@ func TestScratch(t *testing.T) {
 	if real, err := filepath.EvalSymlinks(dir); err != nil || real != dir {
 		t.Errorf("%s is %s, %v", dir, real, err)
 	}
-	// A setuid program that root unpacks there is nobody else's to run.
+	// Other users cannot run a setuid program that root unpacks there.
 	if fi, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && fi.Mode().Perm()&0o027 != 0 || os.Geteuid() != 0 && fi.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
@@ -293,8 +293,8 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// TestScratchAndApt: apt's user, who talks to servers, enters the directory that root
-// makes, and exchanges nothing in it. Nobody else enters.
+// TestScratchAndApt checks that apt's user, which downloads, can enter root's directory but not
+// replace files in it. No other user can enter.
 func TestScratchAndApt(t *testing.T) {
 	desk.NeedRoot(t, "to make a directory that apt's user enters")
 	desk.NeedProgram(t, "apt-get", "apt")
@@ -306,7 +306,7 @@ func TestScratchAndApt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TMPDIR", "/tmp") // every user may enter what is above
+	t.Setenv("TMPDIR", "/tmp") // its parents let every user enter
 	dir, err := newScratch()
 	if err != nil {
 		t.Fatal(err)
@@ -346,7 +346,7 @@ func TestScratchAndApt(t *testing.T) {
 	}
 }
 
-// TestDebianHint: each failure has the fix that is its own, in mmdebstrap's words.
+// TestDebianHint checks that each of mmdebstrap's errors gets its own fix.
 func TestDebianHint(t *testing.T) {
 	for log, want := range map[string]string{
 		"E: unshare() failed: Operation not permitted\nnewuidmap: write to uid_map failed: Operation not permitted\nE: newuidmap 11  0 1000 1 1 100000 65536 failed: \nE: child had a non-zero exit status: 1": "unprivileged_userns_clone",
@@ -364,8 +364,8 @@ func TestDebianHint(t *testing.T) {
 	}
 }
 
-// TestKeyringChanges: mmdebstrap gets the keyring whose digest is in the recipe, under
-// its name, whatever becomes of the file after it was read.
+// TestKeyringChanges checks that mmdebstrap gets the keyring whose digest is in the recipe, under
+// its name, even if the file has changed since it was read.
 func TestKeyringChanges(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(toDebian(s), "suite: trixie,", "suite: trixie, keyrings: [keys/site.asc],", 1)
@@ -375,7 +375,7 @@ func TestKeyringChanges(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("key one"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// The stand-in notes what it is given.
+	// The fake mmdebstrap records its input.
 	tool, err := exec.LookPath("mmdebstrap")
 	if err != nil {
 		t.Fatal(err)

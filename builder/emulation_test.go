@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// runsForeign has the computer run programs of other architectures, or not.
+// runsForeign makes the computer able or unable to run programs of other architectures.
 func runsForeign(t *testing.T, yes bool) {
 	t.Helper()
 	code := "1"
@@ -25,8 +25,7 @@ func runsForeign(t *testing.T, yes bool) {
 	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// several makes a project of a Debian base for two architectures, with
-// programs for both.
+// several makes a project with a Debian base and programs for two architectures.
 func several(t *testing.T, edit func(string) string) *project {
 	t.Helper()
 	p := newProject(t, buildtest.Base(), func(s string) string {
@@ -45,7 +44,7 @@ func several(t *testing.T, edit func(string) string) *project {
 	return p
 }
 
-// change changes the document.
+// change replaces text in the document.
 func (p *project) change(t *testing.T, old, new string) {
 	t.Helper()
 	name := filepath.Join(p.dir, "image.yaml")
@@ -58,7 +57,7 @@ func (p *project) change(t *testing.T, old, new string) {
 	}
 }
 
-// jobs are the project's images.
+// jobs returns the jobs of the project's images.
 func (p *project) jobs(t *testing.T) []Job {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.dir, "image.yaml"))
@@ -90,9 +89,8 @@ func (p *project) buildEach(t *testing.T, jobs []Job) ([]*Result, error) {
 	return all, err
 }
 
-// TestForeignBaseIsMadeOnce: the scripts of another architecture's packages run
-// in emulation, which takes minutes. Nothing but the base's own packages asks
-// for that again.
+// TestForeignBaseIsMadeOnce checks that only a change of the base's own packages makes a base of
+// another architecture again: its package scripts run in emulation, which takes minutes.
 func TestForeignBaseIsMadeOnce(t *testing.T) {
 	p := several(t, nil)
 	runsForeign(t, true)
@@ -112,7 +110,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	if strings.Count(runs, "\n") != 2 {
 		t.Fatalf("mmdebstrap ran:\n%s", runs)
 	}
-	// From here on this computer cannot emulate anything.
+	// This computer can no longer emulate other architectures.
 	runsForeign(t, false)
 	for _, c := range []struct{ what, old, new string }{
 		{"a version of Kubernetes", "v1.36.3", "v1.36.2"},
@@ -128,13 +126,13 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 		p.change(t, c.old, c.new)
 		jobs := p.jobs(t)
 		for i := range jobs {
-			jobs[i].Options.Lock = results[i].Plan.Lock() // as a later build has it
+			jobs[i].Options.Lock = results[i].Plan.Lock() // as in a later build
 		}
 		if results, err = p.buildEach(t, jobs); err != nil || p.runs(t) != runs {
 			t.Fatalf("with %s: %v, mmdebstrap ran:\n%s", c.what, err, p.runs(t))
 		}
 	}
-	// Other packages do.
+	// Other packages need a new base.
 	p.change(t, "packages: [tcpdump]", "packages: [tcpdump, vim]")
 	_, err = p.buildEach(t, p.jobs(t))
 	var field *configs.FieldError
@@ -143,8 +141,8 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestWrongForOneArchitecture: what is wrong with any of the images is told
-// before the first is built, and what is wrong with all of them once.
+// TestWrongForOneArchitecture checks that problems of any image are reported before the first is
+// built, and common ones once.
 func TestWrongForOneArchitecture(t *testing.T) {
 	p := several(t, func(s string) string { return strings.Replace(s, "notes.txt", "missing.txt", 1) })
 	runsForeign(t, true)
@@ -178,14 +176,14 @@ func TestWrongForOneArchitecture(t *testing.T) {
 	}
 }
 
-// TestBaseForAnotherArchitecture is rejected before anything is made.
+// TestBaseForAnotherArchitecture checks that such a base is rejected before anything is made.
 func TestBaseForAnotherArchitecture(t *testing.T) {
 	p := newProject(t, buildtest.BaseFor("arm64"), nil)
 	const want = "its usr/lib/systemd/systemd is for arm64, the image for amd64"
 	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; give one for amd64" {
 		t.Errorf("%v", err)
 	}
-	// An exported base as well.
+	// An exported base is rejected as well.
 	base := filepath.Join(p.dir, "base.tar")
 	q := newProject(t, buildtest.Base(), toDebian)
 	o := q.options(filepath.Join(t.TempDir(), "x.raw"))

@@ -43,9 +43,8 @@ type Job struct {
 	Options Options
 }
 
-// BuildEach builds images one after the other and calls done for each. All of them are
-// resolved and checked before the first input is made. A common problem of several is
-// reported once.
+// BuildEach builds images one after the other and calls done for each. It resolves and checks all
+// of them before it makes the first input. A problem that several have in common is reported once.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*executor, len(jobs))
 	err := forEachJob(ctx, jobs, func(i int, j Job) (err error) {
@@ -127,12 +126,11 @@ type executor struct {
 		sha   string
 		nodes []tree.Node
 	}
-	// given is the uncompressed tar of Options.Base, once it is known to be the base of the
-	// plan.
+	// given is the uncompressed tar of Options.Base, after it was found to be the base of the plan.
 	given string
 }
 
-// openPlan prepares to execute a plan from a file. This edgebake must render the same as the
+// openPlan prepares to execute a plan from a file. This edgebake must render the same files as the
 // one that made the plan.
 func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	o.Locked = true

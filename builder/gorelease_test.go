@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// otherGo is a go of that release on PATH, which compiles nothing: it copies a
-// program. It returns what was asked of it, in lines.
+// otherGo puts a fake go of that release on PATH, which copies program instead of compiling. asked
+// returns its calls, one a line.
 func otherGo(t *testing.T, program string) (is func(release, requires string), asked func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +50,7 @@ esac
 	}
 }
 
-// hello compiles a small program for amd64 with the go that runs the test.
+// hello compiles a small program for amd64 with the test's go.
 func hello(t *testing.T, says string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -67,8 +67,8 @@ func hello(t *testing.T, says string) string {
 	return filepath.Join(dir, "hello")
 }
 
-// TestLockNamesGo: another Go release gives other bytes, which is told before
-// minutes of compiling and not after them.
+// TestLockNamesGo checks that a Go release other than the lock's, which gives other bytes, is
+// reported before the minutes of compiling.
 func TestLockNamesGo(t *testing.T) {
 	program, agent := hello(t, "compiled"), hello(t, "firstboot")
 	here := runtime.Version()
@@ -128,7 +128,7 @@ func TestLockNamesGo(t *testing.T) {
 		t.Cleanup(func() { p.cache.Close() })
 	}
 
-	// What is cached needs no Go of any release.
+	// A cached program needs no Go.
 	is("go1.99.1", "go1.99.1")
 	if _, err := build(nil, true); err != nil {
 		t.Error(err)
@@ -142,8 +142,8 @@ func TestLockNamesGo(t *testing.T) {
 		asked             string
 	}{
 		{"go1.99.1", "go1.99.1", false, "env"},
-		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires another than the lock's
-		{"go1.21.0", here, true, ""},           // which go fetches, as it did for the lock
+		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires a release other than the lock's
+		{"go1.21.0", here, true, ""},           // go fetches this release, as when the lock was made
 		{here, here, true, ""},
 	} {
 		forget()
@@ -167,7 +167,7 @@ func TestLockNamesGo(t *testing.T) {
 		}
 	}
 
-	// A lock of before gets the field as soon as it is renewed.
+	// A lock written before the field existed gets it when it is renewed.
 	silent, err := build(func(l *plan.Lock) {
 		in := l.Inputs["kubelet"]
 		in.Go = ""
@@ -177,7 +177,7 @@ func TestLockNamesGo(t *testing.T) {
 		t.Errorf("%v: %+v", err, silent.Plan.Lock().Inputs["kubelet"])
 	}
 
-	// A lock of before, which does not say: the digest tells, as it did.
+	// With such a lock the digest shows the difference, as before.
 	old := func(l *plan.Lock) {
 		in := l.Inputs["kubelet"]
 		in.Go, in.SHA256 = "", strings.Repeat("ab", 32)
@@ -197,7 +197,8 @@ func TestLockNamesGo(t *testing.T) {
 	if in := renewed.Plan.Lock().Inputs["kubelet"]; in.Go != here {
 		t.Errorf("renewed: %+v", in)
 	}
-	// What was compiled from the source tree is compared before: it says why as well.
+	// A program from the source tree is compared by digest first, but the error names the release
+	// too.
 	_, err = build(func(l *plan.Lock) {
 		in := l.Inputs["firstboot"]
 		in.Go, in.SHA256 = "go1.99.1", strings.Repeat("ab", 32)
@@ -206,7 +207,7 @@ func TestLockNamesGo(t *testing.T) {
 	if want := "(compiled by " + here + ", locked by go1.99.1)"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error lacks %q: %v", want, err)
 	}
-	// Without any go: which one.
+	// Without any go, the error names the release.
 	forget()
 	t.Setenv("PATH", t.TempDir())
 	_, err = build(nil, true)
@@ -215,9 +216,8 @@ func TestLockNamesGo(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionsFirst: versions that the module proxy does not have, and packages
-// that the archive does not have, are told before the first program is compiled, all of
-// them.
+// TestUnknownVersionsFirst checks that all versions that the module proxy does not have, and all
+// packages that the archive does not have, are reported before the first program is compiled.
 func TestUnknownVersionsFirst(t *testing.T) {
 	dir := t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
@@ -265,8 +265,8 @@ esac
 	}
 }
 
-// TestCachedProgramsSayCached: nobody is told to wait for what was compiled before, and
-// the module proxy is not asked for it.
+// TestCachedProgramsSayCached checks that the step of a program compiled before announces no wait,
+// and that the module proxy is not contacted for it.
 func TestCachedProgramsSayCached(t *testing.T) {
 	_, asked := otherGo(t, hello(t, "compiled"))
 	p := newProject(t, buildtest.Base(), func(s string) string {

@@ -74,7 +74,7 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	return nil
 }
 
-// complete adds what only the bytes of inputs show: the uncompressed digest of a compressed
+// complete adds the facts that need the bytes of inputs: the uncompressed digest of a compressed
 // base, and the Go releases of compiled programs that are not in the lock.
 func (b *executor) complete(ctx context.Context) error {
 	for name, in := range b.inputs {
@@ -442,8 +442,8 @@ func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string
 	})
 }
 
-// compare compares the digest of an input's bytes with the plan's. If that is not binding, the
-// lock is renewed.
+// compare compares the digest of an input's bytes with the plan's. If the plan's digest is not
+// binding, the lock is renewed.
 func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy string) error {
 	if in.SHA256 == "" || sha == in.SHA256 {
 		return nil
@@ -467,8 +467,8 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	return nil
 }
 
-// giveBase imports the file of --base into the cache and returns its digest for the plan. A
-// compressed and an uncompressed file of the same base count as the same.
+// giveBase imports the file of --base into the cache and returns its digest for the plan. It treats
+// a compressed and an uncompressed file of the same base as equal.
 func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
 	file, err := b.importFile(ctx, b.Base, "")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// TestMemory holds the promise that a tree of 100,000 entries is built in
-// 256 MiB, and prints what each entry costs.
+// TestMemory checks that a tree of 100,000 entries is built in 256 MiB, and prints the memory for
+// each entry.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT TESTED: -short")
@@ -38,8 +38,7 @@ func TestMemory(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said)
 		}
-		// What wait tells would count this process's memory in, from before
-		// the exec.
+		// The peak that wait reports would include this process's memory before exec.
 		_, peak, ok := strings.Cut(string(said), "VmHWM:")
 		var kib int64
 		if _, err := fmt.Sscan(peak, &kib); !ok || err != nil {

@@ -31,7 +31,7 @@ const (
 	namedPrograms // a directory with programs of known names
 )
 
-// namedKinds maps values of the tag path of an Image's fields to what they name.
+// namedKinds maps the values of the struct tag "path" of an Image's fields to kinds.
 var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
 
 // namedBy lists the files and directories in an Image, except those in imagesFrom. Relative
@@ -153,8 +153,8 @@ func checkNamedDir(path string) error {
 	return nil
 }
 
-// checkNamedFile returns what is wrong with a file that the Image names. It does not open it:
-// a named pipe would block forever.
+// checkNamedFile returns an error if the Image cannot use the file. It does not open the file: a
+// named pipe would block forever.
 func checkNamedFile(path string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -166,7 +166,8 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay returns what is wrong with an overlay directory; dir is that of the Image.
+// checkOverlay returns an error if the Image cannot use the overlay directory; dir is that of the
+// Image.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
 	switch {

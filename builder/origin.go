@@ -18,7 +18,7 @@ import (
 
 // origin is the place in a document that an input or a layer comes from.
 type origin struct {
-	// One of these, or none: it comes with edgebake.
+	// At most one is set; neither is set if the input comes with edgebake.
 	field string // of the Image
 	place string // in a manifest that imagesFrom names
 	flag  string

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestPlace: what is wrong with a layer, a file of it or a container image is told
-// with the field, the manifest or the flag that it comes from.
+// TestPlace checks that an error of a layer, a file or a container image names the field, manifest
+// or flag that it comes from.
 func TestPlace(t *testing.T) {
 	b := origins{
 		inputBase:                   {field: "base.tar", flag: "--base x.tar"},
@@ -22,7 +22,7 @@ func TestPlace(t *testing.T) {
 		images.LayerName("x/app:1"): {field: "images[3]"},
 		images.LayerName("x/web:1"): {place: "web.yaml:7: Deployment web"},
 	}
-	// A container image's file goes through the merge into the file system.
+	// A container image's file passes through the merge into the file system.
 	file := func(layer, path string) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: tree.ModeRegular}}
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// layoutOfTwo makes the project's one container image an index of two manifests for
-// the same platform, whose images differ. It returns the manifests' digests, the one
-// that is chosen first, and the file of the first.
+// layoutOfTwo makes the project's container image an index of two manifests for one platform with
+// different images. It returns both digests, the preferred manifest first, and the file of that
+// manifest.
 func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	t.Helper()
 	blobs := filepath.Join(p.dir, "images/blobs/sha256")
@@ -74,8 +74,8 @@ func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	return first, second, file
 }
 
-// TestLockedManifest: where the locked manifest of an index is missing, another one of
-// the same index takes its place only in a lock that may be renewed.
+// TestLockedManifest checks that if the locked manifest of an index is missing, another one is used
+// only if the lock may be renewed.
 func TestLockedManifest(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	first, second, file := layoutOfTwo(t, p)
@@ -90,7 +90,7 @@ func TestLockedManifest(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := fetch.Open(t.TempDir()) // which never had the first
+	cache, err := fetch.Open(t.TempDir()) // has never had the first
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// inFile returns a plan as another computer reads it from a file.
+// inFile returns the plan after encoding and decoding, as another computer reads it.
 func inFile(t *testing.T, p *plan.Plan) *plan.Plan {
 	t.Helper()
 	data, err := p.Encode()
@@ -35,8 +35,8 @@ func execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 	return r, err
 }
 
-// TestExecute builds from a plan in a file, with an empty cache: the image is that of a
-// direct build, and the plan is as it was.
+// TestExecute builds from a plan in a file with an empty cache. The image equals that of a direct
+// build, and the plan is unchanged.
 func TestExecute(t *testing.T) {
 	conflist := `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"bridge"}]}`
 	for name, edit := range map[string]func(string) string{
@@ -104,7 +104,7 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestExecuteRefuses: a plan is carried out as it is, or not at all.
+// TestExecuteRefuses checks that a plan that cannot be executed exactly is rejected.
 func TestExecuteRefuses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil func(t *testing.T, p *project, pl *plan.Plan)

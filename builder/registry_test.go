@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// TestOCIBaseFromRegistry takes a base out of a real registry (the library's,
-// in this process) that wants a login.
+// TestOCIBaseFromRegistry uses a base from a registry in this process (go-containerregistry's) that
+// requires a login.
 func TestOCIBaseFromRegistry(t *testing.T) {
 	var requests atomic.Int64
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -126,8 +126,8 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 		t.Errorf("with its digest given: %v", err)
 	}
 
-	// The tag moves on. A locked build takes what is locked: from the
-	// registry where the cache is empty, without it where it is not.
+	// The tag changes. A locked build uses the locked digest: from the registry if the cache is
+	// empty, otherwise without it.
 	push(append(buildtest.Base(), buildtest.Base()[0]))
 	raw, err := first.Plan.Lock().Encode()
 	if err != nil {

@@ -307,9 +307,9 @@ func diskSize(field, s string) (int64, error) {
 	return (n + mib - 1) / mib * mib, nil
 }
 
-// renderedConfig returns the part of the Image that rendering uses: without the sources of
-// inputs, whose digests are in the plan, with container images sorted, and with the rendered
-// text, from files, in place of templates, which may use any part of the Image.
+// renderedConfig returns the part of the Image that rendering uses: without the sources of inputs,
+// whose digests are in the plan, and with container images sorted. files has the rendered text of
+// templates, which may use any part of the Image.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
@@ -349,8 +349,8 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 	return canonical(c)
 }
 
-// rendered returns the digest of what edgebake renders for an Image. Placeholders stand for
-// facts that are only known from the inputs.
+// rendered returns the digest of the files that edgebake renders for an Image. Facts that are known
+// only from the inputs have placeholders.
 func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
 	if img.Containerd.Debian {

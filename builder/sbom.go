@@ -21,8 +21,8 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// sbom collects the parts of an image into an SPDX document. It is on the disk, so the plan's
-// ID must determine all of it: it describes programs by their bytes, not by their source.
+// sbom collects the parts of an image into an SPDX document. The document is on the disk, so its
+// bytes must follow from the plan's ID: it describes programs by their bytes, not by their source.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool

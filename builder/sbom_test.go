@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestSBOMHasNamesThatDifferInSigns: two things whose names are alike but for
-// punctuation are two in the SBOM, and one that is met twice is one.
+// TestSBOMHasNamesThatDifferInSigns checks that two names that differ only in punctuation give two
+// elements, and that the same name twice gives one.
 func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	valid := regexp.MustCompile(`^[A-Za-z0-9.-]+$`)
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{}}
@@ -41,8 +41,8 @@ func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	}
 }
 
-// TestSBOMDoesNotTellWhereFrom: a program that was compiled, and the same bytes from a
-// directory, have one plan ID, and so one SBOM.
+// TestSBOMDoesNotTellWhereFrom checks that a compiled program, and the same bytes from a directory,
+// give one plan ID and one SBOM.
 func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {
@@ -79,8 +79,8 @@ func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	}
 }
 
-// TestProgramVersion: a program's version is that of the module its main package is
-// in, whatever it was compiled as a part of.
+// TestProgramVersion checks that a program's version is that of the module with its main package,
+// even if another module was built.
 func TestProgramVersion(t *testing.T) {
 	dep := func(path, version string) *debug.Module { return &debug.Module{Path: path, Version: version} }
 	for name, test := range map[string]struct {

@@ -38,7 +38,7 @@ func start(t *testing.T, img *configs.Image, o Options) *executor {
 	return b
 }
 
-// merged resolves, makes and merges, as Build does before it writes.
+// merged resolves, makes and merges the inputs, as Build does before it writes.
 func (p *project) merged(t *testing.T) (*executor, map[string]tree.Node) {
 	t.Helper()
 	b := start(t, p.image(t), p.options(""))
@@ -60,7 +60,7 @@ func (p *project) merged(t *testing.T) (*executor, map[string]tree.Node) {
 	return b, by
 }
 
-// TestOCIBase takes a base out of a container image of two layers.
+// TestOCIBase uses a container image of two layers as the base.
 func TestOCIBase(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  oci:\n    layout: base\n", 1)
@@ -110,7 +110,7 @@ func TestOCIBase(t *testing.T) {
 	if first.SHA256 == "" || first.Make != "oci" {
 		t.Errorf("input base: %+v", first)
 	}
-	// Resolved again, the digest is known without making it.
+	// Resolving again finds the digest without making the base.
 	pl, err := Resolve(t.Context(), p.image(t), p.options(""))
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestOCIBase(t *testing.T) {
 	if pl.Inputs[inputBase].SHA256 != first.SHA256 {
 		t.Error("the made base is not remembered")
 	}
-	// Made again under its name: taken, but by whoever builds what is locked.
+	// The image behind the name has changed: only a locked build keeps the old one.
 	write("3")
 	o := p.options("")
 	o.Lock = pl.Lock()
@@ -129,7 +129,7 @@ func TestOCIBase(t *testing.T) {
 	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 != first.SHA256 {
 		t.Errorf("--locked: %v", err)
 	}
-	// Directories that no layer has are of the Image's date.
+	// Directories that are in no layer get the Image's date.
 	write("2")
 	later := p.image(t)
 	later.SourceDate = "2027-01-01T00:00:00Z"
@@ -224,7 +224,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Errorf("kubelet: %v", err)
 	}
 
-	// With the lock, and the cache, no server is needed.
+	// With the lock and the cache no server is needed.
 	s.requests()
 	o := p.options("")
 	o.Lock, o.Locked = b.plan.With(b.inputs).Lock(), true
@@ -236,7 +236,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Errorf("a locked build asked for %q", asked)
 	}
 
-	// A server whose file has changed since.
+	// The server's file has changed since.
 	s.mu.Lock()
 	s.files["/k8s/v1.36.3/bin/linux/amd64/kubelet"] = "changed"
 	s.mu.Unlock()
@@ -251,8 +251,7 @@ func TestReleaseServer(t *testing.T) {
 
 }
 
-// TestPublishedDigest takes digests from the server, once; then the lock has
-// them.
+// TestPublishedDigest gets digests from the server once, then from the lock.
 func TestPublishedDigest(t *testing.T) {
 	s := newServer(t)
 	sum := strings.Repeat("ab", 32)
@@ -276,7 +275,7 @@ func TestPublishedDigest(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A server that gives no answer is asked once, not for each name.
+	// A failing server is contacted once, not once for each name.
 	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", "ftp://host/plain", src, &plan.Layer{}); err == nil || strings.Count(err.Error(), "fetching") != 1 || strings.Contains(err.Error(), "no digest is known") {
 		t.Errorf("no answer: %v", err)
 	}
@@ -324,8 +323,8 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
-// TestAgentsAreCompiledAlike holds the Makefile to what compileAgent does: the
-// directory that edgebake is called in must not decide about the image.
+// TestAgentsAreCompiledAlike checks that the Makefile compiles like compileAgent, so the directory
+// where edgebake is called does not change the image.
 func TestAgentsAreCompiledAlike(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -353,8 +352,8 @@ func TestAgentsRejectExperiments(t *testing.T) {
 	}
 }
 
-// TestOldGo: a go that cannot fetch another release is told as that before anything
-// is compiled, by edgebake and by make.
+// TestOldGo checks that both edgebake and make report a go that cannot fetch another release before
+// they compile.
 func TestOldGo(t *testing.T) {
 	bin := t.TempDir()
 	goes := func(version string) {
@@ -414,7 +413,7 @@ func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)
 	})
-	// Outside of the source tree, and with nothing beside the program.
+	// Outside the source tree, with no program next to edgebake.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
 	for _, want := range []string{"there is no firstboot-linux-amd64 beside edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
@@ -422,7 +421,7 @@ func TestAgents(t *testing.T) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
-	// A published edgebake knows where its programs are.
+	// A published edgebake compiles its programs from the module proxy.
 	o := p.options("")
 	o.Version = "0.1.0"
 	pl, err := Resolve(t.Context(), p.image(t), o)
@@ -438,15 +437,15 @@ func TestAgents(t *testing.T) {
 			t.Errorf("version %s is taken for a published one", v)
 		}
 	}
-	// What `go install` has fetched is there for others, commits too.
+	// A version that `go install` has fetched is used, even that of a commit.
 	const commit = "v0.0.0-20260101000000-abcdefabcdef"
 	if r, ok := agentRecipe(Options{Version: commit[1:], Published: commit}, "firstboot", "amd64"); !ok || r.Version != commit {
 		t.Errorf("%+v, %v", r, ok)
 	}
 }
 
-// TestLockedImagesOffline takes away the directory that container images came
-// from: a locked build has all it needs in the cache.
+// TestLockedImagesOffline removes the directory of the container images: a locked build finds all
+// of them in the cache.
 func TestLockedImagesOffline(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -472,8 +471,8 @@ func TestLockedImagesOffline(t *testing.T) {
 	}
 }
 
-// TestAgentFollowsItsSource: what was compiled last is at hand for the next time,
-// and never taken for what the source says now.
+// TestAgentFollowsItsSource checks that the last compiled program speeds up the next build but
+// never replaces a program whose source has changed.
 func TestAgentFollowsItsSource(t *testing.T) {
 	src := t.TempDir()
 	main := filepath.Join(src, "cmd/firstboot/main.go")
@@ -511,8 +510,8 @@ func TestAgentFollowsItsSource(t *testing.T) {
 	}
 }
 
-// TestExportCompressedBase: a base that is fetched compressed is exported uncompressed,
-// and given back elsewhere, in either form, it gives the same image.
+// TestExportCompressedBase checks that a base fetched in compressed form is exported uncompressed,
+// and that either form, given to a build elsewhere, gives the same image.
 func TestExportCompressedBase(t *testing.T) {
 	s := newServer(t)
 	p := newProject(t, buildtest.Base(), nil)
@@ -575,8 +574,8 @@ func TestExportCompressedBase(t *testing.T) {
 		name, base string
 		lock       *plan.Lock
 		locked     bool
-		want       string // of the error
-		not        string // in it
+		want       string // part of the error
+		not        string // not in the error
 	}{
 		{name: "exported, locked", base: exported, lock: lock, locked: true},
 		{name: "exported", base: exported, lock: lock},

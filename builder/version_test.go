@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// goProgram links a program with a version in it, made from a module that has another.
+// goProgram links a program with a version, from a module with another version.
 func goProgram(t *testing.T, version, module string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,8 +43,8 @@ func goProgram(t *testing.T, version, module string) string {
 	return string(b)
 }
 
-// A directory of programs has no version in its name: a kubelet of another one would
-// be on every machine, under the name of the one that the Image says.
+// TestProgramsOfAnotherVersion checks that a directory's program of another version is rejected:
+// the directory's name has no version, so the image would claim the wrong one.
 func TestProgramsOfAnotherVersion(t *testing.T) {
 	other := goProgram(t, "v1.35.1", "v1.36.3") // whose dependency has the Image's version
 	later := goProgram(t, "v1.36.30", "v1.0.0") // whose version begins with the Image's
@@ -76,7 +76,7 @@ func TestProgramsOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// However the pieces fall in which a program is read.
+// TestHasVersion reads a program in pieces of every size.
 func TestHasVersion(t *testing.T) {
 	for text, want := range map[string]bool{
 		"kubernetes v1.36.3":       true,
@@ -89,7 +89,7 @@ func TestHasVersion(t *testing.T) {
 		"v1.36.30 v1.36.3":         true,
 		"11.36.3":                  true, // the end of another text, then the version
 		"2.1.36.3":                 true,
-		"2v1.36.3":                 true, // what stands before a string is another
+		"2v1.36.3":                 true, // text before the version is ignored
 		"v1.36.3-rc.1":             false,
 		"v1.36.3-alpha.0":          false,
 		"v1.36.3-eks-113cf36":      true,

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// private is the prefix of edgebake's own variables. Some are passwords and
-// tokens, and edgebake starts scripts of others: those of packages, an Image's
-// own, a Makefile's.
+// private is the prefix of edgebake's own variables. Some contain passwords and tokens, and
+// edgebake starts scripts of packages, Images and Makefiles.
 const private = "EDGEBAKE_"
 
 // Environ returns the environment for external programs: that of this process

@@ -18,11 +18,10 @@ import (
 // system call ends only after that.
 const killLimit = 10 * time.Second
 
-// Run runs a command of exec.CommandContext in its own process group. When its
-// context ends, the whole group is interrupted, and killed after grace. If the
-// command fails, the rest of the group is killed: after an error nothing that
-// it started is running, or the error says so. A process in a session of its
-// own is not found.
+// Run runs a command of exec.CommandContext in its own process group. When its context ends, Run
+// interrupts the whole group and kills it after grace. If the command fails, Run kills the rest of
+// the group, or returns an error that says that processes are left. Processes that started a
+// session of their own are not found.
 func Run(cmd *exec.Cmd, grace time.Duration) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A parent that leaves an interrupt to its child, and each way in which the
-// child may take it.
+// TestRunEndsChildren runs a parent that leaves the interrupt to its child, with each reaction of
+// the child to it.
 func TestRunEndsChildren(t *testing.T) {
 	const parent = `trap 'echo heard' INT; sh -c "$0"; echo "child: $?"; exit 3`
 	for name, c := range map[string]struct {

@@ -19,8 +19,7 @@ func running(group int) bool {
 		if err != nil {
 			continue // it has ended
 		}
-		// pid (name) state parent group …, see proc_pid_stat(5); a name may contain
-		// anything.
+		// pid (name) state parent group …, see proc_pid_stat(5); a name may contain any character.
 		f := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 		if len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {
 			return true

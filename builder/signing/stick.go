@@ -43,9 +43,8 @@ func NewStick(site media.Site) (*Stick, error) {
 	return s, err
 }
 
-// Check rejects a directory with other files that firstboot would read, and
-// files that the stick would replace: those of inputs, from which it was made,
-// and, without force, all others.
+// Check rejects a directory with other files that firstboot would read, and with files that the
+// stick would replace: always if they are inputs, otherwise unless force is set.
 func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,8 +85,8 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 		return fmt.Errorf("writing a signed Site: %w", err)
 	}
 	defer undo()
-	// Replace makes files private to their owner, and durable: sticks are pulled
-	// out.
+	// Replace makes files private to their owner, and durable: a stick may be pulled out at any
+	// time.
 	write := func(name string, b []byte) error {
 		return stickError(dir, name, file.Replace(filepath.Join(dir, name), b))
 	}
