@@ -18,15 +18,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// snapshot is one overlayfs snapshot directory in memory: what containerd would
-// have on disk after unpacking one layer on top of others.
+// snapshot is one overlayfs snapshot directory in memory, as containerd would write it after
+// unpacking one layer on top of others.
 //
-// It follows containerd's unpacking (pkg/archive.Apply onto an overlay mount)
-// in every detail, since a baked image must look like a pulled one; test/oracle
-// compares the two. Only where containerd loses files, shows removed ones again
-// or fails does it follow the image specification: a whiteout hides entries of
-// lower layers and never those of its own layer, in whatever order the layer
-// lists them.
+// It unpacks exactly like containerd (pkg/archive.Apply onto an overlay mount), since a baked image
+// must look like a pulled one; test/oracle compares the two. Where containerd loses files, shows
+// removed ones again or fails, snapshot follows the image specification: a whiteout hides entries
+// of lower layers, never entries of its own layer, in any order.
 type snapshot struct {
 	chainID, diffID string
 	id              uint64
@@ -68,9 +66,9 @@ func newDir(mtime time.Time) *entry {
 	}
 }
 
-// applyLayer unpacks the uncompressed layer r on top of parent (nil for a first
-// layer). File contents stay in the blob: entries refer to ranges of it. date
-// is the time of entries without one.
+// applyLayer unpacks the uncompressed layer r on top of parent (nil for a first layer). Entries
+// refer to ranges of the blob, which keeps the file contents. date is the time of entries without
+// one.
 func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
 	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
 	// tar.Reader reads block by block and skips by seeking, so after Next the
@@ -191,8 +189,8 @@ func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader,
 		if err != nil {
 			return nil, err
 		}
-		// containerd sets the owner of every entry, and then the kernel drops its
-		// file capabilities.
+		// containerd sets the owner of every entry, and the kernel then drops its file
+		// capabilities.
 		delete(e.Xattrs, xattrCaps)
 		return e, nil
 	}
@@ -202,8 +200,7 @@ func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader,
 // noOwner is (uid_t)-1, with which the kernel leaves an owner unchanged.
 const noOwner = 1<<32 - 1
 
-// checkHeader rejects values that the kernel cannot store, or would understand
-// differently.
+// checkHeader rejects values that the kernel cannot store or would interpret differently.
 func checkHeader(h *tar.Header) error {
 	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
 		if id < 0 || id >= noOwner {
@@ -294,8 +291,8 @@ type whiteout struct {
 	uid, gid  uint32
 }
 
-// applyWhiteouts marks what the layer removes. It runs after all entries,
-// parents first, so that the order of the layer's entries does not matter.
+// applyWhiteouts applies the layer's whiteouts, parents first. It runs after all entries, so that
+// the order of the layer's entries does not matter.
 func (s *snapshot) applyWhiteouts(date time.Time) error {
 	slices.SortFunc(s.whiteouts, func(a, b whiteout) int {
 		if a.opaque != b.opaque {
@@ -327,7 +324,7 @@ func (s *snapshot) hide(w whiteout, date time.Time) error {
 		return err
 	}
 	if at.blocked() {
-		return nil // a file of this layer in the path hides everything below already
+		return nil // a file of this layer in the path already hides everything below
 	}
 	parent, err := s.makeParents(at, date)
 	if err != nil || s.parent == nil { // nothing below to hide
@@ -342,7 +339,7 @@ func (s *snapshot) hide(w whiteout, date time.Time) error {
 	case own.IsDir():
 		own.setXattr(xattrOpaque, "y")
 	}
-	// Any other entry of this layer hides the one below already.
+	// Any other entry of this layer already hides the one below.
 	return nil
 }
 
@@ -446,9 +443,9 @@ func (s *snapshot) walk(at *place, p string) error {
 	return nil
 }
 
-// makeParents returns the directory at a place. Directories that the layer does
-// not declare get owner, mode and attributes from the nearest layer below that
-// has them, since overlayfs shows those of the upper directory.
+// makeParents returns the directory at a place. A directory that the layer does not declare gets
+// owner, mode and attributes from the nearest lower layer that has it, since overlayfs shows those
+// of the upper directory.
 func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
 	var below []*below
@@ -485,7 +482,7 @@ type below struct {
 	at *place
 }
 
-// allBelow resolves a path in the layers below that have it, nearest first.
+// allBelow resolves a path in the lower layers and returns the layers that have it, nearest first.
 func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	list := []*below{}
 	for l := s.parent; l != nil; l = l.parent {
@@ -500,8 +497,8 @@ func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	return list, nil
 }
 
-// inherit copies to child the metadata of the directory that the nearest lower
-// layer has by that name, if any, and descends into it in all of them.
+// inherit copies to child the metadata of the directory with that name in the nearest lower layer,
+// if any, and descends into it in all lower layers.
 func inherit(child *entry, list []*below, name string) ([]*below, error) {
 	deeper, found := list[:0], false
 	for _, l := range list {
@@ -536,7 +533,7 @@ func (s *snapshot) contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader
 	if !isSparse(h) {
 		return tree.Content{Blob: s.blob, Off: off, Size: h.Size}, nil
 	}
-	// A few bytes can claim any size, and containerd would write the holes.
+	// A few bytes can claim any size, and containerd would write the zeros.
 	if err := s.budget.hole(h.Size); err != nil {
 		return tree.Content{}, err
 	}
@@ -559,8 +556,8 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// account computes the disk usage that containerd records with a snapshot, like
-// du on a file system with 4 KiB blocks.
+// account computes the disk usage that containerd records for a snapshot, like du on a file system
+// with 4 KiB blocks.
 func (s *snapshot) account() error {
 	const block = 4096
 	links := map[*tree.Inode]int{}

@@ -16,11 +16,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Archives is the fallback for runtimes whose store edgebake cannot write. It
-// returns one OCI archive for each image, in ondisk.ImportImageDir, and the
-// index for firstboot. The archives share no blobs, so that each can be removed
-// after its import. The images must be in the cache, fetched with
-// Options.KeepLayers.
+// Archives is the fallback for runtimes whose store edgebake cannot write. It returns one OCI
+// archive for each image, in ondisk.ImportImageDir, and the index for firstboot. Archives share no
+// blobs, so firstboot can remove each after its import. Fetch must have stored the images in the
+// cache with Options.KeepLayers.
 func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	if err := checkSandbox(pinned, o.Sandbox); err != nil {
 		return nil, fmt.Errorf("preparing image archives: %w", err)

@@ -61,10 +61,9 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; list it in images", want)
 }
 
-// Fetch stores everything that pinned images consist of in the cache, each
-// layer once and several at a time. Layers are uncompressed and verified, named
-// by their diffIDs; with Options.KeepLayers the compressed blobs are stored
-// too.
+// Fetch stores all parts of pinned images in the cache, each layer once and several at a time.
+// Layers are uncompressed, verified and named by their diffIDs; with Options.KeepLayers the
+// compressed blobs are stored too.
 func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) error {
 	sources := newSources(c, &o)
 	defer sources.close()
@@ -74,8 +73,8 @@ func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) erro
 	return sources.layers(ctx, pinned)
 }
 
-// documents fetches the manifests and configs that the cache lacks: another
-// computer may have pinned the images.
+// documents fetches the manifests and configs that the cache lacks because another computer pinned
+// the images.
 func (s *sources) documents(ctx context.Context, pinned []Pinned) error {
 	errs := make([]error, len(pinned))
 	parallel(len(pinned), func(n int) {
@@ -112,8 +111,7 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			}
 		}
 	}
-	// Largest first: a large layer that starts last would finish long after the
-	// others.
+	// Largest first: a large layer that started last would finish long after the others.
 	slices.SortStableFunc(jobs, func(a, b job) int {
 		return int(pinned[b.image].Layers[b.layer].Size - pinned[a.image].Layers[a.layer].Size)
 	})
@@ -137,8 +135,7 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			case errors.Is(err, context.Canceled):
 				cancel()
 			}
-			// After other errors the rest continue, so that all problems are reported
-			// at once.
+			// After any other error the rest continue, so that all problems are reported at once.
 			return
 		}
 		if o.Progress != nil {
@@ -273,8 +270,8 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	return s, nil
 }
 
-// mountLength returns the length of the mount option for a snapshot and those
-// below it: NUMBER/fs for each, with a colon between.
+// mountLength returns the length of the mount option for a snapshot and those below it: NUMBER/fs
+// for each, joined by colons.
 func (s *snapshot) mountLength() int {
 	n := 0
 	for ; s != nil; s = s.parent {

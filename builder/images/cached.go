@@ -2,9 +2,8 @@ package images
 
 import "github.com/edgebake/edgebake/builder/fetch"
 
-// DocumentsCached reports whether the cache has, undamaged, every manifest,
-// index and config of these images. Layers do not count: Fetch fetches missing
-// ones.
+// DocumentsCached reports whether the cache has an undamaged copy of every manifest, index and
+// config of these images. It ignores layers: Fetch fetches missing ones.
 func DocumentsCached(c *fetch.Cache, pinned []Pinned) bool {
 	for _, p := range pinned {
 		for _, d := range []Descriptor{p.Target, p.Manifest, p.Config} {

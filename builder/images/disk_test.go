@@ -45,7 +45,7 @@ func bake(t *testing.T, c *fetch.Cache, imgs ...imagetest.Image) (*images.Result
 	return r, o
 }
 
-// A baked store is written to a disk and verified there, as inspect does.
+// TestVerifyOnDisk writes a baked store to a disk and verifies it there, as inspect does.
 func TestVerifyOnDisk(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {
@@ -95,7 +95,8 @@ func (z *zeros) Read(p []byte) (int, error) {
 	return int(n), nil
 }
 
-// What a bake allocates, all its life long, does not grow with the image.
+// TestMemoryDoesNotGrowWithSize checks that the total allocations of a bake do not grow with the
+// image's size.
 func TestMemoryDoesNotGrowWithSize(t *testing.T) {
 	big := func(size int64) imagetest.Image {
 		return imagetest.Image{Ref: "edgebake.test/big:1", Layers: []imagetest.Layer{{Tar: func(w *imagetest.Writer) error {
@@ -139,7 +140,8 @@ func TestMemoryDoesNotGrowWithSize(t *testing.T) {
 	}
 }
 
-// Damage to a baked store is found, and said where it is.
+// TestVerifyFindsDamage checks that damage to a baked store is found, and that the error says where
+// it is.
 func TestVerifyFindsDamage(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {

@@ -95,7 +95,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	file := f
 	size := int64(0)
 	if compression := sniff(magic[:]); compression != "" {
-		// Seeking requires it uncompressed. The key is its digest, so that a
+		// Seeking requires an uncompressed archive. The cache's key is the archive's digest, so a
 		// changed archive is uncompressed again.
 		h := sha256.New()
 		if _, err := io.Copy(h, contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}); err != nil {
@@ -103,7 +103,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 		}
 		packed := hex.EncodeToString(h.Sum(nil))
 		sha, err := c.Make(ctx, "image archive, uncompressed 2\n"+packed, func(ctx context.Context, w io.Writer) error {
-			// The file is read a second time, and may be changing.
+			// The file is read a second time, and may have changed.
 			again := sha256.New()
 			in := io.TeeReader(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, again)
 			r, err := decompress(in, compression, maxWindow)
@@ -142,7 +142,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	b.close = file.Close
 	var src source
 	switch {
-	// An archive that is both is read as OCI, whose blobs carry digests.
+	// An archive with both documents is read as OCI, whose blobs have digests.
 	case names["oci-layout"] && names["index.json"]:
 		b.label = "OCI archive " + name
 		src, err = openOCI(b)
@@ -164,8 +164,8 @@ type fileAt interface {
 // maxArchiveFiles limits the files of an archive; real ones have far fewer.
 const maxArchiveFiles = 1 << 17
 
-// tarBundle indexes a tar by name. It follows symbolic links, which `docker
-// save` used for layers that images share.
+// tarBundle indexes a tar by name. It follows symbolic links: old `docker save` wrote them for
+// layers that images share.
 func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	type span struct{ off, size int64 }
 	spans := map[string]span{}
@@ -241,9 +241,8 @@ type ociFiles struct {
 	index manifestDoc
 }
 
-// Annotations by which an index names its images: that of the OCI
-// specification, whose value may be a full reference or only a tag, and
-// containerd's.
+// Annotations with the names of an index's images: that of the OCI specification, whose value is a
+// full reference or only a tag, and containerd's.
 const (
 	annotationRefName   = "org.opencontainers.image.ref.name"
 	annotationImageName = "io.containerd.image.name"
@@ -270,8 +269,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 			found = append(found, d)
 		}
 	}
-	// The only image of a layout matches if it has no name, or if the reference
-	// is Sole.
+	// The only image of a layout matches if it has no name or if the reference is Sole.
 	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (isSole(ref) || givenName(m[0]) == "") {
 		found = m
 	}
@@ -286,7 +284,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 	return listed("manifest", found[0], ref, f)
 }
 
-// isSole reports whether a reference means the only image of a layout or archive.
+// isSole reports whether a reference stands for the only image of a layout or archive.
 func isSole(ref imageref.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
 
 // givenName returns the name that an index gives an image, or "".
@@ -294,7 +292,7 @@ func givenName(d ocispec.Descriptor) string {
 	return cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])
 }
 
-// isCalled reports whether an entry of an index has the digest or the name of a reference.
+// isCalled reports whether the digest or name of an index's entry matches a reference.
 func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	if ref.Digest != "" && string(d.Digest) == string(ref.Digest) {
 		return true
@@ -303,8 +301,8 @@ func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
 }
 
-// lacks returns the error for a reference that is not in the layout, with those
-// that are.
+// lacks returns the error for a reference that is not in the layout. The error lists the images of
+// the layout.
 func (f *ociFiles) lacks(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
@@ -351,7 +349,7 @@ func fullName(name string) string {
 	return name
 }
 
-// sameRef reports whether name means the same reference.
+// sameRef reports whether name and ref are the same reference.
 func sameRef(name string, ref imageref.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
 		return false // a tag
@@ -364,9 +362,9 @@ func (f *ociFiles) fetch(_ context.Context, _ imageref.Ref, d Descriptor, take f
 	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
-// dockerFiles is an archive from `docker save`: layers and configs by name,
-// without manifests. It makes the manifest that containerd makes when it
-// imports the archive, so that the digests match those on a node.
+// dockerFiles is an archive from `docker save`: layers and configs by file name, without manifests.
+// It makes the same manifest as containerd's import of the archive, so the digests match those on a
+// node.
 type dockerFiles struct {
 	*bundle
 	images []dockerImage
@@ -494,7 +492,7 @@ func (f *dockerFiles) fetch(ctx context.Context, ref imageref.Ref, d Descriptor,
 	return f.take(name, take)
 }
 
-// blob returns a generated manifest, or else the file name of the blob.
+// blob returns the generated manifest or, for another blob, the name of its file.
 func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) (manifest []byte, name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -502,7 +500,7 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 		return raw, "", nil
 	}
 	if f.names[d.Digest] == "" {
-		// Another process resolved the Pinned: find its image first.
+		// Another process resolved the image, so find it in the archive first.
 		if _, err := f.find(ctx, ref); err != nil {
 			return nil, "", err
 		}

@@ -49,8 +49,8 @@ func acl(version uint32, entries ...[3]uint32) string {
 	return string(b)
 }
 
-// What the kernel rejects, containerd fails on; what it knows no namespace
-// for, containerd passes over.
+// TestXattrs checks that attributes rejected by the kernel are errors, as in containerd, and that
+// those of unknown namespaces are ignored.
 func TestXattrs(t *testing.T) {
 	const none = 1<<32 - 1
 	capability := func(magic uint32, n int) string {
@@ -61,7 +61,7 @@ func TestXattrs(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		header tar.Header
-		want   string // what the file has; an error begins with "!"
+		want   string // the file's attributes; an error begins with "!"
 	}{
 		{"unknown namespace", xattr("com.apple.quarantine", "x"), ""},
 		{"system", xattr("system.nfs4_acl", "x"), ""},
@@ -101,7 +101,7 @@ func TestXattrs(t *testing.T) {
 			}
 		})
 	}
-	// chmod, which comes last, changes the ACL too.
+	// chmod, the last call, also changes the ACL.
 	if got := aclWithMode(imagetest.ACL, 0o741); got != acl(2, [3]uint32{1, 7, none}, [3]uint32{2, 7, 1000}, [3]uint32{4, 4, none}, [3]uint32{16, 4, none}, [3]uint32{32, 1, none}) {
 		t.Errorf("%x", got)
 	}
@@ -124,7 +124,7 @@ func TestImpossibleOwnersAndDevices(t *testing.T) {
 	}
 }
 
-// Names that only the whiteout's prefix makes longer than 255 bytes.
+// TestWhiteoutsOfLongNames uses names that exceed 255 bytes only with the whiteout's prefix.
 func TestWhiteoutsOfLongNames(t *testing.T) {
 	for n := 250; n <= 255; n++ {
 		name := strings.Repeat("n", n)
@@ -137,7 +137,7 @@ func TestWhiteoutsOfLongNames(t *testing.T) {
 	wantError(t, err, "260 bytes")
 }
 
-// Whatever order a layer lists its entries in, its whiteouts mean the same.
+// TestOrderOfWhiteouts checks that whiteouts have the same effect in every order of the entries.
 func TestOrderOfWhiteouts(t *testing.T) {
 	dir, file := imagetest.Dir, imagetest.File
 	base := imagetest.Script(dir("d", 0o750, 1, 2), file("d/old", 0o644, 0, 0, ""), dir("d/sub", 0o711, 3, 4), file("d/sub/x", 0o644, 0, 0, ""), file("f", 0o644, 0, 0, ""), dir("e", 0o755, 0, 0), file("e/x", 0o644, 0, 0, ""))
@@ -172,15 +172,14 @@ func TestOrderOfWhiteouts(t *testing.T) {
 			}
 		})
 	}
-	// What the base had must not come back.
+	// The base's entries must not reappear.
 	got, err := apply(t, base, imagetest.Script(imagetest.Whiteout("d"), dir("d", 0o700, 5, 6)))
 	if err != nil || got["d"] != "40700 5:6 trusted.overlay.opaque" {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-// permute calls f with the steps in every order in which a directory still
-// comes before what is in it.
+// permute calls f with the steps in every order that keeps a directory before its entries.
 func permute(steps []any, f func([]any)) {
 	name := func(s any) string {
 		switch s := s.(type) {
@@ -212,7 +211,8 @@ func permute(steps []any, f func([]any)) {
 
 func smallLimits(o *Options) { o.MaxLayer, o.MaxFiles = 1<<20, 1000 }
 
-// A few KiB that claim to be more are rejected, and the message says where.
+// TestLayerBombs checks that a few KiB which claim a larger size are rejected, and that the message
+// says where.
 func TestLayerBombs(t *testing.T) {
 	zeros := func(n int) imagetest.Layer {
 		return imagetest.Script(imagetest.File("zeros", 0o644, 0, 0, string(make([]byte, n))))
@@ -289,7 +289,7 @@ func TestLayerBombs(t *testing.T) {
 	}
 }
 
-// A tar of a few KiB with a file that claims 2 GiB, in each form.
+// TestSparseBomb reads a tar of a few KiB with a file that claims 2 GiB, in each form.
 func TestSparseBomb(t *testing.T) {
 	for name, records := range map[string]map[string]string{
 		"1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big", "GNU.sparse.realsize": fmt.Sprint(2 << 30)},
@@ -312,7 +312,7 @@ func TestSparseBomb(t *testing.T) {
 	}
 }
 
-// sparseTar writes what archive/tar only reads.
+// sparseTar writes a sparse tar, which archive/tar can read but not write.
 func sparseTar(t *testing.T, records map[string]string) []byte {
 	t.Helper()
 	var pax bytes.Buffer
@@ -347,8 +347,8 @@ func sparseTar(t *testing.T, records map[string]string) []byte {
 	return append(out, make([]byte, 1024)...)
 }
 
-// What lies deep costs no more than its length: 1500 directories, of which each
-// layer declares nothing, on top of each other, laid out on a disk.
+// TestDeepPathsAreCheap checks that a deep path costs only its length: layers that declare none of
+// their 1500 nested directories, stacked and laid out on a disk.
 func TestDeepPathsAreCheap(t *testing.T) {
 	deep := func(name string) imagetest.Layer {
 		return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
@@ -385,7 +385,8 @@ func TestDeepPathsAreCheap(t *testing.T) {
 	}
 }
 
-// More layers than overlayfs stacks are rejected before anything is fetched.
+// TestTooManyLayers checks that more layers than overlayfs stacks are rejected before anything is
+// fetched.
 func TestTooManyLayers(t *testing.T) {
 	many := func(n int) []configs.ContainerImage {
 		var layers []imagetest.Layer
@@ -404,7 +405,7 @@ func TestTooManyLayers(t *testing.T) {
 	}
 }
 
-// The bytes say how a layer is compressed, as in containerd.
+// TestCompressionIsSniffed checks that a layer's bytes decide its compression, as in containerd.
 func TestCompressionIsSniffed(t *testing.T) {
 	const oci = "application/vnd.oci.image.layer.v1.tar"
 	for _, docker := range []bool{false, true} {
@@ -425,7 +426,7 @@ func TestCompressionIsSniffed(t *testing.T) {
 	}
 }
 
-// layerOfBytes makes an image's second layer of these bytes, whose tar is raw.
+// layerOfBytes makes these bytes an image's second layer; raw is its uncompressed tar.
 func layerOfBytes(l *layout, blob, raw []byte, compression string) {
 	diff, _ := l.putRaw(raw)
 	l.change(func(m, c jsonDoc) {
@@ -447,8 +448,8 @@ func tarOf(t *testing.T, l imagetest.Layer) []byte {
 	return buf.Bytes()
 }
 
-// Windows up to what containerd takes are taken, and a larger one is not
-// called damage.
+// TestZstdWindows checks that every window that containerd accepts is accepted, and that a larger
+// one is not reported as damage.
 func TestZstdWindows(t *testing.T) {
 	raw := tarOf(t, imagetest.Script(imagetest.File("f", 0o644, 0, 0, "x")))
 	for _, tt := range []struct {
@@ -456,7 +457,7 @@ func TestZstdWindows(t *testing.T) {
 		want string
 	}{{20, ""}, {27, ""}, {28, ""}, {29, ""}, {30, "--long=29"}, {31, "--long=29"}} {
 		l := newLayout(t, small("edgebake.test/a:1", "a"))
-		// A frame by hand: the header, one raw block.
+		// A frame made by hand: the header and one raw block.
 		frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, byte(tt.log-10) << 3}
 		head := uint32(1 | len(raw)<<3)
 		frame = append(append(frame, byte(head), byte(head>>8), byte(head>>16)), raw...)
@@ -473,7 +474,7 @@ func TestZstdWindows(t *testing.T) {
 			t.Errorf("nothing is damaged: %v", err)
 		}
 	}
-	// A frame to be skipped comes first.
+	// A skippable frame comes first.
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	z, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -485,8 +486,7 @@ func TestZstdWindows(t *testing.T) {
 	}
 }
 
-// FuzzLayerReader feeds a layer that may be compressed in any way: what comes
-// out is bounded.
+// FuzzLayerReader checks that the size of an uncompressed layer is limited for any compression.
 func FuzzLayerReader(f *testing.F) {
 	raw := []byte(strings.Repeat("a tar, say ", 100))
 	var gz bytes.Buffer
@@ -515,7 +515,7 @@ func FuzzLayerReader(f *testing.F) {
 	})
 }
 
-// FuzzApplyOver puts a damaged layer on top of a sound one, within a budget.
+// FuzzApplyOver puts a damaged layer on top of a valid one, within a budget.
 func FuzzApplyOver(f *testing.F) {
 	lower := imagetest.Nasty("x:1", "")
 	write := func(l imagetest.Layer) []byte {
@@ -553,7 +553,8 @@ func FuzzApplyOver(f *testing.F) {
 	})
 }
 
-// The same layer gives the same snapshot, whatever order its maps are walked in.
+// TestHostileOrderIsStable checks that a layer always gives the same snapshot, in any order of map
+// iteration.
 func TestHostileOrderIsStable(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	steps := []any{imagetest.Dir("d", 0o755, 0, 0)}
@@ -576,7 +577,7 @@ func TestHostileOrderIsStable(t *testing.T) {
 	}
 }
 
-// wrap puts descriptors into an index and makes the layout's first name mean it.
+// wrap puts descriptors into an index, to which the layout's first name then points.
 func (l *layout) wrap(edit func(manifest jsonDoc) []any) {
 	l.t.Helper()
 	var index jsonDoc
@@ -587,7 +588,7 @@ func (l *layout) wrap(edit func(manifest jsonDoc) []any) {
 	l.writeIndex(index)
 }
 
-// foreign is a manifest for another architecture.
+// foreign returns a manifest for another architecture.
 func (l *layout) foreign(arch string) jsonDoc {
 	l.t.Helper()
 	config, n := l.put(jsonDoc{"architecture": arch, "os": "linux", "rootfs": jsonDoc{"type": "layers", "diff_ids": []any{}}})
@@ -596,15 +597,15 @@ func (l *layout) foreign(arch string) jsonDoc {
 	return jsonDoc{"mediaType": ociManifest, "digest": digest, "size": size}
 }
 
-// with is an index's entry that names its platform.
+// with returns an index's entry that names its platform.
 func with(d jsonDoc, os, arch string) jsonDoc {
 	d = maps.Clone(d)
 	d["platform"] = jsonDoc{"os": os, "architecture": arch}
 	return d
 }
 
-// What an index leads to is what containerd, which looks at its first fitting
-// entry alone, will find on the node.
+// TestIndexes checks that the manifest chosen from an index is the one that containerd, which
+// examines only the first fitting entry, finds on the node.
 func TestIndexes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entries func(l *layout, ours jsonDoc) []any
@@ -658,8 +659,8 @@ func TestIndexes(t *testing.T) {
 	wantError(t, err, "nothing for linux/amd64, but linux/arm64, linux/s390x")
 }
 
-// Which manifest of an index is taken must not depend on what a registry could
-// answer that day; what it does not have is passed over.
+// TestIndexOfAnAilingRegistry checks that a registry's temporary failure does not change which
+// manifest of an index is chosen, and that entries it does not have are skipped.
 func TestIndexOfAnAilingRegistry(t *testing.T) {
 	for status, want := range map[int]string{http.StatusNotFound: "", http.StatusForbidden: "403", http.StatusInternalServerError: "500"} {
 		l := newLayout(t, small("edgebake.test/a:1", "a"))
@@ -688,7 +689,7 @@ func TestIndexOfAnAilingRegistry(t *testing.T) {
 	}
 }
 
-// cutSource yields a blob, without its last byte for the first times.
+// cutSource yields a blob, at first without its last byte.
 type cutSource struct {
 	source
 	blob []byte
@@ -704,7 +705,8 @@ func (s *cutSource) fetch(_ context.Context, _ imageref.Ref, _ Descriptor, take 
 	return take(bytes.NewReader(b))
 }
 
-// What a transfer that broke off had brought does not count against the image.
+// TestLimitOfBrokenTransfers checks that the bytes of a broken transfer do not count against the
+// image's limit.
 func TestLimitOfBrokenTransfers(t *testing.T) {
 	raw := []byte(strings.Repeat("a tar, say ", 100))
 	sum := sha(string(raw))
@@ -728,8 +730,8 @@ func TestLimitOfBrokenTransfers(t *testing.T) {
 	}
 }
 
-// Documents that containerd's types cannot hold are rejected; those it reads
-// are not.
+// TestDocumentsAreReadAsContainerdDoes checks that exactly the documents that containerd's types
+// cannot hold are rejected.
 func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 	set := func(key string, v any) func(m, c jsonDoc) {
 		return func(_, c jsonDoc) { c["config"].(jsonDoc)[key] = v }
@@ -802,7 +804,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzArchive opens damaged docker and OCI archives and reads what they name.
+// FuzzArchive opens damaged docker and OCI archives and reads the files that they name.
 func FuzzArchive(f *testing.F) {
 	docker := func(name, body string) []byte {
 		var buf bytes.Buffer

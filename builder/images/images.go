@@ -1,21 +1,19 @@
-// Package images puts container images into a disk image, in the form in which
-// containerd has them after pulling and unpacking. A node's pods then start
-// without importing anything.
+// Package images puts container images into a disk image, in the form in which containerd has them
+// after pulling and unpacking. A node's pods then start without importing anything.
 //
-// Resolve pins references to digests and selects the platform; it unpacks
-// nothing. Fetch brings each layer once into the build's cache, uncompressed. Bake
-// returns tree nodes below var/lib/containerd whose contents are ranges of those
-// layers. Archives is the fallback for runtimes whose store edgebake cannot
-// write: archives that the node imports at first boot.
+// Resolve pins references to digests and selects the platform; it unpacks nothing. Fetch stores
+// each layer once in the build's cache, uncompressed. Bake returns tree nodes below
+// var/lib/containerd whose contents are ranges of those layers. Archives is the fallback for
+// runtimes whose store edgebake cannot write: it makes archives that the node imports at first
+// boot.
 //
 // Invariants:
 //
-//   - Every blob is compared with its digest, and every layer with its diffID,
-//     before the cache has it under that name.
-//   - The result depends on the pinned digests and options alone: not on the
-//     order of the images, on time, or on the cache.
-//   - File contents are streamed. Memory grows with the number of names in an
-//     image.
+//   - Every blob is compared with its digest, and every layer with its diffID, before the cache has
+//     it under that name.
+//   - The result depends only on the pinned digests and options, not on the order of the images,
+//     the time or the cache.
+//   - File contents are streamed. Memory grows only with the number of names in an image.
 //   - Only the cache is written to; no privileges are required.
 package images
 
@@ -43,12 +41,12 @@ type Options struct {
 	// Sandbox is the reference of the pause image, which must be among the
 	// images.
 	Sandbox string
-	// ContainerdVersion is the one on the node, "2.2.9".
+	// ContainerdVersion is the version of containerd on the node, "2.2.9".
 	ContainerdVersion string
 	Registries        []configs.Registry
 	// Dir is the base directory of relative paths in image sources.
 	Dir string
-	// SourceDate is the time of everything that has none in an image.
+	// SourceDate is the time of entries that have none in an image.
 	SourceDate time.Time
 	// Stall is how long a registry may stay silent; 0 means 30 s.
 	Stall time.Duration
@@ -73,9 +71,9 @@ type Progress struct {
 	Done, Total int             // layers, over all images
 }
 
-// Descriptor points to a blob, as in the OCI image specification. Foreign
-// documents are decoded into the specification's own type: their digests may
-// have any form, and they may have fields that do not belong into a plan.
+// Descriptor points to a blob, as in the OCI image specification. The images' own documents are
+// decoded into the specification's type instead: their digests may have any form, and their other
+// fields do not belong in a plan.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      imageref.Digest   `json:"digest"`
@@ -83,8 +81,7 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// describe converts the descriptor of a foreign document, without platform and
-// annotations.
+// describe converts a descriptor of an image's own document, without platform and annotations.
 func describe(d ocispec.Descriptor) (Descriptor, error) {
 	digest, err := imageref.ParseDigest(string(d.Digest))
 	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
@@ -104,10 +101,10 @@ type Pinned struct {
 	Source configs.ContainerImage `json:"source"`
 	// Target is the index or manifest that the name points to.
 	Target Descriptor `json:"target"`
-	// Manifest is the one for the platform. It equals Target if that is no index.
+	// Manifest is the manifest for the platform. It equals Target if that is not an index.
 	Manifest Descriptor `json:"manifest"`
-	// Direct means that the name on the node points to Manifest, since containerd
-	// would not find it through Target.
+	// Direct means that the name on the node points to Manifest, since containerd would not find it
+	// through Target.
 	Direct bool       `json:"direct,omitempty"`
 	Config Descriptor `json:"config"`
 	Layers []Layer    `json:"layers"`
@@ -147,8 +144,8 @@ type Result struct {
 // Report describes the images in a store.
 type Report struct {
 	Images []ImageReport `json:"images"`
-	// Size is that of all images in bytes, unpacked unless they are archives;
-	// Layers is the number of distinct layers.
+	// Size is the size of all images in bytes: unpacked, or of the archives. Layers is the number
+	// of distinct layers.
 	Size   int64 `json:"size"`
 	Layers int   `json:"layers"`
 }
@@ -157,15 +154,14 @@ type Report struct {
 type ImageReport struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"`
-	// Size is in bytes as in Report; Shared is the part of it that other images
-	// use too.
+	// Size is in bytes, as in Report. Shared is the part of it that other images also use.
 	Size   int64 `json:"size"`
 	Shared int64 `json:"shared"`
 	Layers int   `json:"layers"`
 }
 
-// Summary returns the report before any layer is fetched: the sizes are those
-// of the compressed layers.
+// Summary returns the report before any layer is fetched. Its sizes are those of the compressed
+// layers.
 func Summary(pinned []Pinned) Report {
 	users, sizes := map[imageref.Digest]int{}, map[imageref.Digest]int64{}
 	own := make([]map[imageref.Digest]bool, len(pinned)) // an image may have one layer twice
@@ -238,8 +234,8 @@ func isConfig(mediaType string) bool {
 	return mediaType == "application/vnd.oci.image.config.v1+json" || mediaType == dockerConfig
 }
 
-// mayBeCompressed reports whether a layer of that media type may be compressed.
-// containerd looks at the bytes of all layers but OCI's plain tar.
+// mayBeCompressed reports whether a layer of that media type may be compressed. containerd examines
+// the bytes of every layer except OCI's plain tar.
 func mayBeCompressed(mediaType string) (bool, error) {
 	for _, base := range []string{
 		ociLayer,

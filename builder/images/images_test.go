@@ -38,8 +38,7 @@ func testOptions() Options {
 	return Options{Arch: "amd64", ContainerdVersion: "2.2.9", SourceDate: time.Unix(1767225600, 0).UTC(), RetryWait: time.Millisecond}
 }
 
-// writeLayout makes a layout and returns the images as an Image file would
-// list them.
+// writeLayout makes a layout and returns its images in the form of an Image's list.
 func writeLayout(t *testing.T, imgs ...imagetest.Image) (string, []configs.ContainerImage) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")
@@ -107,7 +106,7 @@ func TestBakedStoreVerifies(t *testing.T) {
 	}
 }
 
-// What the layers' sizes add up to, before any was fetched.
+// TestSummary checks the sums of the layers' sizes before any layer is fetched.
 func TestSummary(t *testing.T) {
 	a, b := small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b")
 	b.Layers = append(b.Layers, b.Layers[1])
@@ -132,7 +131,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// An image may be named by its digest alone.
+// TestNamesOfImages checks images that are named by digest alone.
 func TestNamesOfImages(t *testing.T) {
 	dir, imgs := writeLayout(t, small("edgebake.test/a:1", "a"))
 	pinned, err := Resolve(t.Context(), newCache(t), imgs, testOptions())
@@ -161,8 +160,8 @@ func TestNamesOfImages(t *testing.T) {
 	}
 }
 
-// Parents come before children and no path twice, as the file system writers
-// need it.
+// TestNodesAreATree checks that parents come before children and that each path occurs once, as the
+// writers of file systems require.
 func TestNodesAreATree(t *testing.T) {
 	_, imgs := writeLayout(t, imagetest.Nasty("edgebake.test/nasty:1", "#!"))
 	r := mustBake(t, newCache(t), testOptions(), imgs)
@@ -178,7 +177,7 @@ func TestNodesAreATree(t *testing.T) {
 	}
 }
 
-// render is everything about a result that reaches the disk.
+// render returns everything in a result that is written to the disk.
 func render(t *testing.T, r *Result) string {
 	t.Helper()
 	var b strings.Builder
@@ -201,7 +200,7 @@ func render(t *testing.T, r *Result) string {
 func TestDoubleBakeIsIdentical(t *testing.T) {
 	dir, imgs := writeLayout(t, imagetest.Nasty("edgebake.test/nasty:1", "#!"), small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	one := render(t, mustBake(t, newCache(t), testOptions(), imgs))
-	// Another order, another place, other caches, another process.
+	// Change the order, the directory, the cache and the process.
 	slices.Reverse(imgs)
 	moved := filepath.Join(t.TempDir(), "moved")
 	if err := os.CopyFS(moved, os.DirFS(dir)); err != nil {
@@ -232,8 +231,8 @@ func sum(s string) string {
 	return h
 }
 
-// apply runs layers through applyLayer and returns the topmost snapshot's
-// entries, in few words.
+// apply runs layers through applyLayer and returns a short description of the topmost snapshot's
+// entries.
 func apply(t *testing.T, layers ...imagetest.Layer) (map[string]string, error) {
 	t.Helper()
 	c := newCache(t)
@@ -344,7 +343,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// What a hostile link points at is a place inside the snapshot.
+// TestLinksStayInside checks that a hostile link resolves to a place inside the snapshot.
 func TestLinksStayInside(t *testing.T) {
 	got, err := apply(t, imagetest.Script(
 		imagetest.Symlink("out", "../../../../tmp"),
@@ -397,7 +396,7 @@ func TestParseRef(t *testing.T) {
 		"localhost/x:1":                       "localhost/x:1",
 		"host:5000/x/y:v1.2":                  "host:5000/x/y:v1.2",
 		"index.docker.io/library/x:1":         "docker.io/library/x:1",
-		"docker.io/x:1":                       "docker.io/library/x:1", // where the kubelet looks for it
+		"docker.io/x:1":                       "docker.io/library/x:1", // the name under which kubelet looks it up
 		"x@sha256:" + strings.Repeat("a", 64): "docker.io/library/x@sha256:" + strings.Repeat("a", 64),
 	} {
 		r, err := imageref.Parse(in)
@@ -437,7 +436,7 @@ func FuzzParseRef(f *testing.F) {
 	})
 }
 
-// FuzzApply feeds damaged layers: they may be rejected, never more than that.
+// FuzzApply checks that a damaged layer is at worst rejected.
 func FuzzApply(f *testing.F) {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)

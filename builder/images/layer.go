@@ -27,7 +27,7 @@ func sniff(b []byte) string {
 	case bytes.HasPrefix(b, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return "zstd"
 	case len(b) >= 8 && b[0]&0xf0 == 0x50 && bytes.HasPrefix(b[1:], []byte{0x2a, 0x4d, 0x18}):
-		return "zstd" // a skippable frame first
+		return "zstd" // after a skippable frame
 	}
 	return ""
 }
@@ -36,10 +36,9 @@ func sniff(b []byte) string {
 const sniffLen = 8
 
 const (
-	// maxWindow is the largest zstd window that containerd accepts. Uncompressing
-	// such a layer needs so much memory, so only one is uncompressed at a time;
-	// layers of at most usualWindow, that of zstd --long, are uncompressed in
-	// parallel.
+	// maxWindow is the largest zstd window that containerd accepts. Uncompressing such a layer
+	// needs that much memory, so only one is uncompressed at a time. Layers of at most usualWindow,
+	// that of zstd --long, are uncompressed in parallel.
 	maxWindow   = 512 << 20
 	usualWindow = 128 << 20
 )
@@ -74,8 +73,8 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// digestReader passes bytes through and checks their digest and size at the
-// end. They must not be used before that.
+// digestReader passes bytes through and checks their digest and size at the end. The caller must
+// not use them before.
 type digestReader struct {
 	r    io.Reader
 	h    hash.Hash
@@ -138,8 +137,7 @@ func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 	br := bufio.NewReaderSize(raw, 64<<10)
 	compression := ""
 	if compressed {
-		// Like containerd, look at the bytes, whatever compression the media type
-		// names.
+		// Like containerd, examine the bytes and ignore the compression in the media type.
 		first, err := br.Peek(sniffLen)
 		if err != nil && err != io.EOF {
 			return nil, err
@@ -156,7 +154,7 @@ func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 func (l *layerReader) Read(p []byte) (int, error) {
 	n, err := l.un.Read(p)
 	if err == io.EOF && !l.done {
-		// What follows the compressed stream belongs to the blob too.
+		// The blob includes the bytes after the compressed stream.
 		if _, err := io.Copy(io.Discard, l.raw); err != nil {
 			return n, err
 		}
@@ -173,8 +171,8 @@ func (l *layerReader) Read(p []byte) (int, error) {
 
 func (l *layerReader) Close() error { return l.un.Close() }
 
-// explain returns why a blob could not be uncompressed: it could not be read,
-// has the wrong digest, or has the right one but is invalid.
+// explain returns why a blob could not be uncompressed: it could not be read, its digest is wrong,
+// or its digest is right but its content is invalid.
 func (d *digestReader) explain(err error) error {
 	if d.err == nil {
 		io.Copy(io.Discard, d) // read to the end, for the digest
@@ -200,14 +198,14 @@ type unpacker struct {
 	large *sync.Mutex
 }
 
-// pairKey returns the cache key of the record that a layer's blob uncompresses
-// to its diffID. A cached diffID is not enough: another blob of the same
-// contents may be cut short or have trailing bytes.
+// pairKey returns the cache key of the record that a layer's blob uncompresses to its diffID. A
+// cached diffID is not enough: another blob with the same contents may be cut short or have
+// trailing bytes.
 func pairKey(l Layer) string {
 	return fmt.Sprintf("image layer, uncompressed 1\n%s %d %s", l.Digest, l.Size, l.MediaType)
 }
 
-// cached reports whether the cache has a layer as fetchLayer stores it.
+// cached reports whether the cache has a layer in the form in which fetchLayer stores it.
 func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	diff := l.DiffID.Hex()
 	if sha, ok := c.Lookup(pairKey(l)); !ok || sha != diff || keep && !c.Has(l.Digest.Hex()) {

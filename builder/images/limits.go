@@ -9,9 +9,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// A small image can claim any size: a layer of 3 KiB can contain a file of many
-// GiB, or millions of directories. Limits that a legitimate image may exceed
-// are set in the Image (imageStore).
+// A small image can claim any size: a layer of 3 KiB can contain a file of many GiB, or millions of
+// directories. The Image (imageStore) sets the limits that a legitimate image may exceed.
 const (
 	// DefaultMaxLayer is the default limit of a layer's uncompressed bytes.
 	DefaultMaxLayer = 8 << 30
@@ -19,11 +18,11 @@ const (
 	// images.
 	DefaultMaxFiles = 2_000_000
 
-	// imageLayers limits the layers of an image together, as a multiple of one
-	// layer's limit.
+	// imageLayers is the limit of all layers of an image together, as a multiple of one layer's
+	// limit.
 	imageLayers = 4
-	// holeShare limits the holes of sparse files in all images, which cost
-	// nothing to ship, to this part of a layer's limit.
+	// holeShare limits the holes of sparse files in all images to this fraction of a layer's limit:
+	// holes add no bytes to an image.
 	holeShare = 8
 	// pathBytes limits the average length of a path.
 	pathBytes = 256
@@ -31,9 +30,9 @@ const (
 	// those of symbolic links.
 	stepsPerFile = 200
 
-	// maxLayers is how many directories overlayfs stacks (OVL_MAX_STACK).
-	// mountOptions is how many bytes they may use of the page that mount(2)
-	// reads; the rest is for the container's own directories.
+	// maxLayers is the number of directories that overlayfs stacks (OVL_MAX_STACK). mountOptions is
+	// the number of bytes for them in the page that mount(2) reads; the rest is for the container's
+	// own directories.
 	maxLayers    = 500
 	mountOptions = 4096 - 320
 )
@@ -116,7 +115,7 @@ func (s sizeLimit) take(size int64) error {
 	return l.count(size)
 }
 
-// limited fails if a layer exceeds its limit.
+// limited is a reader that fails if a layer exceeds its limit.
 type limited struct {
 	r     io.Reader
 	limit sizeLimit

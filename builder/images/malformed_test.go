@@ -45,8 +45,8 @@ func wantError(t *testing.T, err error, parts ...string) {
 	}
 }
 
-// unpoisoned checks that every blob of the cache has the digest it is named
-// by, and that nothing unfinished was left.
+// unpoisoned checks that every blob of the cache has the digest in its name, and that no unfinished
+// file is left.
 func unpoisoned(t *testing.T, c *fetch.Cache) {
 	t.Helper()
 	blobs := filepath.Dir(c.BlobPath("x"))
@@ -106,7 +106,7 @@ func (l *layout) read(digest string, doc any) {
 	}
 }
 
-// put stores a document and returns its descriptor's parts.
+// put stores a document and returns its digest and size.
 func (l *layout) put(doc any) (string, int) {
 	l.t.Helper()
 	raw, err := json.Marshal(doc)
@@ -128,8 +128,7 @@ func (l *layout) putRaw(raw []byte) (string, int) {
 
 type jsonDoc = map[string]any
 
-// change edits the first image's manifest, and its config, and makes the
-// index point at the result.
+// change edits the first image's manifest and config, and makes the index point to the result.
 func (l *layout) change(edit func(manifest, config jsonDoc)) {
 	l.t.Helper()
 	var index, manifest, config jsonDoc
@@ -163,7 +162,7 @@ func layerOf(manifest jsonDoc, n int) jsonDoc { return manifest["layers"].([]any
 func TestBadLayouts(t *testing.T) {
 	const ref = "edgebake.test/a:1"
 	cut := func(t *testing.T, l *layout, compression string) {
-		// A consistent manifest of a layer that was cut off when it was made.
+		// A consistent manifest of a layer that was cut short when it was made.
 		var whole bytes.Buffer
 		raw := bytes.Repeat([]byte("data that compresses "), 10000)
 		if compression == "gzip" {
@@ -196,7 +195,7 @@ func TestBadLayouts(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				raw[4] ^= 1 // gzip's time stamp: it still uncompresses
+				raw[4] ^= 1 // gzip's time stamp: the blob still uncompresses
 				os.WriteFile(name, raw, 0o644)
 			})
 		}, []string{"layer 2 of 2", "expected", "fetch it again"}},
@@ -230,7 +229,7 @@ func TestBadLayouts(t *testing.T) {
 		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
 		{"not what it was", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) {
-				// It no longer uncompresses; what counts is that its digest is wrong.
+				// The blob no longer uncompresses, but the error must report its wrong digest.
 				name := l.blob(layerOf(m, 1)["digest"].(string))
 				raw, err := os.ReadFile(name)
 				if err != nil {
@@ -311,7 +310,7 @@ func TestBadLayouts(t *testing.T) {
 				t.Errorf("%d fixes: %v", fixes, err)
 			}
 			unpoisoned(t, c)
-			// What is wrong with one image is nothing to another.
+			// A problem with one image does not affect another.
 			if _, err := resolveAndBake(t, c, o, l.imgs[1:]); err != nil {
 				t.Errorf("the good image: %v", err)
 			}
@@ -336,7 +335,7 @@ func TestMissingPlatformSaysWhichExist(t *testing.T) {
 	img = small("edgebake.test/c:1", "c")
 	img.Variant = "v2"
 	l = newLayout(t, img)
-	// A manifest without an index is taken whatever its variant, as containerd does.
+	// A manifest without an index is accepted with any variant, as in containerd.
 	if _, err = resolveAndBake(t, newCache(t), o, l.imgs); err != nil {
 		t.Error(err)
 	}
@@ -394,7 +393,7 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
 	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, but edgebake.test/a:1, edgebake.test/b:1; write one of these as ref", "org.opencontainers.image.ref.name")
 
-	// A short name is shown as the full one that ref needs.
+	// A short name is shown in full, as the field ref needs it.
 	l = newLayout(t, small("edgebake.test/a:1", "a"))
 	var index jsonDoc
 	l.read("", &index)
@@ -409,8 +408,8 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	}
 }
 
-// Who wants the one image of a layout or archive that has several is told how
-// to say which.
+// TestSoleImageOfSeveral checks that the error for the only image of a layout or archive with
+// several says how to choose one.
 func TestSoleImageOfSeveral(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	sole := configs.ContainerImage{Ref: Sole, Layout: l.dir}
@@ -441,8 +440,8 @@ func TestAllProblemsAtOnce(t *testing.T) {
 type server struct {
 	*httptest.Server
 	host string
-	auth string // user:password it wants
-	// fail answers for a path in place of the registry; false: it did not.
+	auth string // the user:password that it requires
+	// fail answers a request in place of the registry; false means that it did not.
 	fail func(w http.ResponseWriter, r *http.Request) bool
 	gets atomic.Int64
 	mu   sync.Mutex
@@ -524,11 +523,11 @@ func TestRegistry(t *testing.T) {
 			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 				t.Error(err)
 			}
-			// Insecure only when said.
+			// An insecure registry must be configured.
 			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
 			why := map[string]string{"http": " speaks plain HTTP, not HTTPS; ", "tls": " has a certificate that cannot be verified: "}
 			wantError(t, err, s.host+"/a:1", s.host+why[name], "insecure: true for this host")
-			// All is in the cache now: only the tag is asked for again.
+			// The cache now has everything: only the tag is requested again.
 			before := s.gets.Load()
 			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {
@@ -540,7 +539,7 @@ func TestRegistry(t *testing.T) {
 			if err != nil || s.gets.Load() == before {
 				t.Fatalf("%v after %d requests", err, s.gets.Load()-before)
 			}
-			// And with its digest pinned, nothing at all.
+			// With its digest pinned, nothing is requested.
 			before = s.gets.Load()
 			o := testOptions()
 			o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
@@ -627,8 +626,8 @@ func TestRegistryFailures(t *testing.T) {
 		w.Write([]byte("not the blob"))
 		return true
 	}
-	// Only who shall be caught being silent is waited for briefly: a busy
-	// machine may take its time over every other answer.
+	// Only the server that should be found silent has a short timeout: a busy machine may need
+	// longer for any other response.
 	const briefly = 300 * time.Millisecond
 	for _, tt := range []struct {
 		name  string
@@ -665,7 +664,7 @@ func TestRegistryFailures(t *testing.T) {
 				}
 			}
 			unpoisoned(t, c)
-			// The registry heals; the same cache serves.
+			// The registry works again, and the same cache can be used.
 			s.mu.Lock()
 			s.fail = nil
 			s.mu.Unlock()
@@ -676,7 +675,7 @@ func TestRegistryFailures(t *testing.T) {
 	}
 }
 
-// A registry that fails once is asked again.
+// TestRegistryIsRetried checks that a request that fails once is repeated.
 func TestRegistryIsRetried(t *testing.T) {
 	s := serve(t, newLayout(t, small("edgebake.test/a:1", "a")), httptest.NewServer)
 	var once atomic.Bool
@@ -692,7 +691,7 @@ func TestRegistryIsRetried(t *testing.T) {
 	}
 }
 
-// What one mirror spoils is asked of the next.
+// TestNextMirrorAfterSpoiledTransfer checks that after a spoiled transfer the next mirror is used.
 func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 	for name, spoil := range map[string]func(raw []byte) []byte{
 		"breaks off":  func(raw []byte) []byte { return raw[:len(raw)/2] },
@@ -730,12 +729,12 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 			if _, err := resolveAndBake(t, c, o, wanted); err != nil || spoiled.Load() != 3 {
 				t.Errorf("%d blobs spoiled, wanted one config and two layers: %v", spoiled.Load(), err)
 			}
-			// Once by each of the two steps.
+			// One warning from each of the two steps.
 			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; trying the next") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)
-			// When all fail, all are named, each with its fix.
+			// If all fail, the error names all of them, each with its fix.
 			good.mu.Lock()
 			good.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {
@@ -752,7 +751,8 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 	}
 }
 
-// A mirror that was silent once is asked last from then on, for any blob.
+// TestBadMirrorsAreAskedLast checks that a mirror that was silent once is used last from then on,
+// for any blob.
 func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
 	ref := imageref.Ref{Domain: "a.test", Path: "x", Tag: "1"}
@@ -775,7 +775,7 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 	}
 }
 
-// A transfer that breaks off in the middle is begun again.
+// TestBrokenTransferIsRepeated checks that an interrupted transfer starts again.
 func TestBrokenTransferIsRepeated(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	s := serve(t, l, httptest.NewServer)
@@ -819,7 +819,7 @@ func TestMirrors(t *testing.T) {
 	if r.Images[0].Ref != "registry.invalid/a:1" || dead.gets.Load() == 0 || mirror.gets.Load() == 0 {
 		t.Errorf("%+v; requests %d and %d", r.Images, dead.gets.Load(), mirror.gets.Load())
 	}
-	// With a path, as a URL, and both.
+	// A mirror with a path, as a URL, and both.
 	mirror.fail = func(_ http.ResponseWriter, r *http.Request) bool {
 		r.URL.Path = strings.Replace(r.URL.Path, "/copies/of/", "/", 1)
 		return false
@@ -872,12 +872,12 @@ func TestAuthFile(t *testing.T) {
 			t.Errorf("the password is in the message: %v", err)
 		}
 	}
-	// The user's own configuration, as Docker Desktop leaves it.
+	// The user's own configuration, as written by Docker Desktop.
 	docker := write(`{"credsStore":"edgebake-none"}`)
 	t.Setenv("DOCKER_CONFIG", filepath.Dir(docker))
 	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" })
 	wantError(t, err, docker, "docker-credential-edgebake-none, which", "is not installed", "remove credsStore")
-	s.auth = "" // where nobody needs a login, that does not matter
+	s.auth = "" // a registry without login ignores it
 	if _, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" }); err != nil {
 		t.Errorf("an anonymous pull: %v", err)
 	}
@@ -886,7 +886,7 @@ func TestAuthFile(t *testing.T) {
 	wantError(t, err, "/nonexistent/auth.json", "correct authFile")
 }
 
-// A registry that is not there at all.
+// TestUnreachableRegistry uses a registry that does not exist.
 func TestUnreachableRegistry(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -26,17 +26,17 @@ type Listing struct {
 	Images []Wanted
 	// Mentions are references in manifests that no pod of these manifests runs.
 	Mentions []Found
-	// PassedOver are custom resources without a pod template, "Prometheus main
-	// (app.yaml:3)": their operators may start images that no manifest names.
+	// PassedOver lists custom resources without a pod template, "Prometheus main (app.yaml:3)".
+	// Their operators may start images that no manifest names.
 	PassedOver []string
 	// Notes are warnings about images that nodes may lack.
 	Notes []string
 }
 
-// List returns all images that an Image needs: its own images, those that its
-// manifests run, the sandbox and, if yurthub is a static pod, yurthub. An image
-// in images: keeps the source given there. Paths are relative to dir. With an
-// error, the Listing has what could be read.
+// List returns all images that an Image needs: its own images, those that its manifests run, the
+// sandbox and, if yurthub is a static pod, yurthub. An image listed in images keeps the source
+// given there. Paths are relative to dir. If List returns an error, the Listing has the images that
+// could be read.
 func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
 	have := map[imageref.Ref]bool{}
@@ -107,7 +107,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	return notes
 }
 
-// MentionNotes returns the warnings about Mentions, which Notes includes.
+// MentionNotes returns the warnings about Mentions. Notes includes them.
 func (l *Listing) MentionNotes() (notes []string) {
 	for n, f := range l.Mentions {
 		if n == maxMentionNotes {
@@ -121,7 +121,7 @@ func (l *Listing) MentionNotes() (notes []string) {
 // maxMentionNotes limits the number of notes about mentions.
 const maxMentionNotes = 20
 
-// ignoreList is imagesIgnore, and which of its patterns have matched.
+// ignoreList holds the patterns of imagesIgnore and records which have matched.
 type ignoreList struct {
 	patterns []string
 	used     []bool
@@ -154,9 +154,9 @@ func (l *ignoreList) unused() (notes []string) {
 	return notes
 }
 
-// fromManifests reads the Kubernetes manifests that the globs match, relative
-// to dir. A glob that matches no file, or whose files mention no image, is an
-// error: a kubectl that failed leaves an empty file.
+// fromManifests reads the Kubernetes manifests that the globs match, relative to dir. A glob is an
+// error if it matches no file, or if its files mention no image: a failed kubectl leaves an empty
+// file.
 func fromManifests(dir string, globs []string) (manifestImages, error) {
 	var files []string
 	from := map[string]int{}                // the index of the glob that matched

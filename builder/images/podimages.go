@@ -22,7 +22,7 @@ type Found struct {
 	Where string // "manifests/app.yaml:12: Deployment web"
 }
 
-// manifestImages are the images in manifests.
+// manifestImages is the result of scanning manifests.
 type manifestImages struct {
 	run        []Found  // by pods
 	mentions   []Found  // elsewhere
@@ -91,7 +91,7 @@ func (s *scan) object(n *yaml.Node) {
 	}
 }
 
-// isCustom reports whether an API version is that of a custom resource.
+// isCustom reports whether an API version belongs to a custom resource.
 func isCustom(apiVersion string) bool {
 	group, _, ok := strings.Cut(apiVersion, "/")
 	return ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
@@ -100,7 +100,7 @@ func isCustom(apiVersion string) bool {
 // object is one Kubernetes object that is being walked.
 type object struct {
 	*scan
-	pods bool   // spec is that of a pod
+	pods bool   // spec is a pod's spec
 	what string // "Deployment web"
 	ran  bool   // a pod's spec was found
 }
@@ -137,8 +137,8 @@ func (o *object) fields(n *yaml.Node, path, skip []string) {
 	}
 }
 
-// isPodSpec reports whether a mapping is the spec of pods: in a Pod itself, or in a
-// pod template of any kind, which all controllers call template.
+// isPodSpec reports whether a mapping is a pod's spec: in a Pod, or in a pod template, which every
+// controller's field calls template.
 func (o *object) isPodSpec(n *yaml.Node, path []string) bool {
 	at := len(path)
 	isSpec := o.pods && at == 1 && path[0] == "spec" || at >= 2 && path[at-2] == "template" && path[at-1] == "spec"
@@ -191,7 +191,7 @@ func (o *object) mention(n *yaml.Node, text string) {
 	}
 }
 
-// split records an image that is written as {registry, repository, tag}.
+// split records an image that is split into the fields registry, repository and tag.
 func (o *object) split(n *yaml.Node) {
 	repository, tag := yamltree.Get(n, "repository"), yamltree.Text(yamltree.Get(n, "tag"))
 	text := yamltree.Text(repository)
@@ -213,9 +213,8 @@ var (
 	imageFlagName = regexp.MustCompile(`^--?([A-Za-z][-_.A-Za-z0-9]*)?[iI]mages?$`)
 )
 
-// scalar records a text that is an image by its context: the value of a key or
-// variable with such a name, a flag's value, or a reference with a registry's
-// name.
+// scalar records a text whose context shows that it is an image: the value of a key or variable
+// with such a name, a flag's value, or a reference with a registry's name.
 func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	text, key := n.Value, ""
 	if len(path) > 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// TestPodImages lists, for manifests of many kinds, what is baked and what is only
-// mentioned.
+// TestPodImages lists the images that are baked and those that are only mentioned, for manifests of
+// many kinds.
 func TestPodImages(t *testing.T) {
 	for name, c := range map[string]struct {
 		manifest          string

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// TestSizesInDescriptors: what a manifest or an index says of a blob's size is
-// compared with the blob, whether the cache has that already or not.
+// TestSizesInDescriptors checks that a blob's size in a manifest or an index is compared with the
+// blob, in the cache or not.
 func TestSizesInDescriptors(t *testing.T) {
 	resize := map[string]func(l *layout, size int) string{
 		"config": func(l *layout, size int) string {
@@ -67,8 +67,8 @@ func TestSizesInDescriptors(t *testing.T) {
 	}
 }
 
-// TestVerdictIsTheSameWithAnyCache: a layer's blob is checked whole before it is accepted, also
-// where the cache has the same contents from another blob.
+// TestVerdictIsTheSameWithAnyCache checks that a layer's blob is verified completely before it is
+// accepted, even if the cache has the same contents from another blob.
 func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
 	const good, bad = "edgebake.test/good:1", "edgebake.test/bad:1"
 	without := func(n int) func([]byte) []byte { return func(b []byte) []byte { return b[:len(b)-n] } }
@@ -143,7 +143,7 @@ func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
 	}
 }
 
-// TestLimitIsTheSameWithAnyCache: maxLayerSize counts for layers that the cache has too.
+// TestLimitIsTheSameWithAnyCache checks that cached layers count against maxLayerSize too.
 func TestLimitIsTheSameWithAnyCache(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, strings.Repeat("a", 2<<20)))}})
 	c, o := newCache(t), testOptions()
@@ -155,8 +155,8 @@ func TestLimitIsTheSameWithAnyCache(t *testing.T) {
 	wantError(t, err, "edgebake.test/a:1", "layer 1 of 1", "more than 1Mi", "imageStore.maxLayerSize")
 }
 
-// TestKnownLayersNeedNoSource: another blob of known contents is read once, and nothing is
-// opened for layers whose blobs were checked.
+// TestKnownLayersNeedNoSource checks that another blob of known contents is read once, and that no
+// source is opened for layers whose blobs were verified.
 func TestKnownLayersNeedNoSource(t *testing.T) {
 	layer := imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))
 	other := layer
@@ -181,8 +181,8 @@ func TestKnownLayersNeedNoSource(t *testing.T) {
 	}
 }
 
-// TestDamagedLayerIsNotWanted: the cache's copy of a layer's own blob, where it is
-// damaged, says nothing of the image, and is fetched again where it is wanted.
+// TestDamagedLayerIsNotWanted checks that a damaged cached copy of a layer's blob does not make the
+// image invalid, and is fetched again if it is needed.
 func TestDamagedLayerIsNotWanted(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 	dir := t.TempDir()
@@ -215,7 +215,7 @@ func TestDamagedLayerIsNotWanted(t *testing.T) {
 	}
 }
 
-// rewrite edits the first image's manifest, and no size in it follows.
+// rewrite edits the first image's manifest without adjusting any size.
 func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
 	l.t.Helper()
 	var index, manifest jsonDoc
@@ -228,11 +228,11 @@ func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
 	return entry["digest"].(string)
 }
 
-// TestMediaTypeIsTheDocuments: one digest has one media type on the node, whatever
-// points to it says, and whether the cache has it or not.
+// TestMediaTypeIsTheDocuments checks that a digest has one media type on the node, whatever the
+// descriptors that point to it say, with any cache.
 func TestMediaTypeIsTheDocuments(t *testing.T) {
 	for name, test := range map[string]struct {
-		own  any // in the document; nil: none
+		own  any // in the document; nil for none
 		want string
 	}{
 		"OCI": {ociManifest, ociManifest}, "docker": {dockerManifest, dockerManifest}, "none": {nil, ociManifest},

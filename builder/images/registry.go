@@ -55,7 +55,7 @@ func newRegistry(o *Options, at func(string) string) *registrySource {
 	return r
 }
 
-// name is empty: the reference names the registry, and errors name the mirror.
+// name is empty: the registry is part of the reference, and errors name the mirror.
 func (r *registrySource) name() string { return "" }
 func (r *registrySource) Close() error { return nil }
 
@@ -121,12 +121,11 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 	return name.NewRepository(e.host+"/"+e.repo, opts...)
 }
 
-// attempts is how often a transfer from a host is tried.
+// attempts is the number of times that a transfer from a host is tried.
 const attempts = 3
 
-// each calls f for the endpoints in turn until one succeeds; hosts that timed
-// out before come last. digest is empty for a request by name. f reports
-// whether a transfer had begun.
+// each calls f for the endpoints in turn until one succeeds. Hosts that timed out before come last.
+// digest is empty for a request by name. f reports whether a transfer had begun.
 func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imageref.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
 	r.mu.Lock()
@@ -146,7 +145,7 @@ func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imag
 		if begun && transfer.IsBroken(err) {
 			return failed
 		}
-		// The client library has retried already; wrong bytes would be sent again.
+		// The client library has already retried, and wrong bytes would be sent again.
 		return transfer.Final(failed)
 	})
 	var all *transfer.Failures
@@ -180,8 +179,7 @@ func wrongBytes(err error, digest imageref.Digest) bool {
 	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
 }
 
-// failed counts the timeouts of a host, and warns once of each host that causes
-// a delay.
+// failed counts the timeouts of a host, and warns once about each host that causes a delay.
 func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -245,10 +243,10 @@ func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return false, fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
-		// The digest does not cover the type in the answer's header.
+		// The digest does not cover the type in the response's header.
 		d = Descriptor{Size: got.Size}
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
-			d.MediaType = string(got.MediaType) // it is parsed again later, and the error reported
+			d.MediaType = string(got.MediaType) // parseManifest checks it again, and reports the error
 		}
 		d.Digest, err = imageref.ParseDigest(got.Digest.String())
 		return false, err
@@ -285,8 +283,8 @@ func (r *registrySource) fetch(ctx context.Context, ref imageref.Ref, d Descript
 	})
 }
 
-// unverified hides the digest errors of the client library: readers of a source
-// verify the bytes themselves, with better errors.
+// unverified hides the client library's digest errors: the readers of a source verify the bytes and
+// return better errors.
 type unverified struct{ io.Reader }
 
 func (u unverified) Read(p []byte) (int, error) {

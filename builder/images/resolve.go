@@ -24,10 +24,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Resolve pins images: it finds what each reference means now, and the manifest
-// for the platform. It stores manifests and configs in the cache, but no
-// layers. It reports the problems of all images at once. The result is sorted
-// by reference, without duplicates.
+// Resolve pins images: it looks up what each reference currently points to, and the manifest for
+// the platform. It stores manifests and configs in the cache, but no layers. It reports the
+// problems of all images at once. The result is sorted by reference, without duplicates.
 func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage, o Options) ([]Pinned, error) {
 	if o.Arch == "" {
 		return nil, errors.New("resolving images: no architecture given")
@@ -187,8 +186,8 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref im
 	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
-// cachedRoot returns, from the cache, what a registry would answer for a
-// digest: a build whose lock pins everything needs no network.
+// cachedRoot returns, from the cache, the response of a registry to a digest: a build whose lock
+// pins everything needs no network.
 func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
@@ -206,11 +205,9 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d
 	return d, true, err
 }
 
-// parseManifest decodes an index or a manifest as containerd does, and sets the
-// media type: the document's own or, since OCI allows to omit it, OCI's type
-// for its contents. So it depends on the digest alone, not on the descriptor
-// that points to the document. A descriptor that calls an index a manifest is
-// rejected.
+// parseManifest decodes an index or a manifest as containerd does. It sets the media type from the
+// document, so that the type depends on the digest alone: its own or, if it has none, OCI's type
+// for its contents. It rejects an index whose descriptor calls it a manifest, and the reverse.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`
@@ -261,8 +258,8 @@ var (
 	errIsIndex    = errors.New("it is called a manifest and is an index; have the image pushed again")
 )
 
-// readStrict decodes a document into containerd's own type: an image that
-// containerd cannot decode would never run.
+// readStrict decodes a document into containerd's own type: containerd could not run an image that
+// it cannot decode.
 func readStrict(raw []byte, into any) error {
 	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
@@ -270,8 +267,7 @@ func readStrict(raw []byte, into any) error {
 	return nil
 }
 
-// checkRun rejects settings with which runc would start no container of the
-// image.
+// checkRun rejects settings that would keep runc from starting any container of the image.
 func checkRun(c *ocispec.ImageConfig) error {
 	for i, e := range c.Env {
 		if !strings.Contains(e, "=") || strings.Contains(e, "\x00") {
@@ -314,23 +310,21 @@ type indexReader struct {
 type chosen struct {
 	Descriptor
 	doc manifestDoc
-	// direct means that containerd, which looks at one entry of an index only,
-	// would not find it.
+	// direct means that containerd would not find the manifest, since it examines only one entry of
+	// an index.
 	direct bool
-	// platformKnown means that the index names the platform, which takes
-	// precedence.
+	// platformKnown means that the index gives the platform, which overrides the config's.
 	platformKnown bool
 }
 
 const (
-	maxIndexes  = 8   // nested in each other
-	maxIndexDoc = 100 // documents read to learn their platforms
+	maxIndexes  = 8   // nesting depth
+	maxIndexDoc = 100 // documents read to find their platforms
 )
 
-// choose searches an index as containerd does: entries for the platform in
-// their order, then those without a platform, whose configs name it. containerd
-// stops at the first; choose continues, and the image's name then points to
-// what it found. It returns nil if there is nothing.
+// choose searches an index in containerd's order: entries for the platform, then entries without a
+// platform, whose configs give it. containerd stops at the first entry; choose continues, and the
+// image's name then points to the manifest that it found. It returns nil if it finds none.
 func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	if depth > maxIndexes {
 		r.errs = append(r.errs, fmt.Errorf("more than %d indexes lie in each other; name the manifest by its digest", maxIndexes))
@@ -364,8 +358,8 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	return nil, nil
 }
 
-// unanswered reports whether a registry may have what it did not return: with
-// another entry in its place, the image would depend on the day it was built.
+// unanswered reports whether the registry may have an entry that it did not return. Choosing
+// another entry would make the image depend on the day of the build.
 func unanswered(err error) bool {
 	switch e := err.(type) {
 	case *registry.Error:
@@ -428,7 +422,7 @@ func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
 	return &chosen{Descriptor: d, doc: doc, platformKnown: e.Platform != nil}, nil
 }
 
-// nothing returns why no manifest was found.
+// nothing returns the error that says why no manifest was found.
 func (r *indexReader) nothing() error {
 	if len(r.errs) > 0 {
 		return errors.Join(r.errs...)
@@ -451,8 +445,8 @@ func platformName(p ocispec.Platform) string {
 	return s
 }
 
-// fits reports whether the platform's programs run on every machine of that
-// arch. Names are normalized like in containerd (platforms.Normalize).
+// fits reports whether the platform's programs run on every machine of that arch. It normalizes
+// names like containerd (platforms.Normalize).
 func fits(p ocispec.Platform, arch string) bool {
 	os, of, variant := strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	switch of {
@@ -502,9 +496,8 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	if err := checkRun(&image.Config); err != nil {
 		return fail("%w; have the image built again", err)
 	}
-	// As in containerd, a platform in the index takes precedence, and a config
-	// without one fits any. The variant in the config is ignored: without an
-	// index, the manifest was named explicitly.
+	// As in containerd, the index's platform takes precedence, and a config without one fits any.
+	// The config's variant is ignored: without an index, the manifest was named explicitly.
 	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}, arch) {
 		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}

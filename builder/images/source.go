@@ -19,11 +19,10 @@ import (
 // source provides an image's blobs: a registry, or the files of an OCI layout
 // or archive. Its data is not trusted; callers verify it.
 type source interface {
-	// root returns what the reference points to.
+	// root returns the index or manifest that the reference points to.
 	root(ctx context.Context, ref imageref.Ref) (Descriptor, error)
-	// fetch calls take with the content of a blob or manifest, and again from the
-	// beginning if a transfer breaks off or returns wrong bytes and an attempt is
-	// left.
+	// fetch calls take with the content of a blob or manifest. If a transfer breaks off or returns
+	// wrong bytes, and attempts are left, fetch calls take again from the beginning.
 	fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error
 	// name returns the name of the source for messages.
 	name() string
@@ -87,8 +86,8 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 	return b, nil
 }
 
-// checkSize compares a blob's size with its descriptor, which readers of a
-// store or an archive trust.
+// checkSize compares a blob's size with its descriptor, which readers of a store or an archive rely
+// on.
 func checkSize(d Descriptor, size int64) error {
 	if size != d.Size {
 		return fmt.Errorf("it has %d bytes, its descriptor says %d: have the image pushed again", size, d.Size)
@@ -116,7 +115,7 @@ func badBlob(what string, d Descriptor, ref imageref.Ref, src source, err error)
 	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// listed is describe with a BlobError.
+// listed is describe, but returns a BlobError.
 func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (Descriptor, error) {
 	d, err := describe(l)
 	if err != nil {
@@ -146,7 +145,7 @@ func (e *BlobError) Error() string {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	var several endpointErrors // they have fixes of their own
+	var several endpointErrors // they have their own fixes
 	if c := fixOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}

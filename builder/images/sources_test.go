@@ -38,8 +38,8 @@ func tarDir(t *testing.T, dir string) []byte {
 	return buf.Bytes()
 }
 
-// dockerSave makes what old `docker save` writes: layers by name, one of them
-// a link to another image's, and no digests.
+// dockerSave makes an archive like old `docker save`: layers by name, one of them a link to another
+// image's, without digests.
 func dockerSave(t *testing.T, refs ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -151,8 +151,8 @@ func TestArchivesAsSources(t *testing.T) {
 	}
 }
 
-// rewritten is an archive that is written anew before its third reading: the first looks
-// at how it is compressed, the second is for its digest.
+// rewritten is an archive that changes before its third reading. The first reading detects its
+// compression, the second computes its digest.
 type rewritten struct {
 	*os.File
 	reads int
@@ -166,8 +166,8 @@ func (f *rewritten) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// TestArchiveChangesWhileRead: an archive that is written anew while it is uncompressed
-// is an error, and what it has then is not taken for what it had before.
+// TestArchiveChangesWhileRead checks that an archive that changes while it is uncompressed is an
+// error, and that its new content is not cached as the old one.
 func TestArchiveChangesWhileRead(t *testing.T) {
 	for _, how := range []string{"gzip", "zstd"} {
 		t.Run(how, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestModeImport(t *testing.T) {
 	if err := json.NewDecoder(in).Decode(&index); err != nil || len(index.Archives) != 2 {
 		t.Fatalf("%+v, %v", index, err)
 	}
-	// What was made can be baked again: nothing is missing in it.
+	// A generated image can be baked again: it is complete.
 	out := t.TempDir()
 	var again []configs.ContainerImage
 	for _, a := range index.Archives {
@@ -363,7 +363,7 @@ func TestImagesfromManifests(t *testing.T) {
 	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
 	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml: line 2: the alias *x")
 
-	// What is left of a kubectl that failed, and a cluster without any.
+	// The empty file of a failed kubectl, and of a cluster without pods.
 	write("empty.yaml", "")
 	write("text.yaml", "The connection to the server localhost:8080 was refused")
 	write("list.yaml", "apiVersion: v1\nkind: List\nitems: []\n")

@@ -10,9 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// checkXattr reports whether an entry keeps an extended attribute of its layer.
-// containerd sets each with lsetxattr(2): it ignores unknown namespaces, and
-// fails if the kernel rejects a value.
+// checkXattr reports whether an entry keeps an extended attribute of its layer. containerd sets
+// each with lsetxattr(2): it ignores unknown namespaces, and fails if the kernel rejects a value.
 func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
 		return false, fmt.Errorf("its name has %d bytes: want 1 to %d, and no zero byte", len(name), maxName)
@@ -33,7 +32,7 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case name == xattrCaps:
 		return true, tree.CheckCapability(name, value)
 	case namespace == "user":
-		return e.IsRegular() || e.IsDir(), nil // others cannot have any
+		return e.IsRegular() || e.IsDir(), nil // other types cannot have any
 	}
 	return true, nil
 }
@@ -48,13 +47,12 @@ const (
 	aclOther    = 0x20
 )
 
-// checkACL makes the checks of the kernel (posix_acl_from_xattr,
-// posix_acl_valid).
+// checkACL checks an ACL like the kernel (posix_acl_from_xattr, posix_acl_valid).
 func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	b := []byte(value)
 	switch {
 	case e.IsSymlink():
-		return false, nil // it has no permissions
+		return false, nil // the entry has no permissions
 	case len(b) == 0:
 		return false, nil
 	case len(b) < 4:
@@ -98,9 +96,8 @@ func validACL(b []byte) error {
 	return nil
 }
 
-// aclWithMode gives an ACL the permissions of a mode, as chmod(2) does, which
-// containerd calls last. The group's permissions go into the mask, if there is
-// one.
+// aclWithMode gives an ACL the permissions of a mode, as chmod(2) does, which containerd calls
+// last. If there is a mask, the group's permissions go into it.
 func aclWithMode(acl string, perm uint32) string {
 	b := []byte(acl)
 	hasMask := false
