@@ -105,8 +105,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	return run.Done, found, nil
 }
 
-// beginToLeave verifies the new cluster, reports the move on the console, and clears the
-// machine's record.
+// beginToLeave verifies the new cluster, reports the move on
+// the console, and clears the membership record.
 func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := clusterProvesItself(ctx, e, active); err != nil {
 		return err
@@ -123,9 +123,9 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetWitnesses removes the note by which ipvscare recognizes the cluster, and would reject
-// every API server. The cluster must first accept the Site's token, which identifies it
-// instead. The node then joins again.
+// forgetWitnesses removes the file by which ipvscare recognizes the cluster: with it
+// ipvscare would reject every API server. Before that, the cluster must accept the
+// Site's token, which identifies it instead. The node then joins again.
 func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
@@ -139,7 +139,7 @@ func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) e
 	return nil
 }
 
-// errUnclear means that no API server answered, so that its cluster is unknown.
+// errUnclear means that no API server answered, so their cluster is unknown.
 var errUnclear = errors.New("no API server answers")
 
 // sameCluster reports whether a member belongs to the Site's cluster: by the Site's pins,
@@ -192,8 +192,8 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 	return false, nil
 }
 
-// noTokenToMove is the error of a member whose Site is of another cluster and has no token for
-// it.
+// noTokenToMove is the error of a member whose Site names
+// another cluster but has no token for it.
 func noTokenToMove(e *machine.Env, site *configs.Site) error {
 	return run.NeedsPerson(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
 		strings.Join(site.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),

@@ -9,10 +9,9 @@
 //     machine that was cut off at any point, or fixed by hand, continues from its real
 //     state.
 //   - Every Run may be killed at any point and run again.
-//   - Transient failures are retried forever, with growing pauses. What only a
-//     person can fix is marked with run.NeedsPerson, and says how to fix it. The run
-//     then waits for another Site, and tries again every ten minutes anyway: the fix
-//     may be in the cluster.
+//   - Transient failures are retried forever, with growing pauses. An error that only a
+//     person can fix is marked with run.NeedsPerson, and says how. The run then waits for
+//     another Site, and retries every ten minutes anyway: the fix may be in the cluster.
 //   - The bootstrap token is never written to DATA or ROOT: it is in the slot,
 //     where stamping put it, and on /run. No log, state or report contains it.
 package firstboot

@@ -57,9 +57,9 @@ func Phases(active *site.Active) []run.Phase {
 		join.ImagesPhase(),          // takes long, so it follows all that may fail early; kubelet needs the images
 	}
 	after := []run.Phase{
-		join.VIPPhase(spec),                      // only a member may ask the cluster
+		join.VIPPhase(spec),                      // only a member may query the cluster
 		join.ArgsPhase(active),                   // only on a member; the next phase checks the result
-		join.ReadyPhase(active, hubNode(active)), // asks the cluster, on an OpenYurt node through yurthub
+		join.ReadyPhase(active, hubNode(active)), // queries the cluster, on an OpenYurt node through yurthub
 		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to start over
 	}
 	return slices.Concat(before, joining, after)
@@ -103,7 +103,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		controlplane.SeatPhase(active),                     // at each boot, before etcd can start
 		controlplane.Phase(active),                         // kubelet, and with it the control plane
 		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is for one start
-		controlplane.PublishPhase(active),                  // what nodes need to join; once per cluster
+		controlplane.PublishPhase(active),                  // publishes the data that nodes need to join; once per cluster
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.UpkeepPhase(active),                   // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node

@@ -25,10 +25,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset takes a node out of its cluster: kubeadm reset, yurthub, the IPVS rules and edgebake's
-// files. The image's contents and the Site's settings stay, so that the machine can be
-// reached. node is the name of the Node that remains in the cluster, "" if unknown.
-// does not know any more that it was one.
+// Reset takes a node out of its cluster: it undoes kubeadm, yurthub, the IPVS rules and
+// edgebake's files. The image's contents and the Site's settings stay, so that the machine
+// can be reached. node is the name of the Node that remains in the cluster, "" if unknown.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
 	node = member.NodeIn(cert)
@@ -200,8 +199,8 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
-// resetList returns the files that a reset removes, beside those that kubeadm, yurthub and
-// ipvscare have. The state is last: it still has the node's name.
+// resetList returns the files that a reset removes, in addition to those of kubeadm,
+// yurthub and ipvscare. The state is last: it still has the node's name.
 func resetList(e *machine.Env) []string {
 	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles, update.ResetFiles,
 		[]string{member.LeavingFile, ondisk.StateFile})

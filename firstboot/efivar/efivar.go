@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write writes a variable, a file in efivarfs: its attributes (kept without power, for the
-// firmware and for the system) and its value, in one write. Without efivarfs it returns
-// errors.ErrUnsupported.
+// Write writes a variable, a file in efivarfs, in one write: its attributes (non-volatile,
+// boot services, runtime) and its value. Without efivarfs it returns errors.ErrUnsupported.
 func Write(path string, value []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
@@ -26,8 +25,8 @@ func Write(path string, value []byte) error {
 	return os.WriteFile(path, append(binary.LittleEndian.AppendUint32(nil, attributes), value...), 0o600)
 }
 
-// mutable clears the immutable flag of a variable, which the kernel sets on those that it does
-// not know.
+// mutable clears the immutable flag, which the kernel sets
+// on variables that it does not know.
 func mutable(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

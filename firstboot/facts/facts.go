@@ -1,4 +1,4 @@
-// Package facts reads from the kernel what identifies a machine. First boot and
+// Package facts reads the identity of a machine from the kernel. First boot and
 // the installer use the same facts, so both match the same Site of an Inventory.
 package facts
 
@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Read returns what identifies the machine below root: its host name, the MAC addresses of its
-// physical network cards, and serial number, UUID and asset tag from SMBIOS or the device
-// tree.
+// Read returns the identity of the machine below root: its host
+// name, the MAC addresses of its physical network cards, and serial
+// number, UUID and asset tag from SMBIOS or the device tree.
 func Read(root string) node.Machine {
 	m := node.Machine{
 		Hostname: text(root, "/proc/sys/kernel/hostname"),

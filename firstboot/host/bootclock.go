@@ -42,8 +42,8 @@ func boot(total, initrd, system float64) string {
 	return fmt.Sprintf("up for %.1f s (kernel %.1f, initrd %.1f, system %.1f)", total, initrd, system-initrd, total-system)
 }
 
-// kernelReady returns the seconds until the kernel ran its first program; 0 if its log no
-// longer has that.
+// kernelReady returns the seconds until the kernel ran its
+// first program; 0 if that record is no longer in its log.
 func kernelReady(kmsg string) float64 {
 	// Without Go's poller, which would wait for the kernel's next record.
 	fd, err := unix.Open(kmsg, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
@@ -82,8 +82,8 @@ func initRecord(record string) float64 {
 	return us / 1e6
 }
 
-// bootClock asks systemd when the parts of this boot began. An initrd without systemd is
-// unknown to it, and is looked up in the kernel's log.
+// bootClock asks systemd when the parts of this boot began. systemd does not know
+// the start of an initrd without systemd, so that is read from the kernel's log.
 func bootClock(ctx context.Context) (ondisk.BootClock, error) {
 	var c ondisk.BootClock
 	conn, err := dbus.NewSystemdConnectionContext(ctx)

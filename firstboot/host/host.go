@@ -168,7 +168,7 @@ func setClock(t time.Time) error {
 	return unix.Settimeofday(&tv)
 }
 
-// clockSynced asks the kernel, to which every time client reports.
+// clockSynced reads the state from the kernel, to which every time client reports.
 func clockSynced(context.Context) (bool, error) {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)

@@ -18,7 +18,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// errPlain means that a report, or a download that began with https, would go unencrypted.
+// errPlain means that a report, or a download that began
+// with https, would be sent unencrypted.
 var errPlain = errors.New("only https is used")
 
 // through returns a transport that uses the proxy in these environment variables. Connections
@@ -81,8 +82,8 @@ func get(ctx context.Context, address string, header http.Header, proxy []string
 	return resp, nil
 }
 
-// withoutURL returns an error of net/http without its URL: it is that of the last redirect, whose
-// query may be a secret.
+// withoutURL removes the URL from an error of net/http. It
+// may be the URL of a redirect, whose query may be a secret.
 func withoutURL(err error) error {
 	if of := (*url.Error)(nil); errors.As(err, &of) {
 		return of.Err

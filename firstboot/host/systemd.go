@@ -80,8 +80,8 @@ func unitState(ctx context.Context, name string) (string, error) {
 	return units[i].ActiveState, nil
 }
 
-// unitSince returns the start of a unit by two clocks. The monotonic one is never set, so it
-// gives the start in terms of the present clock.
+// unitSince returns when a unit was started, by the clock at that time and by the
+// present clock. The latter is computed from the monotonic clock, which is never set.
 func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Facts returns what identifies this machine.
+// Facts returns the identity of this machine.
 func (e *Env) Facts() node.Machine { return facts.Read(e.Root) }
 
 // Partition is a partition as the kernel shows it.
@@ -64,11 +64,11 @@ func (e *Env) mountsAt(place string) (devices []string, err error) {
 
 func (e *Env) isPartition(device string) bool { return e.Exists(filepath.Join(device, "partition")) }
 
-// MountedFrom finds the partition mounted at a place, and its disk, in
-// /sys/devices. It is empty where no partition is.
+// MountedFrom returns the names of the partition mounted at a
+// place and of its disk, "" if no partition is mounted there.
 func (e *Env) MountedFrom(place string) (part, disk string) {
 	devices, _ := e.mountsAt(place)
-	for _, d := range slices.Backward(devices) { // the last one lies on top
+	for _, d := range slices.Backward(devices) { // the last mount hides the others
 		if e.isPartition(d) {
 			return filepath.Base(d), filepath.Base(filepath.Dir(d))
 		}
@@ -268,8 +268,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 }
 
 // isRemovable reports whether people plug a disk in and out. The kernel's
-// removable is about the medium in a drive: an SD card has 0 there, since it
-// goes together with its reader.
+// attribute "removable" concerns the medium in a drive; it is 0 for an SD card.
 func (e *Env) isRemovable(disk string) bool {
 	switch {
 	case e.Text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
@@ -288,8 +287,8 @@ func (e *Env) isRemovable(disk string) bool {
 	return false
 }
 
-// labelled reports whether a device has a FAT file system with the slot's label. Nothing else
-// is read of other sticks.
+// labelled reports whether a device has a FAT file system
+// with the slot's label. It reads nothing else.
 func (e *Env) labelled(dev string) bool {
 	label, err := e.SlotLabel(dev) // usually there is another file system
 	return err == nil && label == ondisk.LabelSlot

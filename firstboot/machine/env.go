@@ -85,7 +85,8 @@ type Files struct {
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
 	// Sync syncs these files and directories, and the whole file systems that hold them.
 	Sync func(paths ...string) error
-	// Lock locks a file of root's by flock(2), as other programs do, until release is called.
+	// Lock locks a file that root owns with flock(2), as other
+	// programs do, until release is called.
 	Lock func(ctx context.Context, path string) (release func(), err error)
 }
 
@@ -120,7 +121,7 @@ type Programs struct {
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
-// Platform changes what the kernel and the firmware keep.
+// Platform changes settings of the kernel and the firmware.
 type Platform struct {
 	SetHostname func(name string) error
 	// SetFirmwareVar sets a UEFI variable, which rewriting the disk does not remove. It
@@ -128,7 +129,7 @@ type Platform struct {
 	SetFirmwareVar func(path string, value []byte) error
 }
 
-// Network connects to others, and accepts their connections.
+// Network connects to other machines, and accepts their connections.
 type Network struct {
 	Dial api.DialFunc
 	// Listen accepts connections at one of this machine's own addresses.
@@ -219,8 +220,8 @@ type pass struct {
 // Owner holds the permissions and the owner of a file.
 type Owner = beneath.Owner
 
-// owns reports whether a file has this owner. Only root can change owners, so it is true for
-// everybody else.
+// owns reports whether a file has this owner. Only root can
+// change owners, so the result is always true for other users.
 func owns(o Owner, st fs.FileInfo) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
@@ -233,7 +234,7 @@ func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
 type Cmd struct {
 	Args []string
 	Env  []string // in addition to the inherited ones
-	// Output receives stdout and stderr; nil: the error has the end of them.
+	// Output receives stdout and stderr. If it is nil, the error contains the end of both.
 	Output io.Writer
 	Stdin  io.Reader
 }
@@ -252,8 +253,8 @@ func (e *Env) Waiting(format string, args ...any) {
 	}
 }
 
-// Note reports, in the report and once on the console, what in the Site is not in effect
-// although the node continues.
+// Note adds to the report, and prints once on the console, that a
+// part of the Site is not in effect although the node continues.
 func (e *Env) Note(format string, args ...any) {
 	if e.noting != nil {
 		e.noting(fmt.Sprintf(format, args...))
@@ -316,7 +317,7 @@ func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (
 // Wait is the pace at which Retry tries.
 type Wait struct {
 	Every time.Duration
-	// For is when it gives up; 0: only when its context ends.
+	// For is the time after which Retry gives up; 0: only when its context ends.
 	For time.Duration
 	// Gently makes the pauses grow to an eighth of the time waited so far, at most to
 	// mostGently: a thousand machines may wait for the same API server.
@@ -326,8 +327,8 @@ type Wait struct {
 // mostGently is the longest pause of a gentle Wait.
 const mostGently = 10 * time.Second
 
-// Retry calls try until it succeeds or the wait is over. The error is the last one of try,
-// which explains more than that the time is up.
+// Retry calls try until it succeeds or the wait is over. It returns
+// the last error of try, which explains more than a timeout.
 func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	began := e.Now()
 	pause := func() time.Duration {
@@ -348,12 +349,12 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
-// JobPatience is how long to wait for the job of one unit. systemd continues a job that nobody
-// waits for.
+// JobPatience is how long to wait for the job of one unit.
+// systemd continues the job even if the caller stops waiting.
 const JobPatience = 15 * time.Second
 
-// BoundedUnit is Unit that waits for the job for patience at most: a unit may wait for a
-// missing card, or for a server.
+// BoundedUnit is Unit, but waits for the job at most for
+// patience: a unit may wait for a missing card, or for a server.
 func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -65,7 +65,7 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 	return v, err
 }
 
-// ParseKubeconfig parses a kubeconfig, the same text once in a pass.
+// ParseKubeconfig parses a kubeconfig, each text only once in a pass.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
 	if e.cache == nil {
@@ -74,7 +74,7 @@ func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
 }
 
-// ParsePair parses a certificate and its key, the same pair once in a pass.
+// ParsePair parses a certificate and its key, each pair only once in a pass.
 func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	parse := func() (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
@@ -99,7 +99,7 @@ func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 	return pair, nil
 }
 
-// SignedBy verifies the signature of a certificate, once in a pass.
+// SignedBy verifies the signature of a certificate, only once in a pass.
 func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
 	if e.cache == nil {
 		return cert.CheckSignatureFrom(ca)

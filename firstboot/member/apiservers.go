@@ -15,15 +15,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A new list of API servers in a Site may be a mistake, which nobody is there to undo. So the
-// list that was verified last is kept beside the Site's, on disk and in ipvscare's
-// configuration, until an API server of the Site's list is verified too.
+// A new list of API servers in a Site may be a mistake, and nobody is at the machine to
+// undo it. So the last verified list is kept in addition to the Site's, on disk and in
+// ipvscare's configuration, until an API server of the Site's list is verified too.
 
 const (
 	// ProvenFile holds the list that was verified last, a Proven.
 	ProvenFile = ondisk.StateDir + "/masters.json"
-	// SaidFormer holds the list that was last reported as not verified, so that the former one
-	// is still needed. It lasts until the machine is switched off.
+	// SaidFormer holds the last list that was reported as not
+	// verified. It lasts until the machine is switched off.
 	SaidFormer = ondisk.RunMark + "former-masters"
 )
 
@@ -32,13 +32,13 @@ type Proven struct {
 	Masters []string `json:"masters"`
 	// CA are the pins of that CA. A list of a cluster that this machine has left is not used.
 	CA []string `json:"ca"`
-	// Learned are those that ipvscare had learned beside the list when a Site came with
-	// another one: over the years they may have replaced all of it, and ipvscare drops what it
-	// has learned when its list changes.
+	// Learned are the API servers that ipvscare had learned in addition to the list
+	// when a Site brought another one: over the years they may have replaced the
+	// whole list, and ipvscare drops learned API servers when its list changes.
 	Learned []string `json:"learned,omitempty"`
 }
 
-// former returns the API servers of the list, and those learned beside it.
+// former returns the API servers of the list, and those learned in addition to it.
 func (p *Proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
@@ -70,8 +70,8 @@ func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	})
 }
 
-// fitsVIP reports whether the Site's VIP can stand for an API server, which must be of the
-// same address family.
+// fitsVIP reports whether the Site's VIP can forward to an
+// API server, which must be of the same address family.
 func fitsVIP(site *configs.Site, master string) bool {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil || site.IPVS.Disabled {
@@ -94,9 +94,9 @@ func configuredMasters(e *machine.Env, site *configs.Site) []string {
 // maxLearned is the number of API servers that ipvscare learns at most.
 const maxLearned = 64
 
-// LearnedMasters returns the API servers that ipvscare has learned from the cluster beside the
-// configured ones: over the years all API servers of a Site may be replaced. Those that
-// ipvscare learned beside another list or in another cluster do not count.
+// LearnedMasters returns the API servers that ipvscare has learned from the cluster in
+// addition to the configured ones: over the years all API servers of a Site may be replaced.
+// Those that ipvscare learned for another list or in another cluster do not count.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil
@@ -183,8 +183,8 @@ func writeProven(e *machine.Env, p *Proven) error {
 	return nil
 }
 
-// keepLearned records what ipvscare has learned beside the former list, before its list
-// changes.
+// keepLearned records the API servers that ipvscare has learned
+// in addition to the former list, before its list changes.
 func keepLearned(e *machine.Env, site *configs.Site) error {
 	if len(FormerMasters(e, site)) == 0 {
 		return nil
@@ -204,14 +204,14 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 }
 
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
-	// Not by the API server's own name: a kubelet's serving certificate may be of the same CA,
-	// and be for its host.
+	// The host's own name does not prove an API server: the serving
+	// certificate of a kubelet may be signed by the same CA for that name.
 	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
-// MastersRecorded reports whether RecordMasters has nothing to do: the list is on record, or
-// it is not verified yet and that was reported.
+// MastersRecorded reports whether RecordMasters has nothing to do: the
+// list is recorded, or it is not verified yet and that was reported.
 func MastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true

@@ -17,10 +17,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster may be re-created with its former keys. The certificates of its API servers do not
-// show that, and a kubelet that connects to it stops its pods, since the new cluster has none
-// for it. So a node that is Ready records what only its own cluster has, and ipvscare (package
-// ipvs) sends no traffic to any other.
+// A cluster may be re-created with its former keys. The certificates of its API
+// servers do not show that, and a kubelet that connects to it stops its pods, since
+// the new cluster has none for it. So a node that is Ready records UIDs that only
+// its own cluster has, and ipvscare (package ipvs) sends no traffic to any other.
 
 // JoinedCluster is the file of that record.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
@@ -56,12 +56,13 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToNote returns the record that must replace the present one, nil if that is right or
-// cannot be improved.
+// ClusterToNote returns the record that must replace the present
+// one, nil if that is correct or there is no better one.
 //
-// A person may publish cluster-info again, and later delete the Node: nothing in a record that
-// is never updated would match then. So new values are accepted from an API server that still
-// shows another recorded UID. If one shows none of them, the error is ErrOtherCluster.
+// A person may publish cluster-info again, and later delete the Node:
+// nothing in a record that is never updated would match then. So new values
+// are accepted from an API server that still shows one of the recorded UIDs.
+// If a server shows none of them, the error is ErrOtherCluster.
 func ClusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server
@@ -124,20 +125,20 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return nil, nil
 }
 
-// showTimeout bounds the check of API servers. Each takes three connections, of a second and
-// more by satellite.
+// showTimeout bounds the check of API servers. Each check takes three
+// connections, each of which takes a second or more by satellite.
 const showTimeout = 20 * time.Second
 
 // ErrOtherCluster means that an API server is of another cluster than the node joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// errCertRefused means that an API server's cluster-info is not the recorded one, and that it
-// rejects the node's certificate, so that it shows nothing else.
+// errCertRefused means that an API server's cluster-info is not the recorded one, and
+// that the server rejects the node's certificate, so nothing else can be compared.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
-// CannotShow reports whether unclear, from CheckBornAgain, is permanent: the node's
-// certificate has expired or is not valid yet, so that API servers reject it. Then the node
-// does not follow them either.
+// CannotShow reports whether unclear, from CheckBornAgain, is
+// permanent: the node's certificate has expired or is not valid
+// yet, so API servers reject it and cannot prove their cluster.
 func CannotShow(e *machine.Env, unclear error) bool {
 	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
 }
@@ -149,8 +150,8 @@ func BornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	return again
 }
 
-// CheckBornAgain is BornAgain. unclear is why API servers could not show their cluster, e.g.
-// because by this machine's clock their certificates are not valid yet.
+// CheckBornAgain is BornAgain, with the reason (unclear) why API servers could not prove
+// their cluster, e.g. that their certificates are not valid yet by this machine's clock.
 func CheckBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
 	if noted == nil || !Is(e) {

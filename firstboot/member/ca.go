@@ -63,7 +63,7 @@ func EnrolledCA(e *machine.Env) []byte {
 // EnrolledPins returns the pins of the CA that the machine enrolled with.
 func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
-// CAPins returns the pins of the CAs in pem, none if there is anything else in it.
+// CAPins returns the pins of the CAs in pem, none if pem contains anything else.
 func CAPins(pem []byte) []string {
 	pins, err := api.Pins(pem)
 	if err != nil {
@@ -103,8 +103,8 @@ func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
-// NewerCA returns the CA of this node as it was issued again, from the Site or from
-// cluster-info of an API server; nil if it does not end soon, or was not issued again.
+// NewerCA returns the reissued CA of this node, from the Site or from cluster-info
+// of an API server; nil if the CA does not end soon, or was not reissued.
 func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
 	if _, due := CAEndsSoon(e, have); !due {

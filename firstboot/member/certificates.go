@@ -93,8 +93,7 @@ func (s certStore) newest(e *machine.Env) string {
 	return best
 }
 
-// checkLoadable returns why the certificate at path, perhaps a link, cannot be
-// used.
+// checkLoadable returns an error if the certificate at path, perhaps a link, cannot be used.
 func checkLoadable(e *machine.Env, path string) error {
 	_, err := LoadLinked(e, path)
 	return err

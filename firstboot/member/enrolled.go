@@ -17,15 +17,15 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Why a node's certificate cannot be used; see Enrolled.
+// Errors of Enrolled.
 var (
 	ErrNotEnrolled = errors.New("this machine is not enrolled")
 	errExpired     = errors.New("this node's certificate has expired")
 	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// Enrolled returns nil if the node has valid credentials of the cluster, otherwise what is
-// wrong with them. It only reads files, so it works offline. It also parses them: kubeadm and
+// Enrolled returns nil if the node has valid credentials of the cluster. It
+// only reads files, so it works offline. It parses them, since kubeadm and
 // kubelet do not sync what they write, and a power cut leaves empty files.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
@@ -124,8 +124,8 @@ func isCA(b []byte) error {
 	return nil
 }
 
-// KubeletCert reads the client certificate of kubelet, or that of yurthub if kubelet goes
-// through it.
+// KubeletCert reads the client certificate of kubelet, or
+// that of yurthub if kubelet connects through it.
 func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := Credentials(e)
 	if err != nil {

@@ -79,7 +79,7 @@ func ClusterFiles(e *machine.Env) []string {
 	return slices.Concat(TokenFiles, ServingCerts(e), []string{JoinedFile, JoinedCluster})
 }
 
-// ResetFiles are the further files that a reset removes.
+// ResetFiles are further files that a reset removes.
 var ResetFiles = []string{ReadyMark, RecordFile, ProvenFile, ControlPlaneMark}
 
 // KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.

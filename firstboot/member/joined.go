@@ -19,8 +19,8 @@ import (
 // JoinedFile holds a JoinedAs.
 const JoinedFile = ondisk.StateDir + "/joined.json"
 
-// JoinedAs records the machine and its Site at the join: what cannot be observed later, and
-// what kubeadm and kubelet use only when they join.
+// JoinedAs records the machine and its Site at the join: facts that cannot be
+// observed later, and settings that kubeadm and kubelet use only when they join.
 type JoinedAs struct {
 	Machine node.Machine `json:"machine"`
 	// Was is the former name of a member that joins again: the join removes the credentials

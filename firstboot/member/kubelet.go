@@ -10,11 +10,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Both systems of a machine use one /var/lib/kubelet. A kubelet of another minor version
-// changes what is there, and kubelet does not promise that an earlier one can read it. So
-// the files of the former version are kept when a system of another one boots, and put back
-// when the former system does. The record with all of it is one file, which a power cut
-// leaves as it was or as it becomes.
+// Both systems of a machine use one /var/lib/kubelet. A kubelet of another
+// minor version changes the files there, and kubelet does not promise that
+// an earlier one can read them. So the files of the former version are kept
+// when a system of another one boots, and restored when the former system
+// does. The record of all this is one file, which is replaced atomically.
 
 const (
 	// KubeletRecord records which kubelet the files in /var/lib/kubelet are for. The first
@@ -34,13 +34,13 @@ var keptKubeletFiles = []string{
 	"/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
 }
 
-// KubeletFiles is KubeletRecord.
+// KubeletFiles is the contents of KubeletRecord.
 type KubeletFiles struct {
 	Version int `json:"version"`
 	// Minor is the minor version of Kubernetes that the files are for.
 	Minor int `json:"minor"`
-	// ConfigMinor is that of the kubeadm that wrote config.yaml; 0: files of Former may have
-	// been put back.
+	// ConfigMinor is the minor version of the kubeadm that wrote
+	// config.yaml; 0: files of Former may have been restored.
 	ConfigMinor int `json:"configMinor"`
 	// Former has the files of the version before; nil: there was none.
 	Former *FormerKubelet `json:"former,omitempty"`
@@ -50,7 +50,7 @@ type KubeletFiles struct {
 type FormerKubelet struct {
 	Minor       int               `json:"minor"`
 	ConfigMinor int               `json:"configMinor"`
-	Files       map[string][]byte `json:"files"` // one that is missing did not exist
+	Files       map[string][]byte `json:"files"` // a missing one did not exist
 	// KubeletExtraArgs and TryingArgs are those of JoinedAs, which are in the kept flags.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
 	TryingArgs       map[string]string `json:"tryingArgs,omitzero"`
@@ -90,9 +90,9 @@ func NoteKubelet(e *machine.Env, minor int) error {
 	return nil
 }
 
-// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet, of a
-// minor version of Kubernetes. It is for the time before kubelet starts. Without a record
-// the files are this kubelet's.
+// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's
+// kubelet, of a minor version of Kubernetes. It must be called before
+// kubelet starts. Without a record the files belong to this kubelet.
 func TakeOverKubelet(e *machine.Env, minor int) error {
 	k := ReadKubeletFiles(e)
 	switch {
@@ -105,7 +105,8 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 		}
 		return k.Former.restore(e)
 	case k.Former != nil && k.Former.Minor == minor:
-		// If this is cut off and the later system boots, its kubeadm writes the settings again.
+		// If the power is cut here and the other system boots, its
+		// kubeadm writes the settings again.
 		if err := (KubeletFiles{Minor: k.Minor, Former: k.Former}).Write(e); err != nil {
 			return err
 		}
@@ -122,13 +123,14 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 	return KubeletFiles{Minor: minor, ConfigMinor: k.ConfigMinor, Former: former}.Write(e)
 }
 
-// restorable reports whether a file of kubelet's that kubeadm may be writing is kept.
+// restorable reports whether a copy exists of a file of
+// kubelet that kubeadm may be rewriting.
 func restorable(e *machine.Env, path string) bool {
 	k := ReadKubeletFiles(e)
 	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
 }
 
-// keepKubelet reads the files that the record is about.
+// keepKubelet reads the present files, which the record describes.
 func keepKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 	f := &FormerKubelet{Minor: k.Minor, ConfigMinor: k.ConfigMinor, Files: map[string][]byte{}}
 	for _, p := range keptKubeletFiles {
@@ -147,7 +149,7 @@ func keepKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 	return f, nil
 }
 
-// restore puts the files back.
+// restore writes the files back.
 func (f *FormerKubelet) restore(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("putting the files of kubelet v1.%d back: %w", f.Minor, err) }
 	if f.Files[ondisk.KubeletConfig] == nil {

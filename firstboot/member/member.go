@@ -10,9 +10,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// To an untrusted stick, a machine that was a member of a cluster stays one, even without
-// credentials: joining again begins with their removal, and may fail. Only a reset makes it a
-// blank machine.
+// For an untrusted stick, a machine that was a member of a cluster
+// stays one, even without credentials: joining again begins with
+// their removal, and may fail. Only a reset makes the machine blank.
 
 // RecordFile records the membership. It is written before any other trace of it is removed.
 const RecordFile = ondisk.StateDir + "/member.json"

@@ -86,7 +86,7 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 		return api.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if joined.AllAre(sharedErr, api.ErrServerName) { // those that do not answer may have a name
+	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have a name
 		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)

@@ -5,8 +5,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Rewriting completes a fix that writes the image to this machine's disk again with what is
-// lost by that.
+// Rewriting adds to a fix, which rewrites this machine's
+// disk, a warning about the data that is lost.
 func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):

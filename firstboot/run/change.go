@@ -22,8 +22,8 @@ type Step struct {
 	Detail       string
 }
 
-// Evidence lists what is recorded of a change: files before and after it, none of which may
-// hold a secret, and the journals of units.
+// Evidence lists the contents of a change's record: copies of files from before
+// and after the change, which must not hold secrets, and the journals of units.
 type Evidence struct{ Files, Units []string }
 
 // change carries out convert, revert or reset in steps. It records how each step went, and the
@@ -34,8 +34,8 @@ type change struct {
 	dir   string // of the record
 	keep  Evidence
 	steps []Step
-	// Resumed: if a step fails, steps that were found done are undone too: an earlier run,
-	// which was killed, did them.
+	// Resumed: if a step fails, steps that were found done are
+	// undone too, since an earlier run, which was killed, did them.
 	Resumed bool
 	// ChangedAt names the step after which nothing is undone: the change is made, and the rest
 	// is cleanup.
@@ -51,9 +51,9 @@ func NewChange(e *machine.Env, what string, keep Evidence, tell func(Step)) *cha
 	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// WithoutTimer is CarryOut while the timer of first boot is stopped: first boot would undo the
-// change while it is made. The timer is started again afterwards; if the change is killed,
-// first boot runs at the next boot anyway.
+// WithoutTimer stops the timer of first boot, which would undo the
+// change meanwhile, calls CarryOut, and starts the timer again. If
+// it is killed, first boot runs at the next boot anyway.
 func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -75,8 +75,8 @@ func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	return err
 }
 
-// CarryOut runs the steps in order. If one fails, it and the steps before it are undone in
-// reverse order, unless Onward or ChangedAt excludes that.
+// CarryOut runs the steps in order. If one fails, it and the steps before it
+// are undone in reverse order, unless Onward or ChangedAt rules that out.
 func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase

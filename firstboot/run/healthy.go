@@ -26,15 +26,15 @@ func saveHealthy(e *machine.Env) error {
 	return nil
 }
 
-// ErrUnproven means that a boot on trial shows no fault, but that no API server has seen its
-// Node: it is neither kept nor ended.
+// ErrUnproven means that a boot on trial shows no fault, but that no API
+// server has seen its Node: the boot is neither confirmed nor ended.
 var ErrUnproven = errors.New("no API server has seen the Node on this system yet")
 
 // holdLimit bounds how long a boot on trial waits for an API server: a fault of the new system
 // may look like one of the network.
 const holdLimit = 24 * time.Hour
 
-// hold suspends the timeout of edgebake-healthy.service, or lets it run.
+// hold suspends the timeout of edgebake-healthy.service if held, and lets it run otherwise.
 func hold(e *machine.Env, held bool) error {
 	switch {
 	case held == e.Exists(ondisk.HeldFile):
@@ -52,7 +52,7 @@ func OnTrial(e *machine.Env) bool {
 	return entry != "" && e.Exists(machine.ESPDir+"/"+entry)
 }
 
-// rejectTrial returns an error if this boot is on trial, when no change is allowed.
+// rejectTrial returns an error if this boot is on trial: no change is allowed then.
 func rejectTrial(e *machine.Env) error {
 	if !OnTrial(e) {
 		return nil

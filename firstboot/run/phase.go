@@ -15,13 +15,13 @@ import (
 // API server's certificate.
 type Phase struct {
 	Name, Doc string
-	// Check looks at the machine, never at the state file. If it is nil, Run is always called,
-	// and its success is believed.
+	// Check looks at the machine, never at the state file. If it is
+	// nil, Run is always called, and its success is not verified.
 	Check func(context.Context, *machine.Env) (Verdict, error)
 	// Run does what Check found missing; it may be killed at any point.
 	Run func(context.Context, *machine.Env) error
-	// Undo takes back what a failed Run left; it may be nil. It is not called if only a Check
-	// failed, since the machine may be as it should.
+	// Undo reverts the changes of a failed Run; it may be nil. It is not
+	// called if only a Check failed, since the machine may be in order.
 	Undo func(context.Context, *machine.Env) error
 	// Timeout bounds one attempt of Run.
 	Timeout time.Duration
@@ -38,8 +38,8 @@ const (
 	Todo Verdict = iota
 	// Done: the machine is as the phase would make it.
 	Done
-	// Unknown: the state cannot be determined, e.g. offline, and Run must not try: an enrolled
-	// node must not join again because no API server answers.
+	// Unknown: the state cannot be determined, e.g. offline. Run is not called:
+	// an enrolled node must not join again only because no API server answers.
 	Unknown
 )
 
@@ -74,7 +74,7 @@ var ErrRestart = errors.New("starting over")
 // ErrConfirmed is returned by a Run that has itself verified its work: Check is not called again.
 var ErrConfirmed = errors.New("confirmed")
 
-// progress is called before Run and before the second Check; either func may be nil.
+// progress holds the callbacks before Run and before the second Check; either may be nil.
 type progress struct{ running, checking func() }
 
 // attempt carries out the phase once: Check, Run, and Check again unless Run has confirmed.

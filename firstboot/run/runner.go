@@ -29,8 +29,8 @@ const (
 	repeat = 10 * time.Minute
 )
 
-// Backoff returns the pause after the n-th failed attempt (from 1); r in [0,1) spreads it from
-// half of the pause to the whole.
+// Backoff returns the pause after the n-th failed attempt (from
+// 1). r in [0,1) varies it between half and all of the pause.
 func Backoff(n int, r float64) time.Duration {
 	d := backoffMax
 	if n < 6 {
@@ -51,9 +51,10 @@ type Node struct {
 	Name, Type string
 	// MAC identifies the Site's contents.
 	MAC string
-	// NotTaken is why a newer Site in the slot was rejected; nil if there is none.
+	// NotTaken is the error of a newer Site in the slot that
+	// was rejected, nil if there is none.
 	NotTaken error
-	// Secrets are removed from all that is logged, saved and reported.
+	// Secrets are removed from everything that is logged, saved and reported.
 	Secrets []string
 	// Report is where reports go; Proxy are the environment variables of their proxy.
 	Report configs.Report
@@ -153,9 +154,9 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	node, rest := r.Rest()
 	r.adopt(e, node)
 	if !r.spread {
-		// Once, before the first connection to an API server: retries are spread by Backoff.
-		// The time since the run began counts, since nodes that booted together have spent
-		// about the same.
+		// Once, before the first connection to an API server: retries are
+		// spread by Backoff. The time since the run began is subtracted,
+		// since nodes that booted together have spent about the same.
 		r.spread = true
 		if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
 			if err := r.pause(ctx, e, left); err != nil {

@@ -79,8 +79,9 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show replaces the list of phases in the state, and keeps what is known of each. all is false
-// while the phases after the Site's are unknown: a longer list of an earlier pass then stays.
+// show replaces the list of phases in the state, and keeps the known
+// state of each. If all is false, the phases after the Site's are
+// not known yet; a longer list of an earlier pass then stays.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -2,9 +2,9 @@ package run
 
 import "regexp"
 
-// A wait may last for weeks, and its text comes from an error that recurs every two seconds.
-// Parts of the text that vary but tell a person nothing must not make it a new message: each
-// message is a line on the console and a write to flash.
+// A wait may last for weeks, and its text comes from an error that recurs every
+// two seconds. Varying parts that are of no use to a person must not make it a
+// new message: each message is a line on the console and a write to flash.
 
 // localEnd matches this machine's end of a connection in Go's network errors, whose port
 // differs each time: 192.0.2.50:40112->192.0.2.11:6443.

@@ -20,8 +20,8 @@ import (
 )
 
 // Phase finds the Site and applies its settings to the operating system. Afterwards
-// reader.Last is that Site, which the rest of the pass uses. beforeKubelet, which may be nil,
-// is called before a kubelet is started that has waited for the Site's settings.
+// reader.Last is that Site, which the rest of the pass uses. beforeKubelet, which may be
+// nil, is called before starting a kubelet that has waited for the Site's settings.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
 	left := false // in this pass, the slot of a node could not be written
 	return run.Phase{
@@ -82,8 +82,8 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	return run.Done, nil
 }
 
-// waitForSite waits until a Site is stamped or brought on a stick. none is why the slot has
-// none.
+// waitForSite waits until a Site is stamped or brought on a
+// stick. none is the error of the slot, which has no Site.
 func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
 	if isOthers(none) {
 		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
@@ -246,8 +246,8 @@ type jobs struct {
 	end time.Time
 }
 
-// unit returns an error only if ctx ended. A job that fails is a note: the machine joins
-// anyway.
+// unit returns an error only if ctx ended. A failed job only
+// adds a note: the machine joins anyway.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
 	patience := max(jobLeast, min(machine.JobPatience, j.end.Sub(j.e.Now())))
 	err := j.e.BoundedUnit(ctx, patience, verb, unit)
@@ -271,8 +271,8 @@ func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	}
 }
 
-// ActivateChanges puts changed files into effect on the running system. Units that fail are
-// notes; it returns an error if ctx ends or systemd cannot reload.
+// ActivateChanges puts changed files into effect on the running system. A failed unit
+// only adds a note; an error means that ctx ended or that systemd cannot reload.
 func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
 	j := jobs{e, e.Now().Add(jobsPatience)}
 	if len(c.Units) > 0 {
@@ -362,8 +362,8 @@ func verbFor(u apply.UnitChange) string {
 	return ""
 }
 
-// fits rejects a Site that requires what this system lacks, before any of it
-// is applied.
+// fits rejects a Site that requires something that this
+// system lacks, before any of the Site is applied.
 func fits(e *machine.Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))
 	if err != nil {

@@ -19,9 +19,9 @@ const slack = 8 << 20
 // journal is the size of the largest ext4 journal, in bytes.
 const journal = 256 << 20
 
-// oneDisk checks that / and /var are on one disk. Two dd copies of an image have equal GUIDs,
-// and the kernel uses whichever it sees first: with / of one and /var of the other, the
-// machine would be neither.
+// oneDisk checks that / and /var are on one disk. Two dd copies of
+// an image have equal GUIDs, and the kernel uses whichever it sees
+// first: the machine might mix / of one copy with /var of the other.
 func oneDisk(e *machine.Env) error {
 	root, err := e.RootDisk()
 	part, disk := e.MountedFrom("/var")
@@ -35,7 +35,7 @@ func oneDisk(e *machine.Env) error {
 	return run.NeedsPerson(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
-// loaderWords says on which disks the boot loader's partition is.
+// loaderWords describes on which disks the boot loader's partition is.
 func loaderWords(disks []string) string {
 	switch len(disks) {
 	case 0:

@@ -19,8 +19,8 @@ import (
 // ID so that Check can verify them. It also makes the key of the HMACs that identify Sites,
 // and records whether the machine is a member of a cluster, before a stick is read.
 //
-// The ID stays when the root is exchanged: DATA has a copy, which the initrd gives to a root
-// that has none.
+// The ID stays when the root is exchanged: DATA has a copy,
+// which the initrd writes to a root without an ID.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
@@ -70,8 +70,8 @@ func IdentityPhase() run.Phase {
 	}
 }
 
-// keepMachineID gives the root and DATA the same ID. DATA's takes precedence: the root's was
-// made up by systemd if the initrd did not bring DATA's.
+// keepMachineID gives the root and DATA the same ID. DATA's takes precedence:
+// systemd generated the root's if the initrd did not copy DATA's.
 func keepMachineID(e *machine.Env) (string, error) {
 	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {

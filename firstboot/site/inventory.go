@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// An Inventory has the Sites of many machines, with their secrets. On a machine's own disk
-// only its own Site stays: the slot is rewritten with that alone before anything else uses it.
-// A stick is for several machines, and keeps all.
+// An Inventory has the Sites of many machines, with their secrets. On a machine's
+// own disk only its own Site stays: the slot is rewritten with only that Site before
+// anything else uses it. A stick serves several machines, so it keeps all Sites.
 
 // A Site may also name its machine itself (match). Once that machine has the Site, match is
 // removed, so that exchanging a network card later does not invalidate it.
@@ -31,8 +31,8 @@ func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(e
 
 // found is the Site in a slot for this machine.
 type found struct {
-	// contents are the slot's, with only this machine's Site, without its match, in place of
-	// an Inventory.
+	// contents is the slot's contents, with this machine's
+	// Site, without its match, in place of an Inventory.
 	contents *slot.Contents
 	// site is the Site in contents; nil if it is invalid, as Parse reports.
 	site *configs.Site
@@ -100,9 +100,9 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	return &found{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot if it must be rewritten: it has an Inventory with
-// a Site for this machine, or a rewrite was interrupted. one are the new contents, nil if
-// nothing has to be done.
+// readUnwritten reads the machine's own slot if it must be rewritten: it
+// has an Inventory with a Site for this machine, or a rewrite was
+// interrupted. one is the new contents, nil if there is nothing to do.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -31,12 +31,13 @@ type admitted struct {
 // is its active Site, nil if it cannot be read. signed: next is signed with a key that the
 // Image names.
 //
-// A machine that is not a member of a cluster yet has no other way to its Site. A member
-// accepts from an untrusted stick only what brings it back to its cluster, whose CA stays
-// pinned: the API servers, the network, a token, and on a control-plane node the cluster's
-// keys, which are verified with that CA. It accepts nothing that lets somebody in (users,
-// keys, Ignition), leads it to another cluster (pins, CA), changes what runs on it (arguments,
-// labels, pools, the proxy that images come through), or could move its clock past the end of
+// A machine that is not yet a member of a cluster has no other source of a Site. A
+// member accepts from an untrusted stick only settings that bring it back to its
+// cluster, whose CA stays pinned: the API servers, the network, a token, and on a
+// control-plane node the cluster's keys, which are verified with that CA. It accepts
+// nothing that lets somebody in (users, keys, Ignition), leads it to another cluster
+// (pins, CA), changes what runs on it (arguments, labels, pools, the proxy that images
+// come through), or could move its clock past the end of its certificate (time servers).
 // its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
@@ -59,8 +60,8 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 		site.Credentials = next.Credentials
 	}
 	if next.Credentials.Keys != nil && next.ControlPlane != nil && old.ControlPlane != nil {
-		// Whoever has the cluster's keys controls the cluster. They are verified with the CA
-		// of old before anything is accepted.
+		// Anybody with the cluster's keys controls the cluster anyway. The
+		// keys are verified with the CA of old before anything is accepted.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
 		c.Said, c.BirthUntil = next.ControlPlane.Said, next.ControlPlane.BirthUntil
@@ -150,11 +151,11 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	return repair(e, site, f, got, all, c == brought)
 }
 
-// repair returns what a member accepts of a stick with another Site: got instead of the Site
-// in f. plain: nothing on the stick names this machine.
+// repair returns the part of a stick that a member accepts: the files of its own
+// slot, with the Site in got. plain: nothing on the stick names this machine.
 func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taking, plain bool) (*taking, error) {
 	c, next := f.contents, f.site
-	// A repair keeps the machine's name, so that the Site's is checked here.
+	// A repair keeps the machine's name, so the name in the Site is checked here.
 	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
 		return nil, fmt.Errorf("this machine is enrolled as %s, the Site calls it %s: bring this machine's own Site", name, next.NodeName)
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A signature does not expire, so an old stick could bring back what was corrected since. The
-// machine records when the last signed Site that it accepted was signed, and rejects Sites
-// signed before that, before the Site on its disk was stamped, or before a date in the Image.
-// The date of an unsigned stick proves nothing, so it makes no signed Site old.
+// A signature does not expire, so an old stick could undo a later correction. The machine
+// records when the last signed Site that it accepted was signed, and rejects Sites signed
+// before that, before the Site on its disk was stamped, or before a date in the Image. The
+// date of an unsigned stick proves nothing, so it never makes a signed Site count as old.
 
 const (
 	// signedFile holds the date before which signatures do not count, in seconds since the
@@ -32,8 +32,8 @@ const (
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
-// checkSignature returns when a stick was signed with a key that the Image names, or why its
-// signature does not count. old is the active Site, nil if there is none.
+// checkSignature returns when a stick was signed with a key that the Image names, or an
+// error if its signature does not count. old is the active Site, nil if there is none.
 func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
 	when, err := c.Verify(image.SiteKeys)
 	if err != nil {
@@ -99,8 +99,8 @@ func (s *stick) saveSigned(e *machine.Env) error {
 	return nil
 }
 
-// saveUnsigned records, before the stick's Site is used, that its date in the slot proves
-// nothing.
+// saveUnsigned records, before the stick's Site is used, that
+// the date that the Site gets in the slot proves nothing.
 func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil

@@ -27,7 +27,7 @@ import (
 
 // Files that first boot keeps on DATA.
 const (
-	// KeyFile holds the key of the HMACs that identify Sites, so that they reveal nothing.
+	// KeyFile holds the key of the HMACs that identify Sites without revealing their contents.
 	KeyFile = ondisk.StateDir + "/key"
 	// IgnitionCopy is the Ignition config last taken from a slot.
 	IgnitionCopy = ondisk.StateDir + "/config.ign"
@@ -38,8 +38,8 @@ const (
 	seenDir = ondisk.StateDir + "/sticks"
 )
 
-// Files that describe this root's /etc are in it: a root that was just written has none of
-// them, and the Site's settings are applied to it again.
+// These files describe /etc of this root and are stored in it: a newly
+// written root has none, so the Site's settings are applied to it.
 const (
 	// AppliedFile identifies the Site whose settings are in place; kubelet.service waits for
 	// it.
@@ -49,12 +49,12 @@ const (
 	originalsDir = ondisk.EtcDir + "/originals"
 )
 
-// ResetFiles are the files that a reset removes. What is known of sticks stays, so that an old
-// one is not accepted afterwards (ResetSticks).
+// ResetFiles are the files that a reset removes. The records of sticks
+// stay, so that an old stick is not accepted afterwards (ResetSticks).
 var ResetFiles = []string{AppliedFile, ondisk.SiteCopy, IgnitionCopy, StampedCopy}
 
-// Active is a machine's active Site. It is read once in a pass, so that a Site that is stamped
-// meanwhile does not mix with it, and never changed.
+// Active is a machine's active Site. It is read once in a pass and never
+// changed, so that a Site that is stamped meanwhile does not mix with it.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that this machine runs.
@@ -71,7 +71,8 @@ type Active struct {
 	Device string
 	// Stamped is when the Site was stamped, in seconds since the epoch.
 	Stamped int64
-	// NotTaken is why a newer Site in the slot was rejected; nil if there is none.
+	// NotTaken is the error of a newer Site in the slot that
+	// was rejected; nil if there is none.
 	NotTaken error
 
 	// unwritten: the slot still has other machines' Sites, or a rewrite of it was interrupted.
@@ -82,7 +83,7 @@ type Active struct {
 	inputs   siteInputs
 }
 
-// siteInputs is all that an Active is made of, except the image.
+// siteInputs holds everything that an Active is made from, except the image.
 type siteInputs struct {
 	doc, ignition []byte
 	stamped       int64
@@ -249,8 +250,8 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 		return "", fmt.Errorf("naming the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
-		// In an old slot the Ignition config may contain the token, with stars in its place
-		// after the join. Without this, the Site would be applied once more then.
+		// In an old slot the Ignition config may contain the token, which is masked
+		// after the join. Without this, the Site would then count as changed.
 		ignition = slot.Hide(ignition, token)
 	}
 	m := hmac.New(sha256.New, key)
@@ -320,8 +321,8 @@ func (a *Active) IsApplied(e *machine.Env) bool { return e.Text(AppliedFile) == 
 // applied identifies the Site's settings on this machine, for AppliedFile.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
-// Sources returns a text that changes when the contents of a slot in reach change, valid or
-// not.
+// Sources returns a text that changes when the contents of
+// any reachable slot change, valid or not.
 func Sources(e *machine.Env) string {
 	var all []string
 	if dev, err := machine.OwnSlot(e); err == nil {

@@ -34,7 +34,7 @@ type stick struct {
 	dev string
 	// memory is the file that records the contents that were last seen.
 	memory string
-	// digest is of the present contents.
+	// digest is the HMAC of the present contents.
 	digest string
 	// signed is when it was signed with a key that the Image names; 0: it was not.
 	signed int64
@@ -54,8 +54,8 @@ type stick struct {
 // machine join again.
 const notTaken = "not taken after reset: "
 
-// newStick returns a stick with a new Site, nil if there is none. Then the error has a
-// sentence for each stick with a problem.
+// newStick returns a stick with a new Site. If there is
+// none, the error describes each stick with a problem.
 func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	devs := e.RemovableSlots()
 	if len(devs) == 0 {
@@ -181,8 +181,8 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 	return files
 }
 
-// judge reports whether the stick's Site must be used. why is set if a person may wonder why
-// not. have is the machine's active Site, nil if there is none.
+// judge reports whether the stick's Site must be used. If not, why is a reason that a
+// person needs to know, or "". have is the machine's active Site, nil if there is none.
 func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	remembered := e.Text(s.memory)
 	unchanged := strings.TrimPrefix(remembered, notTaken) == s.digest
@@ -210,8 +210,8 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	return true, ""
 }
 
-// bringsLostKeys reports whether a control-plane node has lost keys of its cluster, which its
-// slot no longer has, and the stick has them.
+// bringsLostKeys reports whether the stick has keys of the cluster
+// that this control-plane node has lost and its slot no longer has.
 func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
 	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && member.KeysInPlace(e, have.Site) != nil
 }
@@ -285,8 +285,8 @@ func (s *stick) take(e *machine.Env) error {
 	return nil
 }
 
-// forgetAbsent removes the records of sticks that are absent when another stick's Site is
-// used: a person who plugs one of them in again means it.
+// forgetAbsent removes the records of sticks that are absent when another stick's
+// Site is used: if one of them is plugged in again, it is meant to be used.
 func forgetAbsent(e *machine.Env, all []*stick) error {
 	present := map[string]bool{}
 	for _, s := range all {
@@ -316,7 +316,7 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 	if err := makeKey(e); err != nil {
 		return err
 	}
-	var damaged []error // damaged sticks bring it nowhere
+	var damaged []error // a damaged stick cannot bring it back
 	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
 	for _, s := range present {
 		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
