@@ -20,13 +20,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// root gives access to the files of a built image: those of ROOT-A, and those
-// of DATA below /var.
+// root gives access to the files of a built image: the system on ROOT-A, and DATA, which the
+// machine mounts on /var.
 type root struct{ system, data *ext4.Reader }
 
-// root opens the image's file systems. It returns nil for a disk that a machine
-// has used: its files have changed, and only firstboot on the machine can check
-// them.
+// root opens the image's file systems. It returns nil for a disk that a machine has booted: its
+// files have changed, and only firstboot on the machine can check them.
 func (m *image) root() (node.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)
@@ -54,8 +53,7 @@ func (m *image) root() (node.Root, error) {
 	return &seen{root: r, found: map[string]foundOrNot{}, files: map[string]fileOrNot{}}, nil
 }
 
-// seen caches lookups, since thousands of Sites need the same ones. It may be
-// used concurrently.
+// seen caches lookups, since thousands of Sites repeat them. It is safe for concurrent use.
 type seen struct {
 	root
 	mu    sync.Mutex
@@ -95,7 +93,7 @@ func (s *seen) ReadFile(p string) ([]byte, error) {
 	return f.b, f.err
 }
 
-// place returns the file system of a path, and the name in it.
+// place returns the file system that contains a path, and the path's name in it.
 func (r root) place(p string) (*ext4.Reader, string) {
 	if rest, ok := strings.CutPrefix(p, "/var/"); ok {
 		return r.data, rest
@@ -127,8 +125,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 	return fsys.ReadFile(name)
 }
 
-// serves checks that the image supports the Site, or the Sites of an Inventory.
-// It returns problems of the documents, and other errors.
+// serves checks that the image supports the Site, or the Sites of an Inventory. It returns the
+// problems of the documents and, separately, any other error.
 func (m *image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
@@ -160,8 +158,8 @@ func (m *image) problems(s Site) (configs.Problems, error) {
 	return append(s.TokensElsewhere(), s.each(check)...), nil
 }
 
-// each returns the problems that check finds in each Site, with their places in
-// the document if s.Read is set.
+// each returns the problems that check finds in each Site. If s.Read is set, they have their places
+// in the document.
 func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
 		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
@@ -175,8 +173,8 @@ func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.
 	return s.Read.inventory(probs)
 }
 
-// TokensElsewhere reports bootstrap tokens in other files of the slot, which the machine
-// does not wipe after the join.
+// TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not wipe
+// these after the join.
 func (s Site) TokensElsewhere() configs.Problems {
 	return s.each(func(site *configs.Site, _ bool) (probs configs.Problems) {
 		token := site.Credentials.Token
@@ -235,8 +233,8 @@ func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
 }
 
-// apart separates the problems of a Site from those of its Ignition config,
-// which get the name of the file that the person gave.
+// apart separates the problems of a Site from those of its Ignition config, which get the config's
+// file name.
 func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	for _, p := range probs {
 		if p.File == "" {
@@ -256,8 +254,8 @@ func (m *image) stamping(err error) error {
 	return about("stamping image "+m.path+", nothing was written", err)
 }
 
-// about adds the failed action to an error. Problems of documents are
-// unchanged: they begin with their place, to which editors jump.
+// about adds the failed action to an error. It leaves problems of documents unchanged: they begin
+// with their place, to which editors jump.
 func about(what string, err error) error {
 	return joined.Each(err, func(e error) error {
 		if probs, ok := e.(configs.Problems); ok && probs[0].File != "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// lock locks the image until the file is closed; readers share the lock. The
-// error says what to do.
+// lock locks the image until the file is closed; readers share the lock. If another program holds
+// it, the error says to try again.
 func lock(f *os.File, exclusive bool) error {
 	err := file.Lock(f, exclusive)
 	if errors.Is(err, file.ErrLocked) {
@@ -21,8 +21,8 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether the n bytes at off are known to be a hole. Bytes
-// beyond the end, also of a file that has become shorter, are not.
+// isHole reports whether the n bytes at off are known to be a hole. Bytes after the end of the file
+// are not, even if the file was longer before.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no data from there on
@@ -41,8 +41,8 @@ func allocate(f *os.File, off, n int64) error {
 	return nil
 }
 
-// clone makes dst a copy of src, which must have at least size bytes. It shares
-// blocks if the file system can, and otherwise copies all but holes.
+// clone makes dst a copy of src, which must have at least size bytes. It shares blocks if the file
+// system can; otherwise it copies everything except holes.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
 		fi, err := dst.Stat()
@@ -54,7 +54,7 @@ func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if err := copySparse(ctx, dst, src, size); err != nil {
 		return err
 	}
-	// The missing end of a file that was cut off looks like a hole.
+	// The missing end of a truncated file looks like a hole.
 	return checkLength(src, size)
 }
 
@@ -81,7 +81,7 @@ func copySparse(ctx context.Context, dst, src *os.File, size int64) error {
 	return nil
 }
 
-// sharesBlocks reports whether a copy of src in dir shares its blocks.
+// sharesBlocks reports whether a copy of src in dir can share its blocks.
 func sharesBlocks(src *os.File, dir string) bool {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
@@ -92,7 +92,7 @@ func sharesBlocks(src *os.File, dir string) bool {
 	return unix.IoctlFileClone(int(f.Fd()), int(src.Fd())) == nil
 }
 
-// step is how many bytes are copied between two checks of the context.
+// step is the number of bytes copied between two checks of the context.
 const step = 64 << 20
 
 func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
@@ -109,8 +109,8 @@ func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
 				off, n = off+int64(done), n-int64(done)
 				continue
 			}
-			// Other file systems, old kernels, devices: copy by reading and writing,
-			// which also reports a real error.
+			// Other file systems, old kernels and devices: copy by reading and writing, which also
+			// returns any real error.
 			inKernel = false
 		}
 		if err := copyRange(dst, src, off, part); err != nil {

@@ -29,16 +29,15 @@ const (
 	KindProgram = "program" // a program that is in no package
 	KindImage   = "image"   // a container image
 	KindBoot    = "boot"    // a file on the EFI system partition
-	KindOther   = "other"   // rendered by edgebake, or created by packages
+	KindOther   = "other"   // a file rendered by edgebake or created by packages
 )
 
 // Contents describes the files of a file system by their origin.
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// In bytes: Size of the partition, Reserve after its file system, Free in the
-	// file system, and Bytes of its files. The difference is the file system's
-	// own data.
+	// In bytes: Size of the partition, Reserve after its file system, Free in the file system, and
+	// Bytes of its files. The rest is the file system's metadata.
 	Size    int64 `json:"size"`
 	Reserve int64 `json:"reserve"`
 	Free    int64 `json:"free"`
@@ -61,7 +60,7 @@ type Group struct {
 	all []File
 }
 
-// largest is how many files of a group are listed.
+// largest is the maximum length of Group.Largest.
 const largest = 8
 
 // ReadContents lists the contents of an image's file systems, each file once.
@@ -198,8 +197,7 @@ func (b *belongings) readPackages() error {
 // maxLinks limits the links in a path, as in the kernel.
 const maxLinks = 40
 
-// real resolves the links in a path: Debian has moved /bin and the like into
-// /usr.
+// real resolves the links in a path: Debian has moved /bin and similar directories into /usr.
 func (b *belongings) real(p string) string {
 	p = strings.TrimPrefix(path.Clean("/"+p), "/")
 	for range maxLinks {
@@ -232,7 +230,7 @@ func (b *belongings) follow(p string) string {
 func (m *image) readPrograms(b *belongings) error {
 	raw, err := m.espFile(ondisk.ESPSBOM)
 	if err != nil {
-		return nil //nolint:nilerr // an image without an SBOM: its programs are files
+		return nil //nolint:nilerr // without an SBOM, programs count as files
 	}
 	packages, err := decodeSBOM(raw)
 	if err != nil {
@@ -246,7 +244,7 @@ func (m *image) readPrograms(b *belongings) error {
 	return nil
 }
 
-// owner returns the group that a file belongs to.
+// owner returns the group of a file.
 func (b *belongings) owner(p string) Group {
 	if prog, ok := b.programs[p]; ok {
 		return Group{Kind: KindProgram, Name: prog.Name, Version: prog.Version}
@@ -307,8 +305,7 @@ type owned struct {
 	file  File
 }
 
-// group sums up the files by group, the largest group and the largest file
-// first.
+// group sums up the files by group. The largest group comes first, and in it the largest file.
 func (c *Contents) group(files []owned) {
 	groups := map[string]*Group{}
 	for _, f := range files {
@@ -346,8 +343,8 @@ type Listed struct {
 	Size int64
 	// SHA256 covers content, mode, owner, attributes and target.
 	SHA256 string
-	// Text is the content of a small text file that every user of the node may
-	// read. Others may be secret, for example a key on a node that has booted.
+	// Text is the content of a small text file that every user of the node may read. Other files
+	// may be secret, for example a key on a node that has booted.
 	Text string
 }
 
@@ -373,8 +370,7 @@ func ReadFiles(name string) (*Listing, error) {
 	return l, nil
 }
 
-// maxText is the largest size of a text in bytes; no configuration file has
-// more.
+// maxText is the maximum size of Listed.Text in bytes. Configuration files are smaller.
 const maxText = 64 << 10
 
 func (m *image) listTree(label string, out map[string]Listed) error {
@@ -392,7 +388,7 @@ func (m *image) listTree(label string, out map[string]Listed) error {
 	}
 	return r.Walk(func(n tree.Node) error {
 		h := sha256.New()
-		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // a map is printed in the order of its keys
+		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // maps are printed in the order of their keys
 		f := Listed{Size: n.Data.Size}
 		switch {
 		case n.IsRegular() && n.Data.Blob == "": // an empty file
@@ -442,7 +438,7 @@ func (m *image) listBoot(out map[string]Listed) error {
 	})
 }
 
-// textOf returns the text of a small file, or "" if it is no text.
+// textOf returns b as a string, or "" if it is not a text.
 func textOf(b []byte) string {
 	if len(b) > maxText || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0 {
 		return ""

@@ -28,14 +28,12 @@ type Descriptor struct {
 	ImageInfo []byte `json:"imageInfo"`
 }
 
-// SignedBy returns the one of the minisign public keys that has signed the
-// image.
+// SignedBy returns the first of the minisign public keys that verifies the image's signature.
 func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
 
-// ErrNotGolden means that an image has more than what was built, which may be
-// secret.
+// ErrNotGolden means that an image contains more than its build wrote, which may be secret.
 var ErrNotGolden = errors.New("it is not a golden image")
 
 // OpenGoldenFile opens the image in a file, which Close does not close.
@@ -49,7 +47,7 @@ func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
 	return &Golden{m}, nil
 }
 
-// Hold locks the image against stamping until it is closed.
+// Hold locks the image against stamping until Close.
 func (g *Golden) Hold() error {
 	if err := lock(g.m.f, false); err != nil {
 		return fmt.Errorf("reading image %s: %w", g.m.path, err)
@@ -107,9 +105,8 @@ func (g *Golden) Descriptor() (Descriptor, error) {
 	return Descriptor{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
 }
 
-// neverFlashed rejects a copy of a disk: a flashed disk has its own GUIDs, and
-// a larger disk may have old data after the last partition, which no digest
-// covers.
+// neverFlashed rejects a copy of a disk. A flashed disk has its own GUIDs, and a larger disk may
+// have old data after the last partition, which no digest covers.
 func (m *image) neverFlashed() error {
 	if m.ownGUIDs() {
 		return errors.New("it is a flashed disk, with GUIDs of its own")
@@ -141,8 +138,8 @@ func leftovers(slot *io.SectionReader) error {
 	if err != nil {
 		return err
 	}
-	// Other secrets, for example a password in an Ignition config, cannot be
-	// recognized: all free clusters must be zero.
+	// Other secrets, for example a password in an Ignition config, cannot be recognized, so all
+	// free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
 			return errors.New("a file was deleted from its slot, and can still be read there: take the golden image that it was made of")
@@ -151,9 +148,9 @@ func leftovers(slot *io.SectionReader) error {
 	})
 }
 
-// hasToken reports whether b contains a bootstrap token of kubeadm: six and
-// sixteen letters and digits around a dot. Searching for dots is much faster
-// than a regular expression.
+// hasToken reports whether b contains a bootstrap token of kubeadm: six characters, a dot and
+// sixteen characters, all letters or digits. It searches for dots, which is much faster than a
+// regular expression.
 func hasToken(b []byte) bool {
 	const id, secret = 6, 16
 	for from := 0; ; {
@@ -186,8 +183,7 @@ func allOf(b []byte, is func(byte) bool) bool {
 	return true
 }
 
-// Frames returns the offsets in the file at which the frames of a compressed
-// image end; nil for a raw one.
+// Frames returns the end offsets of a compressed image's frames in the file; nil for a raw image.
 func (g *Golden) Frames() []int64 {
 	if g.m.z == nil {
 		return nil
@@ -206,7 +202,7 @@ func (g *Golden) Stored() int64 { return g.m.stored }
 // File returns the image's file as it is stored.
 func (g *Golden) File() io.ReaderAt { return g.m.f }
 
-// PackFile compresses a raw image into a temporary file without a name.
+// PackFile compresses a raw image into an unnamed temporary file.
 func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
 	dir := os.TempDir()
 	f, err := os.CreateTemp(dir, ".edgebake-*")
@@ -221,8 +217,8 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 	return f, nil
 }
 
-// Pack compresses a raw image into out, which is empty, as a build would have
-// done. The index of its chunks is not signed.
+// Pack compresses a raw image into the empty file out, as a build does. It does not sign the index
+// of the chunks.
 func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
@@ -257,12 +253,12 @@ func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, to
 	})
 }
 
-// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, as
-// their frames arrive.
+// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, while their frames
+// arrive.
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
-	seen []bool // taken before: the output may have data in place of a hole
+	seen []bool // hashed before: the output may have data in place of a hole
 	zero [32]byte
 }
 
@@ -281,7 +277,7 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
 }
 
-// ahead reads a file whose end is known before it is written.
+// ahead reads a file that is still being written, but whose end is known.
 type ahead struct {
 	f    io.ReaderAt
 	tail []byte
@@ -298,7 +294,7 @@ func (a ahead) ReadAt(p []byte, off int64) (int, error) {
 // Close closes the decoder.
 func (c *Chunks) Close() { c.z.Close() }
 
-// Len returns the number of chunks, Size the size of the disk in bytes.
+// Len returns the number of chunks. Size returns the size of the disk in bytes.
 func (c *Chunks) Len() int    { return len(c.sums) }
 func (c *Chunks) Size() int64 { return c.z.Size() }
 
@@ -308,9 +304,9 @@ func (c *Chunks) End(i int) int64 {
 	return e.Offset + e.Compressed
 }
 
-// Take hashes chunk i, whose frames have arrived, and writes it to out, if not
-// nil; zeros become a hole there. It may be called concurrently, and again for
-// a chunk whose frames have arrived again.
+// Take hashes chunk i, whose frames have arrived, and writes it to out if out is not nil; zeros
+// become a hole. It may be called concurrently, and again for a chunk whose frames have arrived
+// again.
 func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	off := int64(i) * disk.Align
 	b := buf[:min(disk.Align, c.z.Size()-off)]
@@ -367,5 +363,5 @@ func misplaced(p gpt.Partition) error {
 	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is not where edgebake puts it", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
-// IsCompressed reports whether an image's name is that of a compressed one.
+// IsCompressed reports whether the name of an image is that of a compressed one.
 func IsCompressed(name string) bool { return strings.HasSuffix(name, ".zst") }

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestHasToken holds the search against the expression that says what it looks
-// for.
+// TestHasToken compares hasToken with a regular expression.
 func TestHasToken(t *testing.T) {
 	want := regexp.MustCompile(`\b[a-z0-9]{6}\.[a-z0-9]{16}\b`)
 	const token = "abcdef.0123456789abcdef"

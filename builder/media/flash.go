@@ -30,33 +30,31 @@ type Medium interface {
 
 // FlashOptions configure how an image is written to a disk.
 type FlashOptions struct {
-	// Site to be stamped; nil leaves the image's slot as it is.
+	// Site is stamped onto the disk; nil keeps the image's slot.
 	Site *Site
-	// Slot, if set, replaces the image's slot: the caller has checked it.
+	// Slot, if set, replaces the image's slot. The caller must have checked it.
 	Slot []byte
 	// Stamp configures the stamping; only Now and Undated are used.
 	Stamp StampOptions
-	// Size of the disk and of its sectors in bytes; Sector is 0 for a file.
+	// Size is the size of the disk and Sector that of its sectors, in bytes; Sector is 0 for a
+	// file.
 	Size, Sector int64
-	// Random is the source of the disk's own GUID.
+	// Random determines the disk's own GUIDs.
 	Random [16]byte
 	// Keys are minisign public keys. If there are any, one of them must have
 	// signed the image.
 	Keys []string
-	// SkipVerify does not read everything back.
+	// SkipVerify skips reading back what was written.
 	SkipVerify bool
-	// Progress, if set, is called with the bytes done so far of a step: "write"
-	// or "verify".
+	// Progress, if set, is called with the bytes that a step, "write" or "verify", has done so far.
 	Progress func(step string, done, total int64)
 }
 
 // Flash is an image that is ready to be written to a disk.
 //
-// After a power cut during the write, firmware and kernel find no partition
-// table on the disk, and Inspect reports why. For that, the first sector, which
-// both read first, is overwritten first. It gets its final content last, in one
-// write, when everything else is on the medium and was read back.
-// back.
+// After a power cut during the write, firmware and kernel find no partition table on the disk, and
+// Inspect reports why: the first sector, which both read first, is overwritten first. It gets its
+// final content in one last write, after everything else was read back from the medium.
 type Flash struct {
 	Image ondisk.ImageInfo
 	// Slot is the description that the slot will have.
@@ -67,24 +65,23 @@ type Flash struct {
 	NodeName string
 	// Table is the partition table that the disk gets.
 	Table gpt.Table
-	// Shared means that the disk keeps the image's GUIDs, since the image's boot
-	// entries do not name its partitions in a form that can be changed.
+	// Shared means that the disk keeps the image's GUIDs, since its boot entries do not name its
+	// partitions in a form that can be edited.
 	Shared bool
-	// End is the end of the last partition in bytes. After it only the copy of
-	// the table is written.
+	// End is the end of the last partition in bytes. Only the backup partition table is written
+	// after it.
 	End int64
 
 	m     *image
 	o     FlashOptions
-	slot  []byte // to be written; nil for an installer
-	edits []edit // of the boot entries, for the disk's own GUIDs
-	// built and written are the digests of each chunk, as in the golden digest
-	// and as on the disk. Most are unknown until the chunk is read back: see
-	// hashes.
+	slot  []byte // the bytes to write; nil for an installer
+	edits []edit // changes of the boot entries to the disk's own GUIDs
+	// built and written are the digests of each chunk as in the golden digest and as on the disk.
+	// Most are unknown until the chunk is read back: see hashes.
 	built, written [][32]byte
 	zeros          []byte   // one chunk of zeros
 	zeroSum        [32]byte // its digest
-	data           int64    // estimate of the bytes to be written, without holes
+	data           int64    // estimated number of bytes to write, without holes
 	kind           flashKind
 }
 
@@ -93,7 +90,7 @@ type flashKind int
 
 const (
 	flashImage     flashKind = iota // has a golden digest, a slot, and boot entries with the disk's GUIDs
-	flashInstaller                  // it has none of them: see PrepareInstaller
+	flashInstaller                  // has none of these: see PrepareInstaller
 )
 
 // Flashed describes what was written.
@@ -105,7 +102,7 @@ type Flashed struct {
 	// Written and Zeroed are in bytes.
 	Written int64 `json:"written"`
 	Zeroed  int64 `json:"zeroed"`
-	// Verified means that everything was read back from the medium.
+	// Verified means that everything was read back from the medium and compared.
 	Verified bool `json:"verified"`
 }
 
@@ -119,11 +116,11 @@ var ErrUnfinished = errors.New("writing an image to this disk did not finish: fl
 var ErrUntouched = errors.New("nothing was written")
 
 const (
-	// headRoom is the beginning of the disk that is wiped: a table for sectors of
-	// either size.
+	// headRoom is the number of bytes wiped at the beginning of the disk: a partition table for
+	// either sector size.
 	headRoom = 24 << 10
-	// tailRoom is the end of the disk that is wiped: the copy of an old table,
-	// and data of RAIDs and ZFS.
+	// tailRoom is the number of bytes wiped at the end of the disk: an old backup table, and
+	// metadata of RAID and ZFS.
 	tailRoom = 1 << 20
 )
 
@@ -174,7 +171,7 @@ func (f *Flash) prepare() error {
 	return f.identity()
 }
 
-// layout checks the partitions and finds the end of the image's content.
+// layout checks the partitions and sets End.
 func (f *Flash) layout() error {
 	for _, p := range f.m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align {
@@ -192,7 +189,7 @@ func (f *Flash) layout() error {
 	return nil
 }
 
-// fits checks the size and the sectors of the disk.
+// fits checks the image against the disk's size and sectors.
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
@@ -211,7 +208,7 @@ func (f *Flash) fits() error {
 	return errors.Join(errs...)
 }
 
-// fill makes the slot for the disk, or checks the image's own.
+// fill makes the slot for the disk, or checks the image's slot.
 func (f *Flash) fill() error {
 	p, err := f.m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -231,8 +228,7 @@ func (f *Flash) fill() error {
 			f.State = SlotInventory
 		}
 	} else {
-		// Read it once: no digest covers the slot, and what is checked must be what
-		// is written.
+		// Read it once: no digest covers the slot, so the checked bytes must be the written bytes.
 		if f.slot = f.o.Slot; f.slot == nil {
 			f.slot = make([]byte, p.Size)
 			if _, err := io.ReadFull(f.m.section(p), f.slot); err != nil {
@@ -260,14 +256,14 @@ func (f *Flash) fill() error {
 	if err = slot.Strays(bytes.NewReader(f.slot)); err != nil || f.o.Site != nil {
 		return err
 	}
-	// With keys, write only files that edgebake has put into the slot, and
-	// nothing else that firmware could find there.
+	// With keys, write only files that edgebake has put into the slot, so that firmware finds no
+	// others.
 	f.slot, err = slot.Remake(bytes.NewReader(f.slot))
 	return err
 }
 
-// identity gives the disk its own GUIDs, so that it is never mistaken for
-// another copy of the image in the same machine.
+// identity gives the disk its own GUIDs, so that it is never mistaken for another copy of the image
+// in the same machine.
 func (f *Flash) identity() error {
 	f.Table = gpt.Table{GUID: disk.RandomGUID(f.o.Random), Size: f.o.Size, SectorSize: f.m.table.SectorSize}
 	if rest := f.Table.Size % f.Table.SectorSize; rest != 0 {

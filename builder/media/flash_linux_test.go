@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// loop makes a loop device with sectors of that size, as large as the file.
+// loop makes a loop device of the file with sectors of that size.
 func loop(t testing.TB, path string, sector int64) string {
 	t.Helper()
 	desk.NeedRoot(t, "it makes loop devices")
@@ -32,9 +32,8 @@ func loop(t testing.TB, path string, sector int64) string {
 	return dev
 }
 
-// TestFlashDevice writes to block devices with sectors of both sizes, three
-// times as large as the image and full of something else, and asks those who
-// know: sgdisk, fsck.fat, e2fsck.
+// TestFlashDevice writes to block devices with sectors of both sizes, three times as large as the
+// image and full of other data. It checks the result with sgdisk, fsck.fat and e2fsck.
 func TestFlashDevice(t *testing.T) {
 	for _, sector := range []int64{512, 4096} {
 		t.Run(fmt.Sprint(sector), func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestFlashDevice(t *testing.T) {
 			} {
 				disktest.Oracle(t, oracle[0], append(oracle[1:], parts[label])...)
 			}
-			// Not beneath a mount, which would write over it what it remembers.
+			// Stamping a mounted device is rejected: the mount's cache would overwrite the slot.
 			claim, err := os.OpenFile(dev, os.O_RDONLY|os.O_EXCL, 0) // as a mount of a partition does
 			if err != nil {
 				t.Fatal(err)
@@ -97,7 +96,7 @@ func TestFlashDevice(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "unmount its partitions first") {
 				t.Errorf("stamped beneath a mount: %v", err)
 			}
-			// Stamped again on the disk, it keeps to its sectors.
+			// Stamping the disk again respects its sectors.
 			stamp(t, dev, StampOptions{})
 			disktest.Oracle(t, "fsck.fat", "-n", parts[ondisk.LabelSlot])
 			if err := Verify(t.Context(), dev, nil); err != nil {
@@ -128,8 +127,8 @@ func partitionsOf(t *testing.T, dev string, sector int64) map[string]string {
 	return out
 }
 
-// TestZero: whatever a part of a disk held, it reads as zeros, and its
-// neighbours stay; also where the device cannot make zeros by itself.
+// TestZero checks that a range of a disk reads as zeros and its neighbours are unchanged, even if
+// the device cannot write zeros itself.
 func TestZero(t *testing.T) {
 	m := blank(t, 64<<20)
 	paths := map[string]string{"file": m.path()}

@@ -23,23 +23,22 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// medium is a disk in a file that keeps what it is told to, but for what the
-// test makes it forget.
+// medium is a disk in a file. It stores all writes, except those that a test makes it lose.
 type medium struct {
 	f    *os.File
 	size int64
-	// junk is what discarded blocks return.
+	// junk is the content of discarded blocks.
 	junk byte
 	// ops is called before each write, with its number.
 	ops func(n int, do func(*os.File) error) error
 	n   int
-	// sync is called at each Sync.
+	// sync is called by each Sync.
 	sync func() error
-	// flip is the place of a byte that is never read as it was written.
+	// flip is the offset of a byte that always reads differently than written.
 	flip int64
 }
 
-// blank makes a disk of that size, full of what was there before.
+// blank makes a disk of that size, full of old data.
 func blank(t testing.TB, size int64) *medium {
 	t.Helper()
 	f, err := os.Create(filepath.Join(disktest.Scratch(t), "disk"))
@@ -59,7 +58,7 @@ func blank(t testing.TB, size int64) *medium {
 	return &medium{f: f, size: size, junk: 0xa5, flip: -1}
 }
 
-// copy is another disk with what is on this one.
+// copy returns another disk with the same content.
 func (m *medium) copy(t testing.TB) *medium {
 	t.Helper()
 	to := filepath.Join(disktest.Scratch(t), "disk")
@@ -93,7 +92,7 @@ func (m *medium) WriteAt(p []byte, off int64) (int, error) {
 	})
 }
 
-// Zero leaves a hole: most of a disk is empty, and is copied before each cut.
+// Zero makes a hole: most of a disk is empty, and it is copied before each power cut.
 func (m *medium) Zero(off, n int64) error {
 	return m.do(func(f *os.File) error {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
@@ -145,15 +144,14 @@ func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) 
 	return f, r, err
 }
 
-// TestFlash: the disk is the image, with a site, a table that fits it, and
-// GUIDs of its own, whatever was on it and whatever it returns of what was
-// discarded.
+// TestFlash checks that the disk has the image's content, the Site, a table for its size and its
+// own GUIDs, whatever it contained before and whatever discarded blocks return.
 func TestFlash(t *testing.T) {
 	d := disktest.Scratch(t)
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
 	want := golden(t, raw, 8<<20, false)
 	golden(t, packed, 8<<20, true)
-	full := filepath.Join(d, "full.raw") // without a hole
+	full := filepath.Join(d, "full.raw") // without holes
 	b, err := os.ReadFile(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -207,8 +205,8 @@ func TestFlash(t *testing.T) {
 	}
 }
 
-// TestFlashNamesItsOwnPartitions: the boot entry leads to the disk's own
-// partitions, and what was flashed can be flashed from, and stamped again.
+// TestFlashNamesItsOwnPartitions checks that the boot entry names the disk's own partitions, and
+// that the disk can be stamped again and flashed from.
 func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, image, 4<<20, false)
@@ -230,7 +228,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, x := range []*medium{m, again} {
-		x.f.Close() // nobody else may have it open
+		x.f.Close() // no other program may have it open
 		stamp(t, x.path(), StampOptions{})
 		if err := Verify(t.Context(), x.path(), nil); err != nil {
 			t.Error(err)
@@ -251,7 +249,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 			seen[p.GUID] = true
 		}
 		img.close()
-		// A changed entry is still noticed.
+		// A changed entry is still detected.
 		where := img.table.Partitions[0]
 		raw, err := os.ReadFile(x.path())
 		if err != nil {
@@ -274,8 +272,8 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 }
 
-// Where the boot entry does not name the root by GUID, the image's GUIDs must
-// stay; an image whose table is not what image.json says is not written.
+// TestFlashOfAnotherBootChain checks that a disk keeps the image's GUIDs if the boot entry does not
+// name the root by GUID, and that an image whose table does not match image.json is rejected.
 func TestFlashOfAnotherBootChain(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, image, 4<<20, false)
@@ -306,10 +304,9 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 }
 
-// TestFlashOfAChangingImage: what decides how the disk is written is read before
-// the first write, and no digest covers that. An image that shows another
-// image.json, boot entry or slot then, and its own while it is written, gives no
-// disk.
+// TestFlashOfAChangingImage checks that PrepareFlash's reads are verified. No digest covers what it
+// reads before the first write: an image that returns another image.json, boot entry or slot then,
+// and its own during the write, gives no bootable disk.
 func TestFlashOfAChangingImage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, path, 4<<20, false)
@@ -353,8 +350,8 @@ func TestFlashOfAChangingImage(t *testing.T) {
 	}
 }
 
-// TestFlashReadsTheSlotOnce: the slot that was looked at is the one that is
-// written, since no digest covers it.
+// TestFlashReadsTheSlotOnce checks that the slot that was checked is the one written, since no
+// digest covers it.
 func TestFlashReadsTheSlotOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, path, 4<<20, false)
@@ -370,7 +367,7 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 	defer f.Close()
 	stamped := path + ".stamped"
 	stamp(t, path, StampOptions{Output: stamped})
-	if said, err := command("cp", stamped, path); err != nil { // which asks for no lock
+	if said, err := command("cp", stamped, path); err != nil { // cp takes no lock
 		t.Fatalf("%v: %s", err, said)
 	}
 	if _, err := f.Write(t.Context(), m); err != nil {
@@ -381,9 +378,9 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 	}
 }
 
-// TestFlashPowerCut cuts the power after every write: at each of them the disk
-// is the old one, whole, or it is rejected and does not boot, or it is the new
-// one, whole. What was not synced is lost, or stored, or any part of it.
+// TestFlashPowerCut cuts the power after every write. Each time the disk must be the complete old
+// one, the complete new one, or one that is rejected and does not boot. Writes that were not synced
+// are lost, stored, or stored in part.
 func TestFlashPowerCut(t *testing.T) {
 	d := disktest.Scratch(t)
 	image := filepath.Join(d, "new.raw.zst")
@@ -456,7 +453,8 @@ func TestFlashPowerCut(t *testing.T) {
 	t.Log(seen)
 }
 
-// TestFlashNotices: what the disk does not keep, and what the image is not.
+// TestFlashNotices checks that a disk that does not keep its content, and a wrong image, are
+// detected.
 func TestFlashNotices(t *testing.T) {
 	d := t.TempDir()
 	image := filepath.Join(d, "g.raw")
@@ -478,7 +476,7 @@ func TestFlashNotices(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready.Close()
-	entry := ready.edits[0].off // gets the disk's own GUID
+	entry := ready.edits[0].off // this place gets the disk's own GUID
 	at := func(n int, err error) func(*medium) {
 		return func(m *medium) {
 			m.ops = func(i int, op func(*os.File) error) error {
@@ -605,8 +603,7 @@ func TestFlashNotices(t *testing.T) {
 	})
 }
 
-// TestFlashRefuses: everything that is wrong is said at once, before anything
-// is written.
+// TestFlashRefuses checks that all problems are reported at once, before anything is written.
 func TestFlashRefuses(t *testing.T) {
 	d := t.TempDir()
 	image, packed, wide := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst"), filepath.Join(d, "4k.raw")
@@ -665,7 +662,7 @@ func TestFlashRefuses(t *testing.T) {
 	}
 }
 
-// noSlotImage is a disk of ours without EDGEBAKE.
+// noSlotImage makes an edgebake disk without the partition EDGEBAKE.
 func noSlotImage(t *testing.T, path string) {
 	t.Helper()
 	spec := disk.Spec{ID: "bb22", Arch: "amd64", SourceDate: built, Partitions: []disk.Partition{
@@ -685,8 +682,8 @@ func command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestTrim: what is cut off is zero, and what is left begins and ends with
-// something else.
+// TestTrim checks that the removed bytes are zero, and that the rest begins and ends with other
+// bytes.
 func TestTrim(t *testing.T) {
 	for _, x := range []struct {
 		set    []int64 // bytes that are not zero
@@ -711,7 +708,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// An image that cannot be read is not blamed on the disk, nor the other way round.
+// TestWhoFailed checks that an unreadable image is not reported as an error of the disk, nor the
+// reverse.
 func TestWhoFailed(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

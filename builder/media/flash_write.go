@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Write writes the image. The disk's old content is lost with the first write;
-// ErrUntouched means that there was none.
+// Write writes the image. The first write destroys the disk's old content; ErrUntouched means that
+// nothing was written.
 func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
@@ -36,14 +36,14 @@ func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	return r, nil
 }
 
-// wipe replaces the old table with the message unfinished.
+// wipe replaces the old partition table with the text unfinished.
 func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	head := make([]byte, headRoom)
 	copy(head, unfinished)
 	if _, err := d.WriteAt(head, 0); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
-	// Sync first: a power cut leaves the old disk intact, or the message on it.
+	// Sync first, so that a power cut leaves either the old disk or the text on it.
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
@@ -55,9 +55,9 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 
 // piece is one chunk to be written.
 type piece struct {
-	b    []byte // its part that is not zero; nil: none
+	b    []byte // the part that is not zero; nil if all is zero
 	at   int64  // offset of b in the chunk
-	room []byte // buffer to be reused
+	room []byte // buffer to reuse
 	err  error
 }
 
@@ -92,8 +92,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				// Take the buffer before the number: the worker with the lowest number
-				// must never wait for a buffer.
+				// Take the buffer before the number: the worker with the lowest number must not
+				// wait for a buffer.
 				var room []byte
 				select {
 				case room = <-rooms:
@@ -113,11 +113,11 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	return f.write(ctx, d, r, ready, rooms)
 }
 
-// grain is the smallest part of a chunk, in bytes, that is zeroed instead of
-// written. Smaller ones would cost more in requests than they save in bytes.
+// grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller
+// parts the requests cost more than the saved bytes.
 const grain = 1 << 20
 
-// trim cuts zeros off both ends of a chunk; at is the offset of the rest.
+// trim removes zeros from both ends of a chunk; at is the offset of the rest.
 func trim(b []byte) (at int64, rest []byte) {
 	for len(b) > 0 && seekable.IsZero(b[:grain]) {
 		at, b = at+grain, b[grain:]
@@ -128,7 +128,7 @@ func trim(b []byte) (at int64, rest []byte) {
 	return at, b
 }
 
-// maxZero is how many bytes are zeroed at once; an interrupt waits for that.
+// maxZero is the number of bytes that one request zeroes; an interrupt waits for its end.
 const maxZero = 256 << 20
 
 // write writes the chunks in order.
@@ -178,7 +178,7 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 		}
 	}
 	f.progress("write", f.data, f.data)
-	// DATA will grow into the rest. A small rest is read by Verify.
+	// DATA will grow into the rest of the disk. Verify reads a small rest.
 	rest := f.Table.Size - tailRoom - f.End
 	if rest > disk.Align {
 		d.Discard(f.End, rest)
@@ -199,10 +199,9 @@ func (f *Flash) progress(step string, done, total int64) {
 	}
 }
 
-// hashes reports whether all chunks are hashed before they are written. It is
-// not needed if an image is read back: its golden digest is then computed from
-// what the disk returns. Only the slot, which that digest does not cover, is
-// always hashed before.
+// hashes reports whether every chunk is hashed before it is written. An image that is read back
+// needs this only for the slot: its golden digest, which does not cover the slot, is computed from
+// the bytes that the disk returns.
 func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
 // chunk returns the content of the disk's i-th chunk, nil for zeros, and
@@ -243,7 +242,7 @@ func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 	return b, nil
 }
 
-// unknown is the digest of a chunk that was not hashed: no bytes have it.
+// unknown is the digest of a chunk that was not hashed. It is no chunk's digest.
 var unknown [32]byte
 
 // at returns the partition that contains the byte at off, or nil.
@@ -276,9 +275,8 @@ func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries changed while it was read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back and checks that
-// PrepareFlash read the same. They decided what was written where, and no
-// digest covered them then. The golden digest covers what is read back.
+// asPrepared reads image.json and the boot entries back and compares them with those that
+// PrepareFlash read and used without a digest. The golden digest covers the bytes read back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -307,9 +305,8 @@ func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }
 
-// blame reads the image again, to distinguish a damaged image from a disk that
-// returns other bytes than were written. It returns an error in the latter
-// case.
+// blame reads the image again after a failed comparison. It returns an error if the disk returns
+// other bytes than were written, and nil if the image is damaged.
 func (f *Flash) blame(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
@@ -330,8 +327,7 @@ func (f *Flash) blame(ctx context.Context) error {
 	return nil
 }
 
-// otherBytes returns the error for a disk that returns other bytes than were
-// written.
+// otherBytes returns the error for a disk that does not return the written bytes.
 func otherBytes(off int64) error {
 	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it says (a counterfeit): use another disk", off)
 }
@@ -370,8 +366,8 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned compares the i-th chunk as the disk returns it with its digests, or
-// records them if they are unknown. back reverts the edits.
+// returned compares the digest of the i-th chunk, as the disk returns it, or records an unknown
+// one. back reverts the edits.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
 		return bytes.Equal(b, f.zeros) // much faster than hashing it
@@ -391,9 +387,8 @@ func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	return true
 }
 
-// finish writes the partition table after everything else was read back. The
-// first sector is last: it makes the disk bootable. If the disk does not return
-// it, it is removed again.
+// finish writes the partition table after everything else was read back. The first sector comes
+// last, since it makes the disk bootable. If it cannot be read back, finish wipes it again.
 func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	head, tail, err := gpt.Encode(f.Table)
 	if err != nil {
@@ -470,8 +465,7 @@ func (e *sourceError) Error() string {
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
 }
 
-// explainDevice adds a fix to an error of the disk, or of the file in place of
-// one.
+// explainDevice adds a fix to an error of the disk, or of the file that is used as one.
 func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err

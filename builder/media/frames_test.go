@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestFramesOfAnySize: the frames of an image need not be the chunks of its golden digest.
-// Whatever reads or stamps a compressed image accepts frames of any size.
+// TestFramesOfAnySize checks that reading and stamping accept frames of any size, which need not
+// match the chunks of the golden digest.
 func TestFramesOfAnySize(t *testing.T) {
 	d := t.TempDir()
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
@@ -24,7 +24,7 @@ func TestFramesOfAnySize(t *testing.T) {
 	stamped := disktest.Sum(t, filepath.Join(d, "stamped.raw"))
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, size := range map[string]func(int64) int64{
-		"whole chunks":  func(int64) int64 { return seekable.FrameSize }, // as images had them once
+		"whole chunks":  func(int64) int64 { return seekable.FrameSize }, // as in older images
 		"of every size": func(int64) int64 { return 1 + random.Int64N(600<<10) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestFramesOfAnySize(t *testing.T) {
 	}
 }
 
-// pulled hashes the chunks of an image as carry does, as its frames arrive, and writes the
+// pulled hashes an image's chunks while its frames arrive, as package carry does, and writes the
 // disk.
 func pulled(t *testing.T, image []byte, want, path string) {
 	t.Helper()
@@ -109,7 +109,7 @@ func pulled(t *testing.T, image []byte, want, path string) {
 	buf := make([]byte, disk.Align)
 	for i := range c.Len() {
 		copy(arrived[:c.End(i)], image)
-		for range 2 { // the second time as after a transfer that broke
+		for range 2 { // the second time as after a broken transfer
 			if err := c.Take(i, buf, out); err != nil {
 				t.Fatal(err)
 			}

@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestStampOnAFullDisk runs itself again where a small file system can be
-// mounted. The image is sparse there: its slot has holes, which a full disk
-// cannot fill.
+// TestStampOnAFullDisk runs itself again in a namespace where it can mount a small file system. The
+// sparse image's slot has holes there, which a full disk cannot fill.
 func TestStampOnAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampOnAFullDisk)
 }
@@ -53,8 +52,8 @@ func stampOnAFullDisk(t *testing.T, dir string) {
 	}
 }
 
-// TestStampManyOnASmallDisk: what does not fit is said before anything is made,
-// and what makes room by being replaced counts.
+// TestStampManyOnASmallDisk checks that a lack of space is reported before anything is written, and
+// that files to be replaced count as free space.
 func TestStampManyOnASmallDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampManyOnASmallDisk)
 }
@@ -77,7 +76,7 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 		}
 	}
 	o := ManyOptions{StampOptions: StampOptions{Now: now, Force: true}, Slots: true}
-	for range 2 { // the second time there is room for few more
+	for range 2 { // the second time there is space for few more
 		if _, err := StampMany(t.Context(), image, named(50), out, o); err != nil {
 			t.Fatal(err)
 		}

@@ -13,22 +13,21 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// All copies of an image have the GUIDs of its build. A flashed disk has its
-// own: a random one, and for each partition one that is derived from it. Only
-// the boot entries on the ESP (for boards without UEFI, the kernel's command
-// line there) name partitions (docs/decisions/0014). They are edited in place:
-// all GUIDs have the same length. The golden digest covers the entries as
-// built. image.json has the built GUIDs, so the edits can be reverted.
+// All copies of an image have the GUIDs of its build. A flashed disk has its own: a random one, and
+// one derived from it for each partition. Only the boot entries on the ESP (for boards without
+// UEFI, the kernel's command line there) name partitions (docs/decisions/0014). Since all GUIDs
+// have the same length, the entries are edited in place. The golden digest covers the entries as
+// built; image.json has the built GUIDs, with which the edits can be reverted.
 
 // edit replaces bytes of the disk with the same number of other bytes.
 type edit struct {
 	off int64
 	b   []byte
-	was []byte // the old bytes; nil: any
+	was []byte // the old bytes; nil for any
 }
 
-// overlap returns the part of b, the bytes of the disk at off, that the edit
-// replaces, and its range in the edit.
+// overlap returns the part of b, the disk's bytes at off, that the edit replaces, and the
+// corresponding range of the edit.
 func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	begin, end := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
 	if begin >= end {
@@ -37,8 +36,7 @@ func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	return b[begin-off : end-off], begin - e.off, end - e.off
 }
 
-// apply applies the edits to b, the bytes of the disk at off, and reports
-// whether any applied.
+// apply applies the edits to b, the disk's bytes at off, and reports whether any matched.
 func apply(edits []edit, b []byte, off int64) bool {
 	did := false
 	for _, e := range edits {
@@ -59,8 +57,7 @@ func undone(edits []edit) []edit {
 	return out
 }
 
-// replaces reports whether b, the bytes of the disk at off, has the bytes that
-// the edits replace.
+// replaces reports whether b, the disk's bytes at off, contains the old bytes of the edits.
 func replaces(edits []edit, b []byte, off int64) bool {
 	for _, e := range edits {
 		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
@@ -70,7 +67,7 @@ func replaces(edits []edit, b []byte, off int64) bool {
 	return true
 }
 
-// builtGUID returns the GUID with which a partition was built.
+// builtGUID returns the GUID that the build gave a partition.
 func (m *image) builtGUID(label string) string {
 	for _, p := range m.info.Partitions {
 		if p.Label == label {
@@ -149,9 +146,9 @@ func (m *image) rename(guids map[string]string) (edits []edit, named bool, err e
 	return edits, named, nil
 }
 
-// bootEntries returns the files that name partitions: the entries of
-// systemd-boot, and the command line of each system for boards with their own
-// firmware. None means another boot chain.
+// bootEntries returns the files that name partitions: the entries of systemd-boot, and the kernel
+// command line of each system for boards with their own firmware. An image with another boot chain
+// has none.
 func bootEntries(esp *fat.Reader) ([]string, error) {
 	var names []string
 	entries, err := esp.ReadDir(entriesDir)

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// TestStampHidesFromReaders: whoever opened an image while others might read it
-// gets no token.
+// TestStampHidesFromReaders checks that an image that another program has open for reading is not
+// stamped in place.
 func TestStampHidesFromReaders(t *testing.T) {
 	for _, name := range []string{"g.raw", "g.raw.zst"} {
 		path := filepath.Join(t.TempDir(), name)

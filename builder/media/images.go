@@ -45,8 +45,8 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A machine that has booted wrote its report; its containerd has changed the
-	// store since.
+	// A machine that has booted has written its report, and its containerd may have changed the
+	// store.
 	var seen Info
 	if err := m.slot(&seen); err != nil {
 		return nil, err

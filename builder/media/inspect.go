@@ -19,13 +19,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Info describes an image. It contains no secrets: of the slot's files only
-// names and sizes.
+// Info describes an image. It contains no secrets: of the slot's files it has only names and sizes.
 type Info struct {
 	Path   string `json:"path"`
 	Format string `json:"format"` // raw | raw.zst
-	// Size is that of the disk, Stored the space that the file occupies, in
-	// bytes.
+	// Size is the size of the disk, Stored the space that the file occupies, in bytes.
 	Size   int64 `json:"size"`
 	Stored int64 `json:"stored"`
 	// SectorSize of the target devices, in bytes.
@@ -37,7 +35,7 @@ type Info struct {
 	Slot       SlotState   `json:"slot"`
 	// Boot lists the files of the EFI system partition.
 	Boot []File `json:"boot"`
-	// Packages are those of the image's SBOM, sorted by name.
+	// Packages are the packages in the image's SBOM, sorted by name.
 	Packages []Package `json:"packages,omitempty"`
 }
 
@@ -49,8 +47,8 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Used and Free are bytes of its file system. Reserve is the space after it,
-	// for a larger file system from an update and its hash tree.
+	// Used and Free are bytes of its file system. Reserve is the space after it, for the larger
+	// file system of an update and its hash tree.
 	Used    int64 `json:"used,omitempty"`
 	Free    int64 `json:"free,omitempty"`
 	Reserve int64 `json:"reserve,omitempty"`
@@ -83,10 +81,10 @@ type SlotState struct {
 	Signed  bool      `json:"signed,omitempty"`
 	Stamped time.Time `json:"stamped,omitzero"`
 	Files   []File    `json:"files,omitempty"`
-	// Site is the public part of the Site; nil if there is none, or this program
-	// cannot decode it.
+	// Site is the public part of the Site; nil if there is none or this program cannot decode it.
 	Site *SiteSummary `json:"site,omitempty"`
-	// Sites is the number of Sites in the Inventory; 0 as for Site.
+	// Sites is the number of Sites in the Inventory; 0 if there is none or this program cannot
+	// decode it.
 	Sites int `json:"sites,omitempty"`
 	// Report is the last report that the machine wrote.
 	Report string `json:"report,omitempty"`
@@ -95,14 +93,14 @@ type SlotState struct {
 // SiteSummary is the part of a stamped Site that identifies the machine. It
 // contains no secret.
 type SiteSummary struct {
-	// NodeName may be a template, which the machine expands.
+	// NodeName may be a template that the machine expands.
 	NodeName string   `json:"nodeName"`
 	NodeType string   `json:"nodeType"`
 	NodePool string   `json:"nodePool,omitempty"`
 	Masters  []string `json:"masters"`
-	// Match identifies the machine of the Site.
+	// Match selects the machine of the Site.
 	Match configs.Match `json:"match,omitzero"`
-	// Token reports whether the Site (still) has a join token.
+	// Token reports whether the Site still has a join token.
 	Token bool `json:"token"`
 }
 
@@ -130,9 +128,8 @@ func Inspect(path string) (*Info, error) {
 	return i, nil
 }
 
-// partitions reads the table and the sizes of each file system. A file system
-// that cannot be read is no error, but is reported: people inspect images to
-// find out.
+// partitions reads the table and the sizes of each file system. A file system that cannot be read
+// is described in the result, not returned as an error: people inspect images to find damage.
 func (m *image) partitions(i *Info) {
 	for _, p := range m.table.Partitions {
 		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
@@ -202,8 +199,8 @@ func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	return s, c
 }
 
-// summary returns the public part of a Site, or nil if it cannot be decoded:
-// another version of edgebake may have written it.
+// summary returns the public part of a Site, or nil if it cannot be decoded, for example because
+// another version of edgebake wrote it.
 func summary(doc []byte) *SiteSummary {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
 	if err != nil {
@@ -247,9 +244,8 @@ type sbomPackage struct {
 	Purpose string `json:"primaryPackagePurpose"`
 }
 
-// decodeSBOM returns the packages, programs and modules of an SPDX document,
-// without the image itself and container images. The version of a program is
-// empty if Go does not know it.
+// decodeSBOM returns the packages, programs and modules of an SPDX document, without the image
+// itself and its container images. The version of a program is empty if Go does not record it.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`
@@ -270,8 +266,7 @@ func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	return out, nil
 }
 
-// readSBOM returns the packages of an SPDX document that have a name, sorted by
-// it.
+// readSBOM returns the named packages of an SPDX document, sorted by name.
 func readSBOM(doc []byte) ([]Package, error) {
 	packages, err := decodeSBOM(doc)
 	if err != nil {

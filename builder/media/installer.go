@@ -20,13 +20,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// An installer contains an image as a file, and boots with the image's own
-// loader, kernel and initrd. Payload is that image; PrepareInstaller prepares
-// writing a finished installer to a stick; Look describes the content of a disk
-// that may be installed to.
+// An installer contains an image as a file, and boots with the image's own loader, kernel and
+// initrd. Payload is that image. PrepareInstaller prepares to write a finished installer to a
+// stick. Look describes the content of a disk.
 
-// Payload is an image with a Site in its slot, as an installer contains it: a
-// compressed file, which exists only as the image's own file with patches.
+// Payload is an image with a Site in its slot, in the form that an installer contains: a compressed
+// file, represented by the image's own file and patches.
 type Payload struct {
 	Image ondisk.ImageInfo
 	Slot  ondisk.SlotInfo
@@ -45,7 +44,7 @@ type Payload struct {
 	system  func() (*ext4.Reader, error)
 }
 
-// OpenPayload opens an image and checks the Site against it, as flashing does.
+// OpenPayload opens an image and checks the Site against it, as flash does.
 func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Payload, error) {
 	f, err := PrepareFlash(file, FlashOptions{Site: site, Stamp: o, Keys: keys, Size: 1 << 62})
 	if err != nil {
@@ -63,7 +62,7 @@ func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Paylo
 // Close closes the image.
 func (p *Payload) Close() { p.f.Close() }
 
-// take makes the patches that put the slot into the compressed file.
+// take computes the patches that put the slot into the compressed file.
 func (p *Payload) take() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
@@ -82,7 +81,7 @@ func (p *Payload) take() error {
 	if _, err := io.ReadFull(m.section(part), own); err != nil {
 		return fmt.Errorf("reading the slot: %w", err)
 	}
-	// With a Site or with keys, the slot that is written is not the image's own.
+	// With a Site or with keys, the written slot differs from the image's own.
 	if !bytes.Equal(own, p.f.slot) {
 		if p.patches, err = m.slotEdits(part, p.f.slot); err != nil {
 			return err
@@ -91,8 +90,7 @@ func (p *Payload) take() error {
 	return nil
 }
 
-// compress replaces a raw image with a compressed copy, in a file without a
-// name.
+// compress replaces a raw image with a compressed copy in an unnamed file.
 func (p *Payload) compress(ctx context.Context, progress func(done, total int64)) error {
 	path := p.f.m.path
 	tmp, err := (&Golden{p.f.m}).PackFile(ctx, progress)
@@ -124,8 +122,8 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// Verify reads the whole image and compares its golden digest, to find damage
-// before the installer is used. It compresses a raw image first.
+// Verify reads the whole image and compares its golden digest, to find damage before the installer
+// is used. It first compresses a raw image.
 func (p *Payload) Verify(ctx context.Context, progress func(step string, done, total int64)) error {
 	of := func(step string) func(done, total int64) {
 		return func(done, total int64) {
@@ -152,7 +150,7 @@ func (p *Payload) Verify(ctx context.Context, progress func(step string, done, t
 	return nil
 }
 
-// Compressed reports whether the image is compressed; Verify compresses any other.
+// Compressed reports whether the image is compressed. Verify compresses a raw one.
 func (p *Payload) Compressed() bool { return p.f.m.z != nil }
 
 // Size returns the size of the compressed file in bytes.
@@ -208,10 +206,9 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller prepares to write an installer to a stick. An installer is a
-// raw disk image, but not an edgebake image. As with an image, Flash.Write
-// verifies what it writes, and a stick that was not written completely is marked
-// as unfinished.
+// PrepareInstaller prepares to write an installer to a stick. An installer is a raw disk image, but
+// not an edgebake image. As with an image, Flash.Write verifies the written bytes, and an
+// incomplete stick is marked as unfinished.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	r, err := os.Open(file)
 	if err != nil {
@@ -236,21 +233,19 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 type Found struct {
 	// Unfinished means that writing an image to it was interrupted.
 	Unfinished bool
-	// Ours means that it has the partitions of an edgebake image, in whatever
-	// state.
+	// Ours means that it has the partitions of an edgebake image, in any state.
 	Ours bool
-	// Name and Golden are those of the image, as far as they can be read.
+	// Name and Golden describe the image, as far as they can be read.
 	Name, Golden string
 	// GUID of the disk.
 	GUID string
-	// ESP is its EFI system partition, ESPNumber the number of that; 0: none.
+	// ESP is its EFI system partition, ESPNumber the partition's number, or 0 if there is none.
 	ESP       gpt.Partition
 	ESPNumber int
 	Sector    int64
 }
 
-// Look describes the content of a disk. Only a disk that cannot be read is an
-// error.
+// Look describes the content of a disk. It returns an error only if the disk cannot be read.
 func Look(file string) (Found, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -293,7 +288,7 @@ func isDeviceError(err error) bool {
 	return errors.As(err, &e) && !errors.Is(err, io.EOF)
 }
 
-// DiskGUID returns the GUID of a disk that was flashed with those random bytes.
+// DiskGUID returns the GUID of a disk that was flashed with these random bytes.
 func DiskGUID(random [16]byte) string { return disk.RandomGUID(random) }
 
 // ImageSlot is the content of an image's slot.
@@ -306,9 +301,9 @@ type ImageSlot struct {
 // Source is the image that an installer reads: a file, or a remote one with
 // random access.
 type Source struct {
-	// Name of the file, or of Remote.
+	// Name is the name of the file, or of Remote in messages.
 	Name   string
-	Remote io.ReaderAt // nil: the file
+	Remote io.ReaderAt // nil for a file
 	Size   int64       // of Remote, in bytes
 }
 
@@ -334,7 +329,7 @@ func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	return prepareFlash(m, o)
 }
 
-// ReadImageSlot reads an image's slot; one without a Site has no files.
+// ReadImageSlot reads an image's slot. The result has no files if there is no Site.
 func ReadImageSlot(from Source) (*ImageSlot, error) {
 	m, err := from.open()
 	if err != nil {

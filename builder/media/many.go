@@ -18,12 +18,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding is the end of a slot's file name. A slot is the 16 MiB of one
-// Site, for the partition EDGEBAKE of a device or for a USB stick.
+// SlotEnding is the extension of a slot's file. A slot is the 16 MiB with one Site, for the
+// partition EDGEBAKE of a device or for a USB stick.
 const SlotEnding = ".slot"
 
-// Golden is an open image that any number of Sites are stamped onto, also
-// concurrently.
+// Golden is an open image onto which any number of Sites can be stamped, also concurrently.
 type Golden struct{ m *image }
 
 // OpenGolden opens an image, or a device that holds one, for reading.
@@ -41,8 +40,8 @@ func (g *Golden) Close() { g.m.close() }
 // Info returns the content of image.json.
 func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
 
-// Slot returns the slot's bytes (ondisk.SlotSize) with a Site or an Inventory,
-// as stamping writes them. A Site that the image does not support is rejected.
+// Slot returns the bytes of a slot (ondisk.SlotSize) with a Site or an Inventory, as stamping
+// writes them. It rejects a Site that the image does not support.
 func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
 	c, err := g.m.slotOf(s, o)
 	if err != nil {
@@ -62,19 +61,18 @@ type ManyOptions struct {
 	StampOptions
 	// Read is the Inventory that contains the Sites.
 	Read Read
-	// Slots writes only the slot of each copy.
+	// Slots writes only slots, not copies of the image.
 	Slots bool
 }
 
-// maxShown limits the list of rejected Sites, maxExist that of existing files.
+// maxShown limits the reported rejected Sites, maxExist the reported existing files.
 const (
 	maxShown = 20
 	maxExist = 3
 )
 
-// StampMany stamps each Site onto a copy of the image, DIR/NAME.raw[.zst], or
-// writes its slot, DIR/NAME.slot. It checks all Sites before it writes
-// anything.
+// StampMany stamps each Site onto a copy of the image, DIR/NAME.raw[.zst], or writes only its slot,
+// DIR/NAME.slot. It checks all Sites before it writes anything.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -143,8 +141,8 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	return outputs, nil
 }
 
-// roomForAll returns an error if the output of StampMany does not fit on the
-// disk. It assumes that all slots are as large as the first.
+// roomForAll returns an error if the output of StampMany does not fit on the disk. It assumes that
+// all slots have the first one's size.
 func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
@@ -233,7 +231,7 @@ func ReadSlotFile(path string) (*slot.Contents, error) {
 	return c, nil
 }
 
-// Each returns the Sites of an Inventory, each for its own slot.
+// Each returns the Sites of an Inventory, each with its own slot.
 func (s *Site) Each() []Named {
 	var out []Named
 	spread := configs.DefaultSpread(len(s.Inventory.Sites))

@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// named are n sites, each with a token of its own.
+// named returns n Sites, each with its own token.
 func named(n int) []Named {
 	var out []Named
 	for i := range n {
@@ -31,7 +31,7 @@ func named(n int) []Named {
 	return out
 }
 
-// TestStampMany: a slot, and an image, is what stamping that one site makes.
+// TestStampMany checks that each output equals that of stamping its Site alone.
 func TestStampMany(t *testing.T) {
 	for _, zstd := range []bool{false, true} {
 		d := t.TempDir()
@@ -96,8 +96,8 @@ func read(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestStampManyRefusesFirst: what is wrong with any site is said of all of them
-// before a file is made.
+// TestStampManyRefusesFirst checks that the problems of all Sites are reported before any file is
+// written.
 func TestStampManyRefusesFirst(t *testing.T) {
 	d := t.TempDir()
 	g, out := filepath.Join(d, "g.raw"), filepath.Join(d, "out")
@@ -139,8 +139,8 @@ func TestStampManyRefusesFirst(t *testing.T) {
 	}
 }
 
-// TestInventoryIntoAnImage is rejected where first boot could not read it, and
-// holds every site against the image.
+// TestInventoryIntoAnImage checks that an Inventory is rejected if first boot could not read it,
+// and that each of its Sites is checked against the image.
 func TestInventoryIntoAnImage(t *testing.T) {
 	inv, err := configs.ParseInventory("i", []byte(`apiVersion: edgebake.io/v1alpha1
 kind: Inventory
@@ -170,7 +170,8 @@ sites:
 	}
 }
 
-// TestSlotsOfManySites: a hundred take 6 s of a processor at most, as 500 take 30.
+// TestSlotsOfManySites checks that 100 slots take at most 6 s of processor time, so that 500 take
+// 30 s.
 func TestSlotsOfManySites(t *testing.T) {
 	d := t.TempDir()
 	g := filepath.Join(d, "g.raw")
@@ -187,7 +188,7 @@ func TestSlotsOfManySites(t *testing.T) {
 	}
 }
 
-// BenchmarkSlots is one site of many, as a slot's file.
+// BenchmarkSlots measures the time of one of many Sites, as a slot's file.
 func BenchmarkSlots(b *testing.B) {
 	d := b.TempDir()
 	g := filepath.Join(d, "g.raw")
@@ -201,8 +202,8 @@ func BenchmarkSlots(b *testing.B) {
 	b.ReportMetric(float64(time.Since(start).Milliseconds())/float64(100*b.N), "ms/site")
 }
 
-// TestOutputIsTheImage: an output leaves the image as it is, also one that is
-// another name of it, or its own.
+// TestOutputIsTheImage checks that the image is unchanged if an output is the image itself or
+// another name of it.
 func TestOutputIsTheImage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw", 1<<20, false)

@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// ErrNotOurs means that a file is not an edgebake image, or not a complete one.
+// ErrNotOurs means that a file is not a complete edgebake image.
 var ErrNotOurs = errors.New("not an edgebake image")
 
 // Formats of an image.
@@ -55,7 +55,7 @@ type image struct {
 	device   bool
 	// system opens, once, the files that Sites are checked against.
 	system func() (node.Root, error)
-	// edits are applied to what is read.
+	// edits are applied to the bytes that are read.
 	edits []edit
 	// borrowed means that the caller closes the file.
 	borrowed bool
@@ -66,17 +66,16 @@ func open(path string, flag int) (*image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
-// openLocked is open with a lock, taken before the image is read: the checksums
-// of the slot's frames in a compressed image are read then, and stamping
-// changes them.
+// openLocked is open with a lock. It locks before it reads, since stamping changes the checksums of
+// a compressed image's slot frames, which open reads.
 func openLocked(path string, flag int, exclusive bool) (*image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
 
 func openWith(path string, flag int, ready func(*os.File) error) (*image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
-		// For a device, O_EXCL fails if something else uses it: a mounted
-		// partition's cache would be written over the slot.
+		// For a device, O_EXCL fails if it is in use: the cache of a mounted partition would
+		// overwrite the slot.
 		flag |= os.O_EXCL
 	}
 	f, err := os.OpenFile(path, flag, 0)
@@ -107,8 +106,8 @@ func openWith(path string, flag int, ready func(*os.File) error) (*image, error)
 	return m, err
 }
 
-// openFile reads the description of the image in an open file. After an error
-// the file stays open.
+// openFile reads the description of the image in an open file. It does not close the file, even
+// after an error.
 func openFile(f *os.File, path string) (*image, error) {
 	m := &image{f: f, src: f, path: path}
 	m.system = sync.OnceValues(m.root)
@@ -130,7 +129,7 @@ func (m *image) close() {
 	}
 }
 
-// foreign are the first bytes of files that people mistake for images.
+// foreign lists the first bytes of files that people mistake for images.
 var foreign = []struct{ magic, is string }{
 	{"QFI\xfb", "a qcow2 image: convert it with qemu-img convert -O raw"},
 	{"\x1f\x8b", "compressed with gzip: decompress it first"},
@@ -215,9 +214,8 @@ func (m *image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative returns the name for a file that edgebake makes but that is not a
-// disk, such as a slot, or "". People have them beside their images and mistake
-// one for the other.
+// relative returns a description of a file that edgebake makes but that is not a disk, such as a
+// slot, or "". People keep such files next to images and confuse them.
 func (m *image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
@@ -235,14 +233,12 @@ func (m *image) relative() string {
 	return "an ISO image"
 }
 
-// ASlot describes a slot and its use, for errors about a slot in the place of
-// something else.
+// ASlot describes a slot and its use, for errors about a slot where another file is expected.
 const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
 
 const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
 
-// installer returns the name for a disk of an installer, which has no slot, or
-// "".
+// installer returns a description of an installer's disk, which has no slot, or "".
 func (m *image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
 		return "an installer (edgebake flash --installer), which carries one: " + insteadOfInstaller
@@ -261,8 +257,8 @@ type partError struct{ error }
 func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
-// ours returns the partition table at the beginning of an edgebake image, whose
-// rest may be missing; nil for anything else.
+// ours returns the partition table at the beginning of an edgebake image, whose rest may be
+// missing, and nil for other files.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
@@ -271,7 +267,7 @@ func ours(head io.ReaderAt) *gpt.Table {
 	return t
 }
 
-// padded reads as zeros beyond the end.
+// padded returns zeros after the end.
 type padded struct{ io.ReaderAt }
 
 func (r padded) ReadAt(p []byte, off int64) (int, error) {
@@ -296,7 +292,7 @@ func (m *image) measure() error {
 		return fmt.Errorf("%w: it is a directory", ErrNotOurs)
 	}
 	m.device = st.Mode()&fs.ModeDevice != 0
-	// A block device has no size but an end.
+	// A block device has no size, but seeking finds its end.
 	m.stored, err = m.f.Seek(0, io.SeekEnd)
 	return err
 }
@@ -335,8 +331,8 @@ func (m *image) readInfo() error {
 		}
 		return err
 	}
-	// A second one could be the slot for one program and data for another: no
-	// digest covers partitions of that name.
+	// A second one could be the slot for one program and data for another, since no digest covers
+	// partitions of that name.
 	for _, p := range m.table.Partitions {
 		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
 			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)
@@ -361,8 +357,8 @@ func (m *image) readInfo() error {
 	return nil
 }
 
-// espFile reads a file of the EFI system partition. The size is limited, since
-// no signature has been checked yet.
+// espFile reads a file of the EFI system partition. It limits the size, since no signature has been
+// checked yet.
 func (m *image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {
@@ -388,8 +384,8 @@ func (m *image) espFile(name string) ([]byte, error) {
 }
 
 const (
-	maxInfo = 8 << 20  // of image.json
-	maxList = 64 << 20 // of an SBOM, and of a list of files that dpkg keeps
+	maxInfo = 8 << 20  // limit of image.json
+	maxList = 64 << 20 // limit of an SBOM, and of dpkg's file lists
 )
 
 func (m *image) esp() (*fat.Reader, error) {
@@ -425,7 +421,7 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	return b, false, err
 }
 
-// hole estimates whether a chunk is zero, without reading it.
+// hole estimates whether a chunk is zero without reading it.
 func (m *image) hole(i int) bool {
 	if m.z != nil {
 		return m.z.SeemsZero(int64(i)*disk.Align, disk.Align)

@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// goldens are the images of golden. Each is built once, and copied.
+// goldens caches the images of golden. Each is built once, then copied.
 var goldens struct {
 	sync.Mutex
 	dir string
@@ -83,18 +83,18 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	return goldens.of[name]
 }
 
-// goldenWith has further files in its root and data file systems.
+// goldenWith makes a golden image with further files in its root and data file systems.
 func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []tree.Node) *disk.Result {
 	t.Helper()
 	return goldenFor(t, path, data, zstd, 512, root, state)
 }
 
-// goldenFor is for disks with sectors of that size.
+// goldenFor makes a golden image for disks with sectors of that size.
 func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, root, state []tree.Node) *disk.Result {
 	t.Helper()
 	esp := int64(64 << 20)
 	if sector == 4096 {
-		esp = 264 << 20 // FAT32 has 65,525 clusters at least
+		esp = 264 << 20 // FAT32 requires at least 65,525 clusters
 	}
 	noise := make([]byte, data)
 	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
@@ -175,7 +175,7 @@ func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 	return r
 }
 
-// tired is a slot that takes so many writes and no more.
+// tired is a slot that fails after a number of writes.
 type tired struct {
 	window
 	left int
@@ -188,8 +188,8 @@ func (d *tired) WriteAt(p []byte, off int64) (int, error) {
 	return d.window.WriteAt(p, off)
 }
 
-// The power goes while a device is stamped: what the golden image is, and who
-// signed it, is in the slot alone, and must not be lost.
+// TestStampingIsCut cuts the power while a device is stamped. The golden digest and its signature
+// are only in the slot, and must not be lost.
 func TestStampingIsCut(t *testing.T) {
 	path := filepath.Join(disktest.Scratch(t), "i.raw")
 	golden(t, path, 1<<20, false)
@@ -223,8 +223,8 @@ func TestStampingIsCut(t *testing.T) {
 	}
 }
 
-// TestEveryWayOfStampingGivesTheSameDisk stamps raw and compressed, in place
-// and into new files, and compares.
+// TestEveryWayOfStampingGivesTheSameDisk stamps raw and compressed images, in place and into new
+// files, and compares the results.
 func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	d := t.TempDir()
 	at := func(name string) string { return filepath.Join(d, name) }
@@ -277,7 +277,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	if out := disktest.Oracle(t, "sgdisk", "-v", at("new.raw")); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
-	// Stamped once more, nothing of the first site is left.
+	// After a second stamp nothing of the first Site is left.
 	second := site()
 	second.Doc.Credentials.Token, second.Files = configs.NewSecret("bcdefa.0123456789abcdef"), nil
 	for _, name := range []string{"new.raw", "new.raw.zst"} {
@@ -375,8 +375,8 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}
 }
 
-// Arguments of yurthub that its version on the image does not know would keep
-// it from starting, on every machine.
+// TestYurthubArgsThatTheImageCannotServe rejects arguments that the image's yurthub does not have
+// and that would keep it from starting.
 func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 	at := func(version string) *ondisk.YurthubInfo { return &ondisk.YurthubInfo{Version: version} }
 	for name, tc := range map[string]struct {
@@ -387,7 +387,7 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 		"with the flag":    {at("v1.6.1"), ""},
 		"after it":         {at("v1.7.0"), ""},
 		"a later edgebake": {at("v1.9.0"), ""},
-		"no yurthub":       {nil, ""}, // the node type says it all
+		"no yurthub":       {nil, ""}, // the error is about the node type
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
@@ -422,7 +422,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 	cut := func(b []byte, n int) []byte { return b[:len(b)-n] }
 	nameless := slices.Clone(good)
 	for i := 0; ; {
-		// Take image.json away: its directory is called something else.
+		// Hide image.json by renaming its directory.
 		k := bytes.Index(nameless[i:], []byte("EDGEBAKE   \x10"))
 		if k < 0 {
 			break
@@ -431,8 +431,8 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		nameless[i] = 'X'
 		clearLong(nameless[i-32 : i])
 	}
-	// Its entry says that it has 16 MiB: nobody reads so much before a signature
-	// is checked.
+	// An entry that claims 16 MiB is rejected: nothing so large is read before a signature is
+	// checked.
 	huge := slices.Clone(good)
 	found := 0
 	for i := 8; ; i++ {
@@ -539,7 +539,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now}); !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), "zstd -d") {
 			t.Errorf("Stamp: %v", err)
 		}
-		// It can be unpacked on the way.
+		// An output without .zst is uncompressed.
 		out := filepath.Join(t.TempDir(), "x.raw")
 		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now, Output: out}); err != nil {
 			t.Error(err)
@@ -549,15 +549,14 @@ func TestFilesThatAreNoImage(t *testing.T) {
 	})
 }
 
-// clearLong takes a long name's last entry away, so that the short name
-// counts.
+// clearLong removes the last entry of a long name, so that the short name applies.
 func clearLong(entry []byte) {
 	if entry[11] == 0x0f {
 		entry[0] = 0xe5
 	}
 }
 
-// recompress packs an image with all frames compressed, the slot's too.
+// recompress packs an image with all frames compressed, including the slot's.
 func recompress(t *testing.T, raw, out string) {
 	t.Helper()
 	b, err := os.ReadFile(raw)
@@ -582,8 +581,8 @@ func recompress(t *testing.T, raw, out string) {
 	}
 }
 
-// TestVerifyTellsOfAFrame: damage that decompressing finds says what to do, as
-// all other damage does.
+// TestVerifyTellsOfAFrame checks that damage found by decompressing has a fix in its error, like
+// all other damage.
 func TestVerifyTellsOfAFrame(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw.zst")
 	golden(t, path, 8<<20, true)
@@ -591,7 +590,7 @@ func TestVerifyTellsOfAFrame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The last frame with content, behind the slot.
+	// The last frame with content, after the slot.
 	magic := []byte{0x28, 0xb5, 0x2f, 0xfd}
 	at := len(b)
 	for next := at; at >= 0 && (next-at < 4<<10 || next == len(b)); {
@@ -662,13 +661,13 @@ func TestVerifyFindsDamage(t *testing.T) {
 	if err := Verify(t.Context(), path, nil); err != nil {
 		t.Errorf("put right again: %v", err)
 	}
-	flip(info.Size - 512) // the table's copy
+	flip(info.Size - 512) // the backup table
 	flip(info.Partitions[1].Start + 20)
 	err = Verify(t.Context(), path, nil)
 	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "golden digest to compare with was there too") {
 		t.Errorf("two kinds of damage: %v", err)
 	}
-	// A damaged slot does not keep anybody from stamping; the digest is lost.
+	// A damaged slot can be stamped, but the golden digest is lost.
 	r := stamp(t, path, StampOptions{})
 	if r.Slot.Golden != "" || r.Slot.Plan != "aa11" {
 		t.Errorf("%+v", r.Slot)
@@ -714,7 +713,7 @@ func TestOutputs(t *testing.T) {
 	if list, err := os.ReadDir(d); err != nil || len(list) != 2 {
 		t.Errorf("left behind: %v", list)
 	}
-	// Two at once in one file would mix.
+	// Two stamps of one file at once would mix.
 	f, err := os.Open(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -728,8 +727,8 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// TestStampingAtOnce: a copy that is made while others stamp the image in place is
-// complete, with the golden digest, or an error.
+// TestStampingAtOnce checks that copying an image while others stamp it in place gives a complete
+// copy with the golden digest, or an error.
 func TestStampingAtOnce(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw.zst", 1<<20, true)
@@ -780,8 +779,7 @@ func TestStampingAtOnce(t *testing.T) {
 	<-ended
 }
 
-// TestCopyWithoutHelp copies as file systems without reflink and without
-// holes make it necessary.
+// TestCopyWithoutHelp copies as on file systems without reflinks and holes.
 func TestCopyWithoutHelp(t *testing.T) {
 	d := t.TempDir()
 	want := make([]byte, 5<<20)
@@ -847,18 +845,18 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// TestStampDate: a computer whose clock is years off stamps no date that the
-// node's clock would be set to.
+// TestStampDate checks that a computer with a wrong clock stamps no date to which the node would
+// set its clock.
 func TestStampDate(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, p, 1<<20, false)
 	for _, c := range []struct {
 		now     time.Time
 		undated bool
-		want    string // of the error; empty: stamped
+		want    string // part of the error; empty if stamping succeeds
 	}{
 		{now, false, ""},
-		{built.Add(-time.Hour), false, ""}, // clocks differ
+		{built.Add(-time.Hour), false, ""}, // a small difference between clocks
 		{built.AddDate(0, 0, -2), false, "before the image's date"},
 		{time.Unix(0, 0), false, "before the image's date"},
 		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), false, "says 2031-01-01, years after the image's date"},
@@ -885,8 +883,8 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
-// TestSBOMPackages: where Go knows no version of a program, nothing tells
-// "(devel)"; the image itself and container images are no packages of it.
+// TestSBOMPackages checks that a version unknown to Go is left out, not shown as "(devel)", and
+// that the image itself and its container images are not listed as packages.
 func TestSBOMPackages(t *testing.T) {
 	doc := []byte(`{"packages": [{"name": "tiny", "versionInfo": "0123456789ab", "primaryPackagePurpose": "OPERATING-SYSTEM"},
 		{"name": "edge.test/app:1", "versionInfo": "sha256:01", "primaryPackagePurpose": "CONTAINER"},
@@ -901,7 +899,7 @@ func TestSBOMPackages(t *testing.T) {
 	}
 }
 
-// FuzzSBOM: what an image says of its packages can be read or is rejected.
+// FuzzSBOM checks that the SBOM of an image can be read or is rejected.
 func FuzzSBOM(f *testing.F) {
 	f.Add([]byte(`{"packages": [{"name": "b", "versionInfo": "2"}, {"name": "a", "versionInfo": "1"}, {"versionInfo": "3"}]}`))
 	f.Add([]byte(`{"packages": {"name": "a"}}`))
@@ -919,8 +917,8 @@ func FuzzSBOM(f *testing.F) {
 	})
 }
 
-// An error made of several with words between keeps them; joined ones are named
-// one by one.
+// TestStampingKeepsWords checks that an error that wraps several keeps its text, and that joined
+// errors are reported one by one.
 func TestStampingKeepsWords(t *testing.T) {
 	m := &image{path: "i.raw"}
 	a, b := errors.New("one"), errors.New("another")
@@ -934,8 +932,8 @@ func TestStampingKeepsWords(t *testing.T) {
 	}
 }
 
-// TestCopyOfWhatBecameShorter: a source that is cut off while it is copied is an error,
-// however it is copied; what is left of it would pass for zeros.
+// TestCopyOfWhatBecameShorter checks that a source that is truncated while it is copied is an error
+// for each way of copying: its missing end would read as zeros.
 func TestCopyOfWhatBecameShorter(t *testing.T) {
 	d := t.TempDir()
 	src, err := os.Create(filepath.Join(d, "src"))

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Record is a line of the log of flashed disks.
+// Record is a line in the log of flashed disks.
 type Record struct {
 	Time       time.Time `json:"time"`
 	Device     string    `json:"device"`

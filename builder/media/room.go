@@ -12,8 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// roomForCopies returns an error if the outputs, which are copies of the image,
-// do not fit on the disk.
+// roomForCopies returns an error if copies of the image do not fit on the disk.
 func (m *image) roomForCopies(outputs []string, unpack bool) error {
 	each := stored(m.f, m.stored)
 	if unpack {
@@ -31,9 +30,9 @@ func (m *image) roomForCopies(outputs []string, unpack bool) error {
 	return err
 }
 
-// checkRoom returns an error if the outputs, files in one directory of so many
-// bytes each, do not fit on the disk. Existing outputs count as free space,
-// except as many as are written at once: a file exists until it is replaced.
+// checkRoom returns an error if the outputs, files of each bytes in one directory, do not fit on
+// the disk. Existing outputs count as free space, except as many as are written at once: a file
+// exists until it is replaced.
 func checkRoom(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {

@@ -24,8 +24,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// signed builds an image that a key has signed, and returns the slot's
-// edgebake.json with it.
+// signed builds an image with a signature, and returns the slot's edgebake.json and the key.
 func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	t.Helper()
 	golden(t, path, 4<<20, false)
@@ -56,7 +55,7 @@ func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	return meta, public.String()
 }
 
-// fill writes the image's slot anew: edgebake.json and whatever else.
+// fill writes the image's slot again, with edgebake.json and further files.
 func fill(t *testing.T, m *image, meta ondisk.SlotInfo, more ...tree.Node) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
@@ -81,9 +80,9 @@ type room []byte
 
 func (r room) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
-// TestWhatNoDigestCovers: what a machine boots is what the owner of the key has
-// built, or neither verify nor flash take the image. The partition types, their
-// attributes and the slot's files are in no digest.
+// TestWhatNoDigestCovers checks that verify and flash with a key reject an image whose boot could
+// differ from the build. No digest covers the partitions' types and attributes and the slot's
+// files.
 func TestWhatNoDigestCovers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -121,8 +120,8 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		do   func(*testing.T, *image)
-		want string // "": it is taken
-		// site: a Site in its place makes the slot a good one.
+		want string // empty if it is accepted
+		// site: stamping a Site repairs the slot.
 		site bool
 	}{
 		{"as it was built", func(*testing.T, *image) {}, "", true},
@@ -199,8 +198,8 @@ func rewrite(t *testing.T, m *image, change func([]byte)) {
 	}
 }
 
-// TestSlotsOfOtherPrograms: firmware reads FAT in ways of its own, so whoever names
-// a key gets a slot that edgebake has written of the files in it, or none.
+// TestSlotsOfOtherPrograms checks that with a key the written slot is always one that edgebake
+// wrote with the same files, or none: firmware may read another program's FAT differently.
 func TestSlotsOfOtherPrograms(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -272,8 +271,8 @@ func verifySignature(path, key string) (string, error) {
 	return g.VerifySignature([]string{key})
 }
 
-// The index by which machines are updated is part of what verify --key checks: its
-// signature, and that it is the index of this image.
+// TestVerifySignatureOfTheIndex checks that verify --key also checks the index for updates: its
+// signature, and that it belongs to this image.
 func TestVerifySignatureOfTheIndex(t *testing.T) {
 	public, private, err := minisign.GenerateKey(nil)
 	if err != nil {
@@ -295,7 +294,7 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 		return path
 	}
 	good, other := made("good", &private), made("other", &private)
-	// The frames of one image and the index of another, each signed.
+	// The frames of one image with the index of another; each is signed.
 	a, indexA := openIndex(t, good)
 	_, indexB := openIndex(t, other)
 	mixed := filepath.Join(dir, "mixed.raw.zst")

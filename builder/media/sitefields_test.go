@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestFieldsThatTheImageDoesNotKnow: an image with an earlier first boot gets no field
-// that it rejects. A mere default is left out, and what a person has set is an error.
+// TestFieldsThatTheImageDoesNotKnow checks that an image with an older first boot gets no field
+// that it would reject: a default is left out, and a value set by a person is an error.
 func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "g.raw")
@@ -40,9 +40,9 @@ func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 		sites    int
 		defaults string
 		known    []string
-		spread   string // in the slot
-		problem  string // of the one Site
-		whole    string // of the whole Inventory; empty: as problem
+		spread   string // value in the slot
+		problem  string // problem of the single Site
+		whole    string // problem of the whole Inventory; empty if the same
 	}{
 		"it knows all":                  {sites: 1000, known: all, spread: "spreadSeconds: 10"},
 		"a mere default":                {sites: 1000, known: earlier},

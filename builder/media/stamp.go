@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Site is a Site or an Inventory to be stamped, with the files that go with it.
+// Site is a Site or an Inventory to be stamped, with its files.
 type Site struct {
 	// Doc is a single Site; Inventory has several for one slot.
 	Doc       *configs.Site
@@ -62,10 +62,9 @@ func (s Site) version() string {
 	return path.Base(s.Inventory.APIVersion)
 }
 
-// Read are the documents of a Site as they were read, so that errors have a
-// place.
+// Read holds the documents of a Site in their source form, so that errors have a place.
 type Read struct {
-	Name     string // file of the Site or Inventory; empty: errors name fields only
+	Name     string // file of the Site or Inventory; if empty, errors name only fields
 	Data     []byte
 	Ignition string // file of the Ignition config
 }
@@ -86,14 +85,14 @@ type StampOptions struct {
 type Stamped struct {
 	Path  string
 	Image ondisk.ImageInfo
-	// Slot is the new description in the slot. Golden is empty if the old slot
-	// could not be read: Verify then has nothing to compare with.
+	// Slot is the new description in the slot. Golden is empty if the old slot could not be read;
+	// Verify then has no digest to compare with.
 	Slot ondisk.SlotInfo
 	// Before is the state of the slot before Unstamp.
 	Before string
 }
 
-// Stamp writes a site into an image's slot.
+// Stamp writes a Site into an image's slot.
 func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, error) {
 	inPlace := o.Output == ""
 	if !inPlace && file.Same(path, o.Output) {
@@ -132,8 +131,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 
 // stampInPlace replaces the slot of the image itself.
 func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
-	// In a sparse file the slot may have holes: detect a full disk before the old
-	// slot is overwritten.
+	// In a sparse file the slot may have holes: detect a full disk before overwriting the old slot.
 	err := m.reserve(p)
 	if err == nil {
 		err = m.hide()
@@ -171,7 +169,7 @@ func Unstamp(path string) (*Stamped, error) {
 	return &Stamped{Path: path, Image: m.info, Slot: info, Before: before.State}, m.stampInPlace(p, img)
 }
 
-// goldenSlot returns the description that the build put into the slot.
+// goldenSlot returns the description that the build wrote into the slot.
 func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	info, err := slot.ReadInfo(m.section(p))
 	if err != nil || info.Plan != m.info.Plan {
@@ -212,13 +210,13 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor returns the Site's files without the fields that the image does not
-// know; serves checks that these have their defaults.
+// filesFor returns the Site's files without the fields that the image does not know. serves has
+// checked that these have their defaults.
 func (m *image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {
-		// The image does not list its fields. It may be older than this field, and
-		// needs no default.
+		// The image does not list its fields. It may be older than spreadSeconds, so leave out a
+		// default.
 		known = configs.SiteFields()
 		if s.Doc != nil && s.Doc.SpreadSeconds == s.DefaultSpread {
 			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
@@ -227,7 +225,7 @@ func (m *image) filesFor(s Site) (map[string][]byte, error) {
 	return s.slotFiles(known)
 }
 
-// encodeSlot is slotOf with the bytes of the slot, as slot.Encode makes them.
+// encodeSlot is slotOf, and also returns the slot's bytes, as slot.Encode makes them.
 func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -237,8 +235,8 @@ func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 	return c, img, err
 }
 
-// tooLarge reports a document that does not fit into a slot, by its own file
-// name instead of that in the slot.
+// tooLarge reports a document that does not fit into a slot, under its own file name instead of its
+// name in the slot.
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
@@ -248,8 +246,8 @@ func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	return nil
 }
 
-// stampDate returns the time for the slot; 0: none. The node's clock is never
-// set to before it, so this computer's clock must be plausible.
+// stampDate returns the time for the slot, or 0 for none. The node never sets its clock to before
+// that time, so this computer's clock must be plausible.
 func (m *image) stampDate(o StampOptions) (int64, error) {
 	first, last := m.info.StampDates()
 	now := o.Now.UTC()
@@ -273,8 +271,8 @@ func (m *image) reserve(p gpt.Partition) error {
 	return allocate(m.f, p.Start, p.Size)
 }
 
-// hide makes the file readable by its owner only, before secrets are written to
-// it. It does not change the permissions of a device.
+// hide makes the file readable only by its owner before secrets are written to it. It does not
+// change the permissions of a device.
 func (m *image) hide() error {
 	if m.device {
 		return nil
@@ -329,8 +327,8 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames replaces the slot's frames in a compressed image. If img is shorter
-// than the slot, the rest is zero.
+// putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot, the
+// rest becomes zero.
 func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	frames, err := m.slotFrames(p)
 	if err != nil {
@@ -354,8 +352,7 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// slotFrames returns the frames of the slot, which must be raw and contain
-// nothing else.
+// slotFrames returns the frames of the slot. They must be raw, and contain only the slot.
 func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	end := p.Start + p.Size
 	for i := m.z.Find(p.Start); i < m.z.Frames() && m.z.Entry(i).Start < end; i++ {
@@ -372,10 +369,9 @@ func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	return frames, nil
 }
 
-// window is the slot in a file or device. In place, each step is synced before
-// the next: a power cut leaves the old slot or the new one. In a compressed
-// image, whose frames have checksums in a table, it can leave a slot that
-// cannot be read. A new file is synced when it gets its name.
+// window is the slot in a file or device. In place, each step is synced before the next, so a power
+// cut leaves the old slot or the new one. In a compressed image, whose frames have checksums in a
+// table, it may leave an unreadable slot. A new file is synced when it gets its name.
 type window struct {
 	f    *os.File
 	off  int64
@@ -386,8 +382,8 @@ func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, 
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 
-// Coherent reports whether it is a file. A program that has a device open under
-// another name may have written data that is not visible here.
+// Coherent reports whether the window is in a file. On a device, data that another program has
+// written under another name of the device may be invisible here.
 func (w window) Coherent() bool {
 	st, err := w.f.Stat()
 	return err == nil && st.Mode().IsRegular()
@@ -400,8 +396,7 @@ func (w window) Sync() error {
 	return w.f.Sync()
 }
 
-// stampCopy writes a stamped copy. It contains secrets: only its owner may read
-// it.
+// stampCopy writes a stamped copy. Only its owner may read it, since it contains secrets.
 func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
@@ -457,7 +452,7 @@ func copyRange(dst, src *os.File, off, n int64) error {
 	return err
 }
 
-// shorter returns the error for a file that now has less than size bytes.
+// shorter returns the error for a file that was longer before.
 func shorter(src *os.File, size int64) error {
 	return fmt.Errorf("reading %s: %w: it has become shorter than the %d bytes that it had: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// UpdateCost is the data that a machine fetches to replace the system of one
-// image with that of another, in bytes of the compressed image.
+// UpdateCost is the amount of data that a machine fetches to replace one image's system with
+// another's, in bytes of the compressed image.
 type UpdateCost struct {
-	// Index is the index of the image's chunks and the table of its frames, Root
-	// the root file system, Boot kernel and initrd, Data the container images.
+	// Index is the index of the image's chunks with the table of its frames, Root the root file
+	// system, Boot kernel and initrd, Data the container images.
 	Index int64 `json:"index"`
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
@@ -36,11 +36,11 @@ type UpdateCost struct {
 	Images []string `json:"images,omitempty"`
 }
 
-// UpdateTarget is an image that machines are to be updated to, as its index describes it.
+// UpdateTarget describes an image to which machines are updated, from its index.
 type UpdateTarget struct {
 	Golden string
 	Info   ondisk.ImageInfo
-	// Signed: its index has a signature. Machines verify it.
+	// Signed means that its index has a signature. Machines verify it.
 	Signed bool
 }
 
@@ -62,8 +62,8 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 	return t, nil
 }
 
-// CostOfUpdate computes what a machine with the system of the image or disk
-// from fetches of the image to.
+// CostOfUpdate computes the data of the image to that a machine fetches if it has the system of the
+// image or disk from.
 func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -99,7 +99,7 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	return c, nil
 }
 
-// seeds are the digests of the chunks that a machine has on its own disk.
+// seeds are the digests of the chunks on a machine's own disk.
 type seeds map[[32]byte]bool
 
 func (s seeds) has(sum [32]byte) bool { return s[sum] }
@@ -137,8 +137,8 @@ func (m *image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts what a machine fetches of the system if its disk has the
-// chunks in have.
+// updateCost counts the data that a machine fetches for the system if its disk has the chunks in
+// have.
 func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
@@ -159,8 +159,8 @@ func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	return c, nil
 }
 
-// imagesCost counts what a machine with the image old fetches of container
-// images that it lacks.
+// imagesCost counts the data that a machine with the image old fetches for container images that it
+// lacks.
 func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seeds) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
@@ -183,7 +183,7 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	if err != nil {
 		return err
 	}
-	// A machine reads its own images after these.
+	// A machine adds its own DATA to the known chunks only after it has read the new list.
 	if err := have.add(old, ondisk.LabelData, data.Size); err != nil {
 		return err
 	}
@@ -191,8 +191,8 @@ func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seed
 	return nil
 }
 
-// reading counts what a machine fetches of a partition: chunk by chunk to find
-// the files, then the files in ranges.
+// reading counts the data that a machine fetches from a partition: chunk by chunk to find the
+// files, then the files in ranges.
 type reading struct {
 	view  *update.View
 	count func(chunks []int)

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// The cost of an update contains the layers of container images that the machine lacks, and
-// of these only what is not on its disk.
+// TestCostOfImages checks that the cost of an update includes the layers of container images that
+// the machine lacks, without the parts that are on its disk.
 func TestCostOfImages(t *testing.T) {
 	dir := t.TempDir()
 	cache, err := fetch.Open(filepath.Join(dir, "cache"))
@@ -54,7 +54,7 @@ func TestCostOfImages(t *testing.T) {
 		return path
 	}
 	first := made("first", strings.Repeat("1", 32), image("edgebake.test/app:1", noise[1<<20:2<<20]))
-	// Half of its own layer is in the former version too.
+	// The former version has half of this layer too.
 	second := made("second", strings.Repeat("2", 32), image("edgebake.test/app:2", slices.Concat(noise[2<<20:5<<19], noise[3<<19:2<<20])))
 	for _, c := range []struct {
 		from, to string

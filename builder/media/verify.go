@@ -19,13 +19,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// Verify checks that an image that has not booted yet is as it was built: the
-// partition table and its copy, the partitions against image.json, all their
-// bytes except the slot's against the golden digest, zeros between them, and
-// the slot itself. It returns all errors. progress may be nil.
+// Verify checks that an image that has not booted is as it was built: the partition table and its
+// copy, the partitions against image.json, all bytes except the slot's against the golden digest,
+// zeros between partitions, and the slot. It returns all errors. progress may be nil.
 //
-// It finds damage, not malice: the digest that it compares is in the image.
-// VerifySignature checks whose image it is.
+// It finds damage, not tampering: the digest that it compares is in the image. VerifySignature
+// checks who built the image.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
 	g, err := OpenGolden(path)
 	if err != nil {
@@ -35,8 +34,8 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is like the function Verify, for an open image. If spare is set, one
-// processor is left unused until it is closed.
+// Verify is like the function Verify, for an open image. If spare is set, one processor is left
+// unused until spare is closed.
 func (g *Golden) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
 		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress, Spare: spare}, g.m.parts())
@@ -52,7 +51,7 @@ func unreadable(err error) error {
 	return fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
 }
 
-// verify checks the image. digest computes its digests.
+// verify checks the image with the digests that digest computes.
 func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
 	var errs []error
 	bad := func(err error) {
@@ -103,8 +102,7 @@ func withFix(err error) error {
 	return fmt.Errorf("%s: %s", problem, fix)
 }
 
-// notAsBuilt returns an error with the partitions that differ from those that
-// were built.
+// notAsBuilt returns an error that names the partitions that differ from those that were built.
 func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	var differ []string
 	for _, label := range slices.Sorted(maps.Keys(built.Parts)) {
@@ -123,9 +121,8 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	return fmt.Errorf("%sits golden digest is %s, it was built with %s", where, got.Golden, built.Golden)
 }
 
-// gaps checks that all bytes outside of the partitions and the table are zero.
-// On a larger device, those after the last partition are not checked: they may
-// be old data, or an old copy of the table.
+// gaps checks that all bytes outside of the partitions and the table are zero. On a larger device,
+// it ignores those after the last partition, which may be old data or an old backup table.
 func (m *image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
 	at := gpt.HeadSize(m.table.SectorSize)
@@ -151,7 +148,7 @@ func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// Stay within a chunk, which is read with one call.
+		// Stay within a chunk, which one call reads.
 		n := min(to-from, disk.Align-from%disk.Align)
 		b, zero, err := m.chunk(buf, from, n)
 		if err != nil {
@@ -173,9 +170,9 @@ func (m *image) parts() (out []ondisk.PartitionInfo) {
 	return out
 }
 
-// matches compares the table with image.json. No digest covers types and
-// attributes, by which firmware and boot loader choose what they start: they
-// must be those for label and architecture.
+// matches compares the table with image.json. Types and attributes must be those for label and
+// architecture: no digest covers them, and firmware and boot loader use them to choose what to
+// boot.
 func (m *image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
@@ -196,11 +193,10 @@ func (m *image) matches() error {
 	return errors.Join(errs...)
 }
 
-// VerifySignature returns the one of the minisign public keys that has signed
-// the image's golden digest and image.json. Together with Verify, it shows that
-// the key's owner built every byte except the Site. Therefore the partition
-// table, which no digest covers, must be as built, and the slot as edgebake
-// writes it, with nothing that a machine could boot.
+// VerifySignature returns the minisign public key that verifies the signature of the image's golden
+// digest and image.json. Together with Verify it proves that the key's owner built every byte
+// except the Site. Therefore the partition table, which no digest covers, must be as built, and the
+// slot must be one that edgebake wrote, without anything bootable.
 func (g *Golden) VerifySignature(keys []string) (string, error) {
 	m := g.m
 	p, err := m.partition(ondisk.LabelSlot)
@@ -226,11 +222,11 @@ func (g *Golden) VerifySignature(keys []string) (string, error) {
 	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
 }
 
-// indexSigned checks the index for updates. If it has a signature, one of the
-// keys must have made it, and the index must be of this image.
+// indexSigned checks the index for updates. If it is signed, one of the keys must have made the
+// signature, and the index must belong to this image.
 func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
-		return nil // no update can be made from the image
+		return nil // the image cannot be used for updates
 	}
 	i, err := update.Open(m.src, m.stored)
 	if err != nil || i.Signature == "" {
