@@ -1,8 +1,7 @@
-// Package fetch brings inputs into a content-addressed cache: downloaded files,
-// compiled programs, base systems, uncompressed layers. A blob is named by the
-// SHA-256 of its bytes, gets its name only when it is complete and verified,
-// and never changes. Builds can share the cache, and a kill at any moment is
-// safe: an unfinished blob is a temporary file, which a later session removes.
+// Package fetch brings inputs into a content-addressed cache: downloaded files, compiled programs,
+// base systems, uncompressed layers. A blob is named by the SHA-256 of its bytes, gets its name
+// only when it is complete and verified, and never changes. Several builds can share the cache, and
+// a kill at any moment is safe: it leaves temporary files, which a later session removes.
 package fetch
 
 import (
@@ -22,21 +21,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cache is a directory of blobs and of keys that point to them:
+// Cache is a directory of blobs, and of keys that point to them. A session is one open Cache:
 //
 // blobs/<sha256>   the bytes
 // sound/<sha256>   the state of the blob's file when it was last hashed
-// used/<sha256>    its modification time is when a session last used the blob
+// used/<sha256>    an empty file; its modification time is the last use of the blob
 // keys/<sha256>    the digest of the blob that a recipe produced
 // locks/<sha256>   locked while a recipe runs
 // programs/<name>-<start of sha256>  executable copies of blobs
 // tmp/<session>/   unfinished blobs of one process
 //
-// A session's directory is locked while its process runs; the next session
-// removes those of killed processes. A session records only its first use of a
-// blob. A blob without a record was last used at its own modification time,
-// which older versions set.
-// last at its own modification time, at which older versions left their mark.
+// A session's directory is locked while its process runs; the next session removes those of killed
+// processes. A session records only its first use of a blob. Without a record, the last use is the
+// blob's own modification time, which older versions set.
 type Cache struct {
 	dir     string
 	session string
@@ -47,14 +44,14 @@ type Cache struct {
 	hashAll  bool
 	damaged  func(sha string)
 	verdicts sync.Map // of blobs used in this session: sha → *verdict
-	// rederived are the keys whose recipes this session has run again.
+	// rederived holds the keys whose recipes this session has run again.
 	rederived sync.Map
 }
 
-// Open opens the cache in dir. It creates missing directories and rejects those
-// that other users could have written to. Call Close at the end.
+// Open opens the cache in dir. It creates missing directories, and rejects directories to which
+// other users could have written. Call Close at the end.
 func Open(dir string) (*Cache, error) {
-	// Programs that are called have other working directories.
+	// External programs have other working directories.
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening cache: %w", err)
@@ -69,13 +66,12 @@ func Open(dir string) (*Cache, error) {
 	return c, nil
 }
 
-// startedFile is a file in a session's directory; its modification time is when
-// the session began.
+// startedFile is a file in a session's directory; its modification time is the start of the
+// session.
 const startedFile = "started"
 
-// newSession removes the directories of dead sessions and creates one for this
-// session. The lock on tmp keeps another process from removing it before it is
-// locked.
+// newSession removes the directories of dead sessions and creates one for this session. It holds
+// the lock on tmp, so that no other process removes the new directory before it is locked.
 func (c *Cache) newSession() error {
 	tmp := filepath.Join(c.dir, "tmp")
 	unlock, err := lockDir(tmp, unix.LOCK_EX)
@@ -157,8 +153,8 @@ func (c *Cache) Dir() string { return c.dir }
 // exist.
 func (c *Cache) BlobPath(sha string) string { return filepath.Join(c.dir, "blobs", sha) }
 
-// markTime returns the current time, but never one before the session began,
-// whatever the clock does. No byte of an image depends on it.
+// markTime returns the current time, or the start of the session if the clock was set back. No byte
+// of an image depends on it.
 func (c *Cache) markTime() time.Time {
 	if now := time.Now(); now.After(c.started) {
 		return now
@@ -244,8 +240,7 @@ func (c *Cache) isProgram(path, sha string) bool {
 	return err == nil && got == sha
 }
 
-// layDown copies a blob to path, which appears when it is complete and
-// verified.
+// layDown copies a blob to path. The file appears when it is complete and verified.
 func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
 	tmp, err := os.CreateTemp(c.session, "program-")
 	if err != nil {
@@ -294,7 +289,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	in := &ctxReader{ctx: ctx, r: r}
 	size, err = io.Copy(io.MultiWriter(f, h), in)
 	if in.err != nil {
-		return "", 0, in.err // the error of r, which says what is wrong
+		return "", 0, in.err // the error of r, which has the cause
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
@@ -322,8 +317,8 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	return sha, size, nil
 }
 
-// publish gives a complete blob its name. A valid blob of that name stays,
-// since other sessions may be reading it.
+// publish gives a complete blob its name. It keeps a valid blob of that name, since other sessions
+// may be reading it.
 func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 	for range 3 { // other sessions may remove and publish it too
 		if c.has(sha, v) == nil {
@@ -340,7 +335,7 @@ func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 
 // place gives a blob its name if the name is free or force is set.
 func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
-	// Lock like admit: Prune must not run before the blob is marked as used.
+	// Lock like admit, so that Prune does not run before the blob is marked as used.
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
 		return false, err
@@ -367,9 +362,8 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	return true, nil
 }
 
-// Make returns the blob for key. It runs the recipe if that was not done
-// before. key is any text that determines the result. Only one process runs the
-// recipe of a key; others wait.
+// Make returns the blob for key, and runs the recipe if the cache has no blob. key must determine
+// the result. Only one process runs the recipe of a key; others wait for it.
 func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	name := hex.EncodeToString(sum[:])
@@ -385,7 +379,7 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
-	was, _ := os.ReadFile(keyPath) // the blob to be replaced, since it is damaged or gone
+	was, _ := os.ReadFile(keyPath) // the blob that is replaced because it is damaged or missing
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
@@ -397,8 +391,8 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if err != nil {
 		return "", err
 	}
-	// If an input blob changed meanwhile, the result may be wrong. This build
-	// fails, but the next one would use it.
+	// If an input blob changed meanwhile, the result may be wrong: fail instead of storing it for
+	// later builds.
 	if err := c.unchangedBut(string(was)); err != nil {
 		return "", err
 	}
@@ -417,8 +411,7 @@ func (c *Cache) Remember(key, sha string) error {
 	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
 }
 
-// Forget makes the next Make of key run its recipe again. The blob itself
-// stays.
+// Forget makes the next Make of key run its recipe again. It keeps the blob.
 func (c *Cache) Forget(key string) error {
 	sum := sha256.Sum256([]byte(key))
 	err := os.Remove(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
@@ -444,8 +437,7 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames from to to. It removes a directory at to, which would stop
-// every build.
+// replace renames from to to. A directory at to, which would make every build fail, is removed.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {

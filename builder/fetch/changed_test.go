@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// change writes other bytes to a blob, which keeps its size.
+// change overwrites a blob with other bytes of the same size.
 func change(t *testing.T, c *Cache, sha string) {
 	t.Helper()
 	p := c.BlobPath(sha)
@@ -40,9 +40,8 @@ func put(t *testing.T, c *Cache, b []byte) string {
 	return sha
 }
 
-// TestChangedSinceAdmitted: a blob that changes after it was admitted is an error for
-// as long as the session lasts, also where another session has repaired it and noted
-// its new state.
+// TestChangedSinceAdmitted checks that a blob that changes after it was admitted is an error until
+// the end of the session, even if another session has repaired it and recorded its new state.
 func TestChangedSinceAdmitted(t *testing.T) {
 	for _, how := range []string{"admitted", "put", "all hashed"} {
 		t.Run(how, func(t *testing.T) {
@@ -96,8 +95,8 @@ func TestChangedSinceAdmitted(t *testing.T) {
 	}
 }
 
-// TestSessionsShareBlobs: what sessions do with a sound blob at the same time, each in
-// its own way, is no change to any of them.
+// TestSessionsShareBlobs checks that simultaneous use of a valid blob by several sessions is no
+// change to any of them.
 func TestSessionsShareBlobs(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 16<<20)
@@ -137,8 +136,8 @@ func TestSessionsShareBlobs(t *testing.T) {
 	wg.Wait()
 }
 
-// TestSessionsRepairABlob: all sessions that meet a damaged blob at the same time end
-// up with the sound one.
+// TestSessionsRepairABlob checks that all sessions that find a damaged blob at the same time get
+// the valid one.
 func TestSessionsRepairABlob(t *testing.T) {
 	dir := t.TempDir()
 	content := bytes.Repeat([]byte("base"), 1<<20)
@@ -171,7 +170,7 @@ func TestSessionsRepairABlob(t *testing.T) {
 	}
 }
 
-// writing writes to a blob, what it has already, until it is stopped.
+// writing keeps writing a blob's own content to it until stop is called.
 func writing(t *testing.T, c *Cache, sha string) (stop func()) {
 	t.Helper()
 	p := c.BlobPath(sha)
@@ -206,8 +205,8 @@ func writing(t *testing.T, c *Cache, sha string) (stop func()) {
 	}
 }
 
-// TestHashedWhileWrittenTo: a blob that is written to while it is hashed is neither
-// certified nor called damaged.
+// TestHashedWhileWrittenTo checks that a blob that is written to while it is hashed is neither
+// accepted nor removed as damaged.
 func TestHashedWhileWrittenTo(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -238,8 +237,8 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 	}
 }
 
-// TestMarkOfUseIsNoChange: using a blob leaves its file as it is, and Prune knows of
-// the use; a cache of a version that marked the blob itself is pruned as before.
+// TestMarkOfUseIsNoChange checks that using a blob does not change its file, that Prune knows about
+// the use, and that a cache whose blobs have old marks in their own times is pruned as before.
 func TestMarkOfUseIsNoChange(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -248,7 +247,7 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	for _, sha := range []string{used, idle} {
 		age(t, maker, sha, 48*time.Hour)
 	}
-	// Their marks are the blobs' own times.
+	// Old marks are the blobs' own modification times.
 	at := time.Now().Add(-48 * time.Hour)
 	if err := errors.Join(os.Remove(maker.markPath(recent)), os.Remove(maker.markPath(older)), os.Chtimes(maker.BlobPath(older), at, at)); err != nil {
 		t.Fatal(err)
@@ -273,7 +272,7 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	}
 }
 
-// TestDamagedProgram: a copy of a program that is not whole is laid down again.
+// TestDamagedProgram checks that a damaged copy of a program is replaced.
 func TestDamagedProgram(t *testing.T) {
 	const text = "#!/bin/sh\necho it runs\n"
 	dir := t.TempDir()

@@ -17,13 +17,12 @@ import (
 	"github.com/edgebake/edgebake/builder/transfer"
 )
 
-// Download fetches a file into the cache and returns its SHA-256. urls are
-// mirrors (http, https or file), tried in order. Temporary errors (a timeout, a
-// cut connection, 429, 5xx) are retried; others (401, 404, a wrong digest) are
-// not.
+// Download fetches a file into the cache and returns its SHA-256. urls are mirrors (http, https or
+// file), tried in order. Temporary errors (a timeout, a broken connection, 429, 5xx) are retried;
+// others (401, 404, a wrong digest) are not.
 //
-// If sha256 is set, other bytes are rejected, and a cached blob is not fetched.
-// More than limit bytes are rejected, since a server may send without end.
+// If sha256 is set, other bytes are rejected, and a cached blob is not fetched. A file of more than
+// limit bytes is rejected: a server may send without end.
 func Download(ctx context.Context, c *Cache, urls []string, sha256 string, limit int64, progress func(done, total int64)) (string, error) {
 	d := newDownloader()
 	d.limit = limit
@@ -42,7 +41,7 @@ func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 func newDownloader() downloader {
 	const silence = time.Minute
 	base := transfer.Transport(20*time.Second, silence)
-	// The digest is that of the bytes as they are sent.
+	// The digest covers the bytes as they are sent.
 	base.DisableCompression = true
 	return downloader{
 		rounds: 4,
@@ -74,14 +73,14 @@ func (e encrypted) CloseIdleConnections() {
 }
 
 type downloader struct {
-	rounds int           // how often each mirror is tried
+	rounds int           // number of attempts for each mirror
 	pause  time.Duration // before the second round; doubles with each
-	head   int64         // bytes to fetch; 0: all
-	limit  int64         // largest accepted size in bytes; 0: any
+	head   int64         // bytes to fetch; 0 means all
+	limit  int64         // largest accepted size in bytes; 0 means no limit
 	client *http.Client
 }
 
-// passing marks a temporary error.
+// passing is a temporary error.
 type passing struct{ error }
 
 func (p passing) Unwrap() error { return p.error }
@@ -117,7 +116,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	return sha, nil
 }
 
-// missing makes a server's answer an fs.ErrNotExist.
+// missing makes a server's response an fs.ErrNotExist.
 type missing struct{ error }
 
 func (missing) Is(target error) bool { return target == fs.ErrNotExist }
@@ -177,7 +176,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	req.Header.Set("User-Agent", "edgebake")
 	resp, err := d.client.Do(req)
 	if err != nil {
-		// url.Error repeats the URL, which may hold a password.
+		// url.Error repeats the URL, which may contain a password.
 		if ue := (*url.Error)(nil); errors.As(err, &ue) {
 			err = ue.Err
 		}
@@ -208,8 +207,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// onTheWay marks errors of the connection as temporary, unlike errors of the
-// cache.
+// onTheWay marks errors of the connection as temporary. Errors of the cache are not.
 type onTheWay struct{ io.ReadCloser }
 
 func (r onTheWay) Read(p []byte) (int, error) {
@@ -233,15 +231,14 @@ func tooLarge(size, limit int64) error {
 	return fmt.Errorf("it has %s that such a file may have: correct the URL, or take another mirror", has)
 }
 
-// bounded fails after limit bytes.
+// bounded is a reader that fails after limit bytes.
 type bounded struct {
 	r           io.Reader
 	left, limit int64
 }
 
 func (b *bounded) Read(p []byte) (int, error) {
-	// Read one byte more, to tell a file that ends at the limit from a larger
-	// one.
+	// Read one byte more, to distinguish a file that ends at the limit from a larger one.
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left+1)])
 	if b.left -= int64(n); b.left < 0 {
 		return 0, tooLarge(-1, b.limit)

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestEndlessDownload: a mirror that sends without end fills no disk, and the next one
-// is asked.
+// TestEndlessDownload checks that a mirror that sends without end does not fill the disk, and that
+// the next mirror is tried.
 func TestEndlessDownload(t *testing.T) {
 	const limit = 1 << 20
 	good := bytes.Repeat([]byte("x"), limit)

@@ -44,8 +44,8 @@ func sum(b []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-// files lists all below dir, but for what one open cache has while it does
-// nothing: its session and when that began.
+// files lists all files below dir, except those of one idle open cache: its session directory and
+// the start file.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var out []string
@@ -108,7 +108,7 @@ func TestMakeOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	shas := make([]string, 8)
 	for i := range shas {
-		c := open(t, dir) // a cache each, as separate builds have
+		c := open(t, dir) // separate caches, as in separate builds
 		wg.Go(func() {
 			sha, err := c.Make(t.Context(), "recipe", func(_ context.Context, w io.Writer) error {
 				made.Add(1)
@@ -138,7 +138,7 @@ func TestMakeOnce(t *testing.T) {
 	if _, ok := c.Lookup("other"); ok {
 		t.Error("Lookup finds what was never made")
 	}
-	// A blob that somebody removed is made again.
+	// A removed blob is made again.
 	if err := os.Remove(c.BlobPath(shas[0])); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestMakeFails(t *testing.T) {
 	if _, ok := c.Lookup("k"); ok {
 		t.Error("a failed recipe has a result")
 	}
-	// Waiting for another's recipe ends with the context.
+	// Waiting for another process's recipe ends with the context.
 	other := open(t, c.dir)
 	started, end := make(chan bool), make(chan bool)
 	done := make(chan error)
@@ -187,8 +187,8 @@ func TestMakeFails(t *testing.T) {
 	}
 }
 
-// TestKill kills a writer in the middle of a recipe. The next one makes it
-// anew, is not blocked, and sweeps what the dead one left.
+// TestKill kills a writer in the middle of a recipe. The next writer runs the recipe again without
+// blocking, and removes the files of the dead one.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_CACHE"); dir != "" {
 		c, err := Open(dir)
@@ -268,7 +268,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// quick is a downloader whose waits do not hold a test up.
+// quick returns a downloader with short pauses.
 func quick() downloader {
 	return downloader{rounds: 3, pause: time.Millisecond,
 		client: &http.Client{Transport: transfer.Impatient(&http.Transport{DisableCompression: true}, 100*time.Millisecond)}}
@@ -312,8 +312,8 @@ func TestDownload(t *testing.T) {
 	tests := []struct {
 		name  string
 		urls  []string
-		asked int32    // requests that were not good
-		err   []string // parts of the error; none: it succeeds
+		asked int32    // number of failing requests
+		err   []string // parts of the error; empty if it succeeds
 	}{
 		{name: "plain", urls: []string{"/good"}},
 		{name: "local", urls: []string{"file://" + local}},
@@ -372,8 +372,7 @@ func TestDownload(t *testing.T) {
 	}
 }
 
-// TestDownloadStaysEncrypted: a redirect may change the server, not drop TLS.
-// A server that sends without end is listened to for as long as asked.
+// TestHead reads the beginning of a file from a server that sends without end.
 func TestHead(t *testing.T) {
 	gone := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -393,6 +392,7 @@ func TestHead(t *testing.T) {
 	<-gone
 }
 
+// TestDownloadStaysEncrypted checks that a redirect may change the server, but not drop TLS.
 func TestDownloadStaysEncrypted(t *testing.T) {
 	asked := atomic.Int32{}
 	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { asked.Add(1); io.WriteString(w, "data") }))
@@ -424,7 +424,7 @@ func TestDownloadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The URL leads nowhere: it must not be needed.
+	// The URL does not work: it must not be needed.
 	if got, err := Download(t.Context(), c, []string{"http://127.0.0.1:1/x"}, sha, 1<<20, nil); err != nil || got != sha {
 		t.Errorf("%s %v", got, err)
 	}
@@ -474,7 +474,7 @@ func TestUncompressed(t *testing.T) {
 		if got, err := Uncompressed(t.Context(), c, put(b.Bytes()), 1<<20); err != nil || got != sum(plain) {
 			t.Errorf("%s: %s %v", name, got, err)
 		}
-		bomb := put(append(b.Bytes(), b.Bytes()...)) // both as one, where the format has that
+		bomb := put(append(b.Bytes(), b.Bytes()...)) // two files in one, if the format allows it
 		if _, err := Uncompressed(t.Context(), c, bomb, int64(len(plain))); err == nil || !strings.Contains(err.Error(), "more than") {
 			t.Errorf("%s, too large: %v", name, err)
 		}
@@ -491,8 +491,8 @@ func TestUncompressed(t *testing.T) {
 	}
 }
 
-// TestUncompressedTarWithAMagicName: a tar is not compressed, whatever its first
-// file is called; neither is a text that begins like bzip2.
+// TestUncompressedTarWithAMagicName checks that a tar whose first file's name looks like a
+// compression is not uncompressed, nor is a text that begins like bzip2.
 func TestUncompressedTarWithAMagicName(t *testing.T) {
 	c := open(t, t.TempDir())
 	for _, name := range []string{"BZhome", "BZh91AY&SY", "\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ"} {
@@ -531,7 +531,8 @@ func TestUncompressedTarWithAMagicName(t *testing.T) {
 	}
 }
 
-// TestUncompressedWindow: a header of a few bytes may not ask for gigabytes.
+// TestUncompressedWindow checks that a header of a few bytes cannot make the reader allocate
+// gigabytes.
 func TestUncompressedWindow(t *testing.T) {
 	var packed bytes.Buffer
 	w, err := xz.NewWriter(&packed)
@@ -543,12 +544,12 @@ func TestUncompressedWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	dictionary := packed.Bytes()
-	at := bytes.Index(dictionary, []byte{0x21, 1}) + 2 // LZMA2's property
+	at := bytes.Index(dictionary, []byte{0x21, 1}) + 2 // LZMA2's property byte
 	dictionary[at] = 40                                // 4 GiB
 	c := open(t, t.TempDir())
 	for name, b := range map[string][]byte{
 		"xz":   dictionary,
-		"zstd": {0x28, 0xb5, 0x2f, 0xfd, 0, 20 << 3, 1, 0, 0}, // 1 GiB, an empty last block
+		"zstd": {0x28, 0xb5, 0x2f, 0xfd, 0, 20 << 3, 1, 0, 0}, // 1 GiB, and an empty last block
 	} {
 		sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
 		if err != nil {
@@ -560,8 +561,8 @@ func TestUncompressedWindow(t *testing.T) {
 	}
 }
 
-// FuzzUncompressed: whatever the bytes are, no more than the limit is stored,
-// and what is stored is what they uncompress to.
+// FuzzUncompressed checks that no more than the limit is stored, and that the stored bytes are the
+// uncompressed input.
 func FuzzUncompressed(f *testing.F) {
 	for _, open := range []func(io.Writer) (io.WriteCloser, error){
 		func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil },
@@ -608,7 +609,7 @@ func TestCacheFull(t *testing.T) {
 	}
 }
 
-// TestCacheSourceFails: where the source is at fault, its words stand alone.
+// TestCacheSourceFails checks that an error of the source is returned without additions.
 func TestCacheSourceFails(t *testing.T) {
 	c := open(t, t.TempDir())
 	want := errors.New("the source says why")
@@ -621,7 +622,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestUnknownHost wants the host's name and no resolver's.
+// TestUnknownHost checks that the error names the host and no resolver.
 func TestUnknownHost(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {
@@ -637,8 +638,8 @@ func TestUnknownHost(t *testing.T) {
 	}
 }
 
-// TestCacheInARelativeDirectory: what works in another directory finds the cache too. With
-// a path that leads nowhere, apt would use this computer's own lists.
+// TestCacheInARelativeDirectory checks that programs with another working directory find the cache.
+// With a wrong path, apt would use this computer's own lists.
 func TestCacheInARelativeDirectory(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)

@@ -35,14 +35,13 @@ type GoRecipe struct {
 	Packages []string `json:"packages"` // import paths of main packages
 	LDFlags  string   `json:"ldflags,omitempty"`
 	Arch     string   `json:"arch"` // GOARCH; GOOS is linux
-	// StagingReplace is for k8s.io/kubernetes, whose go.mod replaces the k8s.io
-	// modules with local directories. Their releases are used instead: v0.x.y for
-	// v1.x.y.
+	// StagingReplace is for k8s.io/kubernetes, whose go.mod replaces the k8s.io modules with local
+	// directories. Their published releases are used instead: v0.x.y for v1.x.y.
 	StagingReplace bool `json:"stagingReplace,omitempty"`
 }
 
-// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of a
-// Kubernetes release. kubeadm does not work without the version stamp.
+// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of a Kubernetes release.
+// It sets their version, without which kubeadm does not work.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -85,15 +84,14 @@ func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
 	return &goTool{path: path, arch: r.Arch, log: log}, nil
 }
 
-// GoBuild compiles the recipe's packages and returns the blob of each. Packages
-// that the same Go release compiled before come from the cache. Progress for a
-// person goes to log.
+// GoBuild compiles the recipe's packages and returns the blob of each. Packages that the same Go
+// release has compiled before come from the cache. log gets the progress, as text for a person.
 func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[string]string, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	// Not GoCommand, which also checks go's age: cached programs do not need it,
-	// and callers that compile check it first.
+	// Do not use GoCommand, which also checks go's age: cached programs do not need it, and callers
+	// that compile check it first.
 	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
@@ -137,9 +135,9 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	return blobs, nil
 }
 
-// GoRelease returns the Go release that would compile the recipe here: that of
-// the go on PATH, or a newer one that the module requires and go fetches. It
-// fetches the module only if the go on PATH is older than want.
+// GoRelease returns the Go release that would compile the recipe here: that of the go on PATH, or
+// the newer one that the module requires and go fetches. It fetches the module only if the go on
+// PATH is older than want.
 func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
 	g, err := newGoTool(r, log)
 	if err != nil {
@@ -168,9 +166,8 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 	return strings.TrimSpace(string(said)), nil
 }
 
-// FindGoVersion returns an UnknownVersionError if the module has no such
-// version, without fetching the module. It returns nil if the proxy does not
-// answer: compiling reports that.
+// FindGoVersion returns an UnknownVersionError if the module has no such version. It does not fetch
+// the module. It returns nil if the proxy does not respond: compiling reports that error.
 func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -196,8 +193,8 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	return err
 }
 
-// Compiled returns the blob of each of the recipe's packages, if the Go release
-// on this computer has compiled all of them before.
+// Compiled returns the blob of each of the recipe's packages if this computer's Go release has
+// compiled all of them before.
 func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -269,8 +266,8 @@ var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
 // ErrNoGo means that there is no go command.
 var ErrNoGo = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
 
-// GoCommand returns the path of the go command, or ErrNoGo. It rejects a go
-// that is too old, which would call a newer go.mod malformed.
+// GoCommand returns the path of the go command, or ErrNoGo. It rejects an old go, which would
+// report a newer go.mod as malformed.
 func GoCommand(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("go")
 	if errors.Is(err, exec.ErrNotFound) {
@@ -299,9 +296,8 @@ type goTool struct {
 	log        io.Writer
 }
 
-// environ returns the environment with all settings that affect the result.
-// Those that a user can set in go's env file need a value: an empty one would
-// not override the file.
+// environ returns the environment with all settings that affect the result. A setting that go's env
+// file may contain gets a value: an empty one would not override the file.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
 	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {
@@ -312,9 +308,8 @@ func (g *goTool) environ() []string {
 		"GOOS=linux", "GOARCH="+g.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
 }
 
-// run runs go in dir, which the caller removes: an interrupted go may leave
-// files there. It returns standard output, also if go fails. Standard error
-// goes to the log and into the error.
+// run runs go in dir. The caller removes dir, since an interrupted go may leave files in it. run
+// returns standard output, even if go fails. Standard error goes to the log and into the error.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := procgroup.Command(ctx, g.path, args...)
 	cmd.Dir = dir
@@ -323,7 +318,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	said := &tail{max: 4 << 10}
 	cmd.Stdout = &out
 	cmd.Stderr = io.MultiWriter(g.log, said)
-	// An interrupt lets go remove its files.
+	// An interrupt makes go remove its files.
 	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -340,9 +335,8 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// facts returns the Go version, which also determines the result. It runs in a
-// module of its own: the one in the caller's directory may require another Go
-// release.
+// facts returns the Go version, which also determines the result. It runs go in its own module,
+// since the module in the caller's directory may require another Go release.
 func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	dir, err := c.TempDir()
 	if err != nil {
@@ -390,9 +384,8 @@ func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Write
 	return os.Remove(out)
 }
 
-// scratchModule writes a go.mod that requires the recipe's module and repeats
-// the settings that only a main module can make: replacements, language
-// version, GODEBUG defaults.
+// scratchModule writes a go.mod that requires the recipe's module. It repeats the settings that
+// apply only in a main module: replacements, language version, GODEBUG defaults.
 func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) error {
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
 		return fmt.Errorf("making a scratch module: %w", err)
@@ -426,7 +419,7 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 	return nil
 }
 
-// proxies describes where go looks for modules and the alternatives.
+// proxies describes, for an error, where go looks for modules, and the alternatives.
 func (g *goTool) proxies(ctx context.Context, dir string) string {
 	out, err := g.run(ctx, dir, "env", "GOPROXY")
 	if err != nil {
@@ -451,12 +444,11 @@ func (e *UnknownVersionError) Error() string {
 	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", of that minor version "))
 }
 
-// unknownVersion returns an UnknownVersionError if the proxy has other versions
-// only.
+// unknownVersion returns an UnknownVersionError if the proxy has only other versions.
 func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) error {
 	out, err := g.run(ctx, dir, "list", "-m", "-versions", r.Module)
 	if err != nil {
-		return nil // the proxy does not answer at all
+		return nil // the proxy does not respond
 	}
 	all := strings.Fields(string(out))
 	if len(all) < 2 || slices.Contains(all, r.Version) {
@@ -479,8 +471,7 @@ func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) err
 	return e
 }
 
-// scratchGoMod renders the scratch module's go.mod from the go.mod of the
-// module that is built.
+// scratchGoMod renders the scratch module's go.mod from the go.mod of the module to build.
 func scratchGoMod(r GoRecipe, file string, theirs []byte) ([]byte, error) {
 	mod, err := modfile.Parse(file, theirs, nil)
 	if err != nil {

@@ -98,7 +98,7 @@ func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	}
 }
 
-// Go takes what a person wrote into its own file where the variable is empty.
+// TestGoBuildRejectsExperiments: go uses its own file's value if the variable is empty.
 func TestGoBuildRejectsExperiments(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Fatal(err)
@@ -118,8 +118,8 @@ func TestGoBuildRejectsExperiments(t *testing.T) {
 	}
 }
 
-// TestGoLeavesNothing: a go that is interrupted while it compiles may leave its
-// work, which goes with ours.
+// TestGoLeavesNothing checks that the files of a go that is interrupted while compiling are
+// removed.
 func TestGoLeavesNothing(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
 	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
@@ -145,8 +145,8 @@ func TestGoLeavesNothing(t *testing.T) {
 	}
 }
 
-// proxy makes a module proxy in a directory, with one module whose main package
-// prints the version it was stamped with.
+// proxy makes a module proxy in a directory. It has one module, whose main package prints its
+// version.
 func proxy(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -172,7 +172,7 @@ func proxy(t *testing.T, program string) {
 	t.Setenv("GOSUMDB", "off")
 	t.Setenv("GOMODCACHE", filepath.Join(dir, "mod"))
 	t.Cleanup(func() {
-		// go makes its module cache read-only; TempDir could not clean it up.
+		// go makes its module cache read-only, so that TempDir could not remove it.
 		cmd := exec.Command("go", "clean", "-modcache")
 		cmd.Env = append(os.Environ(), "GOMODCACHE="+filepath.Join(dir, "mod"))
 		cmd.Run()
@@ -200,7 +200,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	t.Setenv("GOARCH", "arm64")
 	t.Setenv("CGO_ENABLED", "1")
 	t.Setenv("GODEBUG", "netdns=cgo")
-	// The directory we stand in is a module that wants a Go release of its own.
+	// The current directory is a module that requires another Go release.
 	t.Setenv("GOTOOLCHAIN", "auto")
 	here := t.TempDir()
 	if err := os.WriteFile(filepath.Join(here, "go.mod"), []byte("module here\n\ngo 1.999.0\n"), 0o644); err != nil {
@@ -229,8 +229,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
 		t.Errorf("the program says %q, %v", out, err)
 	}
-	// The second time nothing is compiled: a go that cannot reach any module
-	// will do.
+	// The second build compiles nothing: go needs no module proxy.
 	t.Setenv("GOPROXY", "off")
 	t.Setenv("GOMODCACHE", t.TempDir())
 	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {
@@ -280,7 +279,8 @@ func zipOf(t *testing.T, prefix string, files map[string]string) []byte {
 	return b.Bytes()
 }
 
-// TestGoWithoutRoom: a full disk is told as such, and not by the compiler's words alone.
+// TestGoWithoutRoom checks that a full disk is named in the error, in addition to the compiler's
+// output.
 func TestGoWithoutRoom(t *testing.T) {
 	for _, stream := range []string{"1", "2"} {
 		dir := t.TempDir()
@@ -310,8 +310,8 @@ func TestUnknownVersion(t *testing.T) {
 	}
 }
 
-// TestDownloadFailsInWords: go reports a failed download as JSON, a person gets what
-// it says and what decides about the way there.
+// TestDownloadFailsInWords checks that a failed download, which go reports as JSON, becomes an
+// error with its message and the proxy settings.
 func TestDownloadFailsInWords(t *testing.T) {
 	proxy(t, "package main\n\nfunc main() {}\n")
 	t.Setenv("GOPROXY", "http://127.0.0.1:1")
@@ -334,9 +334,8 @@ func TestDownloadFailsInWords(t *testing.T) {
 	}
 }
 
-// TestFindGoVersion: a version that the proxy does not have is found without fetching
-// the module; what else goes wrong is told by whoever compiles, and what is compiled
-// already needs no proxy.
+// TestFindGoVersion checks that an unknown version is found without fetching the module, that other
+// errors are left to the compilation, and that a compiled program needs no proxy.
 func TestFindGoVersion(t *testing.T) {
 	proxy(t, "package main\n\nfunc main() {}\n")
 	c, err := Open(t.TempDir())

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// readAgain is how often Import starts again if two readings differ.
+// readAgain is the number of attempts of Import if two readings differ.
 const readAgain = 3
 
-// Import stores the bytes that read writes, and calls it twice: a person may be
-// editing the source. It stores only bytes on which both readings agree.
+// Import stores the bytes that read writes. It calls read twice, since a person may be editing the
+// source, and stores the bytes only if both readings agree.
 func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	for range readAgain {
 		h := sha256.New()
@@ -80,8 +80,8 @@ func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha stri
 	return "", errChanges
 }
 
-// importKey returns the key for the content of a file whose state was read
-// after now. It is empty if a later write could leave the same state.
+// importKey returns the key for the content of a file whose state was read after now. It returns ""
+// if a later write could leave the same state.
 func importKey(fi fs.FileInfo, now time.Time) string {
 	id, times := FileState(fi), changedAt(fi)
 	if id == "" || len(times) == 0 {

@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestImportWhatChanges: what two readings do not agree on is not stored.
+// TestImportWhatChanges checks that bytes on which two readings differ are not stored.
 func TestImportWhatChanges(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		readings []string // the last one is repeated
-		want     string   // empty: an error
+		want     string   // empty means an error
 		reads    int
 	}{
 		{"it keeps still", []string{"a"}, "a", 2},
@@ -59,7 +59,7 @@ func TestImportWhatChanges(t *testing.T) {
 	}
 }
 
-// TestImportKey: the state of a file that was written to just now is not relied on.
+// TestImportKey checks that the state of a file that was just written is not used.
 func TestImportKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("a"), 0o644); err != nil {
@@ -88,7 +88,7 @@ func TestImportKey(t *testing.T) {
 	check("written", 5*time.Millisecond, false)
 	check("written", -5*time.Millisecond, false)
 	check("written", time.Second, true)
-	// A program that sets a file back has changed the inode.
+	// A program that restores a file's time has changed the inode.
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestImportKey(t *testing.T) {
 	check("set back", time.Second, true)
 }
 
-// TestUnsettled: a time stamp is relied on once a later write would have another one.
+// TestUnsettled checks that a time stamp is used only once a later write would change it.
 func TestUnsettled(t *testing.T) {
 	fine, whole := time.Unix(1767225600, 4000000), time.Unix(1767225600, 0)
 	for _, tt := range []struct {
@@ -119,8 +119,8 @@ func TestUnsettled(t *testing.T) {
 	}
 }
 
-// TestStoredBlobIsSettled: a write shows in a blob's state even if it comes in the same
-// tick of the file system's clock as the blob. Not every file system has such ticks.
+// TestStoredBlobIsSettled checks that a write changes a blob's state even in the same tick of the
+// file system's clock. Not every file system has such ticks.
 func TestStoredBlobIsSettled(t *testing.T) {
 	c := open(t, t.TempDir())
 	before := time.Now().Add(-coarseStampTime)
@@ -133,7 +133,7 @@ func TestStoredBlobIsSettled(t *testing.T) {
 	}
 }
 
-// TestImportFile: a file that keeps still is read once, unless it is to be read anew.
+// TestImportFile checks that an unchanged file is read once, unless anew is set.
 func TestImportFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -160,7 +160,7 @@ func TestImportFile(t *testing.T) {
 		}
 		return len(entries)
 	}
-	// By whole seconds a file is new for longer than a busy machine takes to come here.
+	// With whole seconds, a file counts as new for longer than a busy machine takes to get here.
 	date := func(at time.Time) {
 		t.Helper()
 		if err := os.Chtimes(path, time.Time{}, at); err != nil {
@@ -173,7 +173,7 @@ func TestImportFile(t *testing.T) {
 		t.Errorf("a file that was just written is remembered: %d keys", n)
 	}
 	date(time.Now().Add(-time.Hour))
-	time.Sleep(stampTime) // the date of the change is now
+	time.Sleep(stampTime) // the date of the change is past
 	get("later", "a", false)
 	if n := keys(); n != 1 {
 		t.Errorf("%d keys", n)

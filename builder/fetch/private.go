@@ -11,9 +11,9 @@ import (
 // subdirs are the directories of a cache.
 var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
-// private creates the cache's directories for this user alone and rejects those
-// that another user could have written to. Notes, keys and programs in a cache
-// are trusted: they decide which code runs and what goes into images.
+// private creates the cache's directories for this user alone, and rejects directories to which
+// another user could have written. The contents of a cache are trusted: they decide which code runs
+// and what images contain.
 func private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -60,8 +60,8 @@ func ownerHere(dir string) (uint32, error) {
 	return ownerOf(fi), nil
 }
 
-// tighten removes the write permission of others from an empty directory that
-// was made for a new cache, such as a container's volume.
+// tighten removes the others' write permission from an empty directory that was made for a new
+// cache, such as a container's volume.
 func tighten(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil || fi.Mode()&0o022 == 0 || fi.Mode()&fs.ModeSticky != 0 {
@@ -76,7 +76,10 @@ func tighten(dir string) error {
 			return nil // not a new cache
 		}
 	}
-	// If the directory is another user's, ours rejects it.
+	// If the directory is another user's, function ours rejects it.
+	// above rejects a cache that other users could replace: it checks the parents of dir, and those
+	// of links among them. It accepts directories that are sticky, like /tmp, or writable for this
+	// user's own group, as a home may be.
 	_ = os.Chmod(dir, fi.Mode().Perm()&^0o022)
 	return nil
 }
@@ -119,9 +122,8 @@ func above(dir string, us uint32) error {
 	}
 }
 
-// hostRoot returns the owner of root's files as this process sees it. In a user
-// namespace that does not map root, as in a rootless container, that is the
-// overflow user.
+// hostRoot returns the owner of root's files as seen by this process: the overflow user in a user
+// namespace that does not map root, as in a rootless container.
 func hostRoot() uint32 {
 	fi, err := os.Stat("/proc/sys")
 	if err != nil {
@@ -138,7 +140,7 @@ func owned(path string, fi fs.FileInfo, us uint32) error {
 	return nil
 }
 
-// ours returns an error unless only this user and root can have written to dir.
+// ours returns an error unless only this user and root could have written to dir.
 func ours(dir string, us uint32) error {
 	for _, stat := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		fi, err := stat(dir)

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestForeignCache: what anybody else could have written to a cache is not believed.
+// TestForeignCache checks that a cache to which another user could have written is rejected.
 func TestForeignCache(t *testing.T) {
 	mode := func(t *testing.T, dir string, m os.FileMode) {
 		t.Helper()
@@ -73,7 +73,7 @@ func TestForeignCache(t *testing.T) {
 	}
 }
 
-// give gives a directory to another user.
+// give changes the owner of a directory to another user.
 func give(t *testing.T, dir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {

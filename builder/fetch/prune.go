@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stored is a blob of the cache.
+// Stored is a blob in the cache.
 type Stored struct {
 	SHA256 string    `json:"sha256"`
 	Size   int64     `json:"size"` // bytes, with its executable copies
@@ -66,7 +66,7 @@ func (c *Cache) List() ([]Stored, error) {
 	return out, nil
 }
 
-// programs returns the executable copies of blobs, with their sizes.
+// programs returns the executable copies of blobs with their sizes.
 func (c *Cache) programs() (map[string]int64, error) {
 	return c.sizes("programs")
 }
@@ -98,8 +98,7 @@ func skipGone(err error) error {
 	return err
 }
 
-// Notes returns the bytes of the keys, notes, locks and unfinished blobs in the
-// cache.
+// Notes returns the size of the cache's other files: keys, records, locks and unfinished blobs.
 func (c *Cache) Notes() (int64, error) {
 	var sum int64
 	for _, dir := range []string{"keys", "sound", "used", "locks", "tmp"} {
@@ -114,21 +113,21 @@ func (c *Cache) Notes() (int64, error) {
 	return sum, nil
 }
 
-// Limits are what Prune leaves. A zero value sets no limit.
+// Limits decide which blobs Prune removes. A zero value sets no limit.
 type Limits struct {
-	// UsedSince removes blobs that were last used before.
+	// UsedSince, if set, removes blobs whose last use was before it.
 	UsedSince time.Time
-	// Keep removes the least recently used blobs until at most so many bytes are
-	// left. Nil means no limit.
+	// Keep removes the least recently used blobs until at most that many bytes are left. Nil means
+	// no limit.
 	Keep *int64
-	// DryRun removes nothing, and reports what would be removed.
+	// DryRun removes nothing, but reports what would be removed.
 	DryRun bool
 }
 
 // Pruned is the result of Prune.
 type Pruned struct {
-	// Freed blobs were removed, Left ones remain. InUse is the part of Left that
-	// was to be removed, but that a running build may need.
+	// Freed are the removed blobs, Left the remaining ones. InUse is the part of Left that the
+	// limits would remove but a running build may need.
 	Freed, Left, InUse Amount
 }
 
@@ -143,12 +142,12 @@ func (a *Amount) add(s Stored) {
 	a.Bytes += s.Size
 }
 
-// Prune removes blobs as the limits say. Builds may run meanwhile: no new one
-// starts, and blobs that a running one has used stay. It fetches or makes
-// others again if it needs them.
+// Prune removes blobs according to the limits. Builds may be running: a new one waits, and blobs
+// that a running one has used are kept. A running build fetches or makes other blobs again if it
+// needs them.
 func (c *Cache) Prune(l Limits) (Pruned, error) {
 	var p Pruned
-	// The order does not matter to newSession and Has, which never hold both.
+	// newSession and Has never hold both locks, so the order does not matter.
 	for _, d := range []string{"tmp", "blobs"} {
 		unlock, err := lockDir(filepath.Join(c.dir, d), unix.LOCK_EX)
 		if err != nil {
@@ -197,8 +196,7 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 	return p, errors.Join(errs...)
 }
 
-// dropNotes removes the notes of removed blobs and, if no other session runs,
-// the locks.
+// dropNotes removes the records of removed blobs and, if no other session runs, the locks.
 func (c *Cache) dropNotes(alone bool) error {
 	var errs []error
 	drop := func(dir string, useless func(name string) bool) {
@@ -239,14 +237,13 @@ type session struct {
 	owner   uint32
 }
 
-// mayUse reports whether the session may rely on a blob: it was used since the
-// session began, or the session may have been unable to mark it, since blob or
-// mark are another user's.
+// mayUse reports whether the session may depend on a blob: the blob was used after the session
+// began, or the session could not mark it because another user owns blob or mark.
 func (r session) mayUse(s Stored) bool {
 	return !s.Used.Before(r.started) || r.owner != 0 && slices.ContainsFunc(s.owners, func(o uint32) bool { return o != r.owner })
 }
 
-// others returns the other living sessions. The caller holds the lock on tmp.
+// others returns the other live sessions. The caller holds the lock on tmp.
 func (c *Cache) others() ([]session, error) {
 	tmp := filepath.Join(c.dir, "tmp")
 	entries, err := os.ReadDir(tmp)
@@ -260,10 +257,10 @@ func (c *Cache) others() ([]session, error) {
 			continue
 		}
 		if unlock, err := lockDir(dir, unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			unlock() // its process is gone
+			unlock() // its process has ended
 			continue
 		}
-		r := session{} // one that we cannot read may use everything
+		r := session{} // a session that cannot be read may use any blob
 		if fi, err := os.Stat(filepath.Join(dir, startedFile)); err == nil {
 			r = session{fi.ModTime(), ownerOf(fi)}
 		} else if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// aged puts a blob that was used so long ago, and returns its name.
+// aged stores a blob with an old last use and returns its name.
 func aged(t *testing.T, c *Cache, text string, ago time.Duration) string {
 	t.Helper()
 	sha, err := c.Make(t.Context(), text, func(_ context.Context, w io.Writer) error {
@@ -43,7 +43,7 @@ func prune(t *testing.T, c *Cache, l Limits) Pruned {
 	return p
 }
 
-// there is what Has says without leaving the mark of a use.
+// there reports whether a blob exists, like Has, but does not mark it as used.
 func there(c *Cache, sha string) bool {
 	_, err := os.Stat(c.BlobPath(sha))
 	return err == nil
@@ -52,7 +52,7 @@ func there(c *Cache, sha string) bool {
 func TestPrune(t *testing.T) {
 	const day = 24 * time.Hour
 	keep := func(n int64) *int64 { return &n }
-	// Blobs of 4, 3, 3 and 3 bytes, used ever longer ago.
+	// Blobs of 4, 3, 3 and 3 bytes, each used earlier than the one before.
 	for _, tt := range []struct {
 		name   string
 		limits Limits
@@ -104,8 +104,8 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestPruneBesideABuild prunes while another session is alive: what that one
-// has used stays, what it has not come to yet may go and is made again.
+// TestPruneBesideABuild prunes while another session is open. Blobs that the session has used stay;
+// others may be removed, and are made again.
 func TestPruneBesideABuild(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
@@ -130,7 +130,7 @@ func TestPruneBesideABuild(t *testing.T) {
 	}); err != nil || sha != idle || !there(c, idle) {
 		t.Errorf("made again: %s, %v", sha, err)
 	}
-	// Another user's session leaves no mark on this one's blobs.
+	// Another user's session cannot mark this user's blobs.
 	other := session{started: time.Now().Add(time.Hour), owner: 12345}
 	if !other.mayUse(Stored{owners: []uint32{54321}}) || other.mayUse(Stored{owners: []uint32{12345}}) || !other.mayUse(Stored{owners: []uint32{12345, 54321}}) {
 		t.Error("the owner does not count")
@@ -143,8 +143,8 @@ func TestPruneBesideABuild(t *testing.T) {
 	}
 }
 
-// TestPruneRaces has builds look for blobs while others prune: what Has
-// promised is there until the end.
+// TestPruneRaces looks up blobs while others prune: a blob that Has found stays until the end of
+// the session.
 func TestPruneRaces(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -184,8 +184,8 @@ func TestPruneRaces(t *testing.T) {
 	wg.Wait()
 }
 
-// TestPruneTakesAllThatBelongsToABlob: what a cache holds is counted whole, and
-// nothing of it stays forever.
+// TestPruneTakesAllThatBelongsToABlob checks that all files of a cache are counted, and that none
+// stays forever.
 func TestPruneTakesAllThatBelongsToABlob(t *testing.T) {
 	dir := t.TempDir()
 	c, err := Open(dir)

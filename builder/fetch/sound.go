@@ -17,26 +17,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk may return other bytes than were written, and a person may edit a
-// blob. So a session hashes a blob at its first use, unless its inode, size and
-// times are those noted when it was last hashed. HashAll ignores these notes. A
-// damaged blob is removed, and then fetched or made again.
+// A disk may return other bytes than were written, and a person may edit a blob. Therefore a
+// session hashes a blob at its first use, unless its inode, size and times are those recorded when
+// it was last hashed. HashAll ignores these records. A damaged blob is removed, then fetched or
+// made again.
 //
 // A session keeps the state in which it admitted each blob. Later reads are
 // valid only if the blob is still in that state: a build calls Unchanged before
 // its result gets a name.
 
-// HashAll makes this session hash every blob at its first use, also those that
-// seem unchanged. Call it before the first use.
+// HashAll makes this session hash every blob at its first use, even one that seems unchanged. Call
+// it before the first use.
 func (c *Cache) HashAll() { c.hashAll = true }
 
-// Until ends the hashing of blobs, which may have gigabytes, with ctx. Call it
-// before the first use.
+// Until cancels the hashing of blobs, which may take long, with ctx. Call it before the first use.
 func (c *Cache) Until(ctx context.Context) { c.until = ctx }
 
-// rederive forgets the blob of a key, once in a session with HashAll: the key
-// may have been changed to name another valid blob, and no image.lock has its
-// digest.
+// rederive forgets the blob of a key, once in a session with HashAll. Such a blob's digest is in no
+// image.lock, so the key could have been changed to point to another valid blob.
 func (c *Cache) rederive(key string) error {
 	if !c.hashAll {
 		return nil
@@ -55,10 +53,10 @@ func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 // verdict is the state of a blob in this session.
 type verdict struct {
 	mu sync.Mutex
-	// admitted is the state in which the file was valid; nil: it is not admitted.
+	// admitted is the state in which the file was valid; nil if it is not admitted.
 	admitted fs.FileInfo
-	// changed means that its state has changed since then: bytes read from it may
-	// be wrong.
+	// changed means that its state has changed since it was admitted: bytes read from it may be
+	// wrong.
 	changed bool
 }
 
@@ -77,8 +75,8 @@ func (c *Cache) verdictOf(sha string) *verdict {
 	return v.(*verdict)
 }
 
-// Has reports whether the blob exists, complete and undamaged. If so, it is
-// kept for as long as this session lasts.
+// Has reports whether a complete and undamaged blob exists. If so, the blob is kept until the end
+// of this session.
 func (c *Cache) Has(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
@@ -86,8 +84,8 @@ func (c *Cache) Has(sha string) bool {
 	return c.has(sha, v) == nil
 }
 
-// has is Has for a caller that holds the verdict's lock. The error is the
-// reason.
+// has is Has for a caller that holds the verdict's lock. It returns nil, or the reason why the blob
+// cannot be used.
 func (c *Cache) has(sha string, v *verdict) (err error) {
 	if v.look(c.BlobPath(sha)); v.admitted == nil {
 		v.admitted, err = c.admit(sha)
@@ -95,9 +93,8 @@ func (c *Cache) has(sha string, v *verdict) (err error) {
 	return err
 }
 
-// admit checks a blob at its first use in this session and marks it as used;
-// Prune cannot remove it in between. It returns the state in which the blob was
-// valid.
+// admit checks a blob at its first use in this session and marks it as used. Prune cannot remove it
+// in between. admit returns the state in which the blob was valid.
 func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
@@ -185,9 +182,8 @@ func (c *Cache) lockNames() (func(), error) {
 	return lockDir(filepath.Join(c.dir, "sound"), unix.LOCK_EX)
 }
 
-// mark records that the blob was used, in a separate file: a new time of the
-// blob itself would change the state that other sessions compare. If another
-// user owns the mark, Prune keeps the blob because of the owners.
+// mark records the use of a blob in a separate file: a new time of the blob itself would change the
+// state that other sessions compare. If another user owns the mark, Prune keeps the blob.
 func (c *Cache) mark(sha string) {
 	path, at := c.markPath(sha), c.markTime()
 	if err := os.Chtimes(path, time.Time{}, at); !errors.Is(err, fs.ErrNotExist) {
@@ -210,15 +206,15 @@ func isSHA256(s string) bool {
 
 func (c *Cache) notePath(sha string) string { return filepath.Join(c.dir, "sound", sha) }
 
-// noted reports whether the file is in the noted state.
+// noted reports whether the file is in the recorded state.
 func (c *Cache) noted(sha string, fi fs.FileInfo) bool {
 	id := FileState(fi)
 	b, err := os.ReadFile(c.notePath(sha))
 	return err == nil && id != "" && string(b) == id
 }
 
-// note records the state in which the blob had its digest. An error is ignored:
-// without the note the blob is hashed once more.
+// note records the state in which the blob had its digest. It ignores errors: without a record, the
+// blob is only hashed again.
 func (c *Cache) note(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
 	if id == "" || c.noted(sha, fi) {
@@ -237,8 +233,8 @@ func (c *Cache) note(sha string, fi fs.FileInfo) {
 // errChanges means that a file changed while it was hashed.
 var errChanges = errors.New("it changes while it is read: find the program that writes to it")
 
-// hashBlob hashes a blob and returns its state, which did not change meanwhile.
-// A wrong digest is a *DigestError.
+// hashBlob hashes a blob and returns its state, unchanged during the hashing. For a wrong digest it
+// returns a *DigestError.
 func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	for range 5 {
 		begun := time.Now()
@@ -269,8 +265,7 @@ func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	return nil, fmt.Errorf("reading %s: %w", path, errChanges)
 }
 
-// hashFile returns the state of a file before it is read, and the digest and
-// number of the bytes.
+// hashFile returns the state of a file before reading, and the digest and number of its bytes.
 func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string, n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -285,17 +280,16 @@ func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string,
 	return before, hex.EncodeToString(h.Sum(nil)), n, err
 }
 
-// stampTime and coarseStampTime are upper bounds of the time between two ticks
-// of a file system's time stamps; the latter if they are whole seconds. FAT's
-// tick every two seconds, others on Linux at least 100 times a second.
-// clock for other file systems ticks at least 100 times a second.
+// stampTime and coarseStampTime are upper bounds of the time between two ticks of a file system's
+// time stamps; coarseStampTime is for stamps of whole seconds. FAT's stamps change every two
+// seconds, others on Linux at least 100 times a second.
 const (
 	stampTime       = 20 * time.Millisecond
 	coarseStampTime = 2 * time.Second
 )
 
-// unsettled returns how long a write may still leave the time stamp at
-// unchanged: stamps change only with a tick of the clock.
+// unsettled returns how long a write can still leave the time stamp at unchanged: stamps change
+// only with a tick of the clock.
 func unsettled(at, now time.Time) time.Duration {
 	d := stampTime
 	if at.Nanosecond() == 0 {
@@ -307,7 +301,7 @@ func unsettled(at, now time.Time) time.Duration {
 	return 0
 }
 
-// settle dates a file back, so that every later write changes its state.
+// settle sets a file's time back, so that every later write changes its state.
 func settle(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -316,8 +310,7 @@ func settle(f *os.File) error {
 	return os.Chtimes(f.Name(), time.Time{}, fi.ModTime().Add(-coarseStampTime))
 }
 
-// sameState reports whether two states are of a file that was neither replaced
-// nor written to in between.
+// sameState reports whether two states are of the same file without a write in between.
 func sameState(a, b fs.FileInfo) bool {
 	if id := FileState(a); id != "" {
 		return id == FileState(b)
@@ -331,9 +324,9 @@ type Verified struct {
 	Damaged []Stored `json:"damaged"` // removed, except in a dry run
 }
 
-// Verify hashes every blob. It removes damaged ones unless dryRun is set; the
-// next build that needs one fetches or makes it again. A blob that cannot be
-// read is an error, but the others are verified too.
+// Verify hashes every blob. It removes damaged ones unless dryRun is set; the next build that needs
+// one fetches or makes it again. It returns an error for each blob that cannot be read, and
+// verifies the others.
 func (c *Cache) Verify(ctx context.Context, dryRun bool, progress func(done, total int64)) (Verified, error) {
 	v := Verified{Damaged: []Stored{}}
 	blobs, err := c.List()

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// spoil changes a blob behind the cache's back. With quiet set, the note of its
-// last hashing is made to fit, as if a disk had changed the bytes by itself.
+// spoil changes a blob without using the cache. If quiet is set, it also updates the record of the
+// last hashing, as if the disk had changed the bytes.
 func spoil(t *testing.T, c *Cache, sha, to string, quiet bool) {
 	t.Helper()
 	p := c.BlobPath(sha)
@@ -40,7 +40,7 @@ func TestDamagedBlobs(t *testing.T) {
 		{"one byte", "kubelex", false, false, true},
 		{"cut to nothing", "", false, false, true},
 		{"touched, not changed", text, false, false, false},
-		{"by the disk itself", "kubelex", true, false, false}, // the price of not reading all
+		{"by the disk itself", "kubelex", true, false, false}, // not detected, since not everything is hashed
 		{"by the disk itself, all hashed", "kubelex", true, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestDamagedBlobs(t *testing.T) {
 			if !tt.found {
 				return
 			}
-			// What is damaged is made again.
+			// A damaged blob is made again.
 			if again, err := c.Make(t.Context(), "key", recipe); err != nil || again != sha || !c.Has(sha) {
 				t.Errorf("made again: %s, %v", again, err)
 			}
@@ -97,8 +97,8 @@ func TestDamagedBlobs(t *testing.T) {
 	}
 }
 
-// TestFoldersInTheCache: what stands where a blob or a key belongs does not
-// stop builds.
+// TestFoldersInTheCache checks that a directory in place of a blob or a key does not make builds
+// fail.
 func TestFoldersInTheCache(t *testing.T) {
 	c := open(t, t.TempDir())
 	recipe := func(_ context.Context, w io.Writer) error {
@@ -127,8 +127,8 @@ func TestFoldersInTheCache(t *testing.T) {
 	}
 }
 
-// TestHashingEndsWithTheBuild: an interrupt ends it, and says nothing against
-// the blob.
+// TestHashingEndsWithTheBuild checks that an interrupt ends the hashing, and that the blob does not
+// count as damaged.
 func TestHashingEndsWithTheBuild(t *testing.T) {
 	c := open(t, t.TempDir())
 	sha, _, err := c.Put(t.Context(), "", strings.NewReader("kubelet"))
@@ -153,8 +153,7 @@ func TestHashingEndsWithTheBuild(t *testing.T) {
 	}
 }
 
-// untouched reports whether the blob's file is as it was when this session admitted
-// it.
+// untouched reports whether the blob's file is in the state in which this session admitted it.
 func (c *Cache) untouched(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
@@ -163,7 +162,7 @@ func (c *Cache) untouched(sha string) bool {
 	return v.admitted != nil && !v.changed
 }
 
-// TestUntouched tells a blob that somebody wrote to after it was verified.
+// TestUntouched checks that a write after verification is detected.
 func TestUntouched(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {
@@ -186,8 +185,8 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
-// TestMadeOfWhatChanged: what was made of a blob that changed while it was read is not
-// remembered as what its key leads to.
+// TestMadeOfWhatChanged checks that the result of a recipe is not stored for its key if an input
+// blob changed while it was read.
 func TestMadeOfWhatChanged(t *testing.T) {
 	dir := t.TempDir()
 	made := func(meanwhile func(c *Cache, sha string)) (string, error) {
@@ -254,8 +253,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestTurnedKey: a key that leads to another sound blob is not believed where
-// everything is hashed.
+// TestTurnedKey checks that with HashAll a key that points to another valid blob is ignored.
 func TestTurnedKey(t *testing.T) {
 	dir := t.TempDir()
 	maker, err := Open(dir)

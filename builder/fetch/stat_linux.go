@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// FileState identifies the state of a file. A write changes it, unless it comes
-// right after another one (see unsettled). It is empty if unknown.
+// FileState identifies the state of a file. A write changes it, unless it follows another one
+// immediately (see unsettled). It is empty if unknown.
 func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -17,8 +17,8 @@ func FileState(fi fs.FileInfo) string {
 	return fmt.Sprintf("file %d %d %d %v %v", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
 }
 
-// changedAt returns when the content and the inode of a file last changed, by
-// the file system's clock.
+// changedAt returns when the content and the inode of a file last changed, according to the file
+// system's clock.
 func changedAt(fi fs.FileInfo) []time.Time {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -17,7 +17,7 @@ import (
 	"github.com/ulikunitz/xz/lzma"
 )
 
-// compressions are recognized by the first bytes, not by the file name.
+// compressions are detected by the first bytes, not by the file name.
 var compressions = []struct {
 	name   string
 	magics []string
@@ -26,8 +26,8 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// Without the digit for the block size (see magicOf): a first block, or the
-	// end of an empty file.
+	// Without the digit for the block size (see magicOf): the start of a first block, or the end of
+	// an empty file.
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 
@@ -62,9 +62,9 @@ func isTar(head []byte) bool {
 	return sum == want
 }
 
-// maxWindow limits how far back, in bytes, compressed data may refer, and so
-// the memory for uncompressing it. xz -9 uses 64 MiB, zstd --long=27 128 MiB; a
-// header may claim gigabytes.
+// maxWindow limits how far back compressed data may refer, in bytes, and thus the memory for
+// uncompressing it. xz -9 uses 64 MiB, zstd --long=27 128 MiB; a hostile header may claim
+// gigabytes.
 const maxWindow = 512 << 20
 
 var errWindow = fmt.Errorf("it asks for more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
@@ -102,9 +102,8 @@ func openZstd(r *bufio.Reader) (io.Reader, error) {
 	return d.IOReadCloser(), nil
 }
 
-// Uncompressed returns the blob of sha's bytes uncompressed, or sha if it is
-// not compressed. More than limit bytes are rejected: a few kilobytes can
-// uncompress to any size.
+// Uncompressed returns the blob with the uncompressed bytes of sha, or sha if it is not compressed.
+// More than limit bytes are rejected: a few kilobytes can uncompress to any size.
 func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (string, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -118,7 +117,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 		head = head[:n]
 	}
 	if isTar(head) {
-		return sha, nil // the name of its first file may look like a compression
+		return sha, nil // a tar: the name of its first file may look like a compression
 	}
 	start := magicOf(head)
 	for _, z := range compressions {

@@ -28,8 +28,8 @@ type Error struct {
 	Err      error
 }
 
-// Error describes the error in plain words; the client library returns requests
-// and pages of HTML.
+// Error describes the error in plain words; the client library's errors contain requests and HTML
+// pages.
 func (e *Error) Error() string {
 	var te *transport.Error
 	var untrusted *tls.CertificateVerificationError
@@ -49,8 +49,8 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
 		return who + " speaks plain HTTP, not HTTPS"
-	// The client library also tries hosts of private networks without TLS if they
-	// cannot be reached: report the connection's error, not ErrPlainHTTP.
+	// The client library also tries plain HTTP for hosts of private networks that cannot be
+	// reached: report the connection's error, not ErrPlainHTTP.
 	case errors.As(e.Err, &unknown) && unknown.IsNotFound:
 		return who + " is unknown to the name server"
 	case errors.As(e.Err, &op) && op.Op == "dial":
@@ -67,8 +67,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %v", e.Host, e.Err)
 }
 
-// sentTo returns the host of the request that failed, which for logins and blobs may be
-// another one.
+// sentTo returns the host of the failed request. For logins and blobs it may differ from the
+// registry.
 func (e *Error) sentTo() (host string) {
 	var te *transport.Error
 	var ue *url.Error
@@ -80,7 +80,7 @@ func (e *Error) sentTo() (host string) {
 	return host
 }
 
-// saidBy returns the messages in a registry's answer.
+// saidBy returns the messages in a registry's response.
 func saidBy(te *transport.Error) (s string) {
 	for _, d := range te.Errors {
 		if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
@@ -101,15 +101,14 @@ func urlHost(s string) string {
 	return u.Host
 }
 
-// ErrNoManifest means that an answer is not a manifest.
+// ErrNoManifest means that a response is not a manifest.
 var ErrNoManifest = errors.New("which is not a manifest")
 
-// Words are the caller's terms for what a fix names.
+// Words are the caller's terms in fixes.
 type Words struct {
-	// Login and AuthFile say where to set credentials.
+	// Login and AuthFile tell the user where to set credentials.
 	Login, AuthFile string
-	// Insecure says how to allow plain HTTP and certificates that cannot be
-	// verified.
+	// Insecure tells the user how to allow plain HTTP and certificates that cannot be verified.
 	Insecure string
 	// Mirror suggests a mirror; "" if none can be set.
 	Mirror string
@@ -117,8 +116,7 @@ type Words struct {
 	Lacks string
 }
 
-// Fix returns what a person can do about an error of reaching a registry, or
-// "".
+// Fix returns the fix for an error of reaching a registry, or "".
 func Fix(err error, w Words) string {
 	var te *transport.Error
 	var unknown *net.DNSError
@@ -149,7 +147,7 @@ func Fix(err error, w Words) string {
 		return fix
 	case errors.As(err, &refused):
 		return "check the network and the proxy settings" + w.Mirror
-	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // an error of the client library, without a type
+	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // the client library's error has no type
 		return "the registry must send to its login server (realm) by a host name, and by https unless insecure is set"
 	}
 	return ""

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 )
 
-// Logins returns the credentials in a docker config.json; without a path, the
-// user's own.
+// Logins returns the credentials in a docker config.json. An empty path means the user's own
+// configuration.
 func Logins(path string) (authn.Keychain, error) {
 	if path == "" {
 		return userLogins{}, nil
@@ -35,8 +35,7 @@ func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	return login, err
 }
 
-// helperFix returns the fix for a login of the user's own that cannot be read,
-// or "" if that is not the cause.
+// helperFix returns the fix if the user's own login could not be read, and "" for other causes.
 func helperFix(registry string) string {
 	target, err := name.NewRegistry(registry)
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package registry connects to container registries, for pulling and for pushing:
-// over TLS unless plain HTTP is allowed, with docker's logins, with a timeout for
-// every wait, and with errors that say what to do.
+// Package registry connects to container registries for pulling and pushing: over TLS unless plain
+// HTTP is allowed, with docker's logins, a timeout for every wait, and errors that include a fix.
 package registry
 
 import (
@@ -17,7 +16,7 @@ import (
 type Access struct {
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool
-	// Stall is how long it may stay silent.
+	// Stall limits the registry's silence.
 	Stall time.Duration
 }
 

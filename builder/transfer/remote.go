@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// Remote is a file on a web server, read by ranges. A range that breaks off
-// continues from there, so that a lost connection costs only the time without
-// it. The caller verifies the bytes.
+// Remote is a file on a web server, read by ranges. A broken range continues where it ended, so a
+// lost connection costs only time. The caller verifies the bytes.
 type Remote struct {
 	ctx   context.Context
 	http  *http.Client
@@ -24,16 +23,16 @@ type Remote struct {
 }
 
 const (
-	// requestTimeout is how long a server may stay silent.
+	// requestTimeout limits the silence of a server.
 	requestTimeout = 30 * time.Second
-	// patience is how many repeated requests in a row may fail without progress
-	// before ReadAt fails.
+	// patience is the number of requests in a row that may fail without progress before ReadAt
+	// fails.
 	patience = 20
 	// maxPause is the longest pause between two attempts.
 	maxPause = 15 * time.Second
 )
 
-// errChanged means that a server has another image now.
+// errChanged means that the server now has another image.
 var errChanged = errors.New("the image on the server has changed")
 
 // OpenRemote opens the file at a URL. sleep replaces the wait between two
@@ -49,7 +48,7 @@ func OpenRemote(ctx context.Context, url string, sleep func(context.Context, tim
 // Size returns the size of the file in bytes.
 func (r *Remote) Size() int64 { return r.size }
 
-// find requests the first byte: the answer contains the size.
+// find requests the first byte: the response contains the size.
 func (r *Remote) find() error {
 	_, err := r.once(make([]byte, 1), 0)
 	return err
@@ -80,7 +79,7 @@ func (r *Remote) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// once requests a range, and returns how many bytes have arrived.
+// once requests a range and returns the number of bytes that arrived.
 func (r *Remote) once(p []byte, off int64) (int, error) {
 	req, err := http.NewRequestWithContext(r.ctx, http.MethodGet, r.url, nil)
 	if err != nil {
@@ -102,7 +101,7 @@ func (r *Remote) once(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// check compares an answer with the request and with earlier answers.
+// check compares a response with the request and with earlier responses.
 func (r *Remote) check(resp *http.Response, off int64) error {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:

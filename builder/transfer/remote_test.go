@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// server shows bytes; each may answer in place of it.
+// server serves b; each may respond in its place.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (*Remote, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
@@ -37,8 +37,8 @@ func noise(n int) []byte {
 	return b
 }
 
-// A range that breaks off is asked for from there; a server that is away is
-// asked again.
+// TestRemote checks that a broken range continues where it ended, and that a server that is down is
+// tried again.
 func TestRemote(t *testing.T) {
 	b := noise(1 << 20)
 	asked := int64(0)
@@ -52,7 +52,7 @@ func TestRemote(t *testing.T) {
 		case n > 1 && n%3 == 0:
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return true
-		case n > 1 && n < 9: // it hangs up after a part
+		case n > 1 && n < 9: // the connection ends after a part
 			w.Header().Set("ETag", `"one"`)
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, to, len(b)))
 			w.Header().Set("Content-Length", fmt.Sprint(to-from+1))
@@ -77,7 +77,8 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// What does not answer a range, or another image than before, is an error.
+// TestRemoteRefuses checks that a response other than the range, or from another image than before,
+// is an error.
 func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
 	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{
@@ -109,7 +110,7 @@ func TestRemoteRefuses(t *testing.T) {
 			t.Errorf("%s: asked %d times", want, n.Load())
 		}
 	}
-	// A server that never comes back is given up for this time.
+	// ReadAt from a server that stays down fails after patience requests.
 	r, n := server(t, b, func(n int64, w http.ResponseWriter, _ *http.Request) bool {
 		if n > 1 {
 			w.WriteHeader(http.StatusBadGateway)
@@ -128,7 +129,7 @@ func TestRemoteRefuses(t *testing.T) {
 	}
 }
 
-// answer is a server of two answers: one for the first byte, one for all after it.
+// answer is a server with two responses: one to the first request, one to all others.
 type answer struct {
 	first, then string
 	body        []byte
@@ -147,8 +148,8 @@ func (a *answer) RoundTrip(*http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// FuzzContentRange reads from a server with answers of any content: what is read is what
-// the server sent for the place that was asked for, and within the size that it named.
+// FuzzContentRange reads from a server with arbitrary responses. The bytes read must be those that
+// the server sent for the requested range, within the size that it reported.
 func FuzzContentRange(f *testing.F) {
 	f.Add("bytes 0-0/9", "bytes 3-8/9", []byte("abcdef"), int64(3), uint8(6))
 	f.Add("bytes 0-0/9", "bytes 2-8/9", []byte("abcdef"), int64(3), uint8(6))

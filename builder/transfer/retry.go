@@ -10,7 +10,7 @@ import (
 
 // Retry configures repeated attempts.
 type Retry struct {
-	// Attempts is how many attempts in a row may fail without progress.
+	// Attempts is the number of attempts in a row that may fail without progress.
 	Attempts int
 	// Pause is the wait before the second attempt. It doubles with each attempt
 	// without progress, up to Longest; 0 means no limit.
@@ -24,9 +24,9 @@ type Retry struct {
 // longestAsked is the longest pause that a server may demand.
 const longestAsked = time.Minute
 
-// Do calls try until it succeeds, fails for good (Final), or has failed too
-// often. brought means progress before the error: over a connection that breaks
-// every minute, a transfer of an hour still completes.
+// Do calls try until it succeeds, returns a Final error, or has failed too often. brought means
+// progress before the error: a transfer of an hour completes even over a connection that breaks
+// every minute.
 func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) error {
 	pause := r.Pause
 	for failed := 0; ; {
@@ -62,9 +62,8 @@ func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) err
 	}
 }
 
-// Each tries n places in turn, in rounds, until one succeeds. A place with a
-// Final error is not tried again; after Stop none is. It returns nil,
-// *Failures, the error of Stop, or that of ctx.
+// Each tries n places in turn, in rounds, until one succeeds. It does not repeat a place after a
+// Final error, and ends after Stop. It returns nil, *Failures, the error of Stop, or that of ctx.
 func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	last, over := make([]error, n), make([]bool, n)
 	return r.Do(ctx, func() (bool, error) {
@@ -93,13 +92,13 @@ func (r Retry) Each(ctx context.Context, n int, try func(i int) error) error {
 	})
 }
 
-// Failures are the last errors of the places, in their order.
+// Failures holds the last error of each place, in their order.
 type Failures struct{ Errs []error }
 
 func (f *Failures) Error() string   { return errors.Join(f.Errs...).Error() }
 func (f *Failures) Unwrap() []error { return f.Errs }
 
-// Stop marks an error after which no other place is tried. Each returns err.
+// Stop marks an error after which Each tries no other place and returns err.
 func Stop(err error) error { return &stopError{err} }
 
 type stopError struct{ error }
@@ -120,8 +119,7 @@ func (r Retry) sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Final marks an error after which another attempt is pointless. Do returns
-// err.
+// Final marks an error that another attempt cannot fix. Do returns err.
 func Final(err error) error { return &finalError{err} }
 
 // IsFinal reports whether an error is marked by Final.
@@ -154,8 +152,8 @@ func AskedPause(err error) time.Duration {
 	return 0
 }
 
-// RetryAfter returns the pause that an answer demands in seconds, up to
-// longestAsked. A date is ignored.
+// RetryAfter returns the pause that a response demands in seconds, at most longestAsked. A date is
+// ignored.
 func RetryAfter(resp *http.Response) time.Duration {
 	seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if err != nil || seconds < 0 {

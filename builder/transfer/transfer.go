@@ -1,11 +1,9 @@
-// Package transfer has the timeouts and retries of everything that uses a
-// network: registries, downloads, and the image that an installer reads from a
-// web server.
+// Package transfer has the timeouts and retries of all network transfers: registries, downloads,
+// and the image that an installer or a machine reads from a web server.
 //
-// A transfer times out when nothing has arrived for a while; a slow one may take
-// as long as it needs. Pauses between attempts grow, and are never shorter than
-// the server demands. The caller decides which errors are worth another attempt,
-// and how many attempts to make.
+// A transfer times out if nothing arrives for a while; a slow one may take as long as it needs.
+// Pauses between attempts grow, and are never shorter than the server demands. The caller decides
+// which errors are retried, and how often.
 package transfer
 
 import (
@@ -19,8 +17,8 @@ import (
 	"time"
 )
 
-// Transport returns an HTTP transport. connect limits the time for connecting,
-// and that for TLS; silence limits the wait for an answer.
+// Transport returns an HTTP transport. connect limits the times for connecting and for TLS; silence
+// limits the wait for a response.
 func Transport(connect, silence time.Duration) *http.Transport {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -33,7 +31,7 @@ func Transport(connect, silence time.Duration) *http.Transport {
 	}
 }
 
-// Impatient ends answers that stay silent for that long, with ErrStalled.
+// Impatient ends responses that are silent for that long, with ErrStalled.
 func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
 	return impatient{base, silence}
 }
@@ -71,8 +69,8 @@ func IsTimeout(err error) bool {
 	return errors.Is(err, ErrStalled) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
-// IsBroken reports whether a transfer broke off, rather than being rejected or
-// having wrong bytes.
+// IsBroken reports whether a transfer broke off. It is false for one that was rejected or had wrong
+// bytes.
 func IsBroken(err error) bool {
 	return IsTimeout(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
@@ -93,7 +91,7 @@ func watch(ctx context.Context, body io.ReadCloser, cancel context.CancelCauseFu
 }
 
 func (in *incoming) Read(p []byte) (int, error) {
-	// Only the wait for the server counts, not the time that the reader needs.
+	// Only the wait for the server counts, not the reader's own time.
 	in.timer.Reset(in.limit)
 	n, err := in.body.Read(p)
 	in.timer.Stop()
@@ -134,7 +132,7 @@ type outgoing struct {
 }
 
 func (o *outgoing) Read(p []byte) (int, error) {
-	// After the whole body is sent, the answer has its own limit.
+	// After the whole body is sent, the response has its own limit.
 	if o.timer.Stop() {
 		o.timer.Reset(o.limit)
 	}

@@ -17,13 +17,13 @@ type answers func(*http.Request) (*http.Response, error)
 
 func (a answers) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
 
-// A read that yields nothing ends at the limit, to the second; slow ones go on,
-// however long their reader takes.
+// TestImpatient checks that a silent response ends exactly at the limit, and that a slow one
+// continues, even with a slow reader.
 func TestImpatient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := answers(func(req *http.Request) (*http.Response, error) {
 			r, w := io.Pipe()
-			context.AfterFunc(req.Context(), func() { w.CloseWithError(req.Context().Err()) }) // as a connection does
+			context.AfterFunc(req.Context(), func() { w.CloseWithError(req.Context().Err()) }) // like a connection
 			go func() {
 				for range 3 {
 					time.Sleep(29 * time.Second)
@@ -46,9 +46,9 @@ func TestImpatient(t *testing.T) {
 		if _, err := io.ReadFull(resp.Body, first); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * time.Minute) // a full disk, say
+		time.Sleep(10 * time.Minute) // as if the disk were full
 		got, err := io.ReadAll(resp.Body)
-		// What came meanwhile is there at once, the last after 29 s more.
+		// Bytes that arrived meanwhile are read at once; the last ones take 29 s more.
 		want := 29*time.Second + 10*time.Minute + 29*time.Second + 30*time.Second
 		if d := time.Since(start); string(got) != "slowslow" || !errors.Is(err, ErrStalled) || !IsTimeout(err) || !IsBroken(err) || d != want {
 			t.Errorf("%q, %v after %v, want %v", got, err, d, want)
@@ -56,8 +56,8 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
-// A body that nobody takes ends at the limit; one that is taken slowly, and an
-// answer that is long in coming, do not.
+// TestSend checks that a body that the server does not read ends at the limit, but not one that it
+// reads slowly, nor a late response.
 func TestSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, tt := range map[string]struct {
@@ -117,7 +117,7 @@ func TestRetry(t *testing.T) {
 	fail, more := attempt{false, passing}, attempt{true, passing}
 	for name, tt := range map[string]struct {
 		retry    Retry
-		attempts []attempt // the last is repeated
+		attempts []attempt // the last one is repeated
 		pauses   []time.Duration
 		err      error
 	}{
@@ -152,7 +152,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// TestEach: places are asked in turn; one whose answer is final is asked once.
+// TestEach checks that places are tried in turn, and that one with a final error is tried once.
 func TestEach(t *testing.T) {
 	passing, gone, hopeless := errors.New("passing"), errors.New("gone"), errors.New("hopeless")
 	for name, tt := range map[string]struct {
@@ -192,7 +192,7 @@ func TestEach(t *testing.T) {
 	}
 }
 
-// Whoever gives up is not waited for.
+// TestRetryEnds checks that a cancelled context ends the retries.
 func TestRetryEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
