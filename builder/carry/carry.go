@@ -1,11 +1,10 @@
 // Package carry pushes golden images to container registries, and pulls them, as
 // OCI artifacts.
 //
-// An artifact is a manifest, a config blob and the compressed image (.raw.zst),
-// cut into a few large parts of whole frames. The config blob describes the
-// image: its golden digest, its signature, image.json and the table of its
-// frames. Therefore a reader can verify the signature before it downloads the
-// image, and hashes frames while the rest arrives.
+// An artifact is a manifest, a config blob and the compressed image (.raw.zst), cut into a few
+// large parts of whole frames. The config blob describes the image: its golden digest, its
+// signature, image.json and the table of its frames. Therefore a reader can verify the signature
+// before it downloads the image, and hash frames during the download.
 //
 // Invariants:
 //
@@ -41,8 +40,8 @@ const (
 	partType     = "application/vnd.edgebake.image.part.v1+zstd"
 )
 
-// PartSize is the size of a part in bytes: small enough that sending one again
-// costs little, large enough that an image has few.
+// PartSize is the size of a part in bytes: small enough to send one again at little cost, and large
+// enough that an image has few.
 const PartSize = 128 << 20
 
 // Limits for data from a registry.
@@ -58,11 +57,11 @@ type Options struct {
 	Insecure bool
 	// AuthFile is a docker config.json; "" means the user's own.
 	AuthFile string
-	// Stall is how long the registry may stay silent; 0 means 30 s.
+	// Stall limits the silence of the registry; 0 means 30 s.
 	Stall time.Duration
 	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
-	// Progress, if set, is called with the bytes done so far of a step.
+	// Progress, if set, is called with the bytes that a step has done so far.
 	Progress func(step string, done, total int64)
 	// Warn, if set, is called with the cause of a delay.
 	Warn     func(text string)
@@ -81,7 +80,7 @@ func (o *Options) progress(step string, done, total int64) {
 	}
 }
 
-// descriptor points at a blob.
+// descriptor points to a blob.
 type descriptor = images.Descriptor
 
 // manifest is the artifact's manifest, as in the OCI image specification 1.1.
@@ -98,8 +97,8 @@ type manifest struct {
 type config struct {
 	Version int `json:"version"`
 	media.Descriptor
-	// Stored is the size of the compressed image in bytes. Table is its end,
-	// after the last frame.
+	// Stored is the size of the compressed image in bytes. Table is the end of the image, after the
+	// last frame.
 	Stored int64  `json:"stored"`
 	Table  []byte `json:"table"`
 }
@@ -119,7 +118,7 @@ func encode(v any) ([]byte, error) {
 	return b, nil
 }
 
-// errNotArtifact means that a reference does not name an edgebake image.
+// errNotArtifact means that the reference is not that of an edgebake image.
 var errNotArtifact = errors.New("it is not an image from edgebake push")
 
 // readManifest decodes a manifest and checks its types, digests and sizes.
@@ -154,7 +153,7 @@ func readManifest(b []byte) (*manifest, error) {
 	return &m, m.check()
 }
 
-// quoted quotes untrusted text for a message, cut to 100 bytes.
+// quoted quotes untrusted text for a message and cuts it to 100 bytes.
 func quoted(s string) string { return fmt.Sprintf("%q", s[:min(len(s), 100)]) }
 
 func (m *manifest) check() error {
@@ -201,7 +200,7 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 	return &c, nil
 }
 
-// words returns the terms of push and pull for the fixes in error messages.
+// words returns push's and pull's terms for fixes in error messages.
 func words(lacks string) registry.Words {
 	return registry.Words{
 		Login:    "log in to the registry, or name a file with credentials (--auth-file)",
@@ -211,7 +210,7 @@ func words(lacks string) registry.Words {
 	}
 }
 
-// explain adds a fix to an error of the registry.
+// explain adds the fix to an error of the registry.
 func explain(err error, lacks string) error {
 	var answered *registry.Error
 	if errors.As(err, &answered) || errors.Is(err, registry.ErrAuthFile) || errors.Is(err, registry.ErrNoManifest) {

@@ -34,7 +34,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// server is go-containerregistry's registry, with faults before it.
+// server is go-containerregistry's registry, with injected faults.
 type server struct {
 	*httptest.Server
 	t *testing.T
@@ -43,8 +43,8 @@ type server struct {
 	seen  []string // METHOD PATH [RANGE]
 	fault func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool
 	blobs int64 // bytes of blobs that were sent
-	// round counts calls of faulty: what an answer of an earlier one still sends
-	// to a client that is gone is not counted.
+	// round counts the calls of faulty. A response that began in an earlier round is not counted:
+	// its client has ended.
 	round int
 }
 
@@ -118,18 +118,16 @@ func (s *server) ref(tag string) imageref.Ref {
 	return ref
 }
 
-// patience ends what would go on forever, and is long enough for a machine that
-// has no time for us.
+// patience ends a test that hangs. It is long enough for a very busy machine.
 const patience = 2 * time.Minute
 
-// quick are options that make no test wait, with parts so small that the test's
-// image has several.
+// quick returns options without waits, and with parts so small that the test's image has several.
 func quick(t *testing.T) Options {
 	return Options{Insecure: true, RetryWait: time.Millisecond, Stall: patience, partSize: 2 << 20,
 		Warn: func(text string) { t.Log("WARNING: " + text) }}
 }
 
-// image copies one of 8 MiB of noise, which is built once.
+// image copies an image with 8 MiB of noise, which is built once.
 func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -159,7 +157,7 @@ func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	return path
 }
 
-// built is where the images are.
+// built is the directory of the built images.
 var built struct {
 	sync.Mutex
 	dir string
@@ -191,7 +189,7 @@ func wantError(t *testing.T, err error, words ...string) {
 	}
 }
 
-// empty checks that a directory has nothing in it, hidden or not.
+// empty checks that a directory has no files, even hidden ones.
 func empty(t *testing.T, dir string) {
 	t.Helper()
 	list, err := os.ReadDir(dir)
@@ -200,7 +198,7 @@ func empty(t *testing.T, dir string) {
 	}
 }
 
-// TestPushAndPull goes round on every format.
+// TestPushAndPull pushes and pulls an image in each format.
 func TestPushAndPull(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	zst, raw := image(t, "i.raw.zst", nil), image(t, "i.raw", nil)
@@ -247,10 +245,10 @@ func TestPushAndPull(t *testing.T) {
 	}
 }
 
-// abort ends a connection in the middle.
+// abort breaks a connection.
 func abort() { panic(http.ErrAbortHandler) }
 
-// cutAt answers a GET of a blob with its first bytes only, once in n times.
+// cutAt sends only the first bytes of a blob, for a number of requests.
 func cutAt(bytes int, times int) func(http.ResponseWriter, *http.Request, http.Handler) bool {
 	var mu sync.Mutex
 	return func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
@@ -276,7 +274,7 @@ func cutAt(bytes int, times int) func(http.ResponseWriter, *http.Request, http.H
 	}
 }
 
-// TestPullGoesOnInTheSameRun: a transfer that breaks repeats one part.
+// TestPullGoesOnInTheSameRun checks that a broken transfer repeats only one part.
 func TestPullGoesOnInTheSameRun(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	zst := image(t, "i.raw.zst", nil)
@@ -292,7 +290,7 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	if disktest.Sum(t, path) != disktest.Sum(t, zst) {
 		t.Error("another file")
 	}
-	// The cut answers are not counted in sent; the config is.
+	// sent does not count the cut responses, but does count the config.
 	if got := s.sent(); got > before.Stored+64<<10 {
 		t.Errorf("%d bytes were sent again", got-before.Stored)
 	}
@@ -301,8 +299,8 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	}
 }
 
-// TestLastByteNeverComes: a registry that breaks off before the end, each time
-// anew, is given up.
+// TestLastByteNeverComes checks that pull ends if every response of the registry lacks its last
+// byte.
 func TestLastByteNeverComes(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
@@ -332,8 +330,7 @@ func TestLastByteNeverComes(t *testing.T) {
 	}
 }
 
-// TestPullGoesOnInTheNextRun: what one run has left, the next one does not
-// fetch.
+// TestPullGoesOnInTheNextRun checks that a run does not fetch again what an earlier run has left.
 func TestPullGoesOnInTheNextRun(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	zst, raw := image(t, "i.raw.zst", nil), image(t, "i.raw", nil)
@@ -341,7 +338,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 	for _, out := range []string{"o.raw.zst", "o.raw"} {
 		for _, damage := range []string{"", "zeros", "another image", "longer"} {
 			if out == "o.raw" && damage != "" && damage != "zeros" {
-				continue // what is kept is the same file
+				continue // the partial file is the same for both formats
 			}
 			t.Run(out+" "+damage, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), out)
@@ -400,7 +397,8 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 	}
 }
 
-// TestTwoPulls: the second says so, and does not spoil what the first has.
+// TestTwoPulls checks that a second pull fails with a clear error and does not damage the first
+// one's data.
 func TestTwoPulls(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
@@ -419,8 +417,8 @@ func TestTwoPulls(t *testing.T) {
 	}
 }
 
-// artifact puts a manifest with that config and those parts under a tag, as a
-// hostile push would.
+// artifact pushes a manifest with that config and those parts under a tag, as a hostile client
+// could.
 func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	s.t.Helper()
 	put := func(method, path, contentType string, b []byte) {
@@ -455,7 +453,7 @@ func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	put(http.MethodPut, "/v2/edge/image/manifests/"+tag, manifestType, b)
 }
 
-// configOf reads what a pushed image was announced with, and its bytes.
+// configOf returns the config and the bytes of a pushed image.
 func configOf(t *testing.T, path string) (config, []byte) {
 	t.Helper()
 	g, err := media.OpenGolden(path)
@@ -475,7 +473,7 @@ func configOf(t *testing.T, path string) (config, []byte) {
 	return config{Version: 1, Descriptor: desc, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
 }
 
-// TestPullRejects what is not the image that was announced, and leaves nothing.
+// TestPullRejects checks that an image other than the described one is rejected and leaves no file.
 func TestPullRejects(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	public, private, err := minisign.GenerateKey(nil)
@@ -518,7 +516,7 @@ func TestPullRejects(t *testing.T) {
 	s.artifact("wrong-size", config{Version: 1, Descriptor: good.Descriptor, Stored: 99, Table: []byte("1")}, make([]byte, 100))
 	s.artifact("newer", config{Version: 2}, []byte("x"))
 	s.artifact("no-parts", good)
-	// A frame whose bytes do not decompress, under a digest that is right.
+	// A frame that cannot be decompressed, under its correct digest.
 	spoilt := slices.Clone(content)
 	copy(spoilt[len(spoilt)/2:], bytes.Repeat([]byte{7}, 1000))
 	s.artifact("spoilt", good, spoilt)
@@ -548,7 +546,7 @@ func TestPullRejects(t *testing.T) {
 		keys  []string
 		fault func(http.ResponseWriter, *http.Request, http.Handler) bool
 		words []string
-		small bool // nothing large was downloaded
+		small bool // no part was downloaded
 	}{
 		"unknown tag":     {ref: ":none", words: []string{"answered 404", "check repository, tag and digest"}, small: true},
 		"unknown digest":  {ref: "@sha256:" + strings.Repeat("0", 64), words: []string{"answered 404"}, small: true},
@@ -602,7 +600,7 @@ func TestPullRejects(t *testing.T) {
 	}
 }
 
-// TestPullOfSomethingElse names what it is.
+// TestPullOfSomethingElse checks that the error describes the other artifact.
 func TestPullOfSomethingElse(t *testing.T) {
 	for doc, words := range map[string][]string{
 		`{"schemaVersion":2,"config":{"mediaType":"application/vnd.oci.image.config.v1+json"}}`:                                  {"a container image"},
@@ -622,7 +620,7 @@ func TestPullOfSomethingElse(t *testing.T) {
 	}
 }
 
-// flash writes an image to a file that is so much larger.
+// flash writes an image to a file that is larger by that many bytes.
 func flash(t *testing.T, image, to string, by int64) {
 	t.Helper()
 	fi, err := os.Stat(image)
@@ -650,7 +648,7 @@ func flash(t *testing.T, image, to string, by int64) {
 	}
 }
 
-// larger is the image on a larger disk, on which something else was before.
+// larger returns the image on a larger disk that has old data.
 func larger(t *testing.T, image string, by int, before string) {
 	t.Helper()
 	f, err := os.OpenFile(image, os.O_WRONLY|os.O_APPEND, 0)
@@ -665,7 +663,7 @@ func larger(t *testing.T, image string, by int, before string) {
 	}
 }
 
-// site is one that images of mediatest can be stamped with.
+// site returns a Site that fits mediatest's images.
 func site(t *testing.T) media.Site {
 	t.Helper()
 	doc, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.11:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\n"))
@@ -675,7 +673,7 @@ func site(t *testing.T) media.Site {
 	return media.Site{Doc: doc}
 }
 
-// TestPushRejects what is not golden, before anything is sent.
+// TestPushRejects checks that an image that is not golden is rejected before anything is sent.
 func TestPushRejects(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	stamped := image(t, "i.raw", nil)
@@ -739,8 +737,7 @@ func TestPushRejects(t *testing.T) {
 	}
 }
 
-// TestDamagedImageGetsNoName: what does not have its golden digest is not put
-// under a tag.
+// TestDamagedImageGetsNoName checks that an image without its golden digest gets no tag.
 func TestDamagedImageGetsNoName(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	path := image(t, "i.raw", nil)
@@ -769,7 +766,7 @@ func TestDamagedImageGetsNoName(t *testing.T) {
 	}
 }
 
-// TestPushGoesOn after a connection broke, with the part that it broke in.
+// TestPushGoesOn checks that push resumes with the part in which a connection broke.
 func TestPushGoesOn(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	undisturbed := serve(t, httptest.NewServer)
@@ -846,7 +843,7 @@ func TestPushGoesOn(t *testing.T) {
 	})
 }
 
-// TestSilentRegistry is given up, whichever way the bytes go.
+// TestSilentRegistry checks that push and pull end if the registry is silent.
 func TestSilentRegistry(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	s := serve(t, httptest.NewServer)
@@ -867,7 +864,7 @@ func TestSilentRegistry(t *testing.T) {
 	defer close(block)
 	other.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 		if r.Method == http.MethodPatch {
-			<-block // the body is not read
+			<-block // the request's body is not read
 		}
 		return r.Method == http.MethodPatch
 	})
@@ -875,7 +872,7 @@ func TestSilentRegistry(t *testing.T) {
 	wantError(t, err, "was silent for 200ms")
 }
 
-// TestAccess: TLS, plain HTTP and logins are as build has them.
+// TestAccess checks that TLS, plain HTTP and logins work as in build.
 func TestAccess(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	secure, plain := serve(t, httptest.NewTLSServer), serve(t, httptest.NewServer)
@@ -924,8 +921,8 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestPullOntoAFullDisk runs itself again where a small file system can be
-// mounted. What has arrived is kept, and the next run goes on.
+// TestPullOntoAFullDisk runs itself again where it can mount a small file system. The next run
+// resumes with the data that has arrived.
 func TestPullOntoAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=40m none "$0"`, func(t *testing.T, dir string) {
 		s := serve(t, httptest.NewServer)
@@ -945,7 +942,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
 				t.Errorf("it is seen before anything is fetched: %v", list)
 			}
-			// Something else fills it meanwhile.
+			// Another program fills the disk meanwhile.
 			fill(40<<20 - p.Stored - 1<<20)
 			o := quick(t)
 			var once sync.Once
@@ -960,7 +957,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			}
 			s.faulty(nil)
 			if out == "o.raw" {
-				// Both have no room here.
+				// The disk is too small for both files.
 				_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: quick(t)})
 				wantError(t, err, "no space left", "make room")
 				continue
@@ -976,7 +973,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 	})
 }
 
-// FuzzManifest: whatever a registry answers with, it is taken or rejected.
+// FuzzManifest checks that any manifest is accepted or rejected.
 func FuzzManifest(f *testing.F) {
 	f.Add([]byte(`{"artifactType":"`+artifactType+`","config":{"digest":"sha256:aa","size":5}}`), []byte(`{"version":1}`))
 	f.Fuzz(func(t *testing.T, doc, conf []byte) {
@@ -994,7 +991,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// A registry that says how long to wait is not asked before.
+// TestRetryAfter checks that a registry is not contacted before the pause that it demands.
 func TestRetryAfter(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	o := quick(t)

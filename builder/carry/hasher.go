@@ -11,11 +11,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hasher hashes chunks during the download, as their frames become complete. If
-// the digest of a part turns out to be wrong, its chunks are hashed again.
+// hasher hashes chunks during the download, when their frames are complete. If the digest of a part
+// is wrong, its chunks are hashed again.
 type hasher struct {
 	chunks *media.Chunks
-	raw    io.WriterAt // nil: no raw output
+	raw    io.WriterAt // nil without a raw output
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -33,7 +33,7 @@ func newHasher(c *media.Chunks, raw *file.Output, dir string, cancel context.Can
 		h.raw = rawDisk{raw.File, dir, cancel}
 	}
 	h.changed = sync.NewCond(&h.mu)
-	// Leave one processor to the download, which is slow without one.
+	// Leave one processor to the download, which would be slow without it.
 	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		h.workers.Go(h.work)
 	}
@@ -86,8 +86,8 @@ func (h *hasher) rewind(size int64) {
 	h.next = min(h.next, h.there)
 }
 
-// wait waits until all chunks are hashed and returns the first error. It adds a
-// worker, since the download is over.
+// wait waits until all chunks are hashed and returns the first error. It adds a worker, since the
+// download has ended.
 func (h *hasher) wait() error {
 	h.workers.Go(h.work)
 	h.mu.Lock()

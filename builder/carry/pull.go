@@ -22,8 +22,8 @@ import (
 // PullOptions configure Pull.
 type PullOptions struct {
 	Options
-	// Keys are minisign public keys. If there are any, one of them must have
-	// signed the image; this is checked before the download.
+	// Keys are minisign public keys. If there are any, one of them must have signed the image; Pull
+	// checks this before the download.
 	Keys []string
 	// Force replaces an existing output.
 	Force bool
@@ -33,14 +33,12 @@ type PullOptions struct {
 type Pulled struct {
 	Digest string // of the manifest
 	Golden string
-	Key    string // the one of Keys that signed it
-	// Stored is the size of the compressed image in bytes; Had are those that an
-	// earlier run had fetched.
+	Key    string // the key that signed it
+	// Stored is the size of the compressed image in bytes; an earlier run had fetched Had of them.
 	Stored, Had int64
 }
 
-// InterruptedError is the progress of a failed pull. The next one resumes
-// there.
+// InterruptedError is the progress of a failed pull. The next pull resumes there.
 type InterruptedError struct {
 	Done, Total int64
 	Partial     string
@@ -52,9 +50,8 @@ func (e *InterruptedError) Error() string {
 
 const lacks = "the registry lacks a part of the image: push the image again"
 
-// Pull downloads an image into a .raw.zst or .raw file and verifies it. The
-// file appears when it is complete; until then, and after a failure, a hidden
-// file beside it keeps the data.
+// Pull downloads an image into a .raw.zst or .raw file and verifies it. The file appears when it is
+// complete. Until then, and after a failure, a hidden file in the same directory keeps the data.
 func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
@@ -147,7 +144,7 @@ func (p *pull) announce(ctx context.Context) error {
 	}
 	accept := strings.Join([]string{manifestType, "application/vnd.oci.image.index.v1+json",
 		"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
-	// No digest, so that a 404 is reported as an unknown name.
+	// Pass no digest, so that a 404 is reported as an unknown name.
 	b, err := p.repo.document(ctx, "/manifests/"+name, "", accept, maxManifest)
 	if err != nil {
 		return err
@@ -174,8 +171,8 @@ func (p *pull) announce(ctx context.Context) error {
 	return nil
 }
 
-// download fetches all parts and hashes their frames as they arrive. After a
-// failure the file contains complete parts only.
+// download fetches all parts and hashes their frames as they arrive. After a failure the file
+// contains only complete parts.
 func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	st, err := p.out.Stat()
 	if err != nil {
@@ -225,7 +222,7 @@ type fetched struct {
 	h    hash.Hash
 }
 
-// part fetches one part, unless an earlier run has done so.
+// part fetches one part, unless an earlier run has fetched it.
 func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int64) error {
 	f := &fetched{descriptor: d, from: from, h: sha256.New()}
 	if p.whole >= from+d.Size {
@@ -250,7 +247,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int
 	return err
 }
 
-// rehash hashes the data of a part that an earlier run has left.
+// rehash hashes the data of a part that an earlier run fetched.
 func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	buf := make([]byte, 1<<20)
 	for f.have < f.Size {
@@ -330,8 +327,7 @@ func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	return nil
 }
 
-// verify checks that the downloaded image is the one its config describes, and
-// compares its golden digest.
+// verify checks that the downloaded image matches its config, and compares its golden digest.
 func (p *pull) verify(ctx context.Context) error {
 	if p.damaged != nil {
 		return fmt.Errorf("%w: push the image again", p.damaged)

@@ -21,18 +21,17 @@ import (
 
 // Pushed is the result of Push.
 type Pushed struct {
-	// Digest is that of the manifest: REPOSITORY@Digest always names this image.
+	// Digest is the manifest's digest: REPOSITORY@Digest always names this image.
 	Digest string
 	Golden string
 	// Parts is the number of parts; the registry already had Had of them.
 	Parts, Had int
-	// Stored is the size of the compressed image in bytes; Sent of them were
-	// sent.
+	// Stored is the size of the compressed image in bytes; Sent of them were sent.
 	Stored, Sent int64
 }
 
-// Push uploads a golden image to a registry and verifies it meanwhile. It sets
-// the tag only after both.
+// Push uploads a golden image to a registry and verifies it at the same time. It sets the tag after
+// both have succeeded.
 func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: the digest is known only after the push: name a tag, as in %s:1.2.3", ref, ref.Repo())
@@ -42,7 +41,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 		return nil, err
 	}
 	defer g.Close()
-	// Lock the image: it must not be stamped while it is sent.
+	// Lock the image, so that it is not stamped while it is sent.
 	if err := g.Hold(); err != nil {
 		return nil, err
 	}
@@ -83,7 +82,7 @@ type push struct {
 	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
-	// here has the digests of blobs that are or were sent: parts may be equal.
+	// here has the digests of blobs that were sent or are being sent: parts may be equal.
 	here map[imageref.Digest]bool
 	done int64
 }
@@ -100,8 +99,8 @@ type part struct {
 
 func (p *push) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
-	// Do nothing else until the first part can be sent, and keep a processor free
-	// while sending: the connection would be idle without one.
+	// Do nothing else until the first part can be sent, and keep a processor free while sending:
+	// otherwise the connection would be idle.
 	sent := make(chan struct{})
 	p.begun = make(chan struct{})
 	g.Go(func() error {
@@ -163,8 +162,8 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 		return nil, err
 	}
 	for i, part := range parts {
-		// Titles for programs that save blobs as files: concatenated in this order,
-		// they are the image.
+		// Titles are for programs that save blobs as files: concatenated in this order, the files
+		// are the image.
 		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
 		m.Layers = append(m.Layers, part.descriptor)
 	}
@@ -207,7 +206,7 @@ type digested struct {
 	err    error
 }
 
-// digests hashes the parts in order, each while the previous one is sent.
+// digests hashes the parts in order, each while the one before is sent.
 func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 	out := make(chan digested, 1)
 	go func() {
@@ -310,8 +309,8 @@ func (p *push) count(change func(*Pushed)) {
 	change(p.result)
 }
 
-// sent adds n bytes to the progress. It never reports completion: run does,
-// when the image is verified and tagged.
+// sent adds n bytes to the progress. It never reports completion: run does, after the image is
+// verified and tagged.
 func (p *push) sent(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -368,7 +367,7 @@ func (u *upload) send(ctx context.Context, where string) (string, error) {
 	return where, err
 }
 
-// count reports the progress since the last call.
+// count reports the progress since its last call.
 func (u *upload) count(at int64) {
 	if u.d.MediaType == partType && at > u.counted {
 		u.p.sent(at - u.counted)

@@ -29,7 +29,7 @@ type repo struct {
 	client *http.Client
 	stall  time.Duration
 	wait   time.Duration
-	told   sync.Mutex // serializes warnings of parts that are sent in parallel
+	told   sync.Mutex // serializes the warnings of parts that are sent in parallel
 }
 
 // openRepo opens a repository and logs in. scope is transport.PullScope or
@@ -61,14 +61,13 @@ func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (
 	return r, err
 }
 
-// url returns the URL of path in the repository. The transport uses http if the
-// registry supports nothing else.
+// url returns the URL of path in the repository. The transport uses http if the registry supports
+// only that.
 func (r *repo) url(path string) string {
 	return (&url.URL{Scheme: r.name.Scheme(), Host: r.name.RegistryStr(), Path: "/v2/" + r.name.RepositoryStr() + path}).String()
 }
 
-// request sends a request and returns its response, whose status is one of
-// codes.
+// request sends a request and returns its response. The response's status must be one of codes.
 func (r *repo) request(ctx context.Context, method, url string, header http.Header, body io.Reader, size int64, codes ...int) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -94,8 +93,8 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 // attempts is the number of tries of a request.
 const attempts = 5
 
-// again calls f until it succeeds or fails for good. Before a retry it warns
-// with the error and what, unless what is empty.
+// again calls f until it succeeds or returns a final error. Before a retry it warns with the error
+// and what, unless what is empty.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
@@ -112,7 +111,7 @@ func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f
 		}
 		failed := &registry.Error{Host: r.ref.Domain, Digest: string(digest), Stall: r.stall, Err: err}
 		var op *net.OpError
-		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // most often the host is misspelled
+		first := r.client == nil && errors.As(err, &op) && op.Op == "dial" // usually a misspelled host
 		switch {
 		case transfer.IsFinal(err): // not an error of the registry
 			return false, err
@@ -173,8 +172,7 @@ func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
 	return there, err
 }
 
-// at returns the URL of an upload from a response, which may contain a relative
-// one.
+// at returns the URL of an upload from a response. The response may have a relative URL.
 func at(resp *http.Response) (string, error) {
 	where := resp.Header.Get("Location")
 	if where == "" {

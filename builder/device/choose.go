@@ -7,15 +7,15 @@ import (
 	"os"
 )
 
-// Chosen is the disk, or the file in place of one, to be written.
+// Chosen is the disk, or the file used as one, that is to be written.
 type Chosen struct {
 	Path string // as the person wrote it
 	Disk *Disk
 	Out  *Target // nil: it must not be overwritten
 }
 
-// Choose finds a disk or file and opens it. If it must not be overwritten, Choose returns
-// it, not opened, and the reasons.
+// Choose finds a disk or file and opens it. If it must not be overwritten, Choose returns it
+// unopened with the reasons.
 func Choose(ctx context.Context, path string) (*Chosen, error) {
 	d, err := find(ctx, path)
 	if err != nil {
@@ -73,8 +73,8 @@ func find(ctx context.Context, path string) (*Disk, error) {
 	return found.Find(path)
 }
 
-// stillIs checks that the opened disk is still the listed one: another may have
-// been plugged in under its name. Once it is open, no other can take its place.
+// stillIs checks that the opened disk is the listed one: another disk may have been plugged in
+// under its name. An open disk cannot be replaced.
 func (t *Target) stillIs(ctx context.Context, d *Disk) error {
 	if t.IsFile() {
 		return nil

@@ -2,10 +2,9 @@
 // not be overwritten. It opens a disk exclusively, and reads, writes and zeroes
 // it without the page cache.
 //
-// lsblk (util-linux) reports mounts, swap, holders and the signatures that udev
-// found, also to unprivileged users. Where udev did not look, for example in
-// containers, wipefs does. parse and refusals are pure; the ioctls are in one
-// file for each operating system.
+// lsblk (util-linux) reports mounts, swap, holders and the signatures that udev found, also to
+// unprivileged users. wipefs finds the signatures that udev does not have, for example in
+// containers. parse and refusals are pure; the ioctls are in one file for each operating system.
 package device
 
 import (
@@ -29,18 +28,18 @@ type Disk struct {
 	Path   string `json:"path"`
 	Model  string `json:"model,omitempty"`
 	Serial string `json:"serial,omitempty"`
-	// Bus is how it is attached: usb, nvme, sata, mmc, sd, ...
+	// Bus is the disk's bus: usb, nvme, sata, mmc, sd, ...
 	Bus       string `json:"bus,omitempty"`
 	Size      int64  `json:"size"`
 	Sector    int64  `json:"sector"` // bytes of a logical sector
 	Removable bool   `json:"removable,omitempty"`
-	// Holds lists its contents for a person who has to decide: "sda1 ext4 ROOT".
+	// Holds lists the disk's contents for the person who decides: "sda1 ext4 ROOT".
 	Holds []string `json:"holds,omitempty"`
 	// Refusals are the reasons not to overwrite it; empty if it may be
 	// overwritten.
 	Refusals []string `json:"refusals,omitempty"`
-	// Members are the Refusals about parts of RAIDs, LVM and the like that are
-	// not in use: only their data would be lost.
+	// Members are the Refusals about unused parts of RAIDs, LVM and the like: overwriting loses
+	// only their data.
 	Members []string `json:"-"`
 }
 
@@ -152,8 +151,8 @@ func parseSignatures(out []byte) ([]signature, error) {
 	return doc.Signatures, nil
 }
 
-// probe reads the signatures of devices that udev has not looked at. lsblk uses
-// only udev's database (dir), which containers do not have.
+// probe reads the signatures of devices that udev has not examined. lsblk uses only udev's database
+// (dir), which containers lack.
 func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) {
 	for i := range d.top {
 		if !d.top[i].isDisk() {
@@ -178,8 +177,8 @@ func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) 
 	}
 }
 
-// findCards marks SD cards, which lsblk does not distinguish from eMMCs: a card
-// in a built-in reader is not reported as removable. block is /sys/block.
+// findCards marks SD cards, which lsblk does not distinguish from eMMCs. A card in a built-in
+// reader is not reported as removable. block is /sys/block.
 func (d *Devices) findCards(block string) {
 	for i := range d.top {
 		n := &d.top[i]
@@ -204,9 +203,8 @@ func parse(out []byte) (*Devices, error) {
 	return &Devices{doc.Devices}, nil
 }
 
-// isDisk reports whether n is a disk with a medium. Optical drives and RAM
-// disks are not; after a network boot, firmware exposes the download as one
-// (pmem).
+// isDisk reports whether n is a disk with a medium. Optical drives and RAM disks are excluded;
+// after a network boot, firmware shows the download as a RAM disk (pmem).
 func (n *node) isDisk() bool {
 	return n.Size > 0 && (n.Type == "disk" || n.Type == "loop") &&
 		!slices.ContainsFunc([]string{"zram", "mtdblock", "ram", "pmem"}, func(p string) bool { return strings.HasPrefix(n.Name, p) }) &&
@@ -214,7 +212,7 @@ func (n *node) isDisk() bool {
 		!(strings.HasPrefix(n.Name, "mmcblk") && (strings.Contains(n.Name, "boot") || strings.HasSuffix(n.Name, "rpmb")))
 }
 
-// Disks lists the disks, those that may be overwritten first.
+// Disks lists the disks, beginning with those that may be overwritten.
 func (d *Devices) Disks() []Disk {
 	out := []Disk{}
 	for i := range d.top {
@@ -229,7 +227,7 @@ func (d *Devices) Disks() []Disk {
 	return out
 }
 
-// Find finds the disk that a path, or a link to it, names.
+// Find finds the disk of a path, or of a link to it.
 func (d *Devices) Find(path string) (*Disk, error) {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -293,8 +291,8 @@ func (n *node) disk() Disk {
 	return d
 }
 
-// clean removes control characters, which could change the terminal: models and
-// labels are not trusted.
+// clean removes control characters, which could affect the terminal: models and labels are not
+// trusted.
 func clean(s string) string {
 	return strings.TrimSpace(strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -314,8 +312,8 @@ func (n *node) walk(do func(*node)) {
 // systemMounts are the mount points of a running system.
 var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
 
-// members names, for libblkid's file system types, the larger thing that such a
-// device is a part of. Types of firmware RAIDs differ by vendor: see memberOf.
+// members maps libblkid's file system types to the larger storage that such a device is a part of.
+// Types of firmware RAIDs differ by vendor: see memberOf.
 var members = map[string]string{
 	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID",
 	"zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume", "drbdmanage_control_volume": "a DRBD volume",
@@ -323,7 +321,7 @@ var members = map[string]string{
 	"stratis": "a Stratis pool", "oracleasm": "an Oracle ASM disk group",
 }
 
-// memberOf returns what a device of that file system type is a part of, or "".
+// memberOf returns the storage that a device of that file system type is a part of, or "".
 func memberOf(fstype string) string {
 	what := members[fstype]
 	if what == "" && strings.HasSuffix(fstype, "_raid_member") {
@@ -332,8 +330,8 @@ func memberOf(fstype string) string {
 	return what
 }
 
-// refusals returns all reasons not to overwrite a disk, and those among them
-// about membership in something larger.
+// refusals returns all reasons not to overwrite a disk, and those of them about membership in
+// larger storage.
 func (n *node) refusals() (out, lost []string) {
 	add := func(format string, args ...any) string {
 		s := fmt.Sprintf(format, args...)
@@ -374,7 +372,7 @@ func (n *node) refusals() (out, lost []string) {
 			}
 		}
 	})
-	if len(out) == 0 { // matters only if nothing else forbids it
+	if len(out) == 0 { // matters only if there is no other reason
 		n.walk(func(x *node) {
 			if x.unread != nil {
 				add("the content of %s is unknown: %v", x.Name, x.unread)

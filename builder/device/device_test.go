@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// computer is what lsblk prints of one with a bit of everything.
+// computer is the output of lsblk on a computer with many kinds of devices.
 const computer = `{"blockdevices": [
  {"name":"loop0","path":"/dev/loop0","type":"loop","size":1048576,"model":null,"serial":null,"tran":null,"rm":false,"ro":true,"log-sec":512,"fstype":"squashfs","label":null,"partlabel":null,"mountpoints":["/snap/x"]},
  {"name":"sda","path":"/dev/sda","type":"disk","size":1000204886016,"model":"Samsung SSD 860","serial":"S3Z8","tran":"sata","rm":false,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null],"children":[
@@ -36,8 +36,7 @@ const computer = `{"blockdevices": [
  {"name":"pmem0","path":"/dev/pmem0","type":"disk","size":134217728,"model":null,"serial":null,"tran":null,"rm":false,"ro":false,"log-sec":512,"fstype":null,"label":null,"partlabel":null,"mountpoints":[null]}
 ]}`
 
-// TestDisks: each reason for which a disk must not be overwritten is named,
-// all of them at once.
+// TestDisks checks that all reasons not to overwrite a disk are listed.
 func TestDisks(t *testing.T) {
 	devices, err := parse([]byte(computer))
 	if err != nil {
@@ -85,7 +84,7 @@ func TestDisks(t *testing.T) {
 	}
 }
 
-// TestCards: an SD card is told from an eMMC, and counts as what people take out.
+// TestCards checks that an SD card is distinguished from an eMMC and counts as removable.
 func TestCards(t *testing.T) {
 	sys := t.TempDir()
 	for name, kind := range map[string]string{"mmcblk0": "MMC\n", "mmcblk1": "SD\n", "sda": "0\n"} {
@@ -113,10 +112,10 @@ func TestCards(t *testing.T) {
 	}
 }
 
-// TestFind: links are followed, and what is not a disk says what it is.
+// TestFind checks that links are followed, and that other devices are described.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
-	// The paths must be there: they are files here.
+	// The paths must exist: files stand for devices here.
 	real := func(name string) string { return filepath.Join(dir, name) }
 	for _, n := range []string{"sdc", "sda2", "vg-root", "sr0", "sde", "sdz"} {
 		if err := os.WriteFile(real(n), nil, 0o600); err != nil {
@@ -159,7 +158,7 @@ func TestParseOther(t *testing.T) {
 	}
 }
 
-// TestProbe: what udev has not looked at, wipefs is asked about, and only that.
+// TestProbe checks that wipefs is run for exactly the devices that udev has not examined.
 func TestProbe(t *testing.T) {
 	devices, err := parse([]byte(`{"blockdevices": [
 		{"name": "sda", "maj:min": "8:0", "path": "/dev/sda", "type": "disk", "size": 1000, "children": [
@@ -208,8 +207,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// In a container that was given a disk and not its partitions, what to give it is
-// said.
+// TestWipefsOfWhatIsMissing checks the fix for a container that has a disk but not its partitions.
 func TestWipefsOfWhatIsMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sdb1")
 	if _, err := askWipefs(t.Context(), path); err == nil || !strings.Contains(err.Error(), "sdb1 is missing in this container") || !strings.Contains(err.Error(), "-v /dev:/dev") {

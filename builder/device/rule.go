@@ -13,14 +13,14 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// Rule selects the disk that an installer writes, before anyone has seen the
-// machine. It never guesses: a rule that matches two disks selects none.
+// Rule selects the disk that an installer writes on a machine nobody has seen yet. It never
+// guesses: a rule that matches two disks selects none.
 type Rule struct {
-	// path names one disk; nothing else is compared.
+	// path names one disk. If it is set, nothing else is compared.
 	path          string
 	bus           string
 	model, serial string // patterns of path.Match, ignoring case
-	least, most   int64  // bytes; 0: no limit
+	least, most   int64  // bytes; 0 means no limit
 	pick          string // smallest, largest or empty
 }
 
@@ -33,12 +33,11 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses are the names that lsblk gives to transports. An SD card is on another
-// bus (sd) than an eMMC (mmc).
+// buses are lsblk's names of transports. An SD card is on bus sd, an eMMC on mmc.
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
-// external are the buses of disks that do not belong to the machine: removable
-// ones and those of a storage network.
+// external are the buses of disks that are not part of the machine: removable disks and those of a
+// storage network.
 var external = []string{busUSB, busSD, "fc", "fcoe", "iscsi", "sbp"}
 
 const (
@@ -160,8 +159,7 @@ func size(n int64) string {
 	return strconv.FormatFloat(float64(n)/1e9, 'f', 1, 64) + " GB"
 }
 
-// Describe returns path, size, bus, model and serial number, for a person who
-// looks for the disk.
+// Describe returns path, size, bus, model and serial number, for a person who must find the disk.
 func (d *Disk) Describe() string {
 	words := []string{d.Path, size(d.Size)}
 	for _, w := range []string{d.Bus, d.Model} {
@@ -175,17 +173,17 @@ func (d *Disk) Describe() string {
 	return strings.Join(words, ", ")
 }
 
-// Same reports whether two listings of a path seem to be of the same disk. It
-// does not compare sizes: the caller has the size of the opened disk.
+// Same reports whether two listings of a path are probably of the same disk. It does not compare
+// sizes: the caller has the size of the opened disk.
 func (d *Disk) Same(now *Disk) bool {
 	return now.Path == d.Path && now.Bus == d.Bus && now.Model == d.Model && now.Serial == d.Serial
 }
 
-// IsInternal reports whether a disk belongs to the machine. Others match only a
-// rule that names their bus.
+// IsInternal reports whether a disk is part of the machine. Other disks match only a rule that
+// names their bus.
 func (d *Disk) IsInternal() bool { return !slices.Contains(external, d.Bus) && !d.Removable }
 
-// Pick returns the disks that match the rule. One means that it is selected.
+// Pick returns the disks that match the rule. If there is exactly one, it is selected.
 func (r Rule) Pick(disks []Disk) []Disk {
 	var left []Disk
 	for _, d := range disks {
@@ -210,7 +208,7 @@ func (r Rule) admits(d *Disk) bool {
 		return err == nil && real == d.Path
 	}
 	is := func(pattern, have string) bool {
-		// In a model, unlike in a path, * also matches a slash.
+		// In a model, * also matches a slash, which it does not in a path.
 		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// shelf is what machines have.
+// shelf is a collection of disks.
 var shelf = []Disk{
 	{Path: "/dev/nvme0n1", Bus: "nvme", Model: "Samsung SSD 980 PRO", Serial: "S5GX", Size: 500e9},
 	{Path: "/dev/nvme1n1", Bus: "nvme", Model: "WD/BLACK SN770", Serial: "22A1", Size: 1000e9},
@@ -20,9 +20,8 @@ var shelf = []Disk{
 	{Path: "/dev/mmcblk1", Bus: "sd", Model: "", Serial: "0x2", Size: 32e9},
 }
 
-// A rule picks one disk, none, or says that there are several: it never
-// chooses between two that it cannot tell apart, nor takes what people plug in
-// unless it says so.
+// TestRule checks that a rule selects one disk, none, or reports several. It never chooses between
+// two that it cannot distinguish, and selects a removable disk only if the rule names its bus.
 func TestRule(t *testing.T) {
 	for _, c := range []struct{ rule, want string }{
 		{"only", "nvme0n1 nvme1n1 sda sdb mmcblk0"},
@@ -49,7 +48,7 @@ func TestRule(t *testing.T) {
 		{"bus=mmc", "mmcblk0"},
 		{"bus=sd", "mmcblk1"},
 		{"smallest-sd", "mmcblk1"},
-		{"/dev/sdb", ""}, // there is no such device here
+		{"/dev/sdb", ""}, // no such device here
 	} {
 		r, err := ParseRule(c.rule)
 		if err != nil {
@@ -66,7 +65,7 @@ func TestRule(t *testing.T) {
 	}
 }
 
-// A path names one disk, through whatever link, and whatever it is.
+// TestRuleByPath checks that a path, or a link to it, selects any kind of disk.
 func TestRuleByPath(t *testing.T) {
 	dir := t.TempDir()
 	disk, link := filepath.Join(dir, "sdz"), filepath.Join(dir, "by-path")
@@ -82,7 +81,7 @@ func TestRuleByPath(t *testing.T) {
 	}
 }
 
-// What is wrong with a rule is said at once, with what is meant.
+// TestRuleRefuses checks that all errors of a rule are reported at once, with the allowed values.
 func TestRuleRefuses(t *testing.T) {
 	for rule, wants := range map[string][]string{
 		"":                             {"a term is empty"},
@@ -116,7 +115,8 @@ func TestRuleRefuses(t *testing.T) {
 	}
 }
 
-// A disk of a storage network may be another machine's too.
+// TestStorageNetwork checks that a disk of a storage network, which other machines may share, is
+// not internal.
 func TestStorageNetwork(t *testing.T) {
 	for _, bus := range []string{"fc", "fcoe", "iscsi", "sbp"} {
 		lun := Disk{Path: "/dev/sdz", Bus: bus, Size: 1}
@@ -132,7 +132,7 @@ func TestStorageNetwork(t *testing.T) {
 	}
 }
 
-// FuzzRule: whatever the rule, nothing removable is picked unless it says so.
+// FuzzRule checks that a rule selects a removable disk only if it names its bus.
 func FuzzRule(f *testing.F) {
 	for _, s := range []string{"only", "smallest-nvme", "model=[a-z]*,size>=1G", "/dev/sda"} {
 		f.Add(s)
@@ -150,7 +150,7 @@ func FuzzRule(f *testing.F) {
 	})
 }
 
-// TestSame: whatever tells another disk under the same name apart does.
+// TestSame checks that each difference between two disks of the same name is detected.
 func TestSame(t *testing.T) {
 	d := Disk{Path: "/dev/sda", Bus: "sata", Model: "Samsung", Serial: "S1"}
 	if now := d; !d.Same(&now) {

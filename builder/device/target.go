@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Target is an open disk, or a file in place of one, to be written whole. While
-// a disk is open, no other program can open it exclusively, and the kernel
-// mounts nothing on it.
+// Target is an open disk, or a file used as one, to be written completely. While a disk is open, no
+// other program can open it exclusively, and the kernel does not mount it.
 type Target struct {
 	// Size and Sector are in bytes. Sector is 0 for a file.
 	Size, Sector int64
@@ -23,18 +22,18 @@ type Target struct {
 	block bool
 	// direct is true if reads and writes bypass the page cache.
 	direct bool
-	// zeroes is true if the device can zero ranges by itself.
+	// zeroes is true if the device itself can zero ranges.
 	zeroes bool
 }
 
 // ErrBusy means that the device is in use.
 var ErrBusy = errors.New("another program, a mount or a holder uses it")
 
-// ErrChanged means that a path no longer names what was inspected.
+// ErrChanged means that a path now leads to another disk or file than the one that was checked.
 var ErrChanged = errors.New("it was replaced after it was checked, nothing was written: run edgebake again")
 
-// sameKind checks that the opened file is of the kind that IsFile found. It may
-// have been replaced in between.
+// sameKind checks that the opened file has the kind that IsFile found. The path may have been
+// replaced in between.
 func sameKind(f *os.File, isFile bool) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -47,7 +46,7 @@ func sameKind(f *os.File, isFile bool) error {
 	return nil
 }
 
-// IsFile reports whether it is a regular file.
+// IsFile reports whether the target is a regular file.
 func (t *Target) IsFile() bool { return !t.block }
 
 // IsFile reports whether path is a regular file.
@@ -72,16 +71,15 @@ func IsFile(path string) (bool, error) {
 	return false, errors.New("it is neither a block device nor a file")
 }
 
-// amongDevices reports whether a path is in /dev, where a new regular file
-// would be in memory and lost at a reboot. /dev/shm is excluded: it is meant
-// for files.
+// amongDevices reports whether a path is in /dev, where a new regular file would be in memory and
+// lost at a reboot. /dev/shm is allowed: it is meant for files.
 func amongDevices(path string) bool {
 	path, err := filepath.Abs(path)
 	return err == nil && strings.HasPrefix(path, "/dev/") && !strings.HasPrefix(path, "/dev/shm/")
 }
 
-// Hide makes a file readable by its owner only, before secrets are written to
-// it. It does not change the permissions of a disk.
+// Hide makes a file readable only by its owner, before secrets are written to it. It does not
+// change the permissions of a disk.
 func (t *Target) Hide() error {
 	if t.block {
 		return nil

@@ -30,7 +30,7 @@ func Open(path string) (*Target, error) {
 func open(path string, isFile bool) (*Target, error) {
 	flags := os.O_RDWR
 	if !isFile {
-		// For a block device, O_EXCL fails if another user has claimed it.
+		// For a block device, O_EXCL fails if another program or a mount uses it.
 		flags |= unix.O_EXCL | unix.O_DIRECT
 	}
 	f, err := os.OpenFile(path, flags, 0)
@@ -78,7 +78,7 @@ func (t *Target) look() (err error) {
 		return fmt.Errorf("asking for the size of its sectors: %w", err)
 	}
 	t.Sector = int64(n)
-	// Some kernels open a read-only disk for writing, and fail the first write.
+	// Some kernels open a read-only disk for writing, but fail the first write.
 	if ro, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKROGET); err == nil && ro != 0 {
 		return errReadOnly
 	}
@@ -129,7 +129,7 @@ func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 	if off%t.Sector == 0 && int64(len(p))%t.Sector == 0 && isAligned(p) {
 		return t.f.ReadAt(p, off)
 	}
-	// Read the whole sectors around it.
+	// Read all sectors that contain the range.
 	skip := off % t.Sector
 	b := aligned(make([]byte, (skip+int64(len(p))+t.Sector-1)/t.Sector*t.Sector))
 	n, err := t.f.ReadAt(b, off-skip)
@@ -153,11 +153,9 @@ func (t *Target) ioctl(request uintptr, off, n int64) error {
 	return nil
 }
 
-// Zero makes a range read as zeros permanently, which discarding does not
-// guarantee. A device that can do so zeroes it. Otherwise Zero reads it, which
-// is several times faster than writing on sticks and cards, and writes only
-// parts that are not zero.
-// times faster than they write, and only what is not zero is written.
+// Zero makes a range read as zeros permanently, which discarding does not guarantee. If the device
+// cannot zero it, Zero reads it and writes only the parts that are not zero: sticks and cards read
+// several times faster than they write.
 func (t *Target) Zero(off, n int64) error {
 	switch {
 	case n <= 0:
@@ -191,16 +189,16 @@ func (t *Target) Zero(off, n int64) error {
 	return nil
 }
 
-// Discard tells the device that a range is unused; its contents are then
-// undefined. Errors are ignored: many devices cannot do it.
+// Discard tells the device that a range is unused; its contents are then undefined. It ignores
+// errors: many devices do not support it.
 func (t *Target) Discard(off, n int64) {
 	if t.block && n > 0 {
 		_ = t.ioctl(unix.BLKDISCARD, off, n)
 	}
 }
 
-// Reread makes the kernel read the partition table again, which it otherwise
-// does only when the disk is plugged in again.
+// Reread makes the kernel read the partition table again. Otherwise it does so only when the disk
+// is plugged in.
 func (t *Target) Reread() {
 	if t.block {
 		_ = unix.IoctlSetInt(int(t.f.Fd()), unix.BLKRRPART, 0)

@@ -20,7 +20,7 @@ func loop(t *testing.T, size int64, args ...string) (dev, file string) {
 	return loopOf(t, bytes.Repeat([]byte("old data"), int(size/8)), args...)
 }
 
-// loopOf makes a loop device that has been written already.
+// loopOf makes a loop device with that content.
 func loopOf(t *testing.T, content []byte, args ...string) (dev, file string) {
 	t.Helper()
 	desk.NeedRoot(t, "it makes loop devices")
@@ -38,9 +38,8 @@ func loopOf(t *testing.T, content []byte, args ...string) (dev, file string) {
 	return dev, file
 }
 
-// TestRealDevices asks the real lsblk about real devices: a free one, a mounted
-// one, a read-only one, one with LVM's mark. Where there is no udev to have looked
-// at them, as in a container, they are looked at all the same.
+// TestRealDevices runs the real lsblk on real devices: a free one, a mounted one, a read-only one
+// and one with LVM's signature. Without udev, as in a container, wipefs examines them.
 func TestRealDevices(t *testing.T) {
 	desk.NeedProgram(t, "lsblk", "util-linux")
 	free, _ := loop(t, 16<<20, "--sector-size", "4096")
@@ -54,8 +53,8 @@ func TestRealDevices(t *testing.T) {
 		desk.Lacks(t, "mount: %v: %s", err, out)
 	}
 	t.Cleanup(func() { exec.Command("umount", at).Run() })
-	member, _ := loopOf(t, append([]byte("HM\x01\x00"), make([]byte, 16<<20-4)...)) // LVM1's
-	_ = exec.Command("udevadm", "settle", "--timeout=10").Run()                     // where there is one
+	member, _ := loopOf(t, append([]byte("HM\x01\x00"), make([]byte, 16<<20-4)...)) // LVM1's signature
+	_ = exec.Command("udevadm", "settle", "--timeout=10").Run()                     // waits for udev, if it runs
 	devices, err := List(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -78,12 +77,12 @@ func TestRealDevices(t *testing.T) {
 	if _, err := Open(locked); err == nil {
 		t.Error("a read-only device was opened")
 	}
-	// The system's own disk is there, in whatever this runs.
+	// The machine that runs the test may have any disks.
 	t.Logf("%d disks", len(devices.Disks()))
 }
 
-// TestZeroByHand is a device that makes no zeros by itself, and what it returns
-// of discarded blocks is anything: what was there, for one.
+// TestZeroByHand uses a device that cannot write zeros itself, and that may return old content for
+// discarded blocks.
 func TestZeroByHand(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	d, err := Open(dev)
@@ -103,7 +102,7 @@ func TestZeroByHand(t *testing.T) {
 	if b[0] != 'o' || rest[0] != 'o' || len(bytes.Trim(b[4096:][:9<<20], "\x00")) > 0 {
 		t.Error("not zero, or more than what was asked for")
 	}
-	// Odd places and lengths, as whoever looks for a table reads.
+	// Odd offsets and lengths, as in reading a partition table.
 	for _, x := range []struct{ off, n int }{{1, 3}, {511, 2}, {4095, 4098}, {0, 512}} {
 		got := make([]byte, x.n)
 		if _, err := d.ReadAt(got, int64(x.off)); err != nil || !bytes.Equal(got, b[x.off:][:x.n]) {
@@ -115,8 +114,7 @@ func TestZeroByHand(t *testing.T) {
 	}
 }
 
-// TestReadsTheMedium: ReadAt shows what is on the medium, not what the page
-// cache remembers of it.
+// TestReadsTheMedium checks that ReadAt returns the medium's content, not the page cache's.
 func TestReadsTheMedium(t *testing.T) {
 	dev, file := loop(t, 16<<20)
 	cache, err := os.Open(dev)
@@ -125,7 +123,7 @@ func TestReadsTheMedium(t *testing.T) {
 	}
 	defer cache.Close()
 	b := make([]byte, 4096)
-	if _, err := cache.ReadAt(b, 0); err != nil { // now it remembers
+	if _, err := cache.ReadAt(b, 0); err != nil { // fills the page cache
 		t.Fatal(err)
 	}
 	d, err := Open(dev)
@@ -149,8 +147,7 @@ func TestReadsTheMedium(t *testing.T) {
 	}
 }
 
-// TestOpenChanged: what lies at the path when it is opened is not what it was
-// when it was looked at.
+// TestOpenChanged replaces the file at a path between the check and the opening.
 func TestOpenChanged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
@@ -189,8 +186,8 @@ func TestOpenOther(t *testing.T) {
 	}
 }
 
-// TestFileAmongDevices: whoever writes to a disk that is gone leaves a file in its
-// place, in memory. An image there would be called flashed.
+// TestFileAmongDevices rejects a file in /dev, which a program leaves if it writes to a missing
+// disk. It is in memory, so an image written to it would be lost.
 func TestFileAmongDevices(t *testing.T) {
 	if _, err := IsFile("/dev/edgebake-none"); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "truncate") {
 		t.Errorf("%v", err)
@@ -216,8 +213,8 @@ func TestFileAmongDevices(t *testing.T) {
 	}
 }
 
-// TestUsers: a program that writes to a disk without claiming it is named; one
-// that only reads is not.
+// TestUsers checks that a program that writes to a disk without opening it exclusively is named,
+// and one that only reads is not.
 func TestUsers(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	if err := Users("/proc", dev); err != nil {

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Open opens a file; disks are supported on Linux only.
+// Open opens a file. Disks are supported only on Linux.
 func Open(path string) (*Target, error) {
 	isFile, err := IsFile(path)
 	if err != nil {

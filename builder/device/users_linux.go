@@ -19,13 +19,12 @@ func (e *ErrUsers) Error() string {
 	return fmt.Sprintf("open for writing in %s: end that first", strings.Join(e.Programs, ", "))
 }
 
-// Users returns an *ErrUsers if other programs have the disk at path, or a
-// partition of it, open for writing. Only root sees the programs of all users;
-// proc is /proc.
+// Users returns an *ErrUsers if other programs have the disk at path, or one of its partitions,
+// open for writing. Only root sees the programs of all users. proc is /proc, except in tests.
 func Users(proc, path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return nil // the caller has opened it before
+		return nil // the caller has already opened it
 	}
 	devs := []uint64{st.Rdev}
 	parts, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/dev", unix.Major(st.Rdev), unix.Minor(st.Rdev)))

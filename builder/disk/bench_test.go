@@ -22,8 +22,7 @@ func (d fileBlobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return os.Open(filepath.Join(string(d), name))
 }
 
-// realistic is an image with 15,000 files of together 500 MB, out of one blob
-// on disk.
+// realistic returns an image with 15,000 files of 500 MB in total, all from one blob on disk.
 func realistic(b *testing.B) (Spec, fileBlobs) {
 	b.Helper()
 	d := b.TempDir()
@@ -36,7 +35,7 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	buf := make([]byte, 1<<20)
 	for off := int64(0); off < size; off += int64(len(buf)) {
-		rnd.Read(buf[:len(buf)/2]) // the rest stays: half of it compresses
+		rnd.Read(buf[:len(buf)/2]) // the rest is unchanged: half of it compresses
 		if _, err := f.WriteAt(buf, off); err != nil {
 			b.Fatal(err)
 		}
@@ -63,8 +62,8 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	}}, fileBlobs(d)
 }
 
-// BenchmarkWrite writes a whole image and, in turn with it, has dd write the
-// bytes of its files to the same file system; "x-dd" is the ratio.
+// BenchmarkWrite alternately writes a whole image, and has dd write the bytes of its files to the
+// same file system; "x-dd" is the ratio of the times.
 func BenchmarkWrite(b *testing.B) {
 	for _, zstd := range []bool{false, true} {
 		b.Run(fmt.Sprintf("zstd=%v", zstd), func(b *testing.B) {
@@ -101,8 +100,8 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkGolden computes the golden digest and, in turn with it, one plain
-// SHA-256 of the same image; "x-sha256" is the ratio.
+// BenchmarkGolden alternately computes the golden digest, and one plain SHA-256 of the same image;
+// "x-sha256" is the ratio of the times.
 func BenchmarkGolden(b *testing.B) {
 	s, blobs := realistic(b)
 	l, err := Compute(s)

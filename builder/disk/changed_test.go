@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestChangedBlobs: if a blob changes during the build, no image appears, whatever its
-// form, and an existing one stays.
+// TestChangedBlobs checks that a blob that changes during the build prevents an image in each
+// format, and that an existing image stays.
 func TestChangedBlobs(t *testing.T) {
 	s, blobs := sample()
 	changed := errors.New("a blob has changed")

@@ -17,28 +17,24 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Archive is a disk to be compressed. Each file system, and each gap between
-// them, is cut into content-defined chunks (package chunk), one frame each. The
-// frames of the slot are not compressed, so that stamping can replace their
-// content.
+// Archive is a disk to be compressed. Each file system, and each gap between them, is cut into
+// content-defined chunks (package chunk), one frame each. The frames of the slot are stored
+// uncompressed, so that stamping can replace their content.
 type Archive struct {
 	Size  int64
 	Parts []ondisk.PartitionInfo
-	// Read fills b with the bytes of the disk at off. If zero is true they are
-	// all zeros, and b is undefined. It is not called for the slot.
+	// Read fills b with the bytes of the disk at off. If zero is true, they are all zeros and b is
+	// undefined. Read is not called for the slot.
 	Read func(b []byte, off int64) (zero bool, err error)
-	// Slot returns the bytes of the slot. It is called last.
+	// Slot returns the bytes of the slot. It is called after all calls of Read.
 	Slot func() ([]byte, error)
-	// Index, if set, returns the frame that holds the index of the chunks. It is
-	// called after Slot.
+	// Index, if set, returns the frame with the index of the chunks. It is called after Slot.
 	Index func([]chunk.Part) ([]byte, error)
-	// Stored, if set, is called for each range of the disk in the archive, in
-	// order.
+	// Stored, if set, is called for each range of the disk in the archive, in order.
 	Stored func(off, n int64)
 }
 
-// indexed reports whether the index of an image lists the chunks of a
-// partition.
+// indexed reports whether the index of an image lists the chunks of the partition with that label.
 func indexed(label string) bool {
 	return label == ondisk.LabelESP || label == ondisk.LabelRootA || label == ondisk.LabelData
 }
@@ -47,8 +43,8 @@ func indexed(label string) bool {
 type piece struct {
 	off     int64 // on the disk
 	n       int
-	content []byte      // nil: a hole, or in the slot
-	part    *chunk.Part // the index part that lists it; nil: none
+	content []byte      // nil for a hole or a part of the slot
+	part    *chunk.Part // the index part that lists it, or nil
 	slot    bool
 
 	packed []byte
@@ -74,14 +70,13 @@ type compressor struct {
 	packets sync.Pool // of *[]byte, buffers for packed frames
 }
 
-// File is the file that an archive is written to; its index is read back from
-// it.
+// File is the file that an archive is written to. The index is read back from it.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// Compress writes the archive to out, which is empty.
+// Compress writes the archive to out, which must be empty.
 func Compress(ctx context.Context, out File, a Archive) error {
 	enc, err := seekable.NewEncoder()
 	if err != nil {
@@ -138,8 +133,8 @@ func (c *compressor) cut() error {
 	return c.region(at, c.Size, "")
 }
 
-// region cuts a range of the disk: the file system of a partition, or a gap,
-// which has no label.
+// region cuts a range of the disk: the file system of a partition, or a gap, which has an empty
+// label.
 func (c *compressor) region(from, to int64, label string) error {
 	if from > to || from%chunk.Block != 0 {
 		return fmt.Errorf("BUG: partition %q, or what is before it, has bytes %d to %d", label, from, to)
@@ -165,8 +160,7 @@ func (c *compressor) region(from, to int64, label string) error {
 	})
 }
 
-// send queues a piece, with a copy of its content, for the workers and for
-// store.
+// send queues a piece with a copy of its content, for the workers and for store.
 func (c *compressor) send(p *piece, content []byte) error {
 	p.packer = make(chan struct{})
 	if content != nil {
@@ -240,8 +234,7 @@ func (c *compressor) note(p *piece, frame int) {
 	p.part.Chunks = append(p.part.Chunks, chunk.Chunk{Size: int64(p.n), Hole: p.content == nil, Sum: p.digest})
 }
 
-// finish writes the slot into the frames left for it, and the index and the
-// table after all frames.
+// finish writes the slot into its reserved frames, and the index and the table after all frames.
 func (c *compressor) finish() error {
 	if len(c.slots) > 0 {
 		content, err := c.Slot()
@@ -276,8 +269,8 @@ func (c *compressor) finish() error {
 	return c.verify(c.table.End() + int64(len(tail)))
 }
 
-// verify reads the index back as an update does and compares it with the
-// frames. A wrong index cannot be repaired once the image is in use.
+// verify reads the index back like an update and compares it with the frames. A wrong index cannot
+// be repaired once the image is in use.
 func (c *compressor) verify(size int64) error {
 	i, err := update.Open(c.out, size)
 	if err == nil {

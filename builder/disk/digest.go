@@ -16,16 +16,15 @@ import (
 
 // Digest identifies the contents of a disk, without its slot.
 type Digest struct {
-	// Golden covers all partitions but the slot.
+	// Golden covers all partitions except the slot.
 	Golden string
 	// Parts has one digest for each partition, by label, to find the one that
 	// differs.
 	Parts map[string]string
 }
 
-// DigestOf combines the digests of the chunks; sum returns that of the n bytes
-// at off, at most Align. The format of Golden
-// (docs/decisions/0002-golden-digest.md) must not change.
+// DigestOf combines the digests of the chunks. sum returns the digest of the n bytes at off; n is
+// at most Align. The format of Golden (docs/decisions/0002-golden-digest.md) must not change.
 func DigestOf(parts []ondisk.PartitionInfo, sum func(off, n int64) [32]byte) Digest {
 	d := Digest{Parts: map[string]string{}}
 	h := sha256.New()
@@ -66,7 +65,7 @@ type Source struct {
 	Read func(buf []byte, off, n int64) (b []byte, zero bool, err error)
 	// Progress, if set, is called with the bytes hashed so far.
 	Progress func(done, total int64)
-	// Spare, if set, leaves one of several processors unused until it is closed.
+	// Spare, if set, leaves one of several processors unused until Spare is closed.
 	Spare <-chan struct{}
 }
 
@@ -119,14 +118,14 @@ func Digests(ctx context.Context, src Source, parts []ondisk.PartitionInfo) (Dig
 	return DigestOf(parts, func(off, _ int64) [32]byte { return sums[index[off]] }), nil
 }
 
-// Parallel calls workers with 0…n-1 on all processors; worker creates one, with
-// its own buffers. It returns the first error.
+// Parallel calls workers with 0…n-1 on all processors. worker creates one worker with its own
+// buffers. Parallel returns the first error.
 func Parallel(ctx context.Context, n int, worker func() func(int) error) error {
 	return parallel(ctx, n, nil, worker)
 }
 
-// parallel is like Parallel, but if spare is set, the last of several workers
-// starts only when spare is closed.
+// parallel is like Parallel, but if spare is set, the last of several workers starts only after
+// spare is closed.
 func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() func(int) error) error {
 	var next atomic.Int64
 	var failed atomic.Bool
@@ -169,15 +168,14 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 	return nil
 }
 
-// tracker records which chunks are written, and hashes each in the background
-// when the writer moves on. A chunk written again later is hashed again at the
-// end.
+// tracker records which chunks are written, and hashes each in the background when the writer moves
+// on. A chunk that is written again later is hashed again at the end.
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
 	mu     sync.Mutex // one write at a time
 	chunks []tracked
-	at     int // the chunk that is being written; -1: none
+	at     int // the chunk being written; -1 if none
 
 	left  chan visit // chunks to hash; nil once there are no more
 	ended chan struct{}
@@ -204,8 +202,8 @@ func newTracker(f io.ReaderAt, size int64) *tracker {
 	return t
 }
 
-// hash hashes chunks that the writer has left. Errors are ignored: rehash
-// repeats them.
+// hash hashes chunks that the writer has left. It ignores errors: rehash reads the chunk again and
+// returns them.
 func (t *tracker) hash(left <-chan visit) {
 	defer close(t.ended)
 	buf := make([]byte, Align)
@@ -217,7 +215,7 @@ func (t *tracker) hash(left <-chan visit) {
 	}
 }
 
-// write calls do, which writes b at off, and records the chunks written.
+// write calls do, which writes b at off, and records the chunks it covers.
 func (t *tracker) write(b []byte, off int64, do func() (int, error)) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -258,8 +256,7 @@ func (t *tracker) rehash(i int, buf []byte) error {
 	return nil
 }
 
-// written reports whether anything was written to a chunk; otherwise it is a
-// hole.
+// written reports whether a chunk was written to. Otherwise it is a hole.
 func (t *tracker) written(i int) bool { return t.chunks[i].writes > 0 }
 
 // writtenIn reports whether a chunk with some of the n bytes at off was

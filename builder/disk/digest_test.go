@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestTracker writes in every order, with holes, across chunks and back, and
-// compares the digests with those of what the file holds in the end.
+// TestTracker writes in random order, with holes and across chunks, and compares the digests with
+// those of the finished file.
 func TestTracker(t *testing.T) {
 	const size = 3*Align + Align/2
 	rnd := rand.New(rand.NewPCG(1, 2))

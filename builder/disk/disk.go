@@ -2,10 +2,9 @@
 // EFI system partition, the slot, the root and the data partition. It writes
 // sparsely, in one pass, without root, loop device or mount.
 //
-// Compute is pure: a Spec gives a Layout. Every GUID and UUID in it is a hash of
-// the plan's ID and the partition's label. Write writes the layout to a temporary
-// file in the output's directory and renames it when it is complete. After an
-// error or an interrupt nothing is left behind.
+// Compute is pure: a Spec gives a Layout. Every GUID and UUID in it is a hash of the plan's ID and
+// the partition's label. Write writes the layout to a temporary file in the output's directory and
+// renames it when it is complete. An error or an interrupt leaves no file behind.
 //
 // Invariants:
 //   - The same Spec and blobs give the same bytes, compressed or not, whatever
@@ -59,20 +58,20 @@ const (
 type Partition struct {
 	// Label is the GPT name, one of ondisk's or any other.
 	Label string
-	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition left zero.
+	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition of zeros.
 	FS string
-	// Size is in bytes, of the file system or, without one, of the partition,
-	// rounded up to Align. 0 means computed: the usual size for slot and ESP,
-	// that of ROOT-A for ROOT-B, contents and headroom for ext4.
+	// Size is the size in bytes, rounded up to Align: of the file system or, without one, of the
+	// partition. 0 means computed: the usual size for slot and ESP, that of ROOT-A for ROOT-B,
+	// contents and headroom for ext4.
 	Size int64
-	// Grow is space after the file system for a larger one in a later update.
-	// HashTree adds space for the dm-verity hash tree of the larger one.
+	// Grow is space after the file system for the larger one of a later update. HashTree adds space
+	// for the dm-verity hash tree of the larger one.
 	Grow     int64
 	HashTree bool
 	// Gap is unused space before the partition, rounded up to Align.
 	Gap int64
-	// FreeBytes and FreeInodes are the headroom of an ext4 partition. It has at
-	// least one free inode for each 16 KiB of FreeBytes.
+	// FreeBytes and FreeInodes are the headroom of an ext4 partition. It gets at least one free
+	// inode for each 16 KiB of FreeBytes.
 	FreeBytes, FreeInodes int64
 	Nodes                 []tree.Node
 }
@@ -85,7 +84,7 @@ type Spec struct {
 	// partition.
 	Arch       string
 	SourceDate time.Time
-	// SectorSize is that of the target devices in bytes: 4096, or 512 (also 0).
+	// SectorSize is the sector size of the target devices in bytes: 4096, or 512 (also 0).
 	SectorSize int64
 	Partitions []Partition
 }
@@ -97,7 +96,7 @@ type Layout struct {
 	Parts    []ondisk.PartitionInfo
 }
 
-// derive derives an identifier from its arguments; the strings must not change.
+// derive derives an identifier from its arguments. Its strings are part of the format.
 func derive(what, planID, label string) (id [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake " + what + "\x00" + planID + "\x00" + label))
 	copy(id[:], sum[:])
@@ -116,16 +115,16 @@ func format(id [16]byte) string {
 // and on the kernel's command line.
 func PartitionGUID(planID, label string) string { return format(derive("partition", planID, label)) }
 
-// RandomGUID formats random bytes as a disk GUID. Given as planID to
-// PartitionGUID, it yields the GUIDs of the disk's partitions.
+// RandomGUID formats random bytes as a disk GUID. PartitionGUID, called with that GUID as planID,
+// returns the GUIDs of the disk's partitions.
 func RandomGUID(random [16]byte) string {
 	random[6] = random[6]&0x0f | 0x40 // RFC 9562, version 4
 	random[8] = random[8]&0x3f | 0x80
 	return format(random)
 }
 
-// volumeLabel returns the label of a file system. The system's file system goes
-// into either root partition, so its label names neither.
+// volumeLabel returns the label of a file system. The system's file system may be in either root
+// partition, so its label names neither.
 func volumeLabel(label string) string {
 	if label == ondisk.LabelRootA {
 		return "ROOT"
@@ -175,23 +174,22 @@ func TypeOf(arch, label string) (guid string, attributes uint64) {
 	case ondisk.LabelSlot:
 		return gpt.TypeBasicData, 0
 	case ondisk.LabelRootA:
-		// Never mounted by its type: with two edgebake disks in a machine, the
-		// other disk's could be chosen.
+		// Never mounted by its type, which could select the partition of another edgebake disk in
+		// the machine.
 		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}
 		return gpt.TypeRootAMD64, gpt.NoAuto
 	case ondisk.LabelData:
-		// No other partition may have this type: systemd-repart finds by it what to
+		// No other partition may have this type: systemd-repart uses it to find the partition to
 		// grow.
 		return gpt.TypeVar, gpt.NoAuto
 	}
 	return gpt.TypeLinux, 0
 }
 
-// hashTreeSize returns the size of the dm-verity hash tree for n bytes, as
-// veritysetup lays it out: a superblock and levels of SHA-256 digests in blocks
-// of 4 KiB.
+// hashTreeSize returns the size of the dm-verity hash tree for n bytes in the layout of
+// veritysetup: a superblock, and levels of SHA-256 digests in blocks of 4 KiB.
 func hashTreeSize(n int64) int64 {
 	const block, perBlock = 4096, 4096 / 32
 	size := int64(block)
@@ -242,7 +240,7 @@ func Compute(s Spec) (*Layout, error) {
 		at += info.Size
 		l.Parts = append(l.Parts, info)
 	}
-	// Space for the backup table only: the device is larger anyway.
+	// Only the backup table needs space: the device is larger anyway.
 	l.Size = at + 1<<20
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -250,8 +248,8 @@ func Compute(s Spec) (*Layout, error) {
 	return l, nil
 }
 
-// Fill sets the files of a FAT partition after Compute, since they may describe
-// the layout. They must fit.
+// Fill sets the files of a FAT partition after Compute, since they may describe the layout. It
+// fails if they do not fit.
 func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	for i := range s.Partitions {
 		p, info := &s.Partitions[i], l.Find(s.Partitions[i].Label)
@@ -267,8 +265,8 @@ func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	return fmt.Errorf("BUG: there is no partition %s to fill", label)
 }
 
-// size computes the size of a partition and of its file system. rootA, if
-// already laid out, is the model for ROOT-B. bad reports an error.
+// size computes the sizes of a partition and its file system. ROOT-B gets that of rootA, if rootA
+// is already laid out. bad reports an error.
 func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, ...any)) ondisk.PartitionInfo {
 	info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: content(p.Nodes)}
 	given := p.Size
@@ -307,8 +305,8 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
-// fileSystem returns the size of a partition's file system: given, or if that
-// is 0, the size that its contents need. bad reports an error.
+// fileSystem returns the size of a partition's file system: the given one or, if that is 0, the
+// size that its contents need. bad reports an error.
 func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) int64 {
 	switch p.FS {
 	case Ext4:

@@ -42,8 +42,8 @@ func inline(p, s string) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes([]byte(s))}}
 }
 
-// sample is a small image with all five partitions. The blob is half noise,
-// half text, so that compression has both.
+// sample returns a small image with all five partitions. The blob is half noise, half text, to test
+// compression with both.
 func sample() (Spec, disktest.Blobs) {
 	blob := bytes.Repeat([]byte("edgebake "), 3<<20)
 	rand.NewChaCha8([32]byte{1}).Read(blob[:12<<20])
@@ -63,8 +63,8 @@ func sample() (Spec, disktest.Blobs) {
 	}, disktest.Blobs{"b": blob}
 }
 
-// testSlot is a slot that shows which digest it was given. It is not a file
-// system: ondisk/slot's tests see to that.
+// testSlot returns a slot that contains the digest. It is not a file system; the tests of
+// ondisk/slot cover that.
 func testSlot(d Digest) ([]byte, error) {
 	b := make([]byte, ondisk.SlotSize)
 	copy(b, "slot of "+d.Golden)
@@ -113,7 +113,7 @@ func TestCompute(t *testing.T) {
 	if l.Find(ondisk.LabelSlot).Size != ondisk.SlotSize {
 		t.Error("the slot's size is not the slot's size")
 	}
-	// What was given out once stays: stamped machines carry it.
+	// A published GUID must not change: stamped machines have it.
 	if got := PartitionGUID("aa11", "ROOT-A"); got != "48bd4b57-efb1-8fdc-922d-f038450df706" {
 		t.Errorf("GUID of ROOT-A: %s", got)
 	}
@@ -131,9 +131,9 @@ func TestCompute(t *testing.T) {
 	}
 }
 
-// What cannot be added to a disk in the field: both roots take a file system
-// that has grown, with its hash tree; a LUKS2 header fits before DATA; and the
-// table of a disk with sectors of 4 KiB fits around the partitions.
+// TestRoomForLater checks the space that cannot be added to a disk in the field: for a grown file
+// system with its hash tree in both roots, for a LUKS2 header before DATA, and for the table of a
+// disk with sectors of 4 KiB.
 func TestRoomForLater(t *testing.T) {
 	s, _ := sample()
 	l, err := Compute(s)
@@ -167,8 +167,8 @@ func TestRoomForLater(t *testing.T) {
 	}
 }
 
-// DATA is encrypted in place: a partition that begins with the gap takes a
-// LUKS2 header there, and what was DATA stays where it is.
+// TestLUKSHeaderFitsTheGap encrypts DATA in place: a partition that begins with the gap has space
+// for a LUKS2 header, and the data of DATA does not move.
 func TestLUKSHeaderFitsTheGap(t *testing.T) {
 	const gap, data = 32 << 20, 8 << 20
 	dir := t.TempDir()
@@ -272,7 +272,7 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 		if auto := p.Name == ondisk.LabelESP || p.Name == ondisk.LabelSlot || p.Name == ondisk.LabelRootB; auto == (p.Attributes == gpt.NoAuto) {
 			t.Errorf("%s has attributes %x", p.Name, p.Attributes)
 		}
-		// The oracles want a file of the partition's own.
+		// The oracles need the partition in its own file.
 		part := filepath.Join(t.TempDir(), p.Name)
 		disktest.Oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
 		switch want.FS {
@@ -312,8 +312,8 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 	}
 }
 
-// TestGoldenDigest computes the digest from the finished image by the words
-// of the decision, and once more by Golden.
+// TestGoldenDigest computes the digest from the finished image as the decision describes it, and
+// with Golden.
 func TestGoldenDigest(t *testing.T) {
 	s, blobs := sample()
 	path := filepath.Join(t.TempDir(), "image.raw")
@@ -386,8 +386,8 @@ func TestCompressedImageIsTheRawOne(t *testing.T) {
 	if disktest.Sum(t, raw) != disktest.Sum(t, packed+".out") {
 		t.Error("zstd -d gives another image")
 	}
-	// Holes are nearly free: 12 MiB of noise, used three times in part, the
-	// slot as it is, and little else.
+	// Holes cost almost nothing: the file has 12 MiB of noise, used three times in part, the
+	// uncompressed slot, and little else.
 	if st, err := os.Stat(packed); err != nil || st.Size() > 60<<20 {
 		t.Errorf("%v %v", st.Size(), err)
 	}

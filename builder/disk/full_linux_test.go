@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestFullAndReadOnlyDisks runs itself again where a small and a read-only
-// file system can be mounted: in namespaces of its own.
+// TestFullAndReadOnlyDisks runs itself again in a namespace where it can mount a small and a
+// read-only file system.
 func TestFullAndReadOnlyDisks(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=44m none "$0"; mkdir "$0/small" "$0/ro"; mount -t tmpfs -o ro none "$0/ro"`, fullAndReadOnly)
 }
@@ -33,15 +33,14 @@ func fullAndReadOnly(t *testing.T, dir string) {
 		_, err := Write(t.Context(), path, s, l, blobs, WriteOptions{Slot: testSlot, Zstd: zstd})
 		return err
 	}
-	// Where the raw image fits, the compressed one does: the two together
-	// would not.
+	// The compressed image fits where the raw one fits, although the two together would not.
 	if err := write(filepath.Join(small, "i.zst"), true); err != nil {
 		t.Errorf("compressed: %v", err)
 	}
 	if err := os.Remove(filepath.Join(small, "i.zst")); err != nil {
 		t.Fatal(err)
 	}
-	// Room for the contents, and not for the file systems around them.
+	// Leave space for the contents, but not for the file systems' metadata.
 	fill := func(size int) {
 		if err := os.WriteFile(filepath.Join(dir, "ballast"), make([]byte, size), 0o644); err != nil {
 			t.Fatal(err)
@@ -54,7 +53,7 @@ func fullAndReadOnly(t *testing.T, dir string) {
 			t.Errorf("%s: full while writing: %v", name, err)
 		}
 	}
-	// Too full from the beginning: said before anything is written.
+	// Too full from the beginning: reported before anything is written.
 	fill(30 << 20)
 	err = write(filepath.Join(small, "i"), false)
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for the image of at least") {
@@ -69,8 +68,7 @@ func fullAndReadOnly(t *testing.T, dir string) {
 	}
 }
 
-// TestRepartGrowsDataAlone lets systemd-repart do what it does at first boot,
-// with the definition that images carry.
+// TestRepartGrowsDataAlone runs systemd-repart as at first boot, with the definition in images.
 func TestRepartGrowsDataAlone(t *testing.T) {
 	s, blobs := sample()
 	d := t.TempDir()
@@ -110,7 +108,7 @@ func TestRepartGrowsDataAlone(t *testing.T) {
 	}
 }
 
-// TestKillLeavesNothing kills a process in the middle of writing.
+// TestKillLeavesNothing kills a process while it writes.
 func TestKillLeavesNothing(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_KILL"); dir != "" {
 		s, blobs := sample()

@@ -28,13 +28,13 @@ type WriteOptions struct {
 	// Slot returns the slot's bytes for the digests. It must be set if the layout
 	// has a slot.
 	Slot func(Digest) ([]byte, error)
-	// ImageInfo is the image's image.json. With it, a compressed image gets an
-	// index of its chunks; nil: no index.
+	// ImageInfo is the image's image.json. If it is set, a compressed image gets an index of its
+	// chunks.
 	ImageInfo []byte
 	// SignIndex, if set, signs the encoded index.
 	SignIndex func(body []byte) (string, error)
-	// Unchanged, if set, is called after the last read of a blob. An error means
-	// that a blob changed after it was verified; then no image is created.
+	// Unchanged, if set, is called after the last read of a blob. It returns an error if a blob
+	// changed after it was verified; then no image is created.
 	Unchanged func() error
 	// Progress, if set, is called with the work done so far, in bytes.
 	Progress func(done, total int64)
@@ -49,8 +49,8 @@ type Result struct {
 // PartResult describes a written partition.
 type PartResult struct {
 	Label string
-	// Size of the partition, Free space in its file system, and Written data, in
-	// bytes. The rest are holes.
+	// Size is the size of the partition, Free the space in its file system, and Written the data,
+	// in bytes. The rest are holes.
 	Size, Free, Written int64
 }
 
@@ -74,8 +74,7 @@ func Write(ctx context.Context, path string, s Spec, l *Layout, blobs tree.Blobs
 	}
 	raw := out
 	if o.Zstd {
-		// File systems are not written in order, so compression needs a complete
-		// raw image.
+		// File systems are not written in order, so compression needs a complete raw image first.
 		if raw, err = file.Create(path, 0o600, o.Force); err != nil {
 			return nil, err
 		}
@@ -130,7 +129,7 @@ type writer struct {
 	done, total int64
 }
 
-// progress reports n more bytes of work, up to a limit.
+// progress adds n bytes of work, up to a limit, and reports the sum.
 func (w *writer) progress(n, limit int64) {
 	if w.opts.Progress == nil {
 		return
@@ -202,8 +201,8 @@ func (w *writer) compress(out *file.Output) error {
 			return b, err
 		},
 		Stored: func(off, n int64) {
-			// Free the space in the raw image, so that both files together need no
-			// more than the raw image alone. One call for several chunks is cheaper.
+			// Free the packed space of the raw image, so that both files together need no more than
+			// the raw image alone. One call for several chunks is cheaper.
 			if end := (off + n) / Align * Align; end > released {
 				w.raw.Release(released, end-released)
 				released = end
@@ -269,8 +268,8 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 	return nil
 }
 
-// region is the part of the disk that a file system writer may write. Writes
-// beyond its end, and after an interrupt, fail.
+// region is the part of the disk that a file system's writer may write. Writes after its end, and
+// after an interrupt, fail.
 type region struct {
 	w           *writer
 	name        string
@@ -291,19 +290,17 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 	off += r.start
 	n, err := r.w.track.write(p, off, func() (int, error) { return r.w.raw.WriteAt(p, off) })
 	r.written += int64(n)
-	if !r.w.opts.Zstd { // with Zstd, the raw file is not kept
+	if !r.w.opts.Zstd { // with Zstd, the raw file is temporary
 		r.w.raw.WriteBehind(off)
 	}
 	r.w.progress(int64(n), r.w.total)
 	return n, err
 }
 
-// SparseBlock is the size of the smallest hole that WriteSparse leaves, in
-// bytes.
+// SparseBlock is the size in bytes of the smallest hole that WriteSparse leaves.
 const SparseBlock = 64 << 10
 
-// WriteSparse writes b at an offset where w is zero, except its blocks of
-// zeros.
+// WriteSparse writes b, except its blocks of zeros, at an offset where w is zero.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
 		if !seekable.IsZero(block) {

@@ -1,11 +1,9 @@
-// Package gpt encodes and reads GUID partition tables. Only this package uses
-// go-diskfs, and only its GPT code, whose output is deterministic once all
-// GUIDs and offsets are given.
+// Package gpt encodes and reads GUID partition tables. Only this package uses go-diskfs, and only
+// its GPT code, whose output is deterministic if all GUIDs and offsets are given.
 //
-// Encode is pure: it returns the bytes for both ends of the disk. Read checks
-// the headers before the library does, because the library trusts their sizes,
-// and it distinguishes a disk that was cut short from one that never had a
-// table.
+// Encode is pure: it returns the bytes for both ends of the disk. Read checks the headers before it
+// calls the library, which trusts their sizes. Read distinguishes a truncated disk from one without
+// a table.
 package gpt
 
 import (
@@ -37,8 +35,8 @@ const (
 // partition.
 const NoAuto = uint64(1) << 63
 
-// Sizes of a logical sector in bytes. A table counts in sectors, so it is not
-// found on a disk with the other size.
+// Sizes of a logical sector in bytes. A table counts in sectors, so it is not found on a disk with
+// the other sector size.
 const (
 	Sector512  = 512
 	Sector4096 = 4096
@@ -53,18 +51,18 @@ const arraySize = entries * entryBytes
 // Table is a partition table. Offsets and sizes are bytes.
 type Table struct {
 	GUID string // of the disk, lower case
-	// Size of the disk that the table was made for.
+	// Size is the size of the disk for which the table was made.
 	Size int64
 	// SectorSize is Sector512 or Sector4096.
 	SectorSize int64
 	Partitions []Partition
 }
 
-// HeadSize returns the bytes that a table needs at the beginning of a disk,
-// with the protective MBR.
+// HeadSize returns the bytes that a table needs at the beginning of a disk, including the
+// protective MBR.
 func HeadSize(sector int64) int64 { return 2*sector + arraySize }
 
-// TailSize returns the bytes that the table's copy needs at the end.
+// TailSize returns the bytes that the backup table needs at the end.
 func TailSize(sector int64) int64 { return sector + arraySize }
 
 // Partition is one entry of the table; entries are numbered in order, from 1.
@@ -84,7 +82,7 @@ var (
 
 // TruncatedError is an ErrTruncated with both sizes.
 type TruncatedError struct {
-	Disk, Size int64 // bytes according to the table, and actual bytes
+	Disk, Size int64 // size according to the table, and actual size
 }
 
 func (e *TruncatedError) Error() string {
@@ -166,7 +164,7 @@ func Encode(t Table) (head, tail []byte, err error) {
 	return ends.head, ends.tail, nil
 }
 
-// ends is the disk that the library reads and writes: its two ends, in memory.
+// ends is the disk that the library reads and writes: only its two ends, in memory.
 type ends struct {
 	head, tail []byte
 	size       int64
@@ -204,9 +202,8 @@ func (e *ends) Read([]byte) (int, error)   { return 0, fs.ErrInvalid }
 func (e *ends) Stat() (fs.FileInfo, error) { return nil, fs.ErrInvalid }
 func (e *ends) Close() error               { return nil }
 
-// Read reads the table of a disk or image of size bytes, or its copy at the end
-// if the first is damaged. A disk larger than the table is valid: an image on a
-// larger device.
+// Read reads the table of a disk or image of size bytes, or the backup table if the first is
+// damaged. A disk larger than the table is valid: it has an image of a smaller disk.
 func Read(r io.ReaderAt, size int64) (*Table, error) {
 	t, err := read(r, size)
 	if err != nil {
@@ -216,8 +213,8 @@ func Read(r io.ReaderAt, size int64) (*Table, error) {
 }
 
 func read(r io.ReaderAt, size int64) (*Table, error) {
-	// Only the position of the table shows the sector size. Try the first header
-	// for each size, then the copy at the end.
+	// Only the position of the table shows the sector size. Try the first header with each size,
+	// then the backup.
 	var errs []error
 	for _, copyOnly := range []bool{false, true} {
 		for _, sector := range []int64{Sector512, Sector4096} {
@@ -228,8 +225,7 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 			errs = append(errs, err)
 		}
 	}
-	// Prefer an error that says more than "no table", for the usual sector size
-	// first.
+	// Prefer an error that says more than "no table", and the usual sector size.
 	for _, err := range errs {
 		if err.Error() != ErrNoTable.Error() {
 			return nil, err
@@ -258,7 +254,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	case primary.other > uint64(1)<<50:
 		return nil, fmt.Errorf("%w: the position of its copy is invalid", ErrNoTable)
 	default:
-		// The position of the copy shows for which disk size the table was made.
+		// The position of the backup shows the disk size for which the table was made.
 		disk = int64(primary.other+1) * sector
 		if disk > size {
 			return nil, &TruncatedError{Disk: disk, Size: size}
@@ -271,7 +267,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	if _, errTail := r.ReadAt(tail, disk-tailSize); errTail != nil {
 		return nil, errTail
 	}
-	// The library must not see invalid headers.
+	// The library must not read invalid headers.
 	if err != nil {
 		clear(head[sector : 2*sector])
 	}
@@ -298,8 +294,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	return t, t.check()
 }
 
-// header is the one field of a header that read needs: the sector of the other
-// header.
+// header has the one field of a header that read needs: the sector of the other header.
 type header struct{ other uint64 }
 
 func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
@@ -328,7 +323,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	return &header{other: le.Uint64(b[32:])}, nil
 }
 
-// Verify checks that both copies of the table are valid and equal.
+// Verify checks that the table and its backup are valid and equal.
 func Verify(r io.ReaderAt, size int64) error {
 	t, err := Read(r, size)
 	if err != nil {
@@ -359,9 +354,9 @@ func Verify(r io.ReaderAt, size int64) error {
 	return errors.Join(errs...)
 }
 
-// The protective MBR's entry repeats its range as cylinders, heads and sectors,
-// which are obsolete. We leave them zero; tools that move the table's copy to
-// the end of a larger device fill them in.
+// The protective MBR's entry repeats its range as cylinders, heads and sectors, which are obsolete.
+// Encode leaves them zero; tools that move the backup table to the end of a larger device fill them
+// in.
 const (
 	mbrEntry  = 446
 	chsStart  = mbrEntry + 1
@@ -369,8 +364,8 @@ const (
 	mbrLength = mbrEntry + 12
 )
 
-// chsFits reports whether the entry's cylinders, heads and sectors are zero or
-// match its sector numbers.
+// chsFits reports whether the entry's cylinders, heads and sectors are zero or match its sector
+// numbers.
 func chsFits(mbr []byte) bool {
 	fits := func(got []byte, lba uint32) bool {
 		want := chs(lba)
@@ -385,8 +380,8 @@ func clearCHS(mbr []byte) {
 	clear(mbr[chsEnd:][:3])
 }
 
-// chs returns a sector number in the format of an MBR, for 255 heads and 63
-// sectors per track. Beyond 1,024 cylinders it is the largest value.
+// chs returns a sector number in the format of an MBR, for 255 heads and 63 sectors per track. A
+// number after cylinder 1,023 becomes the largest value.
 func chs(lba uint32) [3]byte {
 	const heads, sectors = 255, 63
 	c := lba / (heads * sectors)

@@ -24,7 +24,7 @@ func sample(size int64) Table {
 	}
 }
 
-// disk puts a table onto an empty disk.
+// disk writes a table to an empty disk.
 func disk(t *testing.T, tab Table) []byte {
 	t.Helper()
 	head, tail, err := Encode(tab)
@@ -68,10 +68,9 @@ func TestRoundTripAndOracle(t *testing.T) {
 	}
 }
 
-// TestSectorsOf4KiB: the table of such a disk is found, checked, and told from
-// one of the usual kind, also by its copy alone. sgdisk takes the size of a
-// file's sectors for granted; test/oracle and the tests of flash ask it about
-// real devices.
+// TestSectorsOf4KiB checks that the table of a disk with such sectors is found, checked, and
+// distinguished from one with the usual sectors, even with only its backup. sgdisk assumes the
+// sector size of a file; test/oracle and the tests of flash run it on real devices.
 func TestSectorsOf4KiB(t *testing.T) {
 	want := sample(64 << 20)
 	want.SectorSize = Sector4096
@@ -173,7 +172,7 @@ func TestDamage(t *testing.T) {
 		for _, part := range [][]byte{x[:HeadSize(Sector512)], x[size-TailSize(Sector512):]} {
 			for i := 0; i < len(part); i++ {
 				if i > 4*Sector512 && i < len(part)-2*Sector512 {
-					i += 96 // the entries that are not used
+					i += 96 // unused entries
 				}
 				part[i] ^= 1
 				if err := Verify(bytes.NewReader(x), size); err == nil {
@@ -184,7 +183,7 @@ func TestDamage(t *testing.T) {
 		}
 	})
 	t.Run("moved to the end of a larger device", func(t *testing.T) {
-		for _, n := range []int64{100 << 20, 20 << 30} { // within and beyond what cylinders can say
+		for _, n := range []int64{100 << 20, 20 << 30} { // within and beyond the range of cylinders
 			name := filepath.Join(t.TempDir(), "disk")
 			if err := errors.Join(os.WriteFile(name, b, 0o600), os.Truncate(name, n)); err != nil {
 				t.Fatal(err)
@@ -257,7 +256,7 @@ func FuzzRead(f *testing.F) {
 		if len(b) > 1<<20 {
 			return
 		}
-		// A fuzzer does not find checksums by itself.
+		// A fuzzer does not find valid checksums.
 		if len(b) >= 2*Sector512 {
 			h := b[Sector512:]
 			clear(h[16:20])
