@@ -31,8 +31,8 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 	return changeable{name, image, active}, err
 }
 
-// changeableName returns the name of the node. It fails on a control-plane node, and while
-// first boot is at work.
+// changeableName returns the name of the node. It fails on a
+// control-plane node, and while first boot is running.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
@@ -55,9 +55,9 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	return name, nil
 }
 
-// isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to
-// yurthub, and the Node has all labels. After an interrupted convert it is not; running it
-// again continues.
+// isHubNode reports whether this is a complete OpenYurt node: kubelet is
+// redirected to yurthub, and the Node has all labels. It is false after
+// an interrupted convert, which the next convert continues.
 func isHubNode(e *machine.Env, n *api.Node) bool {
 	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

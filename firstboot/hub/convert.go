@@ -33,8 +33,8 @@ var Evidence = run.Evidence{
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the URLs of the API servers for yurthub, the one that never changes first;
-	// empty: kubelet's present server, and the Site's API servers.
+	// Servers are the URLs of the API servers for yurthub, first the one that never
+	// changes; empty: kubelet's present server, and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
@@ -79,8 +79,8 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready. If an interrupted convert has redirected
-// kubelet already, that may not have reported yet, and the remaining steps wait for it.
+// convertible rejects a node that is not Ready. If an interrupted convert has already
+// redirected kubelet, kubelet may not have reported yet; the remaining steps wait for that.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {

@@ -99,8 +99,8 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 	return servers, nil
 }
 
-// addressTowards returns this node's address. The source address is the last choice, since
-// towards a VIP of the machine itself it may be any.
+// addressTowards returns this node's address. The source address is the last choice:
+// that of a connection to the machine's own VIP may be any of its addresses.
 func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub waits for what the cluster lacks, without reporting it. First boot looks for that,
-// and reports it.
+// yurthub silently waits for objects and rights that the cluster lacks.
+// First boot looks for them, and reports those that are missing.
 
 // csrList has the fields of certificate requests that are used here.
 type csrList struct {
@@ -164,8 +164,8 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	return nil
 }
 
-// missingRight returns what is missing by the API server's answer to a list; nil if nothing
-// is.
+// missingRight returns an error if err, the API server's answer to a
+// list, shows that the node lacks a right, or the cluster a CRD.
 func missingRight(n openyurt.Need, err error, namespace string) error {
 	code, kind := api.Code(err), n.Resource.Kind
 	if n.Resource.Version == "" { // Kubernetes' own kind, which always exists

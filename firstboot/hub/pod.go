@@ -20,9 +20,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// In the form staticPod, yurthub has its own identity, which it gets with the bootstrap token.
-// kubelet has none: it goes through yurthub from its first start, and need not be redirected
-// later.
+// In the form staticPod, yurthub has its own identity, which it gets
+// with the bootstrap token. kubelet has none: it connects through
+// yurthub from its first start, and is not redirected later.
 
 // PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub, its only way to the
 // cluster.
@@ -192,8 +192,8 @@ func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) er
 	return nil
 }
 
-// hubServer returns the server that yurthub.conf will always have: the first that answers and
-// that yurthub can verify.
+// hubServer returns the server for yurthub.conf, where it never
+// changes: the first that answers and that yurthub can verify.
 func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {

@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub authenticates nobody and acts with the node's rights: on its proxy's ports, which
-// pods reach at PodAddress and other nodes at any address of the node that they have a route
-// to, and on the pool's port, which is for other nodes of the pool. A fourth port serves
-// health and profiles, and accepts tokens. So the kernel accepts packets from root and from
-// the node's pods, and drops the rest.
+// yurthub authenticates no client and acts with the node's rights: on its proxy's
+// ports, which pods reach at PodAddress and other nodes at any address of the node
+// that they have a route to, and on the pool's port, which is for other nodes of the
+// pool. A fourth port serves health and profiles, and accepts tokens. So the kernel
+// accepts packets from root and from the node's pods, and drops the rest.
 //
 // kubelet connects to the proxy without TLS, as root. While yurthub is down, another user's
 // process could listen on these ports, so whatever it sends from them is dropped. The
@@ -104,10 +104,10 @@ type Ports struct {
 
 func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// portFiles returns the rules and the units that keep them in the kernel. nftables.service
-// flushes all rules, those of others too, when it starts or is reloaded: its start loads these
-// again at once, the timer does after a reload or anything else, with a line in the journal.
-// kube-proxy flushes only its own tables.
+// portFiles returns the rules and the units that keep them in the kernel.
+// nftables.service flushes all rules when it starts or is reloaded. PortsUnit
+// loads these again right after a start, the timer after a reload or any other
+// loss, with a line in the journal. kube-proxy flushes only its own tables.
 func portFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// plainLists returns the flag that makes this node's kubelet list in a way that yurthub
-// supports. version is kubelet's, in the image.
+// plainLists returns the flag that makes this node's kubelet list in a way
+// that yurthub supports. version is that of the kubelet in the image.
 func plainLists(ctx context.Context, e *machine.Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
@@ -140,8 +140,8 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
-		// A yurthub that does not serve would cut kubelet off. One that serves is kubelet's
-		// only way while the API servers are out of reach.
+		// A yurthub that does not serve would cut kubelet off. One that serves
+		// is kubelet's only connection while the API servers are out of reach.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil

@@ -39,7 +39,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	// systemd has loaded its units, which may be of the image and stay, with these files.
+	// systemd has loaded these files with units that may stay, since the image has them.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
@@ -78,8 +78,8 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 	return nil
 }
 
-// forgetHub removes yurthub's identity, its cache and the kubeconfigs that lead to it. Their
-// directory may be of the image, and stays.
+// forgetHub removes yurthub's identity, its cache and the kubeconfigs
+// that lead to it. Their directory may be part of the image, and stays.
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {

@@ -156,8 +156,8 @@ func stillReady(name string, through bool) run.Phase {
 	}
 }
 
-// ensureKubelet checks that kubelet runs with the arguments that were written for it: on a
-// node that edgebake did not build, its unit may read its flags elsewhere.
+// ensureKubelet checks that kubelet runs with the arguments that were written for it: on
+// a node that edgebake did not build, its unit may read its flags from another file.
 func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {

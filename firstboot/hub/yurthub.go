@@ -40,7 +40,7 @@ type hub struct {
 	openPort bool  // the pool's port is open to other nodes of the pool
 	clients  []int // users that may use it, in addition to root
 
-	// through makes Hub.Servers of these.
+	// The method through makes Hub.Servers from these.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
 	keep     string   // the server in the identity of a static pod; "": it has none
@@ -228,8 +228,9 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	return nil
 }
 
-// hubOnDisk returns h with the servers that are on the disk, if it has this hub. Whether the
-// endpoint is among them was decided by asking the API servers; offline, that decision holds.
+// hubOnDisk returns h with the servers that are on the disk, if the
+// disk has this hub. Whether the endpoint is among them was decided
+// by asking the API servers; offline, that decision holds.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {

@@ -123,8 +123,8 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 	return slices.DeleteFunc(own, func(pin string) bool { return !member.IsPinned(pin, site.CAPins()) })
 }
 
-// startTime is longer than an API server needs after its start to know its tokens, or a
-// cluster to sign cluster-info.
+// startTime is more than an API server needs after its start
+// to load its tokens, or a cluster to sign cluster-info.
 const startTime = 20 * time.Second
 
 // FindCluster is api.Discover with advice in its errors. API servers that reject the token and

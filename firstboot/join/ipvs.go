@@ -86,8 +86,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 	}
 }
 
-// IPVSConfig returns the contents of ipvs.json: the Site's API servers and, for a member, the
-// cluster that they must show.
+// IPVSConfig returns the contents of ipvs.json: the Site's API servers
+// and, for a member, the record of the cluster that they must match.
 func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	conf := node.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
@@ -104,9 +104,9 @@ func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	return append(doc, '\n'), nil
 }
 
-// balanced returns the masters that can be behind the Site's VIP, each once. Former ones may
-// repeat the Site's in another spelling, or be the endpoint or VIP of today, which ipvscare
-// rejects.
+// balanced returns the masters that can be behind the Site's VIP,
+// each once. Former ones may repeat the Site's in another spelling,
+// or be the present endpoint or VIP, which ipvscare rejects.
 func balanced(site *configs.Site, masters []string) []string {
 	vip, vipErr := netip.ParseAddr(site.VIP)
 	seen := map[string]bool{}

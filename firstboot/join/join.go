@@ -30,7 +30,7 @@ func Phase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if site.NodeType == configs.NodeNative && member.Redirected(e) {
-				// After a convert, or with its former Site. No phase maintains yurthub now.
+				// After a convert, or a change of nodeType in the Site. No phase maintains yurthub now.
 				e.Note("this node goes through yurthub, but its Site says nodeType: native. To fix: set nodeType edge or cloud there, or run `firstboot revert`")
 			}
 			server, name, err := member.KubeletServer(e)

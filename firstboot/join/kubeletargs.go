@@ -153,7 +153,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		changed = "config-dir" // only its files changed
 	}
 	e.Waiting("kubelet to start with other arguments (%s)", changed)
-	// After an interrupted trial, kubelet's health says nothing of the former arguments.
+	// After an interrupted trial, kubelet does not run with the former arguments.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()

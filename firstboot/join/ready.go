@@ -46,14 +46,14 @@ type readiness struct {
 	// joined is the record of the join; noted reports whether there is one.
 	joined member.JoinedAs
 	noted  bool
-	// Of the last look:
+	// Results of the last look:
 	node        *api.Node // last version seen
 	otherLabels bool      // its labels differ from the Site's
-	// reporters are the machines that it has shown at all looks.
+	// reporters are the machines that the Node has shown so far.
 	reporters reporters
 }
 
-// look reads the Node, and returns what is missing; nil if nothing.
+// look reads the Node, and returns an error unless it is Ready with the Site's labels.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	site := r.active.Site
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

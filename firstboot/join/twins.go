@@ -14,8 +14,8 @@ import (
 // then writes its own machine into the Node's status again and again, and the pods of the Node
 // run twice.
 
-// reporterStays is how long the Node must show this machine until no other one is assumed:
-// kubelet writes the status every 10 s if another machine has changed it.
+// reporterStays is how long the Node must show this machine before another one is
+// ruled out: kubelet writes the status every 10 s if another machine has changed it.
 const reporterStays = 12 * time.Second
 
 // reporters are the machines that the Node has shown, in order.

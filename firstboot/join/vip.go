@@ -25,8 +25,8 @@ const SaidVIP = ondisk.RunMark + "vip"
 // ClusterFiles belong to the cluster of this machine.
 var ClusterFiles = []string{SaidVIP}
 
-// VIPPhase checks that no Service has the VIP: on this node the VIP leads to the API servers.
-// Only a member may ask the cluster.
+// VIPPhase checks that no Service has the VIP: on this node the VIP
+// leads to the API servers. Only a member may query the cluster.
 func VIPPhase(site *configs.Site) run.Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return run.Phase{
@@ -87,8 +87,8 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	if i < 0 {
 		return in, "", nil
 	}
-	// A field selector costs one small answer. It finds first addresses only, and API servers
-	// before 1.31 answer 400.
+	// With a field selector the answer is small. It matches only a
+	// Service's first address, and API servers before 1.31 answer 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
 		if api.Code(err) != 400 {

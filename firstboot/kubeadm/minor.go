@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// WithSettings is a phase in which kubeadm joins, and which also has kubeadm write kubelet's
-// settings again when the system has another minor version of Kubernetes than the kubeadm
-// that wrote them. Until then kubelet runs with the former ones.
+// WithSettings extends a phase in which kubeadm joins: kubeadm also writes kubelet's
+// settings again when the system has another minor version of Kubernetes than the
+// kubeadm that wrote them. Until then kubelet runs with the former settings.
 func WithSettings(join run.Phase, active *site.Active) run.Phase {
 	minor := kubeadmdocs.Minor(active.Image.Kubernetes)
 	p := join
@@ -29,7 +29,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 			return v, err
 		}
 		if _, err := serverVersion(ctx, e); err != nil && api.Code(err) == 0 {
-			return run.Unknown, nil // nobody answers
+			return run.Unknown, nil // no API server answers
 		}
 		return run.Todo, nil
 	}
@@ -74,7 +74,7 @@ func writeSettings(ctx context.Context, e *machine.Env, site *configs.Site, mino
 	return k.Write(e)
 }
 
-// removeBackups removes what kubeadm keeps of the files that it replaces.
+// removeBackups removes kubeadm's copies of the files that it replaced.
 func removeBackups(e *machine.Env) error {
 	list, err := filepath.Glob(e.Path(ondisk.KubernetesDir + "/tmp/kubeadm-kubelet-*"))
 	if err != nil {
@@ -88,7 +88,7 @@ func removeBackups(e *machine.Env) error {
 	return nil
 }
 
-// serverVersion asks an API server for its version, as kubelet.conf says.
+// serverVersion asks the API server in kubelet.conf for its version.
 func serverVersion(ctx context.Context, e *machine.Env) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()

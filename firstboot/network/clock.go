@@ -99,9 +99,10 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 // beganPatience bounds the requests of begun.
 const beganPatience = 2 * time.Second
 
-// begun returns the latest start of a certificate that is not valid yet, of another machine of
-// the cluster or of this node's enrolment; zero if there is none. They are verified with the
-// CA of the Site or of the enrolment, so that nobody else can move the clock.
+// begun returns the latest start of a certificate that is not valid yet,
+// of another machine of the cluster or of this node's enrolment; zero if
+// there is none. The certificates are verified with the CA of the Site
+// or of the enrolment, so that nobody else can move the clock.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganPatience)
 	defer cancel()
@@ -225,9 +226,9 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// JudgeOutOfTime judges a node's certificate that has expired or is not valid yet: nil if the
-// clock was corrected meanwhile. Only with a clock that follows a time server is an expired
-// one an error that a person must fix.
+// JudgeOutOfTime judges a node's certificate that has expired or is not valid
+// yet: nil if the clock was corrected meanwhile. An expired certificate is an
+// error that a person must fix only if the clock follows a time server.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // before the clock is read again

@@ -216,8 +216,8 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// APIServerAddrs returns an API server's addresses, "host:port", that the VIP can stand for;
-// without IPVS, all.
+// APIServerAddrs returns an API server's addresses,
+// "host:port", of the VIP's family; without IPVS, all.
 func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -259,8 +259,8 @@ const Patience = 75 * time.Second
 // Timeout is enough for trying the new settings, the former ones and the new ones again.
 const Timeout = 6 * time.Minute
 
-// Use waits until the network settings in place reach u, and keeps them then. Otherwise it
-// tries the former ones; former reports whether they are in place again.
+// Use waits until the network settings in place reach u, and then keeps them. Otherwise
+// it tries the former ones; former reports whether they are in place again.
 func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {

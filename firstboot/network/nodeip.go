@@ -35,9 +35,9 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 	return src, nil
 }
 
-// BothAddresses returns the node's address and, after a comma, one of the other family; "" if
-// there is none, or none that is permanent. An error means that the machine does not have an
-// address that nodeIP asks for.
+// BothAddresses returns the node's address and, after a comma, one of the
+// other family; "" if there is none, or none that is permanent. An error
+// means that the machine does not have an address that nodeIP requires.
 func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	own, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {

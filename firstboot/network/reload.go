@@ -42,8 +42,8 @@ func WPAVerb(e *machine.Env, unit string) string {
 	return "stop"
 }
 
-// unloadedNetwork marks that networkd has not loaded the network settings in place. A boot
-// loads them, and the mark is gone.
+// unloadedNetwork marks that networkd has not loaded the network
+// settings in place. A boot loads them, and clears the mark.
 const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 
 // Reload makes networkd load its settings. networkctl needs D-Bus, which may start later than

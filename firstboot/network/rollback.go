@@ -21,10 +21,10 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// The network settings that last reached an API server, or from a control-plane node another
-// machine, are kept. If a corrected Site's settings reach nothing and the kept ones do, these
-// are restored, since nobody is there to undo a typing error. A boot during a trial begins
-// with the Site's settings again.
+// The network settings that last reached an API server, or from a control-plane node
+// another machine, are kept. If a corrected Site's settings reach nothing and the
+// kept ones do, these are restored, since nobody may be at the machine to undo a
+// typing error. A boot during a trial begins with the Site's settings again.
 
 // netFile is a file of the network settings, or a link that enables a unit, or a link to
 // /dev/null that masks a file of the image.
@@ -234,9 +234,9 @@ func MayTry(e *machine.Env) bool {
 }
 
 // rollBack tries the former settings if those in place do not reach everything. The former
-// ones stay if they reach more and the new ones, tried again, still do not: the network itself
-// may have started meanwhile, for example after a power cut of the building. It returns how
-// far the settings in place lead, and whether they are the former ones.
+// ones stay if they reach more and the new ones, tried again, still do not: the network
+// itself may have started meanwhile, for example after a power cut of the building. It
+// returns how much the settings in place reach, and whether they are the former ones.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {
@@ -291,7 +291,7 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 	if !ok {
 		return nil
 	}
-	former, _ := goodFiles(e) // if there are none, what is in place is compared
+	former, _ := goodFiles(e) // if there are none, setNetwork compares the settings in place
 	// The attempt's time may be up, but the settings must be put back.
 	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err

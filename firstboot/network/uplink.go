@@ -31,7 +31,7 @@ type Reached struct {
 	Extent Extent
 	// by is the API server that answered; empty on a control-plane node.
 	by string
-	// Err is why not everything was reached.
+	// Err is the reason if not everything was reached.
 	Err error
 }
 
@@ -102,8 +102,8 @@ const (
 )
 
 // NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A
-// rejected connection is an answer: the host runs. A gateway may also drop the connection,
-// since for a missing one the kernel reports an error.
+// rejected connection is an answer: the host runs. A gateway that drops the connection
+// counts as reached too, since for a missing one the kernel reports an error.
 func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
@@ -157,8 +157,8 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	return fmt.Errorf("no other control-plane node and no gateway answers: %w", errors.Join(errs...))
 }
 
-// GatewaysOf returns the gateways on the interface with the machine's own address: those in
-// the kernel's routes and those in the Site, since the routes may be what is wrong.
+// GatewaysOf returns the gateways on the interface with the machine's own address:
+// those in the kernel's routes and those in the Site, since the routes may be wrong.
 func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	own, err := netip.ParseAddr(site.Self().Address)
 	if err != nil {
