@@ -59,14 +59,14 @@ type home struct {
 // removed.
 type account struct {
 	Added bool `json:"added,omitempty"`
-	// UID is the number that it was given; another attempt gives the same.
+	// UID is the assigned number; another attempt assigns the same.
 	UID    int    `json:"uid,omitempty"`
 	Passwd string `json:"passwd,omitempty"`
 	Shadow string `json:"shadow,omitempty"`
 	// Group and Gshadow are the former rows of the group that was removed with the user.
 	Group   string `json:"group,omitempty"`
 	Gshadow string `json:"gshadow,omitempty"`
-	// Groups and Left are the groups that an existing user was put into and taken out of.
+	// Groups and Left are the groups that an existing user was added to and removed from.
 	Groups []string `json:"groups,omitempty"`
 	Left   []string `json:"left,omitempty"`
 }

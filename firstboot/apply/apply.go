@@ -52,8 +52,8 @@ type Target struct {
 	Activate func(ctx context.Context, c Changes) error
 }
 
-// Changes lists what an Apply changed, and what one before it changed that was killed before
-// Activate succeeded.
+// Changes lists the changes of an Apply, and those of an
+// earlier one that was killed before Activate succeeded.
 type Changes struct {
 	// Paths that were written or removed, sorted.
 	Paths []string
@@ -67,8 +67,8 @@ type UnitChange struct {
 	Changed/* its files were */ bool
 }
 
-// Refused is an error that only a person can fix: what the config says is impossible on this
-// system. Nothing was changed.
+// Refused is an error that only a person can fix: the config
+// requires something impossible on this system. Nothing was changed.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }
@@ -77,8 +77,8 @@ func (r *Refused) Unwrap() error { return r.Err }
 
 func refuse(err error) error { return &Refused{err} }
 
-// Apply makes the system match cfg, which has passed ignition.Parse or node.Config, and undoes
-// what only the last config said. An empty cfg undoes everything.
+// Apply makes the system match cfg, which has passed ignition.Parse or node.Config,
+// and undoes what only the last config contained. An empty cfg undoes everything.
 func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	old, err := t.load()
 	if err != nil {
@@ -130,8 +130,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	return changes, t.save(next)
 }
 
-// changedBefore counts everything in both manifests as changed: how far an Apply that was
-// killed had come is unknown.
+// changedBefore counts everything in both manifests as
+// changed: it is unknown how far the killed Apply got.
 func (a *application) changedBefore(want []entry) {
 	for _, w := range want {
 		a.changed(w.Path, w.unit)
@@ -162,7 +162,7 @@ func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 type application struct {
 	Target
 	old, next manifest
-	// Changed paths, and units with changed files.
+	// paths are the changed paths, units those with changed files.
 	paths, units map[string]bool
 }
 

@@ -44,7 +44,7 @@ func (b *Baked) Lstat(p string) (node.Found, error) {
 	}
 	st, err := b.t.root().Lstat(p)
 	if err != nil || st.Theirs {
-		return node.Found{}, fs.ErrNotExist // a user's file is moved aside, so that it counts for nothing
+		return node.Found{}, fs.ErrNotExist // a user's file does not count, since it would be moved aside
 	}
 	return node.Found{Mode: st.Mode(), Link: st.Link}, nil
 }

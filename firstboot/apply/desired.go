@@ -184,8 +184,8 @@ func over(first, e entry) entry {
 	return e
 }
 
-// inherit gives an entry that changes an existing file its original owner and permissions, as
-// far as the config names none.
+// inherit gives an entry that changes an existing file its
+// original owner and permissions, where the config names none.
 func (t Target) inherit(w *entry, old manifest) error {
 	changes := w.Kind == kindDir && !w.empties || w.Kind == kindFile && (w.keepData || w.appendTo)
 	if !changes || w.modeSet && w.uidSet && w.gidSet {
@@ -276,8 +276,8 @@ const (
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 
-// overwritten finds existing directories where the config overwrites. cleared lists their
-// contents, which are removed, as with Ignition, and kept as originals.
+// overwritten finds existing directories that the config overwrites. cleared lists
+// their contents, which are removed, as with Ignition, and kept as originals.
 func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
 	var dirs []string
 	for i := range want {

@@ -72,8 +72,8 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 	return nil
 }
 
-// groupChanges lists the groups that an existing user joins and leaves, so that it is in those
-// of the config alone.
+// groupChanges lists the groups that an existing user joins
+// and leaves, so that it is only in those of the config.
 func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 	for _, g := range u.Groups {
 		if !a.member(u.Name, string(g)) {

@@ -107,7 +107,7 @@ func (t Target) data(w entry) ([]byte, error) {
 	return append(bytes.Clone(before), w.Data...), nil
 }
 
-// same reports whether the path is as w wants it.
+// same reports whether the file at the path already matches w.
 func (t Target) same(w entry) bool {
 	st, err := t.root().Lstat(w.Path)
 	if err != nil {
@@ -136,7 +136,7 @@ func (t Target) same(w entry) bool {
 	return err == nil && sameMeta(opened, w.Owner) && bytes.Equal(have, want)
 }
 
-// isGone reports whether err means that no file of ours can be at a path.
+// isGone reports whether err means that a config cannot have made a file at the path.
 func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR)
 }

@@ -149,8 +149,8 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// sweep removes what a power cut left of earlier attempts. Where others may write, the
-// temporary names are random: it removes all that look like one, among the first 10000 files.
+// sweep removes temporary files that a power cut left. Where others may write, their
+// names are random: it removes all that look like one, among the first 10000 files.
 func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
@@ -205,7 +205,7 @@ func (p *place) takeOver(tmp string) error {
 	}
 }
 
-// aside renames what is in the way, so that its owner can find it.
+// aside renames the file in the way, so that its owner can find it.
 func (p *place) aside() error {
 	const most = 200
 	err := unix.Renameat(p.fd(), p.name, p.fd(), p.name[:min(len(p.name), most)]+".moved-"+random()[:8])
@@ -250,8 +250,8 @@ func (p *place) mkdir(o Owner) error {
 	return p.newDir(o)
 }
 
-// foreign reports whether a directory must not be given to its new owner: in a directory of
-// his own, he may have put another user's directory under this name.
+// foreign reports whether a directory must not be given to its new owner: where
+// he may write, he may have put another user's directory under this name.
 func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	if !p.theirs {
 		return false, nil

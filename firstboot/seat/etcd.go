@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds the answers that are read, in bytes; a member has some hundred.
+// maxAnswer bounds how much of an answer is read, in bytes; a member takes a few hundred.
 const maxAnswer = 1 << 20
 
 // Look asks a control-plane node's port 2380 for its state, its bootstrap permission and the
@@ -59,8 +59,8 @@ func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []str
 // Everything else is 404: etcd of its peers exits on an answer that it does not expect.
 const BlankPath = "/edgebake/seat"
 
-// Answer is the answer at BlankPath. Programs that know no bootstrap permissions expect
-// exactly {"seat":"blank"}: to them this one is silence, and they wait.
+// Answer is the answer at BlankPath. Older programs, without bootstrap permissions,
+// expect exactly {"seat":"blank"}: they take this for no answer, and wait.
 type Answer struct {
 	Seat   string `json:"seat"`
 	Ticket string `json:"ticket"`
@@ -157,8 +157,8 @@ type memberAnswer struct {
 
 func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, m.IsLearner} }
 
-// Members lists the members; it needs a quorum. (A list that is not linearizable is one
-// member's alone, which may be outdated.)
+// Members lists the members; it needs a quorum. (A list that is
+// not linearizable comes from one member, and may be outdated.)
 func (e Etcd) Members(ctx context.Context) ([]Member, error) {
 	_, out, err := e.List(ctx)
 	return out, err
@@ -184,8 +184,8 @@ func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err e
 	return answer.Header.ClusterID, members, nil
 }
 
-// Active reports whether this member is in touch with member id, whose machine runs then. It
-// becomes false within seconds after that stops.
+// Active reports whether this member is connected to member id, whose machine
+// then runs. It becomes false within seconds after that machine stops.
 func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {

@@ -30,7 +30,7 @@ import (
 	"time"
 )
 
-// PeerState is the state of another control-plane node as it shows itself.
+// PeerState is the state of another control-plane node, as its answer shows it.
 type PeerState int
 
 // States of a peer, by the answer of its port 2380.
@@ -77,12 +77,12 @@ type Disk struct {
 	// Member and Etcd are the IDs, of etcd's own, of the member and the cluster of the log;
 	// empty if the log does not have them.
 	Member, Etcd string
-	// Continued: the request to continue was carried out: with this data by the named
-	// control-plane node, by any other once it has joined that one.
+	// Continued: the request to continue was carried out: the named control-plane
+	// node has continued with this data, or another one has joined it.
 	Continued bool
 }
 
-// Seat is the state of this machine's former membership, as the others show it.
+// Seat is the state of this machine's former membership, as the other members report it.
 type Seat int
 
 // States of a former membership.
@@ -139,14 +139,14 @@ type View struct {
 	// Seat is the state of the former membership, for a blank disk; SeatWhy is the reason.
 	Seat    Seat
 	SeatWhy string
-	// DeadLearner is the ID of another machine's learner that has never started, and that no
-	// member has been in touch with for LearnerPatience; empty if there is none.
+	// DeadLearner is the ID of another machine's learner that has never started, and
+	// that no member has been connected to for LearnerPatience; empty if there is none.
 	DeadLearner string
 	Ticket      Ticket
 	// TicketID identifies this Site's bootstrap permission, for comparison with those of the
 	// peers.
 	TicketID string
-	// Dates are the permission's end and this machine's clock, which may be wrong.
+	// Dates describes the permission's end and this machine's time, which may be wrong.
 	Dates string
 	Word  Word
 	// Counted: etcd of the named control-plane node runs without a quorum, and has listed this
@@ -233,8 +233,8 @@ func (v View) notNoted() Decision {
 	return d
 }
 
-// rewriting returns fix, which overwrites this machine's disk; but keeping if the Site says to
-// continue from this machine, since its disk may hold the only copy.
+// rewriting returns fix, which overwrites this machine's disk, or keeping if the
+// Site says to continue from this machine, whose disk may then hold the only copy.
 func (v View) rewriting(fix, keeping string) string {
 	if v.Word.ContinueFrom == v.Self {
 		return keeping
@@ -242,8 +242,8 @@ func (v View) rewriting(fix, keeping string) string {
 	return fix
 }
 
-// member reports whether m is the member of the log. Another one may have this control-plane
-// node's name and address: one that was added after the log's was removed.
+// member reports whether m is the member of the log. Another member may have this
+// control-plane node's name and address, if it was added after the log's was removed.
 func (v View) member(m Member) bool {
 	if v.Disk.Member == "" {
 		return v.Own(m)

@@ -110,8 +110,8 @@ type Upkeep struct {
 	Name string // this machine's
 	// Others are the other members, by name.
 	Others map[string]Etcd
-	// Room returns an error if the disk of a member's machine lacks space for so many more
-	// bytes. A full disk stops etcd.
+	// Room returns an error if bytes more do not fit on the
+	// disk of a member's machine: a full disk stops etcd.
 	Room func(ctx context.Context, member string, bytes int64) error
 }
 
@@ -171,8 +171,8 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 	f.Well = f.Well && len(away) == 0
 	crowded := false
 	for _, v := range voters {
-		// A member counts what a compaction freed as used until its next write, and none comes
-		// while the alarm is active.
+		// Until its next write, a member counts the space that a compaction
+		// freed as used, and there are no writes while the alarm is active.
 		due := v.Fragmented() || len(full) > 0 && v.Crowded()
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {

@@ -2,6 +2,6 @@
 // on it. A World is a directory, slots in memory, and API servers in memory. It counts
 // every effect of its Env, and can lose its power before any of them.
 //
-// It knows the paths and objects of the cluster by their own names, not by the constants of
-// first boot. Only tests may import it, which test/walls checks.
+// It spells out the paths and names of the cluster's objects instead of using
+// first boot's constants. Only tests may import it, which test/walls checks.
 package worldtest

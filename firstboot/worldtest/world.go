@@ -462,7 +462,7 @@ func (w *World) Put(path, data string) {
 	}
 }
 
-// HostPath returns the path on this host, after an absolute link inside the machine.
+// HostPath returns the path on this host, with an absolute link resolved inside the machine.
 func (w *World) HostPath(path string) string {
 	p := filepath.Join(w.Root, path)
 	if target, err := os.Readlink(p); err == nil && filepath.IsAbs(target) {
