@@ -86,11 +86,11 @@ type Boot struct {
 	Node    string    `json:"node"`
 	Result  string    `json:"result"`
 	Started time.Time `json:"started"`
-	// Seconds from the start to the last update of the report.
+	// Seconds is the time from the start to the last update of the report.
 	Seconds float64 `json:"seconds"`
-	// Before lists the stages before firstboot, in order. Finished is when
-	// systemd had started everything, in seconds since power-on, or since the
-	// kernel's start if the firmware reports no times.
+	// Before lists the stages before firstboot, in order. Finished is when systemd had started
+	// everything, in seconds since power-on, or since the kernel's start if the firmware reports no
+	// times.
 	Before   []Part   `json:"before,omitempty"`
 	Finished float64  `json:"finished,omitempty"`
 	Phases   []Phase  `json:"phases"`
@@ -115,10 +115,8 @@ type Phase struct {
 	Said     string  `json:"said,omitempty"`
 }
 
-// Read describes an image. build is the file name of its build report, or ""
-// for the one beside the image; boot is the file name of a node's report.json,
-// or "".
-// beside it; boot is the name of a node's report.json, or "".
+// Read describes an image. build is the file name of its build report, or "" for the one in the
+// image's directory; boot is the file name of a node's report.json, or "".
 func Read(image, build, boot string) (*Anatomy, error) {
 	info, err := media.Inspect(image)
 	if err != nil {
@@ -147,15 +145,14 @@ func Read(image, build, boot string) (*Anatomy, error) {
 	return a, nil
 }
 
-// readReport adds the data of the build report, or a note if this build has
-// none.
+// readReport adds the data of the build report, or a note if there is no report of this build.
 func (a *Anatomy) readReport(image, build string) error {
 	names := []string{build}
 	if build == "" {
-		// A stamped copy uses the report of the golden image in the same directory.
+		// A stamped copy uses the golden image's report in the same directory.
 		names = []string{strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw") + reportEnding}
 		for _, golden := range []string{a.Name, a.Name + "-" + a.Arch} {
-			// The name comes from the image and is not trusted.
+			// The name comes from the image, so it is not trusted.
 			if golden == filepath.Base(golden) && len(golden) < 200 && !strings.Contains(golden, "\x00") {
 				names = append(names, filepath.Join(filepath.Dir(image), golden+reportEnding))
 			}
@@ -182,8 +179,8 @@ func (a *Anatomy) readReport(image, build string) error {
 	return nil
 }
 
-// findReport returns the first report of this image's build. other is the name
-// of a report of another build. If build is set, any failure is an error.
+// findReport returns the first report of this image's build. other is the name of a report of
+// another build. If build is set, every failure is an error.
 func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Report, other string, err error) {
 	for _, name := range names {
 		raw, err := os.ReadFile(name)

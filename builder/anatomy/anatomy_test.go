@@ -18,7 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSquarify: parts fill their place by size, and none lies over another.
+// TestSquarify checks that parts fill the rectangle in proportion to their sizes without
+// overlapping.
 func TestSquarify(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
@@ -61,7 +62,7 @@ func overlap(a, b rect) float64 {
 	return max(0, w) * max(0, h)
 }
 
-// TestHostileNames: what stands in an image is text on the page.
+// TestHostileNames checks that names in an image are escaped on the page.
 func TestHostileNames(t *testing.T) {
 	const evil = `</title><script>alert(1)</script>"'><img src=x onerror=alert(2)>`
 	now := time.Now()
@@ -88,8 +89,8 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestReadable: text has a contrast of 4.5 at least on what it stands on
-// (WCAG 2.2, AA), in light and in dark.
+// TestReadable checks that text has a contrast of at least 4.5 to its background (WCAG 2.2, AA), in
+// the light and the dark theme.
 func TestReadable(t *testing.T) {
 	colour := regexp.MustCompile(`--([a-z]+): (#[0-9a-f]{6});`)
 	themes := strings.SplitN(pageText, "prefers-color-scheme: dark", 2)
@@ -136,8 +137,8 @@ func contrast(t *testing.T, a, b string) float64 {
 	return (max(x, y) + 0.05) / (min(x, y) + 0.05)
 }
 
-// TestReportOfAHostileName: the name that an image gives itself leads to no other
-// directory, and keeps no report from being made.
+// TestReportOfAHostileName checks that the name in an image cannot lead to another directory, and
+// does not make the report fail.
 func TestReportOfAHostileName(t *testing.T) {
 	dir := t.TempDir()
 	images := filepath.Join(dir, "images")
@@ -157,8 +158,7 @@ func TestReportOfAHostileName(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionsInText: a program without a version has no blank behind its
-// name.
+// TestUnknownVersionsInText checks that no blank follows the name of a program without a version.
 func TestUnknownVersionsInText(t *testing.T) {
 	var out bytes.Buffer
 	d := Difference{Packages: []Change{{Name: "yurthub"}, {Name: "runc", A: "1.1.15"}}}

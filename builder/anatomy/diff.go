@@ -19,7 +19,7 @@ import (
 type Difference struct {
 	A     Side `json:"a"`
 	B     Side `json:"b"`
-	Equal bool `json:"equal"` // same golden digest, no difference
+	Equal bool `json:"equal"` // same golden digest, no difference found
 	// Facts are the fields of image.json that differ.
 	Facts      []Change     `json:"facts"`
 	Packages   []Change     `json:"packages"`
@@ -49,8 +49,8 @@ type Change struct {
 	B    string `json:"b"`
 }
 
-// SizeChange is a changed size in bytes; -1 means absent. A equals B for a file
-// whose contents differ at the same size.
+// SizeChange is a changed size in bytes; -1 means absent. A equals B if only the contents of a file
+// differ.
 type SizeChange struct {
 	Name string `json:"name"`
 	A    int64  `json:"a"`
@@ -91,8 +91,7 @@ func Diff(a, b string) (*Difference, error) {
 	d.Partitions = sizes(partSizes(ia), partSizes(ib))
 	d.Groups = sizes(groupSizes(fa), groupSizes(fb))
 	d.Files, d.Config = files(fa.Files, fb.Files)
-	// The digest alone proves nothing: the slot of a booted disk still has the
-	// digest of its build.
+	// The digest alone is not enough: the slot of a booted disk still has the digest of its build.
 	same := len(d.Facts)+len(d.Packages)+len(d.Images)+len(d.Partitions)+len(d.Groups)+len(d.Files) == 0
 	d.Equal = same && d.A.Golden != "" && d.A.Golden == d.B.Golden
 	if d.Update, err = media.CostOfUpdate(a, media.Source{Name: b}); err != nil && !errors.Is(err, update.ErrNoIndex) && !errors.Is(err, update.ErrBoard) && !errors.Is(err, update.ErrArchives) {
@@ -268,7 +267,7 @@ func linesOf(path, a, b string) TextChange {
 	return TextChange{path, less(a, b), less(b, a)}
 }
 
-// few is the number of entries of a list that are printed.
+// few is the number of entries of a list that Text prints.
 const few = 40
 
 // Text writes the difference as text.

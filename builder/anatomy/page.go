@@ -16,8 +16,7 @@ import (
 //go:embed page.html
 var pageText string
 
-// number is a number on the page with its path in the JSON data; a test
-// compares the two.
+// number is a number on the page, with its path in the JSON data. A test compares both.
 type number struct {
 	Path string
 	Raw  string
@@ -70,7 +69,7 @@ type treemap struct {
 	Boxes       []box
 }
 
-// box is a group, or one of its largest files.
+// box is a group, or one of its largest files, on the map.
 type box struct {
 	rect
 	Kind, Name, Title string
@@ -190,7 +189,7 @@ func laneOf(name, class string, start, seconds, end float64, at string) lane {
 	return l
 }
 
-// The drawing's size; the page scales it.
+// Size of the drawing; the page scales it.
 const (
 	mapWidth  = 1120
 	mapHeight = 420
@@ -198,8 +197,8 @@ const (
 	gap       = 1.5
 )
 
-// mapOf draws a partition's groups and, in each, those of its largest files
-// that are big enough to be seen.
+// mapOf draws a partition's groups and, in each, those of its largest files that are large enough
+// to be visible.
 func mapOf(c media.Contents, at string) treemap {
 	m := treemap{Label: c.Label, Bytes: bytesAt(at+"bytes", c.Bytes), Free: bytesAt(at+"free", c.Free), Files: countAt(at+"files", c.Files), Width: mapWidth, Height: mapHeight}
 	if c.Bytes < 64<<20 {

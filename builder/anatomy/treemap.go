@@ -9,10 +9,9 @@ func (r rect) inset(by float64) rect {
 	return rect{r.X + by, r.Y + by, max(0, r.W-2*by), max(0, r.H-2*by)}
 }
 
-// squarify divides a rectangle into parts of the given descending sizes, as
-// square as possible, in rows along the shorter side. It starts a new row when
-// another part would make the row's worst ratio worse (Bruls, Huizing and van
-// Wijk, 2000).
+// squarify divides a rectangle into parts of the given descending sizes, as square as possible, in
+// rows along the shorter side. It starts a new row if another part would worsen the row's worst
+// aspect ratio (Bruls, Huizing and van Wijk, 2000).
 func squarify(sizes []float64, in rect) []rect {
 	out := make([]rect, 0, len(sizes))
 	total := 0.0

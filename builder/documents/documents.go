@@ -1,6 +1,6 @@
-// Package documents reads the documents that a command names, and the files that these
-// name in turn: tokens, Ignition configs, certificates, manifests and templates. A document
-// that a build, a slot or a node would reject is rejected here, with file, line and field.
+// Package documents reads the documents named on the command line, and the files named in them:
+// tokens, Ignition configs, certificates, manifests and templates. It rejects a document that a
+// build, a slot or a node would reject, with file, line and field.
 package documents
 
 import (
@@ -25,15 +25,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Environment variables for secrets, since every user can read a command line.
+// Environment variables for secrets. Every user can read a command line.
 const (
 	TokenVariable      = "EDGEBAKE_TOKEN"
 	IdentityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file
 	PassphraseVariable = "EDGEBAKE_AGE_PASSPHRASE" // of an encrypted document
 )
 
-// MaxSize is the largest size of a document in bytes: no real document has
-// more, and any disk image has.
+// MaxSize is the maximum size of a document in bytes: documents are smaller, disk images larger.
 const MaxSize = 32 << 20
 
 // File name endings of documents and of tables.
@@ -45,12 +44,12 @@ var (
 // Reader reads documents.
 type Reader struct {
 	Stdin io.Reader // read for the file name "-"
-	// AskHidden asks a person for a passphrase; nil: there is no terminal.
+	// AskHidden asks a person for a passphrase; nil if there is no terminal.
 	AskHidden func(prompt string) (string, error)
 	Warn      func(configs.Problems)
 	Now       time.Time
-	// TokenFile contains a bootstrap token that replaces the document's. Without
-	// it, a Site without a token gets the one in TokenVariable.
+	// TokenFile contains a bootstrap token that replaces the document's. Without it, a Site that
+	// has no token gets the one in TokenVariable.
 	TokenFile string
 	Identity  string // age identity file; "" means that of IdentityVariable
 	Ignition  string // Ignition config that replaces the Site's ignitionFile
@@ -62,8 +61,8 @@ type Source struct {
 	Data []byte
 }
 
-// Path resolves a path in the document: a relative one begins at the document's directory,
-// or at the current directory if the document is standard input.
+// Path resolves a path in the document. A relative path starts at the document's directory, or at
+// the current directory if the document is standard input.
 func (d Source) Path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
@@ -71,7 +70,7 @@ func (d Source) Path(p string) string {
 	return filepath.Join(d.Dir(), p)
 }
 
-// Dir returns the directory that relative paths in the document start from.
+// Dir returns the directory where the document's relative paths start.
 func (d Source) Dir() string {
 	if d.Name == "-" {
 		return "."
@@ -130,8 +129,7 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// Patterns for the first fields of a document. Case is ignored, since people
-// get it wrong.
+// Patterns for the first fields of a document. They ignore case, since people get it wrong.
 var (
 	documentStart = regexp.MustCompile(`(?m)^---`)
 	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
@@ -139,8 +137,8 @@ var (
 	apiGroup      = regexp.MustCompile(`^([a-z0-9.-]+\.[a-z0-9-]+)/v[0-9]+(?:(?:alpha|beta)[0-9]+)?$`)
 )
 
-// isOurs reports whether a YAML text contains an edgebake document, or one with
-// a wrong version. Kinds like Cluster also exist in other API groups.
+// isOurs reports whether a YAML text contains an edgebake document, even one with a wrong version.
+// Other API groups also have kinds such as Cluster.
 func isOurs(text []byte) bool {
 	return slices.ContainsFunc(documentStart.Split(string(text), -1), func(doc string) bool {
 		version := ""
@@ -159,8 +157,8 @@ func isOurs(text []byte) bool {
 	})
 }
 
-// In returns the sorted names of the documents in a directory. Files that
-// cannot be read are included, encrypted ones are not.
+// In returns the sorted names of the documents in a directory. It includes unreadable files, but
+// not encrypted ones.
 func In(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -182,7 +180,7 @@ func In(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// readStart reads a file up to the largest size of a document.
+// readStart reads at most the maximum size of a document.
 func readStart(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -261,8 +259,8 @@ func (r *Reader) ReadSecret(name string) (string, error) {
 	return strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff")), err
 }
 
-// token returns the bootstrap token from outside the document; forced means
-// that it replaces the document's.
+// token returns the bootstrap token given outside of the document. forced means that it replaces
+// the document's.
 func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	if r.TokenFile == "" {
 		return configs.NewSecret(strings.TrimSpace(os.Getenv(TokenVariable))), false, nil
@@ -277,7 +275,7 @@ func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	return configs.NewSecret(text), true, nil
 }
 
-// explainToken adds to the error of a missing token how to provide one.
+// explainToken adds the ways to provide a token to the error of a missing one.
 func explainToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {
 		return fmt.Errorf("%w; it comes from --token-file or $%s", err, TokenVariable)

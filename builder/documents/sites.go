@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/node"
 )
 
-// Sites reads a Site or Inventory, and everything that goes into the slot with it.
+// Sites reads a Site or Inventory with all files for the slot.
 func (r *Reader) Sites(name string) (media.Site, error) {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	if err != nil {
 		return out, err
 	}
-	// Reject here, where a person sees it, what firstboot would reject.
+	// Reject errors here, where a person sees them, not in firstboot.
 	if _, err := render(d.Name, site, user); err != nil {
 		return out, err
 	}
@@ -77,7 +77,7 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	return out, nil
 }
 
-// Rendered reads a Site and returns it as an Ignition config for no particular
+// Rendered reads a Site and returns it as an Ignition config, as rendered without facts of a
 // machine.
 func (r *Reader) Rendered(name string) ([]byte, error) {
 	d, err := r.ReadDecrypted(name)
@@ -103,8 +103,8 @@ func render(name string, site *configs.Site, user []byte) ([]byte, error) {
 	return rendered, nil
 }
 
-// inlineFiles reads the files that a Site names: it puts the certificate into the Site and
-// returns the Ignition config.
+// inlineFiles reads the files that a Site names. It puts the certificate into the Site and returns
+// the Ignition config.
 func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err error) {
 	caErr := inlineCA(d, site)
 	name := r.Ignition
@@ -128,8 +128,8 @@ func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err err
 	return user, nil
 }
 
-// checkIgnition checks an Ignition config. Its errors have the file's own name,
-// not config.ign as on the node.
+// checkIgnition checks an Ignition config. Its errors name the config's own file, not config.ign as
+// on the node.
 func (r *Reader) checkIgnition(name string, user []byte) error {
 	_, warnings, problems := ignition.Parse(name, user)
 	if problems != nil {
@@ -139,7 +139,7 @@ func (r *Reader) checkIgnition(name string, user []byte) error {
 	return nil
 }
 
-// inlineCA puts the certificate of caFile into the Site: the node does not have that file.
+// inlineCA puts the certificate in caFile into the Site, since the node does not have that file.
 func inlineCA(d Source, site *configs.Site) error {
 	if site.CAFile == "" {
 		return nil
@@ -192,8 +192,8 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 	return out, nil
 }
 
-// checkEach checks that each Site of an Inventory can be rendered with the shared
-// Ignition config, and fits into the slot.
+// checkEach checks that each Site of an Inventory can be rendered with the shared Ignition config
+// and fits into the slot.
 func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	var probs configs.Problems
 	for i := range inv.Sites {
@@ -207,8 +207,8 @@ func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	return probs.Err()
 }
 
-// fitsSlot rejects a Site of an Inventory that would not fit into its machine's
-// slot. The Inventory has the defaults only once; each Site repeats them.
+// fitsSlot rejects a Site of an Inventory that would not fit into its machine's slot. The Inventory
+// has the defaults only once, but each Site repeats them.
 func fitsSlot(site *configs.Site) error {
 	b, err := configs.EncodeSlot(site)
 	if err != nil {

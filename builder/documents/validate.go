@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Validate checks a document of any kind and the files that it names.
+// Validate checks a document of any kind, and the files that it names.
 func (r *Reader) Validate(name string) error {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -40,8 +40,8 @@ func (r *Reader) Validate(name string) error {
 	return err
 }
 
-// Images reads an Image and returns it for each of its architectures, or for
-// archs.
+// Images reads an Image and returns one for each of archs, or of its own architectures if there are
+// none.
 func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
 	d, err := r.Read(name)
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 	return joined.Distinct(errs...)
 }
 
-// warning locates the field that a warning begins with, if any.
+// warning adds the place of the field with which a warning begins, if any.
 func (d Source) warning(text string) configs.Problem {
 	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
 		if p := d.Problem(field, msg); p.Line > 0 {

@@ -10,10 +10,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// archive returns a cpio archive that the kernel unpacks over the preceding
-// initrd. Its format is newc
-// (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
-// The same files give the same bytes.
+// archive returns a cpio archive that the kernel unpacks over the preceding initrd. Its format is
+// newc (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel). The same files
+// give the same bytes.
 func archive(files map[string]member) []byte {
 	dirs := map[string]bool{}
 	var names []string
@@ -50,8 +49,8 @@ type member struct {
 	data []byte
 }
 
-// entry writes one file: a header of hexadecimal digits, the name and the data.
-// Name and data are padded to a multiple of four bytes.
+// entry writes one file: a header of hexadecimal digits, the name and the data. It pads name and
+// data to a multiple of four bytes.
 func entry(b *bytes.Buffer, inode int, name string, mode uint32, data []byte) {
 	links := 1
 	fmt.Fprintf(b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",

@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// FuzzOptions takes the kernel's options from a boot entry of any content: the installer
-// boots no root of its own, once or twice.
+// FuzzOptions selects the kernel options of any boot entry. The result must name no root, and a
+// second selection must not change it.
 func FuzzOptions(f *testing.F) {
 	f.Add(`root=PARTUUID=1 rw console=ttyS0 systemd.mount-extra=a:/var quiet dyndbg="file a.c +p; root=x"`)
 	f.Add(`boot=other  root root="a b" "root=x" init=/bin/sh "`)
@@ -30,8 +30,8 @@ func FuzzOptions(f *testing.F) {
 	})
 }
 
-// FuzzEntry reads a boot entry of any content: the installer's own has a kernel, an initrd
-// and the image's options, and read again it is the same.
+// FuzzEntry reads any boot entry. The installer's own entry has a kernel, an initrd and the image's
+// options, and reading it again gives the same.
 func FuzzEntry(f *testing.F) {
 	f.Add("title Edgebake\nlinux /a/vmlinuz\ninitrd /a/initrd.img\noptions root=PARTUUID=1 rw console=ttyS0\n")
 	f.Add("linux //x\r\ninitrd /y\ninitrd z\noptions\noptions quiet \"a b\"")

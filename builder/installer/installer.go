@@ -1,8 +1,7 @@
-// Package installer builds sticks, ISO images and files for network boot that
-// install an image without a person. An installer boots the image's own loader,
-// kernel and initrd, with their signatures, and one more initrd archive with
-// the program of package installer, the programs of the image that it calls,
-// and its instructions. The image is a file beside them.
+// Package installer builds sticks, ISO images and files for network boot that install an image
+// without a person. An installer boots the image's own loader, kernel and initrd, with their
+// signatures, and one more initrd archive. The archive has the installer program, the programs of
+// the image that it calls, and its instructions. The image is a separate file.
 package installer
 
 import (
@@ -33,10 +32,10 @@ type Options struct {
 	Payload *media.Payload
 	// Program is the installer program, for the machine's architecture.
 	Program []byte
-	// Install are the instructions; fields about the image are filled in.
+	// Install are the instructions; Stick, ISO and Netboot fill in the fields about the image.
 	Install ondisk.Install
-	// CACert has the only CA certificates, PEM, that are accepted for the image's
-	// server; nil means those of the image's system.
+	// CACert has the only CA certificates, PEM, with which the image's server is verified; nil
+	// means those of the image's system.
 	CACert []byte
 }
 
@@ -45,7 +44,7 @@ type parts struct {
 	loader  map[string][]byte // in EFI/BOOT
 	kernel  []byte
 	initrd  []byte // the image's own
-	extra   []byte // with the installer's files
+	extra   []byte // archive with the installer's files
 	options string
 }
 
@@ -79,7 +78,7 @@ func (o Options) parts() (*parts, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The kernel looks for the next archive at a multiple of four.
+		// The kernel expects the next archive at a multiple of four bytes.
 		out.initrd = append(out.initrd, make([]byte, -len(out.initrd)&3)...)
 		out.initrd = append(out.initrd, b...)
 	}
@@ -127,8 +126,8 @@ func parseEntry(text string) (*bootEntry, error) {
 	return e, nil
 }
 
-// options returns the kernel options of the image, for example consoles,
-// without those about its root and its system.
+// options returns the image's kernel options, for example consoles, without those about its root
+// and its system.
 func options(of string) string {
 	out := []string{"boot=" + ondisk.InstallBoot}
 	for _, o := range words(of) {
@@ -143,8 +142,7 @@ func options(of string) string {
 	return strings.Join(out, " ")
 }
 
-// words splits a kernel command line: white space within double quotes is part
-// of an option.
+// words splits a kernel command line. White space within double quotes is part of an option.
 func words(s string) []string {
 	quoted := false
 	return strings.FieldsFunc(s, func(r rune) bool {
@@ -170,7 +168,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	put(ondisk.InstallConfig, 0o600, append(config, '\n'))
 	put(ondisk.InstallProgram, 0o755, o.Program)
 	put(ondisk.InstallScript, 0o644, script)
-	// Package device calls these.
+	// Package device runs these programs.
 	for _, name := range []string{"usr/bin/lsblk", "usr/sbin/wipefs"} {
 		b, libs, err := program(p, name)
 		if err != nil {
@@ -214,8 +212,7 @@ var libraryDirs = map[string][]string{
 	"arm64": {"usr/lib/aarch64-linux-gnu", "usr/lib", "lib/aarch64-linux-gnu", "lib"},
 }
 
-// program returns a program of the image's system and all libraries that it is
-// linked with.
+// program returns a program of the image's system with all libraries it is linked to.
 func program(p *media.Payload, name string) ([]byte, map[string][]byte, error) {
 	b, err := p.SystemFile(name)
 	if err != nil {
@@ -306,7 +303,7 @@ func nodes(files map[string][]byte, when time.Time) []tree.Node {
 	return out
 }
 
-// blobs provides the payload to the writer of the file system.
+// blobs opens the payload for the writer of the file system.
 type blobs struct{ p *media.Payload }
 
 const payloadBlob = "payload"
@@ -318,13 +315,13 @@ func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return open{b.p}, nil
 }
 
-// open is the payload as a blob; its owner closes it.
+// open is the payload as a blob. Close does nothing: its owner closes it.
 type open struct{ *media.Payload }
 
 func (open) Close() error { return nil }
 
-// Warn returns a warning if the image's kernel has no driver for USB sticks, or
-// "". The installer may still be attached to a virtual machine on another bus.
+// Warn returns a warning if the image's kernel has no driver for USB sticks, or "". A virtual
+// machine may attach the installer by another bus.
 func Warn(p *media.Payload) string {
 	dir := "usr/lib/modules/" + p.Image.Kernel
 	var all []byte
@@ -336,13 +333,13 @@ func Warn(p *media.Payload) string {
 		all = append(all, b...)
 	}
 	if len(all) == 0 || bytes.Contains(all, []byte("/usb-storage.ko")) {
-		return "" // unknown, or it has the driver
+		return "" // drivers are unknown, or the kernel has this one
 	}
 	return "its kernel (" + p.Image.Kernel + ") has no driver for USB sticks: the installer will not find its own image on one. Build the image with hardware: generic"
 }
 
-// Stick writes a raw disk image of an installer stick to file. sector is the
-// sector size of the stick in bytes.
+// Stick writes a raw disk image of an installer stick to file. sector is the stick's sector size in
+// bytes.
 func Stick(ctx context.Context, file string, sector int64, o Options, progress func(done, total int64)) error {
 	o.Install.Partition = disk.PartitionGUID(o.Install.ID, ondisk.LabelInstall)
 	ps, err := o.parts()
@@ -377,8 +374,8 @@ func (o Options) write(ctx context.Context, file string, sector int64, progress 
 	return nil
 }
 
-// espSize returns a size in bytes with space for the files, and large enough
-// for FAT32 with sectors of that size.
+// espSize returns a size in bytes with space for the files, and large enough for FAT32 with sectors
+// of that size.
 func espSize(files []tree.Node, sector int64) int64 {
 	n := int64(0)
 	for _, f := range files {

@@ -27,12 +27,12 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// base is one that an installer can be made of.
+// base returns a base of which an installer can be made.
 func base(more ...buildtest.Entry) []buildtest.Entry {
 	return append(buildtest.InstallableBase(), more...)
 }
 
-// image builds one.
+// image builds an image.
 func image(t *testing.T, name string, base []buildtest.Entry) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -88,8 +88,8 @@ func payload(t *testing.T, image string) *media.Payload {
 	return p
 }
 
-// A stick is a disk that oracles accept: with the image's own loader, kernel
-// and initrd on its ESP, ours beside them, and the image with its Site.
+// TestStick checks with oracles that a stick is a valid disk. Its ESP has the image's loader,
+// kernel and initrd, and the installer's files; another partition has the image with its Site.
 func TestStick(t *testing.T) {
 	p := payload(t, image(t, "tiny.raw.zst", base()))
 	if err := p.Verify(t.Context(), nil); err != nil {
@@ -129,7 +129,7 @@ func TestStick(t *testing.T) {
 	}
 }
 
-// partitions copies each into a file.
+// partitions copies each partition into a file.
 func partitions(t *testing.T, stick string) map[string]string {
 	t.Helper()
 	f, err := os.Open(stick)
@@ -207,7 +207,7 @@ func checkESP(t *testing.T, part string) {
 	}
 }
 
-// unpack has cpio unpack an archive.
+// unpack unpacks an archive with cpio.
 func unpack(t *testing.T, archive []byte) map[string][]byte {
 	t.Helper()
 	if _, err := exec.LookPath("cpio"); err != nil {
@@ -234,8 +234,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 	return files
 }
 
-// checkImage reads the image off the stick: it has the Site, and the rest is as
-// it was built.
+// checkImage reads the image from the stick: it has the Site, and is otherwise as built.
 func checkImage(t *testing.T, part string, p *media.Payload) {
 	t.Helper()
 	f, err := os.Open(part)
@@ -268,7 +267,7 @@ func checkImage(t *testing.T, part string, p *media.Payload) {
 	}
 }
 
-// Images of which no installer can be made are named, with the fix.
+// TestStickRefuses checks the errors and fixes for images of which no installer can be made.
 func TestStickRefuses(t *testing.T) {
 	without := func(name string) []buildtest.Entry {
 		return slices.DeleteFunc(base(), func(e buildtest.Entry) bool { return strings.HasSuffix(e.Name, name) })
@@ -290,7 +289,7 @@ func TestStickRefuses(t *testing.T) {
 	}
 }
 
-// A damaged image is found when the installer is made.
+// TestPayloadVerify checks that a damaged image is found when the installer is made.
 func TestPayloadVerify(t *testing.T) {
 	file := image(t, "tiny.raw.zst", base())
 	f, err := os.OpenFile(file, os.O_RDWR, 0)
@@ -304,7 +303,7 @@ func TestPayloadVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer z.Close()
-	e := z.Entry(z.Find(disk.Align)) // of the ESP
+	e := z.Entry(z.Find(disk.Align)) // a frame of the ESP
 	if _, err := f.WriteAt([]byte{0xff, 0xff, 0xff}, e.Offset+e.Compressed/2); err != nil {
 		t.Fatal(err)
 	}
@@ -313,7 +312,7 @@ func TestPayloadVerify(t *testing.T) {
 	}
 }
 
-// What lsblk is linked with comes along, whatever links lead to it.
+// TestProgram checks that lsblk's libraries are included, through any links.
 func TestProgram(t *testing.T) {
 	const lsblk = "/usr/bin/lsblk"
 	b, err := os.ReadFile(lsblk)
@@ -369,7 +368,7 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// Words of a kernel's command line keep what is quoted.
+// TestOptions checks that quoted words of a kernel command line stay together.
 func TestOptions(t *testing.T) {
 	got := options(`root=PARTUUID=1 rootfstype=ext4 rootflags=noatime rw rootwait systemd.mount-extra=a:/b:c fsck.mode=auto panic=10 x="a root=b" quiet console=tty0 resume=/dev/x`)
 	if want := `boot=edgebake panic=10 x="a root=b" quiet console=tty0`; got != want {

@@ -22,10 +22,9 @@ import (
 // isoESP is the EFI system partition as a file of an ISO.
 const isoESP = "esp.img"
 
-// ISO writes an installer as an ISO image for optical drives, as remote
-// consoles of servers have them. UEFI boots the file system of the EFI system
-// partition in it (El Torito); the image is a file beside that. It also boots
-// from a stick. It needs xorriso.
+// ISO writes an installer as an ISO image for optical drives, which remote consoles of servers
+// emulate. UEFI boots the EFI system partition inside it (El Torito); the image is a separate file.
+// It also boots from a stick. ISO needs xorriso.
 func ISO(ctx context.Context, to string, o Options, progress func(done, total int64)) error {
 	if _, err := exec.LookPath("xorriso"); err != nil {
 		return errors.New("making an ISO needs xorriso: apt-get install xorriso")
@@ -62,8 +61,8 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	defer os.Remove(out.Name())
 	defer out.Close()
 	stamp := when.Format("20060102150405") + "00"
-	// The ESP is a file inside the volume, not appended: if it is larger than El
-	// Torito can describe, firmware reads everything up to the volume's end.
+	// The ESP is a file inside the volume, not appended: if it is larger than El Torito can
+	// describe, firmware reads to the end of the volume.
 	cmd := procgroup.Command(ctx, "xorriso", "-as", "mkisofs", "-quiet", "-iso-level", "3", "-R", "-V", o.Install.Volume,
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
@@ -83,7 +82,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 	return file.SyncDir(filepath.Dir(to))
 }
 
-// inTemp explains that the directory for temporary files is full.
+// inTemp adds to an error that the directory for temporary files is full.
 func inTemp(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", file.Explain(err, os.TempDir()))

@@ -18,11 +18,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Settings are a person's choices for an installer.
+// Settings are a person's settings of an installer.
 type Settings struct {
-	Disk      string // rule that selects the machine's disk
+	Disk      string // rule that selects the disk of the machine
 	Then      string // after the installation: ondisk.ThenPowerOff or ThenReboot
-	Reinstall bool   // overwrite a disk that has an image, once for each installer
+	Reinstall bool   // overwrite a disk that has an image, once per installer
 }
 
 // Check returns all errors of the settings, with the names of their flags.
@@ -47,14 +47,14 @@ func (s *Settings) Install() (ondisk.Install, error) {
 
 // Output is the destination of an installer.
 type Output struct {
-	ISO     string // file of an ISO image; or
+	ISO     string // file of an ISO image, or
 	Netboot string // directory of the files for network boot, and
-	URL     string // where a web server serves it
+	URL     string // the directory's address on a web server
 	CACert  string // file with the CA of that server
 	Force   bool   // replace existing files
 }
 
-// Check returns an error of the output, with the names of its flags.
+// Check returns an error if the flags of the output contradict each other.
 func (o *Output) Check() error {
 	switch {
 	case o.ISO != "" && o.Netboot != "":
@@ -95,8 +95,8 @@ func (o *Output) Flag() string {
 	return "--netboot"
 }
 
-// Prepare creates the directory, which undo removes if it is empty, and rejects
-// files that must not be replaced.
+// Prepare creates the directory and rejects files that must not be replaced. undo removes the
+// directory if it is empty.
 func (o *Output) Prepare(image string) (undo func(), err error) {
 	undo = func() {}
 	if o.Netboot != "" {
@@ -115,7 +115,7 @@ func (o *Output) Prepare(image string) (undo func(), err error) {
 	return undo, errors.Join(errs...)
 }
 
-// ReadCA reads the certificates of the server's CA; nil if none is named.
+// ReadCA reads the certificates of the server's CA, or returns nil if no file is given.
 func (o *Output) ReadCA() ([]byte, error) {
 	if o.CACert == "" {
 		return nil, nil

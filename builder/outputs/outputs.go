@@ -1,6 +1,5 @@
-// Package outputs names the files of builds: the image, the report and the SBOM
-// beside it, the lock beside the document, and an exported base. It finds
-// errors of writing them before a build begins.
+// Package outputs names the files of builds: the image with its report and SBOM, the lock next to
+// the document, and an exported base. It finds errors of writing them before a build begins.
 package outputs
 
 import (
@@ -22,9 +21,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Options are the files that a person names.
+// Options are the files that a person names on the command line.
 type Options struct {
-	Document   string // the Image or the plan; "-": standard input
+	Document   string // the Image or the plan; "-" is standard input
 	Lock       string
 	Output     string
 	Base       string // an exported base to build from
@@ -33,15 +32,14 @@ type Options struct {
 	Force      bool   // replace an image, its report and its SBOM
 }
 
-// Target is one image to build, of a document for one architecture, or of a
-// plan.
+// Target is one image to build: from a plan, or from a document for one architecture.
 type Target struct {
 	builder.Job
 	Name, Arch string
 	Date       time.Time
-	Lock       string // file of the lock; empty: none is written
-	// suffix distinguishes its files from those of the document's other images;
-	// empty if there are none.
+	Lock       string // file of the lock; empty if none is written
+	// suffix distinguishes its files from those of the document's other images; empty if there are
+	// none.
 	suffix string
 }
 
@@ -66,10 +64,10 @@ func OfPlan(p *plan.Plan, options builder.Options) []Target {
 	return []Target{{Job: builder.Job{Plan: p, Options: options}, Name: p.Name, Arch: p.Arch, Date: time.Unix(p.SourceDate, 0).UTC()}}
 }
 
-// readLock reads the target's lock: the named one, with the architecture in its
-// name if there are several targets, or the one beside the document. That may
-// have its name from a time when the document listed more or fewer
-// architectures. A lock for another architecture is not changed.
+// readLock reads the target's lock: the one named by the flag, with the architecture in its name if
+// there are several targets, or the one next to the document. That may have its name from a time
+// when the document listed more or fewer architectures. A lock for another architecture is never
+// changed.
 func (t *Target) readLock(o *Options, several bool) error {
 	names := []string{o.Lock}
 	switch {
@@ -116,7 +114,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 	return foreign
 }
 
-// EachNamed adds the name of a file to each of its errors.
+// EachNamed adds the name of a file to each of the joined errors.
 func EachNamed(name string, err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
@@ -137,8 +135,8 @@ func forArch(path, arch string) string {
 	return strings.TrimSuffix(path, ending) + "-" + arch + ending
 }
 
-// fileFor returns the target's file for a flag's value: with several targets,
-// each has its own.
+// fileFor returns the target's file for the value of a flag. If there are several targets, each has
+// its own.
 func fileFor(targets []Target, t *Target, file string) string {
 	if file == "" || len(targets) == 1 {
 		return file
@@ -146,7 +144,7 @@ func fileFor(targets []Target, t *Target, file string) string {
 	return forArch(file, t.Arch)
 }
 
-// ReadReport reads the report beside an image.
+// ReadReport reads an image's report.
 func ReadReport(image string) (*builder.Report, error) {
 	text, err := os.ReadFile(Report(image))
 	if err != nil {
@@ -159,17 +157,17 @@ func ReadReport(image string) (*builder.Report, error) {
 	return r, nil
 }
 
-// Stem returns an image's name without its ending.
+// Stem returns the name of an image without its extension.
 func Stem(image string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(image, ".zst"), ".raw")
 }
 
-// Report and SBOM return the names of the files beside an image.
+// Report and SBOM return the names of an image's report and SBOM.
 func Report(image string) string { return Stem(image) + ".report.json" }
 func SBOM(image string) string   { return Stem(image) + ".sbom.spdx.json" }
 
-// otherImage returns an existing image that has the same report and SBOM as
-// this one, or "". The files of an image that was removed may be replaced.
+// otherImage returns an existing image with the same report and SBOM as this one, or "". The files
+// of a removed image may be replaced.
 func otherImage(image string) string {
 	for _, ending := range []string{".raw", ".raw.zst"} {
 		other := Stem(image) + ending
@@ -180,8 +178,7 @@ func otherImage(image string) string {
 	return ""
 }
 
-// Apply sets the files of the targets, and returns all errors that writing them
-// would cause.
+// Apply sets the targets' file names, and returns the errors that writing those files would cause.
 func (o *Options) Apply(targets []Target) error {
 	var errs []error
 	for i := range targets {
@@ -236,8 +233,8 @@ func (t *Target) writesLock() bool { return t.Lock != "" && !t.Options.Locked }
 
 // buildFile is a file that a build reads or writes.
 type buildFile struct {
-	name    string // in a message about this file: its flag
-	what    string // in a message about another file
+	name    string // in messages about this file: its flag
+	what    string // in messages about another file
 	path    string
 	written bool
 }
@@ -275,7 +272,7 @@ func (o *Options) files(targets []Target) []buildFile {
 	return slices.DeleteFunc(list, func(f buildFile) bool { return f.path == "" })
 }
 
-// checkDistinct rejects two names for one file if the build writes it.
+// checkDistinct rejects two names of one file if the build writes to it.
 func checkDistinct(files []buildFile) error {
 	var errs []error
 	for i, f := range files {
@@ -288,7 +285,7 @@ func checkDistinct(files []buildFile) error {
 	return joined.Distinct(errs...)
 }
 
-// Write writes the files beside a built image, and its lock.
+// Write writes the report, the SBOM and the lock of a built image.
 func (t *Target) Write(res *builder.Result) error {
 	report, err := res.Report.Encode()
 	if err != nil {

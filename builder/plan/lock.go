@@ -15,20 +15,19 @@ import (
 // LockVersion is the version of the lock's JSON format.
 const LockVersion = 1
 
-// Lock is the file beside the Image document that pins every input.
+// Lock is the file next to the Image document that pins every input.
 type Lock struct {
 	Version int `json:"version"`
 	// Arch is the architecture of the image; "" in old locks means amd64.
 	Arch   string           `json:"arch,omitempty"`
 	Inputs map[string]Input `json:"inputs"`
-	// RootRoom is the size in bytes of the largest root file system that all
-	// machines flashed with images of this lock can install as an update; 0:
-	// unknown.
+	// RootRoom is the size in bytes of the largest root file system that all machines flashed with
+	// images of this lock can install as an update; 0 means unknown.
 	RootRoom int64 `json:"rootRoom,omitempty"`
 }
 
-// NarrowRoom records an image whose roots have that capacity in bytes; 0 means
-// that it cannot be updated, and sets no limit.
+// NarrowRoom lowers RootRoom to the capacity, in bytes, of a new image's roots. 0 means that the
+// image cannot be updated, and sets no limit.
 func (l *Lock) NarrowRoom(room int64) {
 	if room > 0 && (l.RootRoom == 0 || room < l.RootRoom) {
 		l.RootRoom = room
@@ -106,7 +105,7 @@ func isHex64(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// byOtherGo explains two digests by two Go releases, or returns "".
+// byOtherGo explains a difference of digests by two Go releases, or returns "".
 func byOtherGo(here, locked string) string {
 	if here == "" || locked == "" || here == locked {
 		return ""
@@ -114,8 +113,7 @@ func byOtherGo(here, locked string) string {
 	return fmt.Sprintf(" (compiled by %s, locked by %s)", here, locked)
 }
 
-// Go returns the Go release that compiled a locked program, or "" if the lock
-// does not have it.
+// Go returns the Go release that compiled a locked program, or "" if the lock does not have it.
 func (l *Lock) Go(name string) string {
 	if l == nil {
 		return ""
@@ -123,8 +121,8 @@ func (l *Lock) Go(name string) string {
 	return l.Inputs[name].Go
 }
 
-// Uncompressed returns the lock's digest of an input's uncompressed bytes, or
-// "" if it has none, or is about another input.
+// Uncompressed returns the lock's digest of an input's uncompressed bytes, or "" if the lock has
+// none or describes another input.
 func (l *Lock) Uncompressed(name string, in Input) string {
 	if sha, ok := l.Pinned(name, in); !ok || in.SHA256 != "" && in.SHA256 != sha {
 		return ""
@@ -132,9 +130,8 @@ func (l *Lock) Uncompressed(name string, in Input) string {
 	return l.Inputs[name].Uncompressed
 }
 
-// Pinned returns the lock's digest of an input, if the lock is about the same
-// input: from the same source or recipe, and of the same image if that is
-// known.
+// Pinned returns the lock's digest of an input if the lock describes the same input: with the same
+// source or recipe and, if known, of the same image.
 func (l *Lock) Pinned(name string, in Input) (string, bool) {
 	if l == nil {
 		return "", false
@@ -147,12 +144,12 @@ func (l *Lock) Pinned(name string, in Input) (string, bool) {
 }
 
 func sameOrigin(a, b Input) bool {
-	// A lock does not say where edgebake's own programs were found.
+	// A lock does not record where edgebake's own programs were found.
 	sameFile := a.File == b.File || a.Make == "agent"
 	return a.Make == b.Make && slices.Equal(a.Fetch, b.Fetch) && sameFile && compact(a.Recipe) == compact(b.Recipe)
 }
 
-// compact removes the indentation that a recipe has in the lock file.
+// compact removes the indentation of a recipe in the lock file.
 func compact(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Compact(&b, raw) != nil {
@@ -161,8 +158,8 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// Check compares a plan with the lock and reports all inputs that the lock
-// lacks, has differently, or has in excess.
+// Check compares a plan with the lock, and reports all inputs that are missing, different or
+// superfluous in the lock.
 func (l *Lock) Check(p *Plan) error {
 	var errs []error
 	if !l.For(p.Arch) {

@@ -1,8 +1,7 @@
-// Package plan defines the Plan: everything that a build needs, resolved and
-// pinned, with nothing done yet. A Plan is pure data and does not change once
-// it is resolved. The same Plan gives the same bytes anywhere; its ID
-// identifies the result and is the seed of every GUID and UUID on the disk. A
-// Lock keeps the digests of a Plan beside the Image document for later builds.
+// Package plan defines the Plan: all inputs of a build, resolved and pinned. A Plan is pure data
+// and does not change once it is resolved. The same Plan gives the same bytes anywhere; its ID
+// identifies the result and is the seed of every GUID and UUID on the disk. A Lock keeps the
+// digests of a Plan next to the Image document for later builds.
 package plan
 
 import (
@@ -21,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Version is that of the plan's JSON format and of the way a disk is written
-// from it: a change of either increments it.
+// Version is the version of the plan's JSON format and of the way in which a disk is written from a
+// plan. A change of either increments it.
 const Version = 2
 
 // Plan is printed by `edgebake plan` and executed by a build.
@@ -32,20 +31,20 @@ type Plan struct {
 	// Builder is the version of the edgebake that resolved the plan. It is not
 	// part of the ID: the same source compiled in two ways has two versions.
 	Builder string `json:"builder"`
-	// Rendered is the SHA-256, in hex, of the files that edgebake renders for
-	// this Image. Updates of edgebake change them most often.
+	// Rendered is the SHA-256, in hex, of the files that edgebake renders for this Image. Most
+	// updates of edgebake change it.
 	Rendered string `json:"rendered"`
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string `json:"arch"`
-	// SourceDate is the time, in seconds since the epoch, of everything that has
-	// none of its own.
+	// SourceDate is the time, in seconds since the epoch, of everything that has no time of its
+	// own.
 	SourceDate int64 `json:"sourceDate"`
 	// Inputs are the things to be fetched or made, by name.
 	Inputs map[string]Input `json:"inputs"`
 	// Layers are merged in this order. The files that edgebake renders come after
 	// the programs and before the user's overlays.
 	Layers []Layer `json:"layers"`
-	// Partitions in the order of the table.
+	// Partitions are in the order of the table.
 	Partitions []Partition `json:"partitions"`
 	// Config is the canonical JSON of the Image document's other fields, from
 	// which overlays are rendered.
@@ -53,44 +52,44 @@ type Plan struct {
 	// Images are the container images to be included, with their layers. They
 	// follow from the digests in Inputs, and are not part of the ID.
 	Images []images.Pinned `json:"images,omitempty"`
-	// Registries and Keyrings (paths, in the order of the recipe's digests) are
-	// needed to get inputs. They are not part of the ID.
+	// Registries and Keyrings (paths, in the order of the recipe's digests) are needed to fetch
+	// inputs. They are not part of the ID.
 	Registries []configs.Registry `json:"registries,omitempty"`
 	Keyrings   []string           `json:"keyrings,omitempty"`
 }
 
-// Input is one input from outside: fetched, a file, or made here.
+// Input is one input from outside: fetched, a local file, or made on this computer.
 type Input struct {
-	// Fetch lists URLs of the same bytes. They are not part of the plan's ID: a
-	// mirror does not change the result.
+	// Fetch lists URLs of the same bytes. They are not part of the plan's ID, since a mirror does
+	// not change the result.
 	Fetch []string `json:"fetch,omitempty"`
 	// File is a path, absolute or relative to the Image document.
 	File string `json:"file,omitempty"`
-	// Make is the kind of recipe of an input that is made here: "mmdebstrap",
-	// "go", "oci" (a container image's root file system), "image" (a container
-	// image to be included), "folder" (File, packed as a tar), "agent" (one of
-	// edgebake's own programs). Recipe is its canonical JSON.
+	// Make is the kind of recipe of an input that is made on this computer: "mmdebstrap", "go",
+	// "oci" (a container image's root file system), "image" (a container image to be included),
+	// "folder" (File, packed as a tar), "agent" (one of edgebake's own programs). Recipe is its
+	// canonical JSON.
 	Make   string          `json:"make,omitempty"`
 	Recipe json.RawMessage `json:"recipe,omitempty"`
-	// Digest is that of the manifest to which the name of a container image in
-	// Recipe resolved, "sha256:…".
+	// Digest is the digest, "sha256:…", of the manifest that the container image's name in Recipe
+	// resolved to.
 	Digest string `json:"digest,omitempty"`
-	// Go is the Go release that compiled a program, if edgebake compiled it and
-	// the program contains it. Another release compiles other bytes.
+	// Go is the Go release that compiled a program, if edgebake compiled it and the program records
+	// it. Another release compiles other bytes.
 	Go string `json:"go,omitempty"`
-	// SHA256 is the digest of the bytes, in hex. A made input has none until it
-	// is made for the first time; then the lock keeps it.
+	// SHA256 is the digest of the bytes, in hex. It is empty until the input is made for the first
+	// time; then the lock keeps it.
 	SHA256 string `json:"sha256,omitempty"`
-	// Uncompressed is the digest, in hex, of a compressed base's uncompressed
-	// bytes, once it is known. An exported base has these bytes.
+	// Uncompressed is the digest, in hex, of a compressed base's uncompressed bytes, once it is
+	// known. An exported base has these bytes.
 	Uncompressed string `json:"uncompressed,omitempty"`
-	// Field of the Image, or Place in a manifest of imagesFrom, needs the input.
-	// They are for messages only, and not in the lock.
+	// Field of the Image, or Place in a manifest of imagesFrom, is where the input is named. They
+	// are only for messages, and not in the lock.
 	Field string `json:"field,omitempty"`
 	Place string `json:"place,omitempty"`
 }
 
-// From describes briefly where the input comes from, or what it is made of.
+// From briefly describes the source of the input, or what it is made of.
 func (in Input) From() string {
 	var r struct {
 		Module, Version, Suite, Layout, Archive string
@@ -124,8 +123,7 @@ type Layer struct {
 	// Path, if set, is the file that the input becomes (a program).
 	Path string `json:"path,omitempty"`
 	Mode uint32 `json:"mode,omitempty"`
-	// Members, if set, maps the only entries of a tar that are used to their
-	// destinations.
+	// Members, if set, maps the entries of a tar that are used to their destinations.
 	Members map[string]string `json:"members,omitempty"`
 }
 
@@ -134,18 +132,18 @@ type Partition struct {
 	Label string `json:"label"`
 	// FS is fat32, fat16, fat12, ext4 or empty (left unformatted).
 	FS string `json:"fs,omitempty"`
-	// Size of the file system in bytes; 0 means computed from the content.
+	// Size is the size of the file system in bytes; 0 means computed from the content.
 	Size int64 `json:"size"`
 	// Grow is the space for a larger file system.
 	Grow *Grow `json:"grow,omitempty"`
-	// HashTree adds space for the dm-verity hash tree of that.
+	// HashTree adds space for the larger file system's dm-verity hash tree.
 	HashTree bool `json:"hashTree,omitempty"`
 	// Gap is unused space before the partition, in bytes.
 	Gap int64 `json:"gap,omitempty"`
 }
 
-// Grow is how much a partition's content may grow: by a share of its size, and
-// by at least AtLeast bytes.
+// Grow is the space for growth of a partition's content: a share of its size, and at least AtLeast
+// bytes.
 type Grow struct {
 	Percent int64 `json:"percent"`
 	AtLeast int64 `json:"atLeast"`
@@ -159,12 +157,11 @@ func (g *Grow) Of(content int64) int64 {
 	return max(content*g.Percent/100, g.AtLeast)
 }
 
-// ErrUnpinned means that a plan has no ID, since inputs were never made.
+// ErrUnpinned means that a plan has no ID, since some inputs were never made.
 var ErrUnpinned = errors.New("the plan has inputs without digest")
 
-// ID returns the SHA-256, in hex, of the plan's canonical JSON without the
-// sources of inputs and the edgebake that resolved it. Only the bytes of inputs
-// matter, not how they were obtained.
+// ID returns the SHA-256, in hex, of the plan's canonical JSON. It leaves out the sources of inputs
+// and the edgebake that resolved the plan: only the inputs' bytes matter.
 func (p *Plan) ID() (string, error) {
 	c := *p
 	c.Builder, c.Images, c.Registries, c.Keyrings = "", nil, nil, nil
@@ -193,15 +190,14 @@ func (p *Plan) ID() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// With returns a copy of the plan with these inputs, whose digests are known.
+// With returns a copy of the plan with these inputs, which have their digests.
 func (p *Plan) With(inputs map[string]Input) *Plan {
 	c := *p
 	c.Inputs = maps.Clone(inputs)
 	return &c
 }
 
-// file is the format of a plan file. It has an ID if every input has its
-// digest.
+// file is the format of a plan file. It has an ID if every input has its digest.
 type file struct {
 	ID string `json:"id,omitempty"`
 	*Plan
@@ -216,8 +212,8 @@ func (p *Plan) Encode() ([]byte, error) {
 	return encode(file{id, p})
 }
 
-// Decode decodes a plan from Encode. It rejects one that was edited, or that
-// another version of edgebake wrote.
+// Decode decodes a plan from Encode. It rejects a plan that was edited or written by another
+// version of edgebake.
 func Decode(data []byte) (*Plan, error) {
 	const again = "make it again with edgebake plan --output json"
 	f := file{Plan: &Plan{}}

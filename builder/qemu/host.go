@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// Version of QEMU.
+// Version is a version of QEMU.
 type Version struct{ Major, Minor int }
 
 // Program is a QEMU that emulates one architecture.
@@ -71,9 +71,8 @@ func parseVersion(out string) (Version, error) {
 	return Version{major, minor}, err
 }
 
-// firmwares are the paths at which distributions install matching UEFI
-// firmware, best first: the code, and the initial variables. 4M variants come
-// first: 2M ones have too little space for Secure Boot's lists.
+// firmwares are the paths where distributions install UEFI firmware, best first: the code, and the
+// initial variables. 4M variants come first: 2M ones have too little space for Secure Boot's lists.
 var firmwares = map[string][][2]string{
 	"amd64": {
 		{"OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_VARS_4M.fd"},                 // Debian, Ubuntu
@@ -103,13 +102,11 @@ var secureFirmwares = map[string][][2]string{
 	},
 }
 
-// ShareDirs returns the directories for FindFirmware if the caller has no
-// other.
+// ShareDirs returns the usual directories for FindFirmware.
 func ShareDirs() []string { return []string{"/usr/share", "/usr/local/share", "/opt/homebrew/share"} }
 
-// FindFirmware finds UEFI firmware for an architecture in one of the
-// directories, with Secure Boot enabled if secure is set. Its Vars are a
-// template, which each machine copies.
+// FindFirmware finds UEFI firmware for an architecture in one of the directories, with Secure Boot
+// enabled if secure is set. Its Vars are a template that each machine copies.
 func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 	list := firmwares[arch]
 	if secure {
@@ -136,7 +133,7 @@ func regular(path string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// OwnVars copies the firmware's variables to path, for one machine to write.
+// OwnVars copies the firmware's variables to path, where one machine may write to them.
 func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	b, err := os.ReadFile(fw.Vars)
 	if err != nil {
@@ -149,9 +146,9 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	return fw, nil
 }
 
-// Overlay creates a qcow2 file over image, a file or a disk, that receives all
-// writes. A size above the image's makes the disk larger, like a larger device
-// that the image was flashed to; 0 keeps it.
+// Overlay creates a qcow2 file that receives all writes to image, a file or a disk. A size larger
+// than the image's makes the disk larger, like a device to which the image was flashed; 0 keeps the
+// size.
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {
@@ -177,11 +174,10 @@ func Overlay(ctx context.Context, image, overlay string, size int64) error {
 // ProbeLimit is the usual limit for Probe. The firmware needs a few seconds.
 const ProbeLimit = 15 * time.Second
 
-// Probe returns the accelerator that works for guests of an architecture, and
-// the reason if that is not KVM. It runs the firmware, without a disk, until
-// its clock has ticked: a guest in 64-bit mode, with paging and timer
-// interrupts. That /dev/kvm exists, or even opens, proves nothing. QEMU is
-// killed after limit.
+// Probe returns the accelerator that works for guests of an architecture and, if that is not KVM,
+// the reason. It runs the firmware, without a disk, until its clock has ticked. This tests a guest
+// in 64-bit mode, with paging and timer interrupts; a /dev/kvm that exists or even opens proves
+// nothing. QEMU is killed after limit.
 func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
 	if arch != runtime.GOARCH {
 		return TCG, fmt.Sprintf("the guest is %s and this machine %s", arch, runtime.GOARCH)
@@ -195,8 +191,8 @@ func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.
 	return KVM, ""
 }
 
-// firstWords returns the first line of QEMU's output, without its own name. An
-// assertion may follow, which does not help a user.
+// firstWords returns the first line of QEMU's output, without QEMU's name. The rest, such as an
+// assertion, does not help a user.
 func firstWords(said string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
 	if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(name, "qemu-system-") {
@@ -208,8 +204,7 @@ func firstWords(said string) string {
 	return ": " + line
 }
 
-// ticks is the word that the firmware's shell prints once a second in its
-// countdown.
+// ticks is printed once a second by the countdown of the firmware's shell.
 var ticks = []byte("seconds")
 
 func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) error {
@@ -232,7 +227,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 	cmd := procgroup.Command(ctx, p.Path, args...)
 	cmd.Stdout = in
 	cmd.Stderr = &said
-	// A QEMU that is stuck in the kernel cannot be killed: do not wait for it.
+	// A QEMU that is stuck in the kernel cannot be killed, so do not wait for it.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting QEMU: %w", err)

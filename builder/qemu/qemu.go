@@ -1,12 +1,11 @@
-// Package qemu builds command lines that boot a disk image in QEMU like on a
-// machine: through UEFI firmware, on virtio devices, with the serial port as
-// console. It finds QEMU and its firmware, and tests KVM with a small guest,
-// since with a /dev/kvm that opens every kernel may still hang.
+// Package qemu builds command lines that boot a disk image in QEMU like on a real machine: through
+// UEFI firmware, on virtio devices, with the serial port as console. It finds QEMU and its
+// firmware, and tests KVM with a small guest, since kernels may hang under KVM although /dev/kvm
+// opens.
 //
-// A Machine is plain data and Args is pure. An image is never written: machines
-// run on a qcow2 overlay that the caller removes. A command line must not
-// contain secrets, since every user of the host can read it; secrets are in the
-// slot of the image.
+// A Machine is plain data and Args is pure. An image is never written to: machines run on a qcow2
+// overlay that the caller removes. A command line must not contain secrets, since every user of the
+// host can read it; secrets are in the image's slot.
 package qemu
 
 import (
@@ -34,59 +33,56 @@ const (
 type Machine struct {
 	Arch  string // amd64 (default) or arm64
 	Accel string // KVM or TCG (default)
-	// CPUs and Memory (MiB); defaults 2 and 2048.
+	// CPUs defaults to 2, Memory (MiB) to 2048.
 	CPUs, Memory int
-	// Firmware boots the first disk; it is not used with Kernel.
+	// Firmware boots the first disk. It must be empty if Kernel is set.
 	Firmware Firmware
 	// Kernel boots directly, without firmware and loader.
 	Kernel, Initrd, KernelArgs string
 
 	Disks []Disk
 	NICs  []NIC
-	// Sticks is the bus for removable drives that are attached while the machine
-	// runs: USB, or SCSI for kernels without USB; empty: none.
+	// Sticks is the bus for removable drives that are attached while the machine runs: USB, or SCSI
+	// for kernels without USB; empty for none.
 	Sticks string
-	// Stick is a raw image that is attached from the start, and booted first.
+	// Stick is a raw image that is attached at the start and booted first.
 	Stick string
 	// CD is an ISO in an optical drive, booted first.
 	CD string
 	// NetBoot makes the firmware boot from the first network card, if it can.
 	NetBoot bool
-	// HTTPSCAs is an EFI signature list of the CAs that firmware accepts for HTTPS
-	// boot; empty: none.
+	// HTTPSCAs is an EFI signature list of the CAs that the firmware accepts for HTTPS boot; empty
+	// for none.
 	HTTPSCAs string
 	// Watchdog is a hardware watchdog that resets a machine that hangs.
 	Watchdog bool
 	// Serial is the console: "stdio" (default), "terminal" (stdio where
 	// Ctrl-A X ends QEMU), or a file's path.
 	Serial string
-	// QMP is the path of a socket for commands to QEMU; empty: none.
+	// QMP is the path of a socket for commands to QEMU; empty for none.
 	QMP string
-	// UUID and SerialNumber are those in the machine's SMBIOS.
+	// UUID and SerialNumber are the values in the machine's SMBIOS.
 	UUID, SerialNumber string
-	// Clock is the initial time of the hardware clock, as in 2026-01-31T12:00:00;
-	// empty: now.
+	// Clock is the initial time of the hardware clock, as in 2026-01-31T12:00:00; empty for the
+	// current time.
 	Clock string
-	// Counted makes all of the guest's clocks count its instructions, one each
-	// nanosecond; they follow the host's clock only while the guest is idle. On a
-	// busy host the guest then notices no delay, and nothing in it times out. It
-	// needs TCG, and runs its CPUs in turn.
+	// Counted makes all clocks of the guest count its instructions, one per nanosecond; they follow
+	// the host's clock only while the guest is idle. A busy host then causes no delays or timeouts
+	// in the guest. It needs TCG, and runs the CPUs in turn.
 	Counted bool
-	// NoReboot makes QEMU end at a reset.
+	// NoReboot makes QEMU exit at a reset.
 	NoReboot bool
 }
 
-// Firmware is UEFI firmware: read-only code, and a file of variables that one
-// machine writes.
+// Firmware is UEFI firmware: read-only code, and a file of variables that only one machine writes
+// to.
 type Firmware struct {
 	Code, Vars string
-	// Secure firmware has Secure Boot enabled. On amd64 its code runs in system
-	// management mode, which must be set up.
+	// Secure means that Secure Boot is enabled. On amd64 this code needs system management mode.
 	Secure bool
 }
 
-// Disk is a virtio disk. Its data is expendable: writes are not made durable on
-// the host, unless Sync is set.
+// Disk is a virtio disk. Unless Sync is set, its writes are not made durable on the host.
 type Disk struct {
 	Path   string
 	Format string // qcow2 (default) or raw
@@ -95,9 +91,8 @@ type Disk struct {
 	// Sector is the size of its logical and physical sectors in bytes; 0 means
 	// 512.
 	Sector int64
-	// Log is an existing, empty file that records every write and flush, in the
-	// format of the kernel's dm-log-writes. It shows what the disk's cache may
-	// lose in a power cut.
+	// Log is an existing, empty file that records every write and flush in the format of the
+	// kernel's dm-log-writes. It shows the writes that the disk's cache may lose in a power cut.
 	Log string
 }
 
@@ -105,22 +100,21 @@ type Disk struct {
 type NIC struct {
 	MAC string
 	Tap string
-	// Cable connects to a card of another machine; nil: none.
+	// Cable connects to a card of another machine; nil for none.
 	Cable *Cable
-	// Forwards, for user-mode networking, forward ports of the host's loopback to
-	// the guest. The guest reaches the host's loopback as 10.0.2.2.
+	// Forwards are ports of the host's loopback that user-mode networking forwards to the guest.
+	// The guest reaches the host's loopback as 10.0.2.2.
 	Forwards []Forward
 }
 
-// Cable connects two cards by two sockets of this host: the paths of this end
-// and of the other. Neither machine must be running.
+// Cable connects two cards by two sockets of this host: the paths of its own end and the other.
+// Either machine may be stopped.
 type Cable struct{ Own, Other string }
 
 // Forward is one forwarded TCP port.
 type Forward struct{ Host, Guest int }
 
-// Args returns the arguments for a QEMU of that version, or all errors of the
-// machine.
+// Args returns the arguments for a QEMU of that version, or all errors of the machine.
 func (m Machine) Args(v Version) ([]string, error) {
 	m.Arch, m.Accel, m.Serial = cmp.Or(m.Arch, "amd64"), cmp.Or(m.Accel, TCG), cmp.Or(m.Serial, "stdio")
 	c := &commandLine{args: []string{"-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"}}
@@ -181,7 +175,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 		}
 	}
 	if m.Firmware.Secure && m.Arch == "amd64" {
-		// On arm64 nothing protects the firmware's keys from the guest.
+		// On arm64 the firmware's keys are not protected from the guest.
 		board += ",smm=on"
 		c.add("-global", "driver=cfi.pflash01,property=secure,value=on")
 	}
@@ -199,7 +193,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 	c.add("-smp", strconv.Itoa(cmp.Or(m.CPUs, 2)), "-m", strconv.Itoa(cmp.Or(m.Memory, 2048)))
 }
 
-// boot adds what boots first: a kernel, or firmware.
+// boot adds the kernel or the firmware to boot.
 func (c *commandLine) boot(m Machine) {
 	if m.Kernel == "" && (m.Firmware.Code == "" || m.Firmware.Vars == "") {
 		c.bad("neither firmware nor a kernel to boot")
@@ -327,7 +321,7 @@ func (c *commandLine) console(m Machine) {
 	}
 }
 
-// identity adds settings that distinguish this machine and run from others.
+// identity adds settings that distinguish this machine and this run from others.
 func (c *commandLine) identity(m Machine) {
 	c.option("-uuid", m.UUID)
 	if m.SerialNumber != "" {
@@ -347,19 +341,17 @@ func (c *commandLine) identity(m Machine) {
 	}
 }
 
-// cpu returns a CPU model with all features that current kernels and programs
-// may need.
+// cpu returns a CPU model with all features that current kernels and programs may need.
 func cpu(arch, accel string, v Version) string {
 	switch {
 	case accel == KVM:
 		return "host"
 	case arch == "amd64" && v.Major < 8:
-		// QEMU 7 emulates cmpxchg16b wrongly: every second boot of a 6.12
-		// kernel panics.
+		// QEMU 7 emulates cmpxchg16b incorrectly: every second boot of a 6.12 kernel panics.
 		return "max,-cx16"
 	case arch == "arm64":
-		// Kernels sign each return address; QEMU emulates the architecture's cipher
-		// several times more slowly than its own.
+		// Kernels sign each return address, and QEMU emulates the architecture's cipher several
+		// times more slowly than its own.
 		return "max,pauth-impdef=on"
 	}
 	return "max"

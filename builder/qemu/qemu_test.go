@@ -46,7 +46,7 @@ func TestArgsGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// One option a line, so that a change shows as one.
+			// Print one option per line, so that a change shows as one line.
 			var b strings.Builder
 			for _, a := range args {
 				if strings.HasPrefix(a, "-") {
@@ -119,7 +119,7 @@ func TestFindFirmware(t *testing.T) {
 	if _, err := FindFirmware([]string{dir}, "amd64", false); err == nil || !strings.Contains(err.Error(), "ovmf") {
 		t.Errorf("nothing installed: %v", err)
 	}
-	// Half a pair is not a firmware.
+	// Firmware without its variables does not count.
 	put("OVMF/OVMF_CODE_4M.fd", "OVMF/OVMF_CODE.fd", "OVMF/OVMF_VARS.fd")
 	fw, err := FindFirmware([]string{filepath.Join(dir, "none"), dir}, "amd64", false)
 	if err != nil || filepath.Base(fw.Code) != "OVMF_CODE.fd" || filepath.Base(fw.Vars) != "OVMF_VARS.fd" {
@@ -144,7 +144,7 @@ func TestFindFirmware(t *testing.T) {
 	}
 }
 
-// program writes a shell script in QEMU's place.
+// program installs a shell script in place of QEMU.
 func program(t *testing.T, script string) Program {
 	t.Helper()
 	p := filepath.Join(t.TempDir(), "qemu")
@@ -189,7 +189,7 @@ func TestOverlayRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-// TestOverlayOfADisk: what was flashed can be tried, and stays as it is.
+// TestOverlayOfADisk checks that a flashed disk can be booted without changing it.
 func TestOverlayOfADisk(t *testing.T) {
 	desk.NeedRoot(t, "it makes a loop device")
 	losetup := desk.NeedProgram(t, "losetup", "mount")
@@ -213,7 +213,7 @@ func TestOverlayOfADisk(t *testing.T) {
 	}
 }
 
-// FuzzVersion: a version that is read is in the text.
+// FuzzVersion checks that a parsed version occurs in the text.
 func FuzzVersion(f *testing.F) {
 	f.Add("QEMU emulator version 10.0.3 (Debian 1:10.0.3+ds-0+deb13u1)\nCopyright\n")
 	f.Add("QEMU emulator version 9.")
@@ -230,7 +230,7 @@ func FuzzVersion(f *testing.F) {
 	})
 }
 
-// TestFindWithoutQEMU: the message has the package, and nothing twice.
+// TestFindWithoutQEMU checks that the message names the package, and nothing twice.
 func TestFindWithoutQEMU(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for arch, want := range map[string]string{

@@ -13,15 +13,14 @@ import (
 
 // Trial boots an image and discards what the machine writes.
 type Trial struct {
-	Image      string // a raw image, or a disk
-	Size       int64  // of the image
+	Image      string // a raw image or a disk
+	Size       int64  // size of the image
 	SectorSize int64
 	DiskSize   int64 // size of the machine's disk in bytes; less than Size means the image's own
 	SecureBoot bool
-	// Machine.Accel may be empty: then KVM is used if a short test shows that it
-	// works.
+	// Machine.Accel may be empty: KVM is then used if a short test shows that it works.
 	Machine
-	// SlowWithout, if set, is called with the reason if KVM does not work.
+	// SlowWithout, if set, is called if KVM does not work, with the reason.
 	SlowWithout    func(why string)
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
