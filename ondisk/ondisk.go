@@ -60,10 +60,9 @@ const ESPImageInfo = "edgebake/image.json"
 // ESPSBOM is the path of the SPDX document inside the ESP.
 const ESPSBOM = "edgebake/sbom.spdx.json"
 
-// The boot entry of the system on ROOT-A. Of the entries with tries left,
-// systemd-boot uses the one with the highest version within ESPSortKey. The
-// entry of an update is named after its root partition and has the highest
-// version on the ESP plus one, so the images' dates do not matter.
+// The boot entry of the system on ROOT-A. Of the entries with tries left, systemd-boot uses the one
+// with the highest version within ESPSortKey. An update's entry is named after its root partition
+// and has the highest version on the ESP plus one, so the images' dates do not matter.
 const (
 	ESPEntryA       = "loader/entries/edgebake-a.conf"
 	ESPSortKey      = "edgebake"
@@ -91,7 +90,7 @@ const (
 	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update: see UnitMerge
 	StateFile      = "/var/lib/edgebake/state.json"   // State
 	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the Site that was applied last, without its token, 0600
-	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID, for a root that has none; also read in the initrd
+	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID for a root that has none; the initrd also reads it
 	PersistDir     = "/var/lib/edgebake/persist"      // files and directories that are bind-mounted from DATA, or linked to
 	RunDir         = "/run/edgebake"                  // secrets while they are needed
 	RunMark        = "/run/edgebake-"                 // prefix of firstboot's marks that last until shutdown; RunDir is removed when firstboot ends
@@ -101,8 +100,8 @@ const (
 	HostsLock      = "/run/ipvscare/hosts.lock"       // flock(2) is held on it while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // logs of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
-	HealthyFile    = "/run/edgebake-healthy"          // exists if this boot is as good as the last: UnitHealthy waits for it
-	HeldFile       = "/run/edgebake-held"             // exists while this cannot be decided: UnitHealthy keeps waiting
+	HealthyFile    = "/run/edgebake-healthy"          // exists if this boot works as well as the last one: UnitHealthy waits for it
+	HeldFile       = "/run/edgebake-held"             // exists while that cannot be decided: UnitHealthy keeps waiting
 	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed after their import
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	ProxyEnv       = "/etc/edgebake/proxy.env"        // the Site's proxy, for containerd and kubelet
@@ -126,8 +125,7 @@ const (
 	UnitRelease = "edgebake-release.service"
 	// UnitHealthy finishes when HealthyFile exists.
 	UnitHealthy = "edgebake-healthy.service"
-	// UnitOrders carries out the update that the cluster orders, if there is one. UnitOrdersTimer
-	// starts it.
+	// UnitOrders carries out the update that the cluster orders, if any. UnitOrdersTimer starts it.
 	UnitOrders      = "edgebake-orders.service"
 	UnitOrdersTimer = "edgebake-orders.timer"
 	// UnitMerge adds StagedStore to containerd's store; containerd is stopped
@@ -184,13 +182,12 @@ type ImageInfo struct {
 	Name    string `json:"name"`
 	Plan    string `json:"plan"`
 	Arch    string `json:"arch"`
-	// Boards are the boards whose own firmware starts the kernel and for which
-	// the image has drivers ("Raspberry Pi 4"). Empty means any machine of the
-	// architecture with UEFI.
+	// Boards are the boards whose own firmware starts the kernel and for which the image has
+	// drivers ("Raspberry Pi 4"). If empty, the image is for any machine of the architecture with
+	// UEFI.
 	Boards     []string `json:"boards,omitempty"`
 	SourceDate int64    `json:"sourceDate"` // seconds since the epoch
-	// Removable says when a machine accepts the Site on a stick; empty means
-	// SitesRepair.
+	// Removable specifies when a machine accepts the Site on a stick; empty means SitesRepair.
 	Removable string `json:"removable,omitempty"`
 	// SiteKeys are minisign public keys. A Site on a stick that is signed with
 	// one of them is accepted completely, unless Removable is SitesNever.
@@ -228,14 +225,13 @@ type ImageInfo struct {
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// release is before the first image of this version, for images with an earlier
-// sourceDate.
+// release is a date before the first image of this version. It is the earliest stamping date of
+// images with an earlier sourceDate.
 const release = 1767225600 // 2026-01-01
 
-// StampDates returns the first and last date on which a Site may have been
-// stamped onto this image. Without a limit, a computer whose clock is years
-// ahead would set every node's clock to a time when all certificates have
-// expired. Stamping rejects other dates; first boot ignores them.
+// StampDates returns the first and last date on which a Site may be stamped onto this image.
+// Stamping rejects other dates, and first boot ignores them. Without these limits, a computer whose
+// clock is years ahead would set every node's clock to a time when all certificates have expired.
 func (i ImageInfo) StampDates() (first, last time.Time) {
 	const day = 24 * time.Hour
 	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
@@ -324,14 +320,14 @@ type Install struct {
 	// bytes.
 	Need   int64 `json:"need"`
 	Sector int64 `json:"sector"`
-	// One of the next three fields says where InstallImage is. Partition is the
-	// PARTUUID of the partition that contains it.
+	// One of the next three fields gives the location of InstallImage. Partition is the PARTUUID of
+	// the partition that contains it.
 	Partition string `json:"partition,omitempty"`
 	// Volume is the name of the ISO 9660 volume that contains InstallImage.
 	Volume string `json:"volume,omitempty"`
 	// URL is the URL of InstallImage, for range requests.
 	URL string `json:"url,omitempty"`
-	// Disk is the rule for choosing the disk (device.ParseRule).
+	// Disk is the rule that selects the disk (device.ParseRule).
 	Disk string `json:"disk"`
 	// Then is the action after installation: ThenPowerOff or ThenReboot.
 	Then string `json:"then"`

@@ -48,7 +48,7 @@ const (
 	easyMask = (1<<(bits-1) - 1) << (64 - bits + 1)
 )
 
-// gear has a fixed pseudo-random number for each byte value, for the rolling hash.
+// gear maps each byte value to a fixed pseudo-random number for the rolling hash.
 var gear = sync.OnceValue(func() *[256]uint64 {
 	var g [256]uint64
 	for i := range g {
@@ -141,7 +141,7 @@ func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 	return limit, true
 }
 
-// zeroBlock is compared with blocks.
+// zeroBlock is a block of zeros for comparison.
 var zeroBlock [Block]byte
 
 // zeros returns the number of zero bytes, in whole blocks, at the beginning of

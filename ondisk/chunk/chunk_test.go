@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// disk is noise with holes, zero blocks that are too few for a hole, and text.
+// disk returns noise with holes, with zero blocks too short for a hole, and with text.
 func disk(size int, seed byte) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{seed}).Read(b)
@@ -36,7 +36,7 @@ func disk(size int, seed byte) []byte {
 	return b
 }
 
-// cutAll cuts b, and checks that the chunks are b.
+// cutAll cuts b and checks that the joined chunks equal b.
 func cutAll(t testing.TB, b []byte) []Chunk {
 	t.Helper()
 	var chunks []Chunk
@@ -62,7 +62,7 @@ func cutAll(t testing.TB, b []byte) []Chunk {
 	return chunks
 }
 
-// slow is the rules of cutting once more, for the whole of b at once: holes first, then the
+// slow cuts the whole of b at once, as a second implementation of the rules: first holes, then the
 // data between them.
 func slow(b []byte) (chunks []Chunk) {
 	at := 0
@@ -90,7 +90,7 @@ func slow(b []byte) (chunks []Chunk) {
 	return chunks
 }
 
-// Where the cuts are depends on the content alone, not on how much of it is in memory.
+// TestRules checks that the cuts depend only on the content, not on how much of it is in memory.
 func TestRules(t *testing.T) {
 	for seed := range byte(6) {
 		b := disk(40<<20+int(seed)*Block*100, seed)
@@ -120,7 +120,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// The cuts are part of the format: other ones would make every byte of the next update new.
+// TestFormat checks that the cuts never change: other cuts would make machines fetch all data of
+// the next update.
 func TestFormat(t *testing.T) {
 	h := sha256.New()
 	for _, c := range cutAll(t, disk(24<<20, 3)) {
@@ -131,7 +132,7 @@ func TestFormat(t *testing.T) {
 	}
 }
 
-// Bytes that move stay in the same chunks.
+// TestShifted checks that data at another offset keeps its chunks.
 func TestShifted(t *testing.T) {
 	b := disk(32<<20, 5)
 	have := map[[32]byte]bool{}
@@ -145,7 +146,7 @@ func TestShifted(t *testing.T) {
 			missing += c.Size
 		}
 	}
-	// Up to the next hole of whole blocks, chunks are found again; holes are not.
+	// Up to the next hole the chunks differ, since a hole consists of whole blocks.
 	if missing > 2<<20 {
 		t.Errorf("%d bytes are in no chunk of before", missing)
 	}
@@ -211,7 +212,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// manyParts is an index of more partitions than an image has.
+// manyParts returns an index of more partitions than an image has.
 func manyParts(t *testing.T) []byte {
 	t.Helper()
 	x := &Index{}

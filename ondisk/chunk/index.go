@@ -68,8 +68,8 @@ func (x *Index) Find(label string) *Part {
 	return nil
 }
 
-// Missing returns the numbers of the part's chunks for which have returns
-// false, except holes.
+// Missing returns the numbers of the part's chunks for which have returns false. Holes are never
+// missing.
 func (p *Part) Missing(have func(sum [32]byte) bool) []int {
 	var out []int
 	for i, c := range p.Chunks {

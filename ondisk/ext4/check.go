@@ -22,9 +22,8 @@ const (
 	maxProblems = 20
 )
 
-// Check returns an error if ext4 cannot store the node n, for example because
-// of an attribute's size, a device number or a time. Write makes the same
-// checks.
+// Check returns an error if ext4 cannot store the node n, for example because of an attribute's
+// size, a device number or a time. Write makes the same checks.
 func Check(n tree.Node) error { return checkNode(&n) }
 
 // problems collects up to maxProblems errors, so that one run reports all

@@ -36,7 +36,7 @@ func options(size int64) ext4.Options {
 	}
 }
 
-// tool finds a program that a test takes as oracle.
+// tool finds a program that a test uses as an oracle.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	for _, dir := range []string{"", "/usr/sbin/", "/sbin/"} {
@@ -48,7 +48,7 @@ func tool(t *testing.T, name string) string {
 	return ""
 }
 
-// blobs are contents by name, instead of a cache.
+// blobs maps names to contents, in place of a cache.
 type blobs map[string]string
 
 type blob struct{ *strings.Reader }
@@ -63,8 +63,7 @@ func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return blob{strings.NewReader(s)}, nil
 }
 
-// write makes an image of nodes, of computed size where none is given, and
-// returns its path.
+// write writes an image of nodes and returns its path. It computes the size if none is given.
 func write(t *testing.T, nodes []tree.Node, b tree.Blobs, o ext4.Options) string {
 	t.Helper()
 	if o.Size == 0 {
@@ -88,7 +87,7 @@ func write(t *testing.T, nodes []tree.Node, b tree.Blobs, o ext4.Options) string
 	return path
 }
 
-// fsck fails the test unless e2fsck finds nothing at all to say.
+// fsck fails the test if e2fsck reports anything.
 func fsck(t *testing.T, image string) {
 	t.Helper()
 	out, err := exec.Command(tool(t, "e2fsck"), "-fn", image).CombinedOutput()
@@ -148,23 +147,22 @@ func xattr(kv ...string) func(*tree.Inode) {
 	}
 }
 
-// noise is content without zero blocks, always the same for a seed.
+// noise returns content without zero blocks. It depends only on seed and n.
 func noise(seed uint64, n int) string {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), 1}).Read(b)
 	return string(b)
 }
 
-// An ACL as getxattr(2) gives it: owner rwx, user 1000 r-x, group r-x, mask
-// r-x, others r-x.
+// An ACL in the form of getxattr(2): owner rwx, user 1000 r-x, group r-x, mask r-x, others r-x.
 const posixACL = "\x02\x00\x00\x00" +
 	"\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xe8\x03\x00\x00" +
 	"\x04\x00\x05\x00\xff\xff\xff\xff" + "\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x05\x00\xff\xff\xff\xff"
 
-// cap_net_raw=ep, version 2.
+// File capability cap_net_raw=ep, version 2.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// nasty is a tree with every corner that a file system has.
+// nasty returns a tree with every special case of a file system.
 func nasty() ([]tree.Node, blobs) {
 	const name = "0000000000000000000000000000000000000000000000000000000000000001"
 	b := blobs{name: noise(0, 4<<20)}
@@ -233,8 +231,8 @@ func nasty() ([]tree.Node, blobs) {
 	return nodes, b
 }
 
-// flat is what a tree comes to, by path, comparable: contents as digests, hard
-// links as the first of their paths.
+// flat describes a tree by path, for comparison: contents as digests, hard links as the first of
+// their paths.
 func flat(t *testing.T, nodes []tree.Node, b tree.Blobs) map[string]string {
 	t.Helper()
 	nodes = slices.Clone(nodes)
@@ -282,7 +280,7 @@ func contentSum(t *testing.T, n tree.Node, b tree.Blobs) string {
 	return fmt.Sprintf("%d %x", size, h.Sum32())
 }
 
-// compare reports where two flat trees differ.
+// compare reports the differences of two flat trees.
 func compare(t *testing.T, want, got map[string]string) {
 	t.Helper()
 	shown := 0
@@ -310,7 +308,7 @@ func TestTreeInEqualsTreeOut(t *testing.T) {
 	compare(t, flat(t, nodes, b), flat(t, got, r))
 	fsck(t, image)
 
-	// What was read can be written again, and gives the same bytes.
+	// The nodes that were read can be written again, and give the same bytes.
 	o := options(r.Info().Size)
 	if again := write(t, got, r, o); disktest.Sum(t, again) != disktest.Sum(t, image) {
 		t.Error("an image written from what was read of an image differs from it")
@@ -356,9 +354,9 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// In a directory of 100,000 names some have the same hash. With this seed, two
-// such names fall on either side of a block's end, which the index must mark
-// (TestCollision shows that they do).
+// TestEqualHashesAcrossBlocks uses a directory of 100,000 names, of which some have equal hashes.
+// With this seed, two such names are on either side of a block boundary, which the index must mark
+// (TestCollision checks that they are).
 func TestEqualHashesAcrossBlocks(t *testing.T) {
 	o := options(0)
 	o.HashSeed = [16]byte{27, 1, 1, 1, 1, 1, 65, 1, 129, 1, 1, 1, 1, 1, 1, 1} // found by trying
@@ -375,7 +373,7 @@ func TestEqualHashesAcrossBlocks(t *testing.T) {
 	fsck(t, write(t, nodes, nil, o))
 }
 
-// zeros is a blob of any size with a mark at the end of each MiB.
+// zeros is a blob of any size with a non-zero byte at the end of each MiB.
 type zeros struct{ size int64 }
 
 func (z zeros) OpenBlob(string) (tree.BlobFile, error) { return z, nil }
@@ -425,8 +423,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// Sizes around every boundary of groups, flex groups and copies of the
-// superblock.
+// TestSizes uses sizes around every boundary of groups, flex groups and superblock copies.
 func TestSizes(t *testing.T) {
 	nodes := []tree.Node{file("a", noise(1, 10000)), dir("d"), file("d/b", noise(2, 1<<20))}
 	const mib, group = 1 << 20, 128 << 20
@@ -489,7 +486,7 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// reject is a writer that must not be written to.
+// refuse is a writer that fails the test at each write.
 type refuse struct{ t *testing.T }
 
 func (r refuse) WriteAt(b []byte, off int64) (int, error) {
@@ -497,8 +494,8 @@ func (r refuse) WriteAt(b []byte, off int64) (int, error) {
 	return 0, errors.New("refused")
 }
 
-// What cannot be written is rejected before the first byte, all of it at once,
-// each with its path.
+// TestRefused checks that all unwritable nodes are reported at once, each with its path, before the
+// first byte is written.
 func TestRefused(t *testing.T) {
 	shared := &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: sourceDate}
 	many := file("link0", "")
@@ -642,7 +639,8 @@ func TestFailingWriterAndBlobs(t *testing.T) {
 	}
 }
 
-// What is not finished must not look like a file system.
+// TestInterruptedWriteIsNoFileSystem checks that an incomplete image does not look like a file
+// system.
 func TestInterruptedWriteIsNoFileSystem(t *testing.T) {
 	nodes, b := nasty()
 	size, err := ext4.Size(nodes, options(0))
@@ -665,8 +663,8 @@ func (c *counter) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// The image takes no more room than its contents: holes are not written, nor
-// zeros in files.
+// TestSparse checks that an image occupies only the space of its contents: neither holes nor zeros
+// in files are written.
 func TestSparse(t *testing.T) {
 	nodes := []tree.Node{file("zeros", strings.Repeat("\x00", 50<<20)), file("data", noise(1, 1<<20))}
 	o := options(8 << 30)
@@ -702,8 +700,8 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// TestSuperblockTimes: what dumpe2fs and the reader say of dates that take more than
-// 31 bits, and of one before the first.
+// TestSuperblockTimes checks dates that need more than 31 bits, and one before 1970, with dumpe2fs
+// and the reader.
 func TestSuperblockTimes(t *testing.T) {
 	for _, want := range []string{"1970-01-01", "2026-01-02", "2038-01-19", "2040-01-01", "2106-02-07", "2107-01-01", "2400-01-01"} {
 		o := options(0)
@@ -725,7 +723,7 @@ func TestSuperblockTimes(t *testing.T) {
 		}
 		f.Close()
 		if o.Time.Unix() >= 1<<32 {
-			continue // dumpe2fs 1.47.0 leaves the upper byte out
+			continue // dumpe2fs 1.47.0 ignores the upper byte
 		}
 		cmd := exec.Command(tool(t, "dumpe2fs"), "-h", image)
 		cmd.Env = append(os.Environ(), "TZ=UTC", "LC_ALL=C")
@@ -751,8 +749,8 @@ func TestSuperblockTimes(t *testing.T) {
 	}
 }
 
-// Growing with the file system unmounted is e2fsprogs' own check of the
-// reserved descriptors. (Growing it mounted is tested in a guest.)
+// TestGrow grows the unmounted file system, in which e2fsprogs checks the reserved descriptors. A
+// test in a VM grows a mounted one.
 func TestGrow(t *testing.T) {
 	nodes, b := nasty()
 	image := write(t, nodes, b, options(0))

@@ -16,8 +16,7 @@ const (
 // extent maps n blocks of a file, beginning with block logical, to the device.
 type extent struct{ logical, start, n int64 }
 
-// treeBlocks returns the number of blocks outside the inode that a tree of n
-// extents needs.
+// treeBlocks returns the number of blocks outside of the inode for a tree of that many extents.
 func treeBlocks(extents int64) (n int64) {
 	for extents > rootExtents {
 		extents = ceilDiv(extents, nodeExtents)

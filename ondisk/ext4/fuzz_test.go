@@ -10,13 +10,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// fuzzImage is an image with every structure that the reader parses, and where
-// they are.
+// fuzzImage is an image with every structure that the reader parses, and their locations.
 type fuzzImage struct {
 	b      []byte
 	r      *Reader
 	inodes uint32           // in use
-	blocks map[int64]uint32 // of directories and extent trees, and whose they are
+	blocks map[int64]uint32 // of directories and extent trees, with their inodes
 	xattrs []int64          // blocks of attributes
 }
 
@@ -70,7 +69,7 @@ func newFuzzImage(f *testing.F) *fuzzImage {
 		}
 		extents, err := img.r.extents(in)
 		if err != nil {
-			continue // has none
+			continue // it has no attributes
 		}
 		switch {
 		case in.mode()&tree.ModeType == tree.ModeDir:
@@ -78,8 +77,8 @@ func newFuzzImage(f *testing.F) *fuzzImage {
 				img.blocks[extents[0].start+i] = number
 			}
 		case in.size() == 2*blockSize:
-			// Turned into a file with a tree: its first block becomes the
-			// node that maps the second.
+			// Turn it into a file with an extent tree: its first block becomes the node that maps
+			// the second.
 			node := img.block(extents[0].start)
 			clear(node)
 			putExtents(node, []extent{{0, extents[0].start + 1, 1}}, nodeExtents, 0)
@@ -104,7 +103,7 @@ func (img *fuzzImage) inode(number uint32) []byte {
 	return img.b[img.r.tables[0]*blockSize+int64(number-1)*inodeSize:][:inodeSize]
 }
 
-// seal makes all checksums right again, so that damage reaches the parsers.
+// seal corrects all checksums, so that damage reaches the parsers.
 func (img *fuzzImage) seal() {
 	seed := img.r.seed
 	sb := img.b[superOffset:][:superSize]
@@ -145,9 +144,9 @@ func (img *fuzzImage) seal() {
 	}
 }
 
-// FuzzReader changes bytes of an image, with all checksums made right again:
-// nothing may panic, run forever or take endless memory. Its input is a list
-// of changes: what, which, where (two bytes), how many bytes, and the bytes.
+// FuzzReader changes bytes of an image and corrects all checksums. The reader must not panic, run
+// forever or use unlimited memory. The input is a list of changes: kind, structure, offset (two
+// bytes), number of bytes, and the bytes.
 func FuzzReader(f *testing.F) {
 	img := newFuzzImage(f)
 	pristine := bytes.Clone(img.b)

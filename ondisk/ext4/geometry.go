@@ -19,9 +19,8 @@ const (
 	// bytesPerInode is mke2fs's ratio. Groups added later have as many inodes
 	// as the first ones, so it also holds after growing.
 	bytesPerInode = 16384
-	// minGroup is the least number of blocks that the last group must have
-	// besides its own metadata; a smaller tail of the device is left unused, as
-	// by mke2fs.
+	// minGroup is the least number of blocks that the last group must have in addition to its own
+	// metadata. A smaller tail of the device is left unused, as by mke2fs.
 	minGroup = 50
 
 	maxGrowTo = 4 << 40
@@ -138,8 +137,8 @@ func hasSuper(group int64) bool {
 	return false
 }
 
-// reservedGDT returns how many blocks are set aside for group descriptors, so that the file
-// system can be grown while it is mounted.
+// reservedGDT returns the number of blocks reserved for group descriptors, so that the file system
+// can be grown while it is mounted.
 func reservedGDT(g *geometry) int64 {
 	growTo := min(g.blocks*blockSize*1024, maxGrowTo)
 	groups := ceilDiv(ceilDiv(growTo, blockSize), blocksPerGroup)

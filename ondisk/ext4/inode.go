@@ -15,7 +15,7 @@ type place struct {
 	tree    []int64 // blocks of the extent tree
 }
 
-// blocks returns their number.
+// blocks returns the number of blocks of the file.
 func (p place) blocks() int64 {
 	n := int64(len(p.tree))
 	if p.xattr != 0 {

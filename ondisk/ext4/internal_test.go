@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// Names of all lengths are hashed as debugfs does.
+// TestNameHashAgainstDebugfs compares the hashes of names of all lengths with debugfs.
 func TestNameHashAgainstDebugfs(t *testing.T) {
 	path, err := exec.LookPath("debugfs")
 	if err != nil {
@@ -28,7 +28,7 @@ func TestNameHashAgainstDebugfs(t *testing.T) {
 	names = append(names, "über", "日本語日本語日本語日本語")
 	var script bytes.Buffer
 	for _, n := range names {
-		// 4 is half MD4 of unsigned bytes, for which this debugfs has no name.
+		// 4 is half MD4 of unsigned bytes; this debugfs has no name for it.
 		fmt.Fprintf(&script, "dx_hash -h 4 -s 01020304-0506-4708-890a-0b0c0d0e0f10 %s\n", n)
 	}
 	cmd := exec.Command(path, "-f", "-")
@@ -47,14 +47,14 @@ func TestNameHashAgainstDebugfs(t *testing.T) {
 	}
 }
 
-// memory is a device of blocks.
+// memory is a block device in memory.
 type memory map[int64][]byte
 
 func (m memory) ReadAt(b []byte, off int64) (int, error) {
 	return copy(b, m[off/blockSize][off%blockSize:]), nil
 }
 
-// Trees of every depth are read as they were written.
+// TestExtentTreeDepths checks that trees of every depth are read as written.
 func TestExtentTreeDepths(t *testing.T) {
 	for _, n := range []int{0, 1, 4, 5, 340, 341, 1360, 1361, 5000, 4*nodeExtents*nodeExtents + 1} {
 		var extents []extent

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mount lets the kernel read an image, where root and a loop device are to be
-// had.
+// mount mounts an image, or skips the test without root or a loop device.
 func mount(t *testing.T, image, options string) (dir string, unmount func()) {
 	t.Helper()
 	desk.NeedRoot(t, "it mounts")
@@ -41,7 +40,7 @@ func mount(t *testing.T, image, options string) (dir string, unmount func()) {
 	return dir, unmount
 }
 
-// fromKernel makes nodes of what the kernel shows below dir.
+// fromKernel returns nodes for the files below dir as the kernel shows them.
 func fromKernel(t *testing.T, dir string) []tree.Node {
 	t.Helper()
 	var nodes []tree.Node
@@ -115,8 +114,8 @@ func TestKernelReadsTheTree(t *testing.T) {
 	compare(t, flat(t, nodes, b), flat(t, fromKernel(t, dir), nil))
 }
 
-// The kernel goes on with the file system as with one of its own: new names in
-// indexed directories, removed ones, new blocks in all groups.
+// TestKernelWritesOn checks that the kernel can use the file system: add names to indexed
+// directories, remove some, and allocate blocks in all groups.
 func TestKernelWritesOn(t *testing.T) {
 	nodes, b := nasty()
 	o := options(0)

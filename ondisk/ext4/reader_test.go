@@ -62,7 +62,7 @@ func TestWalkBelow(t *testing.T) {
 		"a":     "a a/b a/b/f a/c",
 		"a/b/f": "a/b/f",
 		"l":     "l",
-		"l/f":   "a/b/f", // links on the way are followed
+		"l/f":   "a/b/f", // links in the path are followed
 		".":     ". a a/b a/b/f a/c ab l lost+found",
 	} {
 		var got []string
@@ -75,7 +75,7 @@ func TestWalkBelow(t *testing.T) {
 	}
 }
 
-// What a file consists of on the device is what reading it gives.
+// TestRanges checks that the file's ranges on the device have the bytes that reading it returns.
 func TestRanges(t *testing.T) {
 	content := noise(3, 9000) + strings.Repeat("\x00", 20000) + noise(4, 5000)
 	image := write(t, []tree.Node{file("f", content)}, nil, options(0))
@@ -147,15 +147,15 @@ func TestNotOurs(t *testing.T) {
 	}
 }
 
-// change flips bits of one byte in a copy.
+// change returns a copy with flipped bits of one byte.
 func change(image []byte, at int, bits byte) []byte {
 	image = bytes.Clone(image)
 	image[at] ^= bits
 	return image
 }
 
-// Every bit flip in what the tree depends on is noticed: reading gives an
-// error or the tree as it was, never another tree.
+// TestDamageIsNoticed checks that reading after any bit flip in the tree's metadata gives an error
+// or the original tree.
 func TestDamageIsNoticed(t *testing.T) {
 	nodes := []tree.Node{file("a", "content"), file("x", "", xattr("user.big", strings.Repeat("v", 2000))), dir("d"), link("l", strings.Repeat("t", 500))}
 	for i := range 300 {
@@ -180,7 +180,7 @@ func TestDamageIsNoticed(t *testing.T) {
 				continue
 			}
 			for p := range want {
-				// Contents have no checksum in ext4, targets of links neither.
+				// ext4 has no checksums of contents and link targets.
 				if have[p] != want[p] && p != "a" && p != "l" {
 					t.Fatalf("a flipped bit at %d was not noticed: %q became %q", at, want[p], have[p])
 				}

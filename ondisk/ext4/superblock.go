@@ -90,8 +90,8 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0x100, mountXattrACL)
 	p32(0x108, seconds) // created
 
-	// A backup of the journal's block map and size, for repair if its inode is
-	// lost.
+	// A backup of the journal's block map and size, with which e2fsck can repair the journal's
+	// inode.
 	var p place
 	in := &v.inodes[journalInode-1]
 	v.locate(&p, journalInode, in)

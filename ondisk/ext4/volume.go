@@ -179,7 +179,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		}
 		d.entries = append(d.entries, e)
 	})
-	// Sorted by path, so that messages do not depend on the order of a map.
+	// In the order of paths, so that messages do not depend on a map's order.
 	for _, p := range slices.Sorted(maps.Keys(dirs)) {
 		d := dirs[p]
 		if !slices.IsSortedFunc(d.entries, byName) {

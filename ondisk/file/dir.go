@@ -9,9 +9,8 @@ import (
 	"syscall"
 )
 
-// MakeDir creates a directory for outputs, with its parents. undo removes the
-// new directories that are still empty: defer it, so that failed work leaves
-// none.
+// MakeDir creates a directory for outputs, with its parents. undo removes the new directories that
+// are still empty. Defer undo, so that failed work leaves no directories.
 func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 	dir = filepath.Clean(dir)
 	var missing, made []string

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestMakeDir: what was made goes again, as far as nothing has been put into it.
+// TestMakeDir checks that undo removes the new directories that are still empty.
 func TestMakeDir(t *testing.T) {
 	t.Chdir(t.TempDir())
 	there := func(want bool, names ...string) {
@@ -50,7 +50,7 @@ func TestMakeDir(t *testing.T) {
 	there(true, "a/b/file")
 	there(false, "a/b/c")
 
-	// One below a file cannot be made, and leaves nothing of what was to hold it.
+	// A directory below a file cannot be created, and its new parents are removed.
 	if _, err := MakeDir("a/b/file/c/d", 0o700); !errors.Is(err, syscall.ENOTDIR) {
 		t.Error(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestExplain: who explains an error has named the file; its name so far tells nobody
-// anything.
+// TestExplain checks that the name in the error, which may be temporary, is removed: the caller
+// adds the real one.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

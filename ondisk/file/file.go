@@ -28,8 +28,8 @@ func Replace(path string, data []byte) error {
 // unfinished is the prefix of files that are being written.
 const unfinished = ".new-"
 
-// Unfinished reports whether name is that of an incomplete file of Replace or
-// Swap, which may contain part of a secret.
+// Unfinished reports whether name is that of an incomplete file of Replace or Swap. Such a file may
+// contain part of a secret.
 func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
 
 // Swap is like Replace without syncing.
@@ -50,7 +50,7 @@ func replace(path string, data []byte, sync bool) error {
 			os.Remove(f.Name())
 		}
 	}
-	// The temporary name would mean nothing to a reader of the message.
+	// Remove the temporary name, which means nothing to a user.
 	switch e := err.(type) {
 	case *fs.PathError:
 		err = e.Err

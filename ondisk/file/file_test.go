@@ -23,7 +23,7 @@ func TestReplace(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode() != 0o600 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
-	// A directory cannot be replaced: the try leaves nothing.
+	// A directory cannot be replaced, and the attempt leaves no file.
 	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// telling lists the file systems on which a refused lease means that the file
-// is open elsewhere. Network file systems refuse leases for other reasons.
+// telling lists the file systems that refuse a lease only if the file is open elsewhere. Network
+// file systems refuse leases for other reasons.
 var telling = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
 // isOpenElsewhere requests a write lease, which the kernel grants only if no

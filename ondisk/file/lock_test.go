@@ -32,7 +32,7 @@ func TestLock(t *testing.T) {
 	if err := Lock(opened(), false); !errors.Is(err, ErrLocked) {
 		t.Errorf("beside one that is alone: %v", err)
 	}
-	// A file that is no longer open cannot be locked: that is nobody else's doing.
+	// Locking a closed file fails, but not because another program has locked it.
 	if err := Lock(a, true); err == nil || errors.Is(err, ErrLocked) {
 		t.Errorf("closed: %v", err)
 	}

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is a file that gets its name when it is complete. Until Commit it has
-// no name, so that nothing remains if the process is killed; where the system
-// does not support that, it is a hidden temporary file.
+// Output is a file that gets its name when it is complete. Until Commit it has no name, so that
+// nothing remains if the process is killed. If the system does not support that, it is a hidden
+// temporary file.
 type Output struct {
 	*os.File
 	path  string
@@ -170,8 +170,7 @@ func (o *Output) Commit() error {
 	return o.File.Close()
 }
 
-// WriteBehind starts writing the file to disk up to offset to, so that Commit
-// takes less time.
+// WriteBehind starts writing the file to disk up to offset to, so that Commit takes less time.
 func (o *Output) WriteBehind(to int64) {
 	const step = 16 << 20
 	if to-o.begun >= step {
@@ -288,7 +287,7 @@ func CheckSpace(dir string, n int64, what string) error {
 	return nil
 }
 
-// ExistsError is an fs.ErrExist whose message has the fix.
+// ExistsError is an fs.ErrExist whose message includes the fix.
 type ExistsError struct{ Path string }
 
 func (e *ExistsError) Error() string        { return e.Path + " exists; --force replaces it" }

@@ -38,7 +38,7 @@ func TestErrorsOfTheSystemComeWithACure(t *testing.T) {
 	}
 }
 
-// TestNamedTemporaryFile goes the way of systems that know no nameless files.
+// TestNamedTemporaryFile uses named temporary files, as on systems without nameless ones.
 func TestNamedTemporaryFile(t *testing.T) {
 	none := func(string, fs.FileMode) (*os.File, error) { return nil, errors.ErrUnsupported }
 	for _, force := range []bool{false, true} {
@@ -48,7 +48,7 @@ func TestNamedTemporaryFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := create(path, 0o600, force, none) // Write has two when it compresses
+		b, err := create(path, 0o600, force, none) // Write has two of them when it compresses
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,8 +73,8 @@ func TestNamedTemporaryFile(t *testing.T) {
 	}
 }
 
-// TestSyncedBeforeNamed: a power cut right after the name appears must find
-// the bytes.
+// TestSyncedBeforeNamed checks that the contents are complete if the power fails right after the
+// file gets its name.
 func TestSyncedBeforeNamed(t *testing.T) {
 	for _, force := range []bool{false, true} {
 		for name, nameless := range map[string]func(string, fs.FileMode) (*os.File, error){
@@ -115,8 +115,8 @@ func TestSyncedBeforeNamed(t *testing.T) {
 	}
 }
 
-// What somebody else has left is not gone on with: it would be his under its new
-// name too.
+// TestContinueOfAnotherUser checks that another user's partial file is not continued: that user
+// would own the final file.
 func TestContinueOfAnotherUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image.raw.zst")
 	partial := filepath.Join(filepath.Dir(path), ".image.raw.zst.partial")
@@ -131,7 +131,7 @@ func TestContinueOfAnotherUser(t *testing.T) {
 		},
 	} {
 		if os.Geteuid() != 0 && what == "a file" {
-			continue // only root can make one of another user's
+			continue // only root can create another user's file
 		}
 		if err := leave(); err != nil {
 			t.Fatal(err)
@@ -144,7 +144,7 @@ func TestContinueOfAnotherUser(t *testing.T) {
 		}
 		_ = os.Remove(partial)
 	}
-	// One's own is.
+	// The user's own partial file is continued.
 	if err := os.WriteFile(partial, []byte("begun"), 0o600); err != nil {
 		t.Fatal(err)
 	}

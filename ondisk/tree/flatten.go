@@ -54,7 +54,7 @@ func (m *merger) flatten(l Layer) {
 		case base == opaque:
 			marks = append(marks, mark{where, false})
 		case strings.HasPrefix(name, whiteout):
-			// Internal files of aufs in archives of old versions of docker.
+			// Internal files of aufs, in archives of old versions of docker.
 		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
@@ -64,7 +64,7 @@ func (m *merger) flatten(l Layer) {
 	for _, gone := range marks {
 		m.drop(gone.where, gone.itself)
 	}
-	// Until here only links of lower layers were followed.
+	// Until now only links of lower layers were followed.
 	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -91,9 +91,8 @@ func (m *merger) flatten(l Layer) {
 	}
 }
 
-// replaceByDirs replaces other files of lower layers by the layer's
-// directories. It must run before the layer's marks are applied, because they
-// refer to the new directories.
+// replaceByDirs replaces other files of lower layers with the layer's directories. It must run
+// before the layer's marks are applied, because they refer to the new directories.
 func (m *merger) replaceByDirs(nodes []Node) {
 	var dirs []Node
 	for _, n := range nodes {

@@ -186,7 +186,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	}
 	m.mkdirAll(parent, n.Layer)
 	where := path.Join(parent, path.Base(n.Path))
-	// A link to a directory in an earlier layer: the node is that directory.
+	// A link in an earlier layer leads to a directory: the node is that directory.
 	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)

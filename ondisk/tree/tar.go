@@ -182,8 +182,7 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 // errTwice: the archive contains a path twice, as after `tar -r`.
 var errTwice = errors.New("path occurs twice in the archive; pack it again from a directory")
 
-// maxID is the largest user or group ID. The next value, (uid_t)-1, means "no
-// change".
+// maxID is the largest user or group ID. The next value, (uid_t)-1, means "do not change".
 const maxID = 1<<32 - 2
 
 func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
@@ -242,8 +241,8 @@ func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	return uint32(h.Devmajor), uint32(h.Devminor), nil
 }
 
-// PAX records with extended attributes: of star and GNU tar, GNU tar's own for
-// SELinux, and libarchive's, which mostly also writes the first one.
+// PAX records with extended attributes: those of star and GNU tar, GNU tar's for SELinux, and
+// libarchive's, which usually writes the first kind as well.
 const (
 	xattrPrefix      = "SCHILY.xattr."
 	selinuxRecord    = "RHT.security.selinux"

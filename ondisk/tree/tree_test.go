@@ -31,7 +31,7 @@ func link(p, to string) Node {
 	return Node{Path: p, Inode: &Inode{Mode: ModeSymlink | 0o777, MTime: day, Target: to}}
 }
 
-// show prints a tree as one line a node.
+// show prints a tree, one node per line.
 func show(nodes []Node) string {
 	var b strings.Builder
 	for _, n := range nodes {
@@ -58,9 +58,9 @@ func TestMerge(t *testing.T) {
 	tests := []struct {
 		name  string
 		layer Layer
-		want  []string // lines that must be there
-		gone  []string // paths that must not
-		err   []string // parts of the error, one a line of it
+		want  []string // lines that must exist
+		gone  []string // paths that must not exist
+		err   []string // parts of the error, each from one line
 	}{
 		{name: "through a linked directory",
 			layer: Layer{Name: "o", Nodes: []Node{dir("lib"), file("lib/x", "1"), file("abs/y", "2"), file("up/z", "3"), file("chain/w", "4")}},
@@ -166,8 +166,8 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-// TestXattrsOfEveryTar: of each form in which tar programs keep extended attributes
-// the value is the attribute's own.
+// TestXattrsOfEveryTar checks that extended attributes have the same value from each tar program's
+// format.
 func TestXattrsOfEveryTar(t *testing.T) {
 	caps := "\x01\x00\x00\x02\x00\x04" + strings.Repeat("\x00", 14)
 	coded := base64.StdEncoding.EncodeToString([]byte(caps))
@@ -201,9 +201,9 @@ func TestXattrsOfEveryTar(t *testing.T) {
 	}
 }
 
-// TestFlattenDirectoryOverALink: a directory that a layer lists replaces what was
-// there, and its marks take nothing from where a link pointed. builder/images
-// compares more of this with overlayfs.
+// TestFlattenDirectoryOverALink checks that a directory in a layer replaces a link, and that its
+// whiteouts do not remove files from the link's target. builder/images compares more cases with
+// overlayfs.
 func TestFlattenDirectoryOverALink(t *testing.T) {
 	merged := []Node{dir("usr"), dir("usr/lib"), file("usr/lib/libc", ""), link("lib", "usr/lib")}
 	for name, test := range map[string]struct {
@@ -229,12 +229,12 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 			t.Errorf("%s: got %s, %v, want %s", name, s, err, test.want)
 		}
 	}
-	// A layer's own file is not a directory all the same.
+	// A file of the same layer is not replaced by a directory.
 	_, err := Flatten([]Layer{{Name: "1", Nodes: []Node{file("a", "")}}, {Name: "2", Nodes: []Node{file("a", ""), file("a/b", "")}}}, day)
 	if err == nil || !strings.Contains(err.Error(), "lies below a, which is a file") {
 		t.Errorf("a file below a file of the same layer: %v", err)
 	}
-	// Nor is its own link, whatever was there and wherever that pointed.
+	// Nor is a link of the same layer, whatever it points to.
 	for what, below := range map[string][]Node{
 		"nothing":      {dir("x")},
 		"another link": {dir("x"), dir("y"), link("a", "y")},
@@ -387,7 +387,7 @@ func TestFromTarSparse(t *testing.T) {
 	}
 }
 
-// needOracle skips at a desk and fails in CI.
+// needOracle skips the test at a desk and fails it in CI.
 func needOracle(t *testing.T, name string, err error) {
 	t.Helper()
 	desk.Lacks(t, "%s is missing: %v", name, err)
@@ -400,7 +400,7 @@ func TestPackDir(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.WriteFile(p, []byte(name), mode), os.Chmod(p, mode), os.Chmod(filepath.Dir(p), 0o755)); err != nil { // whatever the umask
+		if err := errors.Join(os.WriteFile(p, []byte(name), mode), os.Chmod(p, mode), os.Chmod(filepath.Dir(p), 0o755)); err != nil { // independent of the umask
 			t.Fatal(err)
 		}
 	}
@@ -481,7 +481,7 @@ func TestWriteTarRoundTrip(t *testing.T) {
 	}
 }
 
-// What an archive may make us keep in memory has an end.
+// TestFromTarLimits checks the limits of the memory that an archive can occupy.
 func TestFromTarLimits(t *testing.T) {
 	var few, many []entry
 	for i := range 5 {
@@ -507,7 +507,7 @@ func TestFromTarLimits(t *testing.T) {
 	}
 }
 
-// An overlay may be a link to the directory that is meant today.
+// TestPackDirBehindALink packs an overlay through a symbolic link to the directory.
 func TestPackDirBehindALink(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "v2/etc"), 0o755), os.WriteFile(filepath.Join(dir, "v2/etc/motd"), []byte("hello"), 0o644),
@@ -541,14 +541,15 @@ func FuzzFromTar(f *testing.F) {
 				t.Errorf("%s lies outside of the archive: %+v", n.Path, n.Data)
 			}
 		}
-		// What is accepted must merge or be rejected, never panic.
+		// An accepted tree must merge or be rejected, without a panic.
 		if merged, err := Merge([]Layer{{Name: "fuzz", Nodes: nodes}}, day); err == nil && merged[0].Path != "." {
 			t.Error("the root is not first")
 		}
 	})
 }
 
-// An overlay keeps what its files are, and nothing of the machine it lay on.
+// TestPackDirKeepsLinksAndCapabilities checks that a packed overlay keeps links and capabilities,
+// but no properties of the host.
 func TestPackDirKeepsLinksAndCapabilities(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string) string {
@@ -617,7 +618,7 @@ func TestFromTarRefusesWhatLinuxCannotHold(t *testing.T) {
 	}
 }
 
-// Many whiteouts over many files cost their number, not its square.
+// TestFlattenManyWhiteouts checks that the cost of many whiteouts over many files is not quadratic.
 func TestFlattenManyWhiteouts(t *testing.T) {
 	in := &Inode{Mode: ModeRegular | 0o644}
 	low, high := Layer{Name: "low"}, Layer{Name: "high"}
