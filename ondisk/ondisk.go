@@ -225,8 +225,8 @@ type ImageInfo struct {
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// release is a date before the first image of this version. It is the earliest stamping date of
-// images with an earlier sourceDate.
+// release is a date before the first image of this version. StampDates uses it for images with an
+// earlier sourceDate.
 const release = 1767225600 // 2026-01-01
 
 // StampDates returns the first and last date on which a Site may be stamped onto this image.

@@ -1,10 +1,9 @@
-// Package fat writes and reads FAT file systems: FAT32 for the EFI system
-// partition, FAT16 or FAT12 for the slot that any laptop can edit.
+// Package fat writes and reads FAT file systems: FAT32 for the EFI system partition, and FAT16 or
+// FAT12 for the slot, which people can edit on any computer.
 //
-// Write makes a whole file system from tree nodes. The same nodes and options give the same
-// bytes. Every file and directory is contiguous, in the order of the sorted paths. Unused
-// clusters are not written, so that the file stays sparse. All input is checked before the
-// first byte is written.
+// Write makes a whole file system from tree nodes. The same nodes and options give the same bytes.
+// Every file and directory is contiguous, in the order of the sorted paths. Unused clusters are not
+// written, so that the file stays sparse. All input is checked before the first byte is written.
 //
 // The reader reads FAT12, FAT16 and FAT32 as other systems write them, with long and short
 // names and fragmented files. It checks all values: a damaged file system cannot make it loop
@@ -28,7 +27,7 @@ type Options struct {
 	// Label is the volume label: up to 11 characters.
 	Label    string
 	VolumeID uint32
-	// Size of the partition in bytes.
+	// Size is the size of the partition in bytes.
 	Size int64
 	// SectorSize is the sector size of the disk: 512 (also 0) or 4096. No
 	// system mounts a file system whose sectors are smaller than the disk's.
@@ -45,7 +44,7 @@ var le = binary.LittleEndian
 const (
 	bootSize  = 512 // bytes used in the boot sector, for any sector size
 	entrySize = 32  // a directory entry
-	rootMax   = 512 // entries of the root directory of FAT12 and FAT16; the usual number
+	rootMax   = 512 // entries of the root directory of FAT12 and FAT16, as usual
 	// dirMax is the largest size of a directory: 65,536 entries.
 	dirMax = 65536 * entrySize
 

@@ -29,7 +29,7 @@ func regular(p string, b []byte) tree.Node {
 	return tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: date, Data: tree.Bytes(b)}}
 }
 
-// sample has names of every kind and contents from inline bytes and blobs.
+// sample returns names of every kind, and contents from inline bytes and blobs.
 func sample() ([]tree.Node, disktest.Blobs) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	blob := make([]byte, 3<<20)
@@ -114,7 +114,7 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 				want[n.Path] = n
 			}
 			for _, p := range []string{"loader", "loader/entries", "many"} {
-				want[p] = folder(p) // made up for the files in them
+				want[p] = folder(p) // not listed, but needed for the files in it
 			}
 			delete(want, ".")
 			err = r.Walk(func(e Entry) error {
@@ -153,11 +153,11 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 			if strings.Contains(out, "differ") || strings.Contains(out, "wrong") {
 				t.Errorf("fsck.fat: %s", out)
 			}
-			// mtools as a second reader.
+			// Read the files with mtools too.
 			got := t.TempDir()
 			disktest.Oracle(t, "mcopy", "-s", "-n", "-i", name, "::/", got)
 			for _, n := range nodes {
-				if n.IsDir() || strings.ContainsAny(n.Path, "Ü文") { // needs a UTF-8 locale
+				if n.IsDir() || strings.ContainsAny(n.Path, "Ü文") { // mtools needs a UTF-8 locale for these
 					continue
 				}
 				b, err := os.ReadFile(filepath.Join(got, n.Path))
@@ -258,8 +258,8 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 	}
 }
 
-// TestShortNamesAreNobodysOwn: a name that is made up for one file is not the long
-// name of another, in whatever order they come.
+// TestShortNamesAreNobodysOwn checks that a generated short name is never the long name of another
+// file, in any order of the files.
 func TestShortNamesAreNobodysOwn(t *testing.T) {
 	names := []string{"Long File Name.txt", "longfi~1.txt", "LONGFI~2.TXT", "Long file names.txt", "longfi~3.txt.bak", "A+B", "a_b~1", "no extension at all", "noexte~1", "ä.txt", "_~1.txt"}
 	var nodes []tree.Node
@@ -303,7 +303,8 @@ func TestShortNamesAreNobodysOwn(t *testing.T) {
 	}
 }
 
-// TestAcceptable keeps what has a place, and one of each name.
+// TestAcceptable checks that names FAT cannot store are left out, and that one of several equal
+// names is kept.
 func TestAcceptable(t *testing.T) {
 	var nodes []tree.Node
 	for _, p := range []string{"README", "a", "a/b", "bad ", "bad /x", "d/ leading", "d/Readme", "d/readme", "q?/r", "readme"} {
@@ -330,8 +331,8 @@ type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// TestReadsWhatOthersWrite lets mkfs.fat and mtools write, in FAT12, 16 and
-// 32, with short names, lower case, deletions and fragmented files.
+// TestReadsWhatOthersWrite reads file systems from mkfs.fat and mtools in FAT12, 16 and 32: with
+// short names, lower case, deletions and fragmented files.
 func TestReadsWhatOthersWrite(t *testing.T) {
 	for kind, size := range map[string]string{"12": "4M", "16": "16M", "32": "64M"} {
 		t.Run(kind, func(t *testing.T) {
@@ -350,7 +351,7 @@ func TestReadsWhatOthersWrite(t *testing.T) {
 			put("SITE.YAM", []byte("x"))
 			put("site.yaml", []byte("apiVersion: v1\n"))
 			disktest.Oracle(t, "mmd", "-i", img, "::files")
-			// Gaps between small files make the large one fragmented.
+			// Gaps between small files fragment the large one.
 			for i := range 40 {
 				put(fmt.Sprintf("gap%d", i), make([]byte, 5000))
 			}
@@ -378,7 +379,7 @@ func TestReadsWhatOthersWrite(t *testing.T) {
 			if got, err := r.ReadFile("files/a rather long name.bin"); !bytes.Equal(got, big) {
 				t.Errorf("the large file differs: %v", err)
 			}
-			// On FAT32 mtools goes on behind the last allocation instead.
+			// On FAT32, mtools allocates after the last allocated cluster instead.
 			if x, _ := r.Extents("files/a rather long name.bin"); kind != "32" && len(x) < 2 {
 				t.Errorf("the test's file is not fragmented")
 			}
@@ -419,10 +420,9 @@ func TestLoopsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// After ".", ".." and the long name.
+	// The entry after ".", ".." and the long name.
 	entry := m[r.g.clusterOff(a.first)+3*entrySize:]
-	// The file's only cluster is followed by itself, and it claims more bytes
-	// than the disk has.
+	// Link the file's only cluster to itself, and claim more bytes than the disk has.
 	b := le.Uint16(entry[26:])
 	le.PutUint16(m[r.g.fatOff(0)+int64(b)*2:], b)
 	le.PutUint32(entry[28:], 1<<30)
@@ -434,7 +434,7 @@ func TestLoopsEnd(t *testing.T) {
 	if _, err := r.ReadFile("a/b"); err == nil || !strings.Contains(err.Error(), "loop") {
 		t.Errorf("file: %v", err)
 	}
-	// A directory that holds itself.
+	// A directory that contains itself.
 	entry[11] = attrDirectory
 	le.PutUint16(entry[26:], uint16(a.first))
 	if err := r.Walk(func(Entry) error { return nil }); err == nil || !strings.Contains(err.Error(), "inside itself") {

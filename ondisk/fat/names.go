@@ -130,7 +130,7 @@ func (s shortName) checksum() (c byte) {
 // entry.
 const charsPerEntry = 13
 
-// longEntries returns the number of entries that a long name needs.
+// longEntries returns the number of entries of a long name.
 func longEntries(name string) int {
 	return (len(utf16.Encode([]rune(name))) + charsPerEntry - 1) / charsPerEntry
 }

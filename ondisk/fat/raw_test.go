@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestEachNames: what any reader could find in a directory is told, where Each has
-// only what this one finds.
+// TestEachNames checks that EachNames returns the names that any reader could find, while Each
+// returns only those of this reader.
 func TestEachNames(t *testing.T) {
 	img := memory(make([]byte, 16<<20))
 	nodes := append([]tree.Node{folder("EFI"), folder("sub"), regular("sub/a long file name.txt", nil)}, regular("AAA", nil), regular("BBB", nil), regular("a long file name.txt", nil), regular("ZZZ", nil))

@@ -520,8 +520,8 @@ func (r *Reader) Follow(e Entry) error {
 	return r.each(e, func(Extent) (bool, error) { return true, nil })
 }
 
-// EachExtent calls fn with the extents of a file, in order, until fn returns false. Extents that
-// adjoin may be passed one by one.
+// EachExtent calls fn with the extents of a file, in order, until fn returns false. It may pass
+// adjacent extents separately.
 func (r *Reader) EachExtent(e Entry, fn func(Extent) (bool, error)) error { return r.each(e, fn) }
 
 // ReadFile reads a whole file by its path. Unlike Read it searches the
@@ -609,7 +609,7 @@ func (r *Reader) Walk(fn func(Entry) error) error {
 	return walk(r.Top(), 0)
 }
 
-// noEOF turns io.EOF into io.ErrUnexpectedEOF.
+// noEOF converts io.EOF to io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF

@@ -17,7 +17,7 @@ import (
 type file struct {
 	name    string
 	path    string
-	inode   *tree.Inode // nil for a directory that is not listed
+	inode   *tree.Inode // nil for a directory that is not in the nodes
 	dir     bool
 	parent  *file
 	kids    []*file
@@ -29,9 +29,9 @@ type file struct {
 	n       uint32 // clusters
 }
 
-// Write writes a file system with the nodes. w is the partition and must be all zero. FAT
-// has no owners, permissions and extended attributes: they are ignored. Symbolic links,
-// devices and the like are errors.
+// Write writes a file system with the nodes. w is the partition and must be all zeros. Owners,
+// permissions and extended attributes are ignored, since FAT has none. Nodes other than files and
+// directories are errors.
 func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
 	if err := write(w, nodes, blobs, o); err != nil {
 		return fmt.Errorf("writing FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -179,7 +179,7 @@ func (d *file) enter(n tree.Node) error {
 	case !ok:
 		d.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
-		other.inode = n.Inode // parent added it before
+		other.inode = n.Inode // parent added it before its node
 	default:
 		return fmt.Errorf("and %s are the same name to FAT", other.path)
 	}

@@ -31,13 +31,12 @@ const FrameSize = 4 << 20
 // ErrDamaged means that the content of a frame does not match its checksum.
 var ErrDamaged = errors.New("the file is damaged")
 
-// maxZeros is the number of different frames of zeros that a Reader remembers.
-// Most holes of an image consist of whole frames of FrameSize, which are all
-// equal.
+// maxZeros is the number of different frames of zeros that a Reader keeps. Most holes of an image
+// consist of whole frames of FrameSize, which are all equal.
 const maxZeros = 8
 
-// smallFrame is larger than any frame of zeros, and smaller than almost all
-// others, in bytes.
+// smallFrame is a size in bytes above that of any frame of zeros, and below that of almost all
+// other frames.
 const smallFrame = 1024
 
 const (
@@ -105,7 +104,7 @@ type Encoder struct {
 
 // NewEncoder returns an encoder.
 func NewEncoder() (*Encoder, error) {
-	// Tried once here, because the pool's New cannot return an error.
+	// Create one here: the pool's New cannot return an error.
 	if _, err := newZstd(); err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
@@ -249,7 +248,7 @@ type cached struct {
 // keep is the maximum size in bytes of the cached frames of a Reader.
 const keep = 4 * FrameSize
 
-// extra is the content of a skippable frame between the last frame and the table.
+// extra is a skippable frame between the last frame and the table.
 type extra struct {
 	magic        uint32
 	offset, size int64

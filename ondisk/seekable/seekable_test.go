@@ -16,7 +16,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// sample is four frames: text, zeros, noise, and a short last one.
+// sample returns four frames: text, zeros, noise, and a short last one.
 func sample() []byte {
 	b := make([]byte, 3*FrameSize+12345)
 	copy(b, bytes.Repeat([]byte("edgebake "), FrameSize/9))
@@ -68,7 +68,7 @@ func TestRoundTrip(t *testing.T) {
 			t.Errorf("frame %d: raw %v, %v", i, raw, err)
 		}
 	}
-	for range 2 { // the second time from memory
+	for range 2 { // the second time from the cache
 		if _, zero, err := z.Decode(1, nil); !zero || err != nil {
 			t.Errorf("the frame of zeros: %v %v", zero, err)
 		}
@@ -91,8 +91,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAgainstAnotherImplementation reads our file with the library of the
-// format, and its file with our reader.
+// TestAgainstAnotherImplementation reads our file with the format's own library, and its file with
+// our reader.
 func TestAgainstAnotherImplementation(t *testing.T) {
 	want := sample()
 	file := pack(t, want, 0)
@@ -136,8 +136,8 @@ func TestAgainstAnotherImplementation(t *testing.T) {
 	}
 }
 
-// TestEncoderHasNoMemory compresses the same frame before and after others,
-// and from several goroutines.
+// TestEncoderHasNoMemory checks that a frame is compressed in the same way before and after others,
+// and in several goroutines.
 func TestEncoderHasNoMemory(t *testing.T) {
 	enc, err := NewEncoder()
 	if err != nil {
@@ -195,8 +195,8 @@ func TestDamage(t *testing.T) {
 	})
 }
 
-// framed compresses content in frames of these sizes, and has extra between the frames
-// and the table.
+// framed compresses content in frames of these sizes, and puts extra between the frames and the
+// table.
 func framed(t testing.TB, content []byte, sizes []int, extra []byte) []byte {
 	t.Helper()
 	enc, err := NewEncoder()
@@ -214,7 +214,7 @@ func framed(t testing.TB, content []byte, sizes []int, extra []byte) []byte {
 	return slices.Concat(out, extra, tab.Encode())
 }
 
-// ragged is sample in frames of many sizes.
+// ragged returns sizes that divide sample into many different frames.
 func ragged() (sizes []int) {
 	rest, r := len(sample()), rand.New(rand.NewPCG(1, 2))
 	for rest > 0 {
@@ -275,7 +275,7 @@ func TestFramesOfAnySize(t *testing.T) {
 	disktest.Oracle(t, "zstd", "-t", name)
 }
 
-// A Reader keeps a bounded number of bytes, whatever the size of the frames.
+// TestCacheIsBounded checks that a Reader keeps a limited number of bytes, for any size of frames.
 func TestCacheIsBounded(t *testing.T) {
 	want := sample()
 	var sizes []int
@@ -341,7 +341,7 @@ func TestSkippableFrames(t *testing.T) {
 	}
 }
 
-// What a newer edgebake may write is not called damaged.
+// TestNewer checks that the file of a newer edgebake is not reported as damaged.
 func TestNewer(t *testing.T) {
 	file := pack(t, sample())
 	for name, change := range map[string]func([]byte){
@@ -374,7 +374,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// endless claims to be a file of any size, and has a table's end alone.
+// endless claims to be a file of any size, and has only the end of a table.
 type endless struct {
 	foot    []byte
 	size    int64
@@ -389,7 +389,7 @@ func (e *endless) ReadAt(p []byte, off int64) (int, error) {
 	return 0, io.EOF
 }
 
-// A claim of a file or a server does not take all memory.
+// TestTableOfAnySize checks that a large claim of a file or a server does not allocate all memory.
 func TestTableOfAnySize(t *testing.T) {
 	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
 	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {

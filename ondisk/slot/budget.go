@@ -56,9 +56,8 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// Limits for reading the boot sector, directories and allocation table. A
-// normal stick with a hundred thousand files stays below them, one prepared to
-// be slow does not.
+// Limits for reading the boot sector, directories and allocation table. A normal stick with a
+// hundred thousand files stays below them; a stick made to be slow does not.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
@@ -67,8 +66,8 @@ const (
 // errCost means that a file system exceeds the budget.
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
-// budget limits reads of an untrusted file system: its chains may jump back and
-// forth, and thousands of directories may be the same one.
+// budget limits the reads of an untrusted file system, whose chains may jump back and forth, and
+// whose directories may be thousands of names of one.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64

@@ -15,10 +15,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A stick with an inventory may have a claims file, in which each machine
-// records the site that it uses, so that a second machine that matches the same
-// site detects this. The file is preallocated; each record is one sector and
-// written in place. Damaged records are ignored.
+// A stick with an Inventory may have a claims file, in which each machine records the Site that it
+// uses. A second machine that matches the same Site detects the record. The file is preallocated;
+// each record is one sector and written in place. Damaged records are ignored.
 
 // Claim records that a machine uses a Site of an inventory.
 type Claim struct {
@@ -107,8 +106,8 @@ func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	return claims, nil
 }
 
-// readClaims also returns the offset at which to write a claim of site: that of
-// its existing record, else of a free one, else -1.
+// readClaims returns the claims, and the offset where a claim of site is written: that of its
+// existing record, else of a free one, else -1.
 func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
 	in, err := open(r)
 	if err != nil {

@@ -21,7 +21,7 @@ func (m mem) ReadAt(p []byte, off int64) (int, error)  { return bytes.NewReader(
 func (m mem) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 func (m mem) Sync() error                              { return nil }
 
-// claimable is a stick with a file for claims of that size, behind another.
+// claimable returns a stick with a claims file of that size after another file.
 func claimable(t testing.TB, size int) mem {
 	t.Helper()
 	m := mem(make([]byte, 16<<20))
@@ -39,7 +39,8 @@ func claimable(t testing.TB, size int) mem {
 	return m
 }
 
-// TestClaims are written in place, one of each site, and nothing else changes.
+// TestClaims checks that claims are written in place, one for each Site, and that nothing else
+// changes.
 func TestClaims(t *testing.T) {
 	m := claimable(t, 3*512+100)
 	before := slices.Clone(m)
@@ -76,12 +77,12 @@ func TestClaims(t *testing.T) {
 		t.Error("a record of more than a sector")
 	}
 	if err := Strays(m); err == nil || strings.Contains(err.Error(), ondisk.SlotClaims) {
-		t.Errorf("%v", err) // zz is one
+		t.Errorf("%v", err) // the file "zz" must be unchanged
 	}
 }
 
-// TestHostileClaims: a record that is not whole, or would be shown to people and
-// is not text, is none, and its place is free.
+// TestHostileClaims checks that a damaged record, or one with values that cannot be printed, is
+// ignored, and that its place is free.
 func TestHostileClaims(t *testing.T) {
 	good, err := Claim{Site: "berlin", Serial: "SN1"}.encode()
 	if err != nil {
@@ -121,7 +122,7 @@ func TestHostileClaims(t *testing.T) {
 	}
 }
 
-// escaped is a record with a right digest and that serial number.
+// escaped returns a record with that serial number and a correct digest.
 func escaped(t *testing.T, serial string) []byte {
 	t.Helper()
 	b, err := Claim{Site: "berlin", Serial: serial}.encode()
@@ -131,8 +132,7 @@ func escaped(t *testing.T, serial string) []byte {
 	return b
 }
 
-// FuzzClaim: whatever a sector holds, it is read or is none; what is read
-// survives.
+// FuzzClaim checks that any sector is read or ignored, and that a claim survives encoding.
 func FuzzClaim(f *testing.F) {
 	b, err := Claim{Site: "berlin", Serial: "SN1", MACs: []string{"52:54:00:12:34:56"}}.encode()
 	if err != nil {
@@ -147,7 +147,7 @@ func FuzzClaim(f *testing.F) {
 		}
 		again, err := c.encode()
 		if err != nil {
-			return // it has no room
+			return // the claim does not fit
 		}
 		if d, ok := decodeClaim(again); !ok || fmt.Sprint(c) != fmt.Sprint(d) {
 			t.Errorf("%+v became %+v", c, d)

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// forged is a FAT32 file system of 512-byte clusters that is made by hand, one
-// entry at a time. Its top directory is cluster 2.
+// forged is a FAT32 file system with 512-byte clusters, written entry by entry. Its top directory
+// is cluster 2.
 type forged struct {
 	img []byte
 }
@@ -43,10 +43,10 @@ func newForged() *forged {
 	return f
 }
 
-// next has cluster c go on in to; 0x0fffffff ends a chain.
+// next links cluster c to cluster to; 0x0fffffff ends a chain.
 func (f *forged) next(c, to uint32) { binary.LittleEndian.PutUint32(f.img[forgedFAT+4*c:], to) }
 
-// chain makes the clusters a chain.
+// chain links the clusters.
 func (f *forged) chain(clusters ...uint32) {
 	for i, c := range clusters {
 		if i+1 < len(clusters) {
@@ -76,8 +76,7 @@ func (f *forged) deleted(c uint32) {
 	}
 }
 
-// apart lists n clusters from c on, each in another page of the table than the
-// one before it.
+// apart lists n clusters from c on, each in a different page of the table than the one before.
 func apart(c uint32, n int) []uint32 {
 	const pages, inPage = 32, 1024
 	var out []uint32
@@ -87,11 +86,11 @@ func apart(c uint32, n int) []uint32 {
 	return out
 }
 
-// hostile are file systems made to be slow, large or endless.
+// hostile lists file systems that are made to be slow, large or endless.
 var hostile = []struct {
 	name string
 	make func(f *forged)
-	want string // of the error
+	want string // part of the error
 }{
 	{"a stick full of photos", func(f *forged) {
 		c := uint32(2)
@@ -152,8 +151,7 @@ var hostile = []struct {
 		f.entry(2, 0, "FILES      ", 0x10, 10000, 0)
 	}, "more than 15 MiB"},
 	{"thousands of directories that are one, full of deleted files", func(f *forged) {
-		// 60,000 deleted entries, which count for nothing, in one directory,
-		// and 2,000 directories that are this one.
+		// One directory with 60,000 deleted entries, which are ignored, and 2,000 names of it.
 		dirs, empty := []uint32{}, []uint32{}
 		for c := uint32(20000); c < 20000+3750; c++ {
 			empty = append(empty, c)
@@ -197,7 +195,7 @@ var hostile = []struct {
 	}, "no Site"},
 }
 
-// meter counts what a file system's reader does.
+// meter counts the reads of a file system.
 type meter struct {
 	r            io.ReaderAt
 	reads, bytes int64
@@ -209,7 +207,7 @@ func (m *meter) ReadAt(p []byte, off int64) (int, error) {
 	return m.r.ReadAt(p, off)
 }
 
-// within fails where reading cost more than anybody's stick may cost.
+// within fails the test if reading cost more than the limits for a stick.
 func (m *meter) within(t *testing.T, bytes, reads int64) {
 	t.Helper()
 	if m.bytes > bytes || m.reads > reads {
@@ -254,7 +252,7 @@ func TestHostileFileSystems(t *testing.T) {
 	}
 }
 
-// TestALabelComesFirst reads no more of a stick than where its name is.
+// TestALabelComesFirst checks that reading the label of a stick reads nothing else.
 func TestALabelComesFirst(t *testing.T) {
 	f := newForged()
 	f.entry(2, 0, "HOLIDAY", 0x08, 0, 0)
@@ -274,7 +272,7 @@ func TestALabelComesFirst(t *testing.T) {
 	m.within(t, 16<<10, 4)
 }
 
-// TestWhatIsMadeIsRead: what a slot cannot give back is not written to it.
+// TestWhatIsMadeIsRead checks that a slot that could not be read is not written.
 func TestWhatIsMadeIsRead(t *testing.T) {
 	fits := sample()
 	fits.Files["site.yaml"] = make([]byte, maxSite)
@@ -301,8 +299,8 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 	}
 }
 
-// TestTooLargeIsSaidOnce: an Inventory that is larger than the slot is told what to
-// do with an Inventory, and nothing else.
+// TestTooLargeIsSaidOnce checks that the error of an Inventory that does not fit has only the fix
+// for an Inventory.
 func TestTooLargeIsSaidOnce(t *testing.T) {
 	large := sample()
 	delete(large.Files, ondisk.SlotSite)
@@ -313,8 +311,8 @@ func TestTooLargeIsSaidOnce(t *testing.T) {
 	}
 }
 
-// endless is a file system of a forged one's size whose table and data come
-// again and again, so that every chain and every directory leads somewhere.
+// endless is a file system of a forged one's size whose table and data repeat, so that every chain
+// and directory leads somewhere.
 type endless struct{ boot, table, data []byte }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {
@@ -337,7 +335,7 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// FuzzReadCost has a file system of any bytes cost no more than a slot may.
+// FuzzReadCost checks that reading any file system stays within the limits of a slot.
 func FuzzReadCost(f *testing.F) {
 	for _, h := range hostile {
 		img := newForged()
@@ -357,7 +355,7 @@ func FuzzReadCost(f *testing.F) {
 	})
 }
 
-// memory is a device in memory, of which only the end counts.
+// memory is a device in memory of fixed size.
 type memory []byte
 
 func (m memory) ReadAt(p []byte, off int64) (int, error) { return bytes.NewReader(m).ReadAt(p, off) }
@@ -371,10 +369,10 @@ func (m memory) WriteAt(p []byte, off int64) (int, error) {
 
 func (m memory) Sync() error { return nil }
 
-// FuzzScrub scrubs a damaged slot: the secret is gone where it says so.
+// FuzzScrub scrubs a damaged slot: if Scrub succeeds, the secret is gone.
 func FuzzScrub(f *testing.F) {
 	img := mustMake(f, sample())
-	d := make(memory, len(img)) // a new one each time would be most of the cost
+	d := make(memory, len(img)) // allocating one for each input would dominate the run time
 	reserved := int(img[14]) * 512
 	f.Add(uint32(reserved), []byte{0xff, 0xff})
 	f.Add(uint32(11), []byte{0, 4})

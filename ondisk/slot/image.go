@@ -15,10 +15,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// An image may be signed. The minisign signature covers the golden digest and
-// the digest of image.json. It is stored in the slot's edgebake.json, which the
-// golden digest does not cover, so it is kept when the image is stamped,
-// flashed or scrubbed.
+// An image may be signed. The minisign signature covers the golden digest and the digest of
+// image.json. It is stored in the slot's edgebake.json, which the golden digest does not cover, so
+// stamping, flashing and scrubbing the image keep it.
 
 // ErrImageUnsigned means that an image has no signature.
 var ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
@@ -55,18 +54,18 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil
 }
 
-// VerifyImage returns which of the keys, minisign public keys, signed the
-// image. It does not check that the image has the golden digest.
+// VerifyImage returns the minisign public key that signed the image. It does not check that the
+// image has the golden digest.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }
 
-// VerifyIndex returns which of the keys signed an encoded index of chunks.
+// VerifyIndex returns the key that signed an encoded index of chunks.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys)
 }
 
-// verify returns which of the keys signed a message.
+// verify returns the key that signed a message.
 func verify(message []byte, signature string, keys []string) (string, error) {
 	if signature == "" {
 		return "", ErrImageUnsigned

@@ -12,8 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestImageSignature: it is over the golden digest and image.json, and nothing
-// else opens the door.
+// TestImageSignature checks that a signature is valid only for its golden digest and image.json.
 func TestImageSignature(t *testing.T) {
 	public, secret := newKey(t)
 	other, _ := newKey(t)
@@ -57,7 +56,7 @@ func TestImageSignature(t *testing.T) {
 		}
 		_, err := VerifyImage(info, []byte(tc.doc), tc.keys)
 		if name == "another comment" {
-			tc.want = "does not match" // the trusted comment is signed too
+			tc.want = "does not match" // the signature also covers the trusted comment
 			if !strings.Contains(info.Signature, "limage") {
 				t.Fatal("nothing was changed")
 			}
@@ -69,7 +68,7 @@ func TestImageSignature(t *testing.T) {
 	if _, err := VerifyImage(ondisk.SlotInfo{}, doc, nil); !errors.Is(err, ErrImageUnsigned) {
 		t.Errorf("got %v", err)
 	}
-	// Scrubbing and stamping keep it; a slot has room for it.
+	// Scrubbing and stamping keep the signature, and a slot has space for it.
 	img, err := Make(Contents{Info: good, Files: map[string][]byte{"site.yaml": []byte("token: x")}})
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +80,7 @@ func TestImageSignature(t *testing.T) {
 	if info, err := ReadInfo(d); err != nil || info.Signature != sig {
 		t.Errorf("after scrubbing: %q, %v", info.Signature, err)
 	}
-	// minisign itself accepts it.
+	// minisign accepts it as well.
 	tool := desk.NeedProgram(t, "minisign", "minisign")
 	dir := t.TempDir()
 	for name, b := range map[string]string{"m": string(ImageMessage("aa", doc)), "m.minisig": sig} {

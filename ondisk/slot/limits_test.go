@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestWhatIsReadCanBeScrubbed: whatever people and their computers put into a slot,
-// the token does not stay in it, and nothing else goes that has room.
+// TestWhatIsReadCanBeScrubbed checks that scrubbing removes the token from a slot with any files
+// from people and their computers, and keeps all other files that fit.
 func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 	all := slices.Sorted(maps.Keys(sample().Files))
 	all = slices.DeleteFunc(all, func(name string) bool { return strings.HasPrefix(name, "pki/") })
@@ -25,7 +25,7 @@ func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(l *laptop)
 		info ondisk.SlotInfo
-		kept []string // files, in order
+		kept []string // remaining files, in order
 	}{
 		"a name with a leading blank": {
 			make: func(l *laptop) { l.put("files/ notes.txt", "hi") },
@@ -152,7 +152,7 @@ func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 	}
 }
 
-// rename puts a file with a short name into the slot, and gives it another.
+// rename puts a file with a short name into the slot and replaces its name.
 func rename(l *laptop, name, from, to string) {
 	l.t.Helper()
 	l.put(name, "hi")
@@ -168,7 +168,7 @@ func rename(l *laptop, name, from, to string) {
 	}
 }
 
-// TestReportsOfExactlyTheRoom come back as they were.
+// TestReportsOfExactlyTheRoom checks that reports of the maximum size are read back unchanged.
 func TestReportsOfExactlyTheRoom(t *testing.T) {
 	want := Report{Text: bytes.Repeat([]byte("t"), ReportTextSize), JSON: bytes.Repeat([]byte("j"), ReportJSONSize)}
 	d := newDevice(mustMake(t, sample()))
@@ -186,7 +186,7 @@ func TestReportsOfExactlyTheRoom(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeReadIsNotMade goes up to every limit, and beyond it.
+// TestWhatCannotBeReadIsNotMade makes slots at every limit and above it.
 func TestWhatCannotBeReadIsNotMade(t *testing.T) {
 	for name, c := range map[string]Contents{
 		"directories":                      {Files: spread(2500)},
@@ -221,7 +221,7 @@ func TestWhatCannotBeReadIsNotMade(t *testing.T) {
 	}
 }
 
-// spread is a file in each of n directories.
+// spread returns one file in each of n directories.
 func spread(n int) map[string][]byte {
 	files := map[string][]byte{}
 	for i := range n {

@@ -15,10 +15,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// No digest covers the slot, and firmware may interpret FAT differently: it may
-// open files by their short names, look for partition tables inside partitions,
-// or use the other copy of the allocation table. Therefore the slot of a signed
-// image must be, byte for byte, what this package writes for its files.
+// No digest covers the slot, and firmware may interpret FAT differently: it may open files by their
+// short names, look for partition tables inside partitions, or use the other copy of the allocation
+// table. Therefore the slot of a signed image must be byte for byte the one that this package
+// writes for its files.
 
 // Remake returns a new slot with those files in r that belong to a slot. For a
 // slot from Make, Scrub or WriteReport it returns the same bytes.
@@ -40,7 +40,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Slots of 4Kn disks used to be FAT16.
+	// Older edgebakes formatted the slots of 4Kn disks as FAT16.
 	o := fat.Options{Type: in.fat.Type(), Label: ondisk.LabelSlot, Size: ondisk.SlotSize}
 	for _, e := range top {
 		name := strings.ToLower(e.Name())
@@ -95,7 +95,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 // errOtherProgram means that a slot was not written by this package.
 var errOtherProgram = errors.New("another program has changed the slot, which no signature covers: stamp the image again, or write it with edgebake flash")
 
-// AsMade reports whether a slot is, byte for byte, as edgebake writes one.
+// AsMade returns an error unless a slot is byte for byte as edgebake writes it.
 func AsMade(r io.ReaderAt) error {
 	want, err := Remake(r)
 	if err != nil {

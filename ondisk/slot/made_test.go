@@ -13,10 +13,10 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestAsMade: whatever edgebake and first boot write into a slot is as made.
+// TestAsMade checks that AsMade accepts every slot that edgebake or first boot writes.
 func TestAsMade(t *testing.T) {
 	litter := sample()
-	litter.Files["files/.DS_Store"] = []byte("mac") // nobody applies it, and stamp takes it
+	litter.Files["files/.DS_Store"] = []byte("mac") // stamping accepts it, but no machine applies it
 	large := sample()
 	large.Info.SectorSize = 4096
 	signed := sample()
@@ -52,7 +52,7 @@ func TestAsMade(t *testing.T) {
 	}
 }
 
-// TestRemake keeps what the contract names, and drops all else.
+// TestRemake checks that Remake keeps the files of a slot and drops all others.
 func TestRemake(t *testing.T) {
 	img := mustMake(t, sample())
 	want := slices.Clone(img)
@@ -77,7 +77,7 @@ func TestRemake(t *testing.T) {
 	}
 }
 
-// TestStrays: a name that firmware finds is no other one's disguise.
+// TestStrays checks that no file is hidden behind another name that firmware could find.
 func TestStrays(t *testing.T) {
 	node := func(name string) tree.Node {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte("x"))}}

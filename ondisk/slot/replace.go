@@ -34,7 +34,7 @@ func Replace(f Device, img []byte) error {
 	return nil
 }
 
-// Rewrite replaces the slot by one with the contents c.
+// Rewrite replaces the slot with one that has the contents c.
 func Rewrite(f Device, c Contents) error {
 	img, err := Encode(c)
 	if err != nil {

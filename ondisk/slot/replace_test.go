@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// cutOff is a device that loses its power once so many sectors are written.
+// cutOff is a device that loses power after a number of sectors was written.
 type cutOff struct {
 	b    []byte
 	left int
@@ -46,8 +46,8 @@ func slotOf(t *testing.T, name, text string) []byte {
 	return img
 }
 
-// TestReplaceIsOldOrNew cuts the power after any of many sectors, finishes, and
-// cuts that too.
+// TestReplaceIsOldOrNew cuts the power after many different sectors, finishes the write, and cuts
+// the power in that too.
 func TestReplaceIsOldOrNew(t *testing.T) {
 	secret := strings.Repeat("other machine's token\n", 40_000)
 	old, next := slotOf(t, ondisk.SlotInventory, secret), slotOf(t, ondisk.SlotSite, "mine")
@@ -74,7 +74,7 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 	for n := 1; n < total; n += 1511 {
 		cuts = append(cuts, n)
 	}
-	// And where the second half begins to be zeroed: little of it is in use.
+	// Also cut while the second half is zeroed: little of it is used.
 	zeroed := len(trimmed(next))/512 + 1 + half/512
 	cuts = append(cuts, zeroed+1, zeroed+2, zeroed+100)
 	slices.Sort(cuts)
@@ -106,8 +106,8 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 	}
 }
 
-// TestRecordInAnyOrder: a record and its header are stored together. Where only one of
-// them came to the disk, the old slot stands.
+// TestRecordInAnyOrder checks that the old slot is kept if only the record or only its header
+// reached the disk.
 func TestRecordInAnyOrder(t *testing.T) {
 	old, next := slotOf(t, ondisk.SlotInventory, "old"), slotOf(t, ondisk.SlotSite, "mine")
 	d := &cutOff{slices.Clone(old), len(trimmed(next))/512 + 1}
@@ -129,7 +129,7 @@ func TestRecordInAnyOrder(t *testing.T) {
 	}
 }
 
-// imageFile is a device of which what is read is sure, and counts what is written.
+// imageFile is a device whose reads return the stored data. It counts writes.
 type imageFile struct {
 	cutOff
 	written int
@@ -142,8 +142,8 @@ func (d *imageFile) WriteAt(p []byte, off int64) (int, error) {
 	return d.cutOff.WriteAt(p, off)
 }
 
-// TestZerosAreNotWrittenAgain: into a file, where most of a slot is zero; whatever
-// else is there is written over.
+// TestZerosAreNotWrittenAgain checks that in a file, blocks that are already zero are skipped, and
+// others are overwritten.
 func TestZerosAreNotWrittenAgain(t *testing.T) {
 	next := slotOf(t, ondisk.SlotSite, "mine")
 	for name, before := range map[string][]byte{
@@ -161,7 +161,7 @@ func TestZerosAreNotWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestReplaceLargeOnes: what has no room for both is written whole.
+// TestReplaceLargeOnes checks that contents that do not fit twice are written with WriteWhole.
 func TestReplaceLargeOnes(t *testing.T) {
 	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))
 	small := slotOf(t, ondisk.SlotSite, "mine")
@@ -173,7 +173,7 @@ func TestReplaceLargeOnes(t *testing.T) {
 	}
 }
 
-// TestRewrite leaves the bytes that Make makes, whatever was there.
+// TestRewrite checks that the result equals that of Make, whatever the slot contained.
 func TestRewrite(t *testing.T) {
 	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))
 	small := slotOf(t, ondisk.SlotSite, "mine")
@@ -193,8 +193,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestDirectoriesAreNotWrittenOver: one may lie in the second half although no
-// file's contents do.
+// TestDirectoriesAreNotWrittenOver uses a directory in the second half, which has no file's
+// contents.
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	img := slotOf(t, "files/etc/empty", "")
 	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {
@@ -209,8 +209,7 @@ func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	}
 }
 
-// moveDirectory puts a directory of one cluster where others would, at about
-// this offset.
+// moveDirectory moves a directory of one cluster to about this offset.
 func moveDirectory(t *testing.T, img []byte, short string, off int) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -231,7 +230,7 @@ func moveDirectory(t *testing.T, img []byte, short string, off int) {
 	}
 }
 
-// TestInventoryTooLarge is rejected by whoever makes the slot.
+// TestInventoryTooLarge checks that Make rejects an Inventory of more than half a slot.
 func TestInventoryTooLarge(t *testing.T) {
 	for name, files := range map[string]map[string][]byte{
 		"inventory.yaml has":  {ondisk.SlotInventory: make([]byte, 5<<20)},

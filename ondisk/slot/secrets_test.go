@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestScrubHidesWhatOldSlotsHold: a slot that was stamped before tokens outside of site.yaml
+// TestScrubHidesWhatOldSlotsHold scrubs a slot that was stamped before tokens outside of site.yaml
 // were rejected.
 func TestScrubHidesWhatOldSlotsHold(t *testing.T) {
 	c := sample()

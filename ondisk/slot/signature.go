@@ -16,9 +16,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A Site on a stick may be signed, for machines that require it. The minisign
-// signature covers the list of all files that are read from the stick. The
-// trusted comment, which is also signed, contains the date.
+// A Site on a stick may be signed, for machines that require it. The minisign signature covers the
+// list of all files that are read from the stick. The trusted comment, which is also signed,
+// contains the date.
 
 // ErrUnsigned means that there is no signature.
 var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
@@ -34,8 +34,7 @@ func Digests(files map[string][]byte) []byte {
 	return b.Bytes()
 }
 
-// timestamp is the prefix of the date in a trusted comment, as in minisign's
-// own.
+// timestamp is the prefix of the date in a trusted comment, as minisign writes it.
 const timestamp = "timestamp:"
 
 // Sign returns the signature of a site's files.

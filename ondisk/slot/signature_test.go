@@ -38,7 +38,7 @@ func signedSite(t testing.TB, secret minisign.PrivateKey) *Contents {
 	return c
 }
 
-// TestSignature: a signature is over all files, their names and its own date.
+// TestSignature checks that a signature covers all files, their names and its date.
 func TestSignature(t *testing.T) {
 	public, secret := newKey(t)
 	other, _ := newKey(t)
@@ -47,7 +47,7 @@ func TestSignature(t *testing.T) {
 		name   string
 		keys   []string
 		change func(*Contents)
-		want   string // of the error
+		want   string // part of the error
 	}{
 		{"good", []string{text}, func(*Contents) {}, ""},
 		{"one of two keys", []string{other.String(), text}, func(*Contents) {}, ""},
@@ -91,7 +91,7 @@ func TestSignature(t *testing.T) {
 			}
 		})
 	}
-	// Another key that claims the same id.
+	// Another key with the same ID.
 	forged := &Contents{Files: signedSite(t, secret).Files}
 	_, evil := newKey(t)
 	b, err := Sign(forged.Files, evil, signedOn)
@@ -111,21 +111,20 @@ func TestSignature(t *testing.T) {
 	}
 }
 
-// TestDigestsAreUnambiguous: no two sets of files have the same list, whatever
-// their names are.
+// TestDigestsAreUnambiguous checks that two sets of files never have the same list, for any names.
 func TestDigestsAreUnambiguous(t *testing.T) {
 	one := map[string][]byte{"files/a": []byte("1"), "files/b": []byte("2")}
 	list := string(Digests(one))
 	lines := strings.SplitAfter(list, "\n")
-	// One file whose name is what stands between the names of two.
+	// One file whose name contains the text between the names of two.
 	joined := map[string][]byte{"files/a " + lines[2][len("7 files/a "):] + "7 files/b": []byte("2")}
 	if string(Digests(joined)) == list {
 		t.Error("two files and one have the same list")
 	}
 }
 
-// TestSlotKeepsASignature: a signature goes through a slot as it is. One that
-// is too large does not hide the site, and a scrubbed slot has none.
+// TestSlotKeepsASignature checks that a slot keeps a signature, that one that is too large does not
+// hide the Site, and that a scrubbed slot has none.
 func TestSlotKeepsASignature(t *testing.T) {
 	public, secret := newKey(t)
 	c := signedSite(t, secret)
@@ -150,7 +149,7 @@ func TestSlotKeepsASignature(t *testing.T) {
 	}
 }
 
-// TestTheRealMinisign signs what we verify, and verifies what we sign.
+// TestTheRealMinisign verifies our signatures with minisign, and its signatures with our code.
 func TestTheRealMinisign(t *testing.T) {
 	tool := desk.NeedProgram(t, "minisign", "minisign")
 	dir := t.TempDir()
@@ -204,8 +203,7 @@ func TestTheRealMinisign(t *testing.T) {
 	}
 }
 
-// FuzzVerify: whatever stands in a signature, only the one that was made
-// counts, and its date is never another.
+// FuzzVerify checks that only the original signature is accepted, and only with its own date.
 func FuzzVerify(f *testing.F) {
 	public, secret := newKey(f)
 	c := signedSite(f, secret)

@@ -457,10 +457,9 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
-// Strays returns an error if the top directory contains entries other than
-// those of a slot and those that operating systems create. No signature covers
-// a slot, and some firmware boots EFI/BOOT from any FAT file system. It checks
-// both names of each file, and also entries that Read ignores.
+// Strays returns an error if the top directory contains entries other than those of a slot and
+// those that operating systems create. No signature covers a slot, and some firmware boots EFI/BOOT
+// from any FAT file system. It checks both names of each file, and entries that Read ignores.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {

@@ -74,7 +74,7 @@ func TestMakeAndRead(t *testing.T) {
 	if out := disktest.Oracle(t, "mdir", "-i", name); !strings.Contains(out, "Volume in drive : is EDGEBAKE") || !strings.Contains(out, "2026-01-01") {
 		t.Errorf("mdir: %s", out)
 	}
-	// The reports are whole and in one piece.
+	// The reports are complete and contiguous.
 	f, err := fat.Open(bytes.NewReader(img))
 	if err != nil {
 		t.Fatal(err)
@@ -86,8 +86,9 @@ func TestMakeAndRead(t *testing.T) {
 	}
 }
 
-// TestGeometry: whatever limit a program takes for that between FAT12 and FAT16, it takes a
-// slot for what it is. The golden digest of old images pins the one of 512-byte sectors.
+// TestGeometry checks that the number of clusters is far enough from the limit between FAT12 and
+// FAT16 for programs that use a slightly different limit. The golden digest of old images fixes the
+// geometry for 512-byte sectors.
 func TestGeometry(t *testing.T) {
 	for sector, want := range map[int64]struct{ kind, clusterSize, clusters int }{0: {16, 2048, 8166}, 4096: {12, 8192, 2044}} {
 		c := sample()
@@ -119,7 +120,7 @@ func TestGeometry(t *testing.T) {
 		if out := disktest.Oracle(t, "mtype", "-i", l.img, "::site.yaml"); out != string(c.Files["site.yaml"]) {
 			t.Errorf("sectors of %d: mtype: %q", sector, out)
 		}
-		// As many clusters as the largest Site, edited on a laptop, takes.
+		// Use as many clusters as the largest Site, edited on a laptop.
 		l.put("site.yaml", strings.Repeat("# comment\n", 20000))
 		l.put("files/large", strings.Repeat("x", 5<<20))
 		disktest.Oracle(t, "fsck.fat", "-n", l.img)
@@ -134,8 +135,8 @@ func TestGeometry(t *testing.T) {
 	}
 }
 
-// TestFormerSlotOf4Kn: slots of 4Kn disks were FAT16 once. They are read, verified, and
-// written over.
+// TestFormerSlotOf4Kn checks that the FAT16 slots of older 4Kn disks are read, verified and
+// overwritten.
 func TestFormerSlotOf4Kn(t *testing.T) {
 	c := sample()
 	c.Info.SectorSize = 4096
@@ -218,7 +219,7 @@ func TestNoneAndBoth(t *testing.T) {
 	}
 }
 
-// laptop is a slot that mtools edits as people's machines would.
+// laptop is a slot that mtools edits, as people do on their computers.
 type laptop struct {
 	t   *testing.T
 	img string
@@ -361,13 +362,13 @@ func TestWhatLaptopsDo(t *testing.T) {
 	})
 }
 
-// device is a disk with a volatile cache: of what was written since the last
-// Sync, a power cut keeps any sectors it likes.
+// device is a disk with a volatile cache: a power cut keeps any of the sectors written since the
+// last Sync.
 type device struct {
 	durable, cache []byte
 	dirty          map[int]bool
 	writes         int
-	cutAfter       int // -1: never
+	cutAfter       int // -1 means never
 }
 
 var errCut = errors.New("power cut")
@@ -404,10 +405,10 @@ func (d *device) Sync() error {
 	return nil
 }
 
-// cut is what the disk holds after the power came back.
+// cut returns the content of the disk after a power cut.
 func (d *device) cut(rnd *rand.Rand) []byte {
 	out := bytes.Clone(d.durable)
-	keep := rnd.IntN(3) // none, all or some
+	keep := rnd.IntN(3) // keep none, all or some
 	for s := range d.dirty {
 		if keep == 1 || keep == 2 && rnd.IntN(2) == 0 {
 			copy(out[s*512:(s+1)*512], d.cache[s*512:])
@@ -473,7 +474,7 @@ func TestReportInPlace(t *testing.T) {
 	if err != nil || string(got.Report.Text) != "joined\n" || string(got.Report.JSON) != "{\"result\":\"done\"}\n" {
 		t.Errorf("%+v %v", got.Report, err)
 	}
-	// No sector outside of the two files has changed.
+	// Only sectors of the two files have changed.
 	f, err := fat.Open(bytes.NewReader(img))
 	if err != nil {
 		t.Fatal(err)
@@ -495,7 +496,7 @@ func TestReportInPlace(t *testing.T) {
 		t.Error("sectors of others were written")
 	}
 
-	// A shorter one leaves nothing of the longer; a long text is cut.
+	// A shorter report leaves nothing of the longer one; a long text is truncated.
 	if err := WriteReport(d, Report{Text: bytes.Repeat([]byte("long line\n"), 10000), JSON: []byte("{}")}); err != nil {
 		t.Error(err)
 	}
@@ -506,7 +507,7 @@ func TestReportInPlace(t *testing.T) {
 	if !json.Valid(got.Report.JSON) {
 		t.Error("the padded document is no JSON")
 	}
-	// A JSON document cannot be cut; the text is written all the same.
+	// A JSON document cannot be truncated, but the text is written anyway.
 	err = WriteReport(d, Report{Text: []byte("t"), JSON: make([]byte, ReportJSONSize+1)})
 	if !errors.Is(err, ErrNoReport) {
 		t.Errorf("got %v", err)
@@ -519,7 +520,7 @@ func TestReportInPlace(t *testing.T) {
 func TestReportFilesGone(t *testing.T) {
 	l := newLaptop(t, mustMake(t, sample()))
 	disktest.Oracle(t, "mdel", "-i", l.img, "::report.txt")
-	l.put("report.json", "{}") // replaced by something small
+	l.put("report.json", "{}") // replaced with a smaller file
 	f, err := os.OpenFile(l.img, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -534,8 +535,8 @@ func TestReportFilesGone(t *testing.T) {
 
 func TestScrubLeavesNoSecret(t *testing.T) {
 	l := newLaptop(t, mustMake(t, sample()))
-	// The token is in a deleted file, a backup of an editor, the slack of a
-	// shortened file, the user's own config and a report.
+	// The token is in a deleted file, an editor's backup, the slack of a shortened file, the user's
+	// config and a report.
 	l.put("old.txt", strings.Repeat(token+"\n", 1000))
 	disktest.Oracle(t, "mdel", "-i", l.img, "::old.txt")
 	l.put("site.yaml~", "token: "+token)
@@ -580,8 +581,7 @@ func TestScrubLeavesNoSecret(t *testing.T) {
 	}
 }
 
-// TestScrubIsFinishedAfterAPowerCut cuts the power everywhere and scrubs
-// again, as firstboot does.
+// TestScrubIsFinishedAfterAPowerCut cuts the power at every write and scrubs again, like firstboot.
 func TestScrubIsFinishedAfterAPowerCut(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	info := ondisk.SlotInfo{Version: 1, Plan: "p1"}
@@ -683,15 +683,14 @@ func (p patched) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// TestFoldersInsideThemselves has a directory with many entries that all are the
-// directory itself.
+// TestFoldersInsideThemselves uses a directory in which many entries refer to the directory itself.
 func TestFoldersInsideThemselves(t *testing.T) {
 	c := sample()
 	for i := range 100 {
 		c.Files[fmt.Sprintf("files/loop/D%d", i)] = nil
 	}
 	img := mustMake(t, c)
-	// The entry of the directory, then those in it.
+	// The entry of the directory, then its entries.
 	top := bytes.Index(img, []byte("LOOP       \x10"))
 	if top < 0 {
 		t.Fatal("no directory to damage")
@@ -713,8 +712,7 @@ func TestFoldersInsideThemselves(t *testing.T) {
 	}
 }
 
-// FuzzRead damages a good slot: its first sector, the allocation table, the
-// top directory.
+// FuzzRead damages a valid slot: its first sector, the allocation table and the top directory.
 func FuzzRead(f *testing.F) {
 	img := mustMake(f, sample())
 	reserved := int64(img[14]) * 512
@@ -748,7 +746,7 @@ func BenchmarkMake(b *testing.B) {
 	}
 }
 
-// TestExplain: a message that says what to do is not told to stamp on top of it.
+// TestExplain checks that a message with its own fix does not get another one.
 func TestExplain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		slot         []byte

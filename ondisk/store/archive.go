@@ -16,10 +16,9 @@ import (
 // archiveBlobs is the directory of blobs in an OCI archive.
 const archiveBlobs = "blobs/sha256/"
 
-// VerifyArchive checks an OCI archive of one platform, as mode import writes
-// it: each blob must have its digest, and index.json and all manifests, configs
-// and layers must exist with the sizes in their descriptors. Otherwise
-// containerd on the node would reject it.
+// VerifyArchive checks an OCI archive of one platform, as written in mode import. Each blob must
+// have its digest, and index.json and all manifests, configs and layers must exist with the sizes
+// in their descriptors. Otherwise containerd on the node would reject it.
 func VerifyArchive(r io.ReaderAt, size int64) error {
 	blobs, err := archiveFiles(r, size)
 	if err != nil {

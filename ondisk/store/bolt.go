@@ -41,9 +41,8 @@ func (b *bucket) put(key string, value []byte) {
 	b.pairs[key] = value
 }
 
-// field is a key and value of a bucket. Both a *bucket in memory and a live
-// *bolt.Bucket are written from fields, so that building and merging give the
-// same content.
+// field is a key and value of a bucket. Both an in-memory bucket and an open *bolt.Bucket are
+// written from fields, so that building and merging give the same content.
 type field struct {
 	key   string
 	value []byte

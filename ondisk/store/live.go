@@ -12,7 +12,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Live is a store with its databases open and locked: containerd cannot use it until Close.
+// Live is a store whose databases are open and locked: containerd cannot use it until Close.
 type Live struct {
 	meta, snaps *bolt.DB
 }

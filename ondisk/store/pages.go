@@ -33,8 +33,8 @@ const (
 
 	noFreelist = 1<<64 - 1
 
-	// maxDatabase is the maximum size in bytes, far more than a node's
-	// containerd needs; it limits how much is read because of a damaged length.
+	// maxDatabase is the maximum size in bytes, far more than containerd needs on a node. It limits
+	// the data that a damaged length makes us read.
 	maxDatabase = 1 << 30
 	// maxNesting limits the depth of nested buckets and of page trees.
 	maxNesting = 64

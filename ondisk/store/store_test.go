@@ -67,8 +67,7 @@ func TestWriteThenRead(t *testing.T) {
 	}
 }
 
-// Each database is damaged in one way, as a bug or a bad disk would.
-// A store is read while a daemon has it open and changes it all the time.
+// TestReadInUse reads a store that a daemon has open and changes all the time.
 func TestReadInUse(t *testing.T) {
 	s := sample()
 	meta, snaps := write(t, s)
@@ -98,7 +97,7 @@ func TestReadInUse(t *testing.T) {
 	for range 20 {
 		got, err := ReadInUse(meta, snaps)
 		if errors.Is(err, errBusy) {
-			continue // the only error that this may lead to
+			continue // the only permitted error
 		}
 		if err != nil {
 			t.Error(err)
@@ -196,8 +195,7 @@ func TestReadFindsDamage(t *testing.T) {
 	}
 }
 
-// large has enough of everything that its databases have branch pages,
-// overflow pages and inline buckets.
+// large returns a state whose databases have branch pages, overflow pages and inline buckets.
 func large() *State {
 	s := sample()
 	for n := range 60 {
@@ -209,8 +207,8 @@ func large() *State {
 	return s
 }
 
-// One damaged byte, wherever it is, gives an error or a state: no crash, no
-// endless walk. Flips run over the whole of both databases, in memory.
+// TestReadSurvivesEveryByte checks that a damaged byte anywhere gives an error or a state, but no
+// crash and no endless loop. It flips bytes in both databases, in memory.
 func TestReadSurvivesEveryByte(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]*State{"small": sample(), "large": large()} {
@@ -231,7 +229,7 @@ func TestReadSurvivesEveryByte(t *testing.T) {
 						if _, err := readDatabase(bytes.NewReader(raw), int64(len(raw))); err != nil {
 							found++
 						} else if at%(1009*step) == 0 {
-							// What is read whole can be opened for writing.
+							// A database that was read completely can be opened for writing.
 							live++
 							openFlipped(t, file, raw, meta, snaps)
 						}
@@ -250,7 +248,7 @@ func TestReadSurvivesEveryByte(t *testing.T) {
 	}
 }
 
-// openFlipped opens a store for writing with one database in place of another.
+// openFlipped opens a store for writing with one damaged database.
 func openFlipped(t *testing.T, name string, raw []byte, meta, snaps string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -279,7 +277,7 @@ func openFlipped(t *testing.T, name string, raw []byte, meta, snaps string) {
 	}
 }
 
-// Cut off anywhere, as a power cut leaves a file.
+// TestReadSurvivesCuts reads files that end anywhere, as after a power cut.
 func TestReadSurvivesCuts(t *testing.T) {
 	meta, _ := write(t, large())
 	raw, err := os.ReadFile(meta)
@@ -293,8 +291,8 @@ func TestReadSurvivesCuts(t *testing.T) {
 	}
 }
 
-// What containerd's own bbolt wrote, with a list of free pages and after many
-// changes, reads as bbolt reads it.
+// TestReadAsBboltDoes reads a database that bbolt wrote, with a free list and after many changes,
+// and compares the result with bbolt's.
 func TestReadAsBboltDoes(t *testing.T) {
 	for _, noFreelist := range []bool{false, true} {
 		name := filepath.Join(t.TempDir(), "db")
@@ -374,7 +372,7 @@ func FuzzRead(f *testing.F) {
 		if err := os.WriteFile(name, raw, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		// What we take for whole, bbolt must be able to open and walk.
+		// bbolt must be able to open and walk a database that we accept.
 		db, err := bolt.Open(name, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true})
 		if err != nil {
 			return
@@ -387,7 +385,7 @@ func FuzzRead(f *testing.F) {
 }
 
 func TestChainID(t *testing.T) {
-	// From the OCI image specification: the first layer's chain is its diffID.
+	// The OCI image specification: the first layer's chain ID is its diffID.
 	if ChainID("", "sha256:a") != "sha256:a" {
 		t.Error("first layer")
 	}
@@ -396,7 +394,7 @@ func TestChainID(t *testing.T) {
 	}
 }
 
-// TestVerifyArchive rejects what containerd would reject on the node.
+// TestVerifyArchive checks that an archive that containerd on the node would reject is rejected.
 func TestVerifyArchive(t *testing.T) {
 	type doc = map[string]any
 	for name, test := range map[string]struct {

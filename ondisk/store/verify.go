@@ -204,7 +204,7 @@ func (v *verifier) images() {
 		img := &v.state.Images[i]
 		baked := img.Labels[LabelBaked] != ""
 		if v.InUse && !baked {
-			continue // not ours: its pull may be incomplete
+			continue // not part of the disk image: its pull may be incomplete
 		}
 		if err := v.image(img); err != nil {
 			v.bad("image %s: %w", img.Name, err)

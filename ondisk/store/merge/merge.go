@@ -11,8 +11,8 @@
 //   - a killed run leaves only files and records that no image refers to. The
 //     next run removes them, and so would containerd.
 //
-// It removes no image. Images of a former system lose their pin once the new one
-// is kept, and kubelet's garbage collection does the rest.
+// It removes no image. The images of a former system lose their pin once the new system is kept;
+// then kubelet's garbage collection can remove them.
 package merge
 
 import (
@@ -25,8 +25,8 @@ import (
 
 // Options are the arguments of a merge.
 type Options struct {
-	// From and Into are containerd roots (…/var/lib/containerd). Layers and
-	// blobs that Into has may be missing from From.
+	// From and Into are containerd roots (…/var/lib/containerd). From may lack layers and blobs
+	// that Into has.
 	From, Into string
 	// Step, if set, is called before every change; the merge stops if it
 	// returns an error.

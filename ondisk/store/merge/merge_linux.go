@@ -97,8 +97,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := live.Apply(p.change); err != nil {
 		return nil, err
 	}
-	// Directories of the records that AddSnapshots dropped can be removed only
-	// now.
+	// The directories of the records that AddSnapshots removed are now unused.
 	return r, m.sweep(live)
 }
 
@@ -176,8 +175,8 @@ func (m *merger) source(from, into *store.State) store.Files {
 	return f
 }
 
-// sweep removes what a killed run left: scratch files, and snapshot directories
-// that metadata.db does not list.
+// sweep removes the remains of a killed run: scratch files, and snapshot directories that
+// metadata.db does not list.
 func (m *merger) sweep(live *store.Live) error {
 	if _, err := os.Lstat(m.scratch()); err == nil {
 		if err := m.step("remove scratch"); err != nil {

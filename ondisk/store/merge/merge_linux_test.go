@@ -27,7 +27,7 @@ func needRoot(t *testing.T) {
 	desk.NeedRoot(t, "it makes files of others")
 }
 
-// bakeInto writes a store of these images below dir and returns its root.
+// bakeInto writes a store with these images below dir and returns its root.
 func bakeInto(t *testing.T, dir string, imgs ...imagetest.Image) string {
 	t.Helper()
 	layout := filepath.Join(t.TempDir(), "layout")
@@ -70,8 +70,8 @@ func app(ref, own string) imagetest.Image {
 	}}
 }
 
-// memoryDir is a directory where syncing costs nothing, if there is one that
-// holds all that images have.
+// memoryDir returns a directory in memory, where syncing is fast, if there is one that supports all
+// features of the images.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "edgebake-merge-")
@@ -85,7 +85,7 @@ func memoryDir(t *testing.T) string {
 	return dir
 }
 
-// stores makes an old store, in use, and a new one.
+// stores makes an old store, which is in use, and a new one.
 func stores(t *testing.T) (oldRoot, newRoot string) {
 	t.Helper()
 	dir := memoryDir(t)
@@ -122,7 +122,7 @@ func TestMerge(t *testing.T) {
 	if r.Snapshots != 1+20 || r.Shared != 2 {
 		t.Errorf("%d snapshots added, %d shared; expected app:2's own and 20 nasty ones, and two of stays:1", r.Snapshots, r.Shared)
 	}
-	// The source is whole, and a second merge finds nothing to do.
+	// The source is intact, and a second merge changes nothing.
 	if _, err := store.Verify(store.DirFiles(newRoot), "."); err != nil {
 		t.Error(err)
 	}
@@ -132,7 +132,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// A source has what the store in use lacks, and no more. All images stay.
+// TestMergeOfWhatIsMissing merges a source that has only the parts that the store in use lacks. All
+// images stay.
 func TestMergeOfWhatIsMissing(t *testing.T) {
 	needRoot(t)
 	oldRoot, newRoot := stores(t)
@@ -183,18 +184,18 @@ func TestMergeIntoNothing(t *testing.T) {
 	if _, err := Merge(t.Context(), Options{From: newRoot, Into: into}); err != nil {
 		t.Fatal(err)
 	}
-	// A store that was merged into nothing is as good as a baked one.
+	// A store merged into an empty one is equivalent to a baked one.
 	s, err := store.Verify(store.DirFiles(into), ".")
 	if err != nil || len(s.Images) != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
-// On another file system files are copied, with all that belongs to them.
+// TestMergeCopies checks that on another file system files are copied with all metadata.
 func TestMergeCopies(t *testing.T) {
 	needRoot(t)
 	_, newRoot := stores(t)
-	into, err := os.MkdirTemp("/var/tmp", "edgebake-merge-") // which is on a disk
+	into, err := os.MkdirTemp("/var/tmp", "edgebake-merge-") // on a disk
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +233,7 @@ func listing(t *testing.T, dir string) string {
 		rel, _ := filepath.Rel(dir, p)
 		size := st.Size
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			size = 0 // the file system's own affair
+			size = 0 // depends on the file system
 		} else if links[st.Ino] == "" {
 			links[st.Ino] = rel
 		}
@@ -285,9 +286,8 @@ func TestDamagedSourceChangesNothing(t *testing.T) {
 	}
 }
 
-// TestMergeIsKilled kills a merge, truly, before each of its changes in turn.
-// After each kill the store must be one that a containerd could start on, and
-// running the merge again must lead to where an undisturbed one leads.
+// TestMergeIsKilled kills a real merge before each of its changes. After each kill containerd must
+// be able to start on the store, and another merge must give the result of an undisturbed one.
 func TestMergeIsKilled(t *testing.T) {
 	needRoot(t)
 	if at := os.Getenv("EDGEBAKE_MERGE_KILL"); at != "" {
@@ -324,9 +324,9 @@ func TestMergeIsKilled(t *testing.T) {
 		} else if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		} else {
-			break // it came through: there are fewer than n changes
+			break // completed: there are fewer than n changes
 		}
-		// Between the kill and the next run a containerd could start.
+		// containerd could start before the next run.
 		tags := check(t, into)
 		if !slices.Contains(tags, "edgebake.test/stays:1") {
 			t.Fatalf("killed at change %d: images %q", n, tags)
@@ -347,7 +347,7 @@ func TestMergeIsKilled(t *testing.T) {
 	t.Logf("killed at %d changes", kills)
 }
 
-// clean checks that a killed merge left nothing that takes space forever.
+// clean checks that a killed and repeated merge leaves nothing behind that stays forever.
 func clean(t *testing.T, root string, n int) {
 	t.Helper()
 	if _, err := os.Lstat(filepath.Join(root, "edgebake-merge")); err == nil {
