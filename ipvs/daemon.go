@@ -83,7 +83,7 @@ type Daemon struct {
 	hosts   map[netip.AddrPort]string   // as configured
 }
 
-// running is a virtual server that is kept, or with a nil group one that is being removed.
+// running is a virtual server that is maintained or, with a nil group, being removed.
 type running struct {
 	*group
 	release func() // the lock
@@ -563,7 +563,7 @@ func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
 	return err == nil
 }
 
-// Leftovers lists what Clean removes.
+// Leftovers describes the state that Clean removes.
 type Leftovers struct {
 	Servers   []Server // virtual servers, identified by their VIP
 	Noted     bool     // also the virtual servers with a note in RunDir

@@ -21,7 +21,7 @@ import (
 )
 
 // group maintains one virtual server: it runs a watcher for each API server and
-// tells the keeper which real servers the virtual server must have.
+// passes the real servers that the virtual server must have to the keeper.
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
@@ -58,9 +58,8 @@ type member struct {
 	// triggered one.
 	probeNow    chan struct{}
 	suspectedAt time.Time
-	// hiddenSince is the time since which it has shown nothing of its cluster;
-	// zero if it does. trustedAnyway is set if it is trusted nevertheless,
-	// after maxHidden.
+	// hiddenSince is the time since which the API server has not shown its cluster; zero if
+	// it has. trustedAnyway is set if it is trusted nevertheless, after maxHidden.
 	hiddenSince   time.Time
 	trustedAnyway bool
 }

@@ -191,7 +191,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	s.spacePing()
 }
 
-// spacePing delays a PING as a request is, over HTTP/1.1, where it is one.
+// spacePing delays a PING over HTTP/1.1, where it is a request, like other requests.
 func (s *schedule) spacePing() {
 	if !s.h2 && s.pingDue.Before(s.spacing.earliest) {
 		s.pingDue = s.spacing.earliest

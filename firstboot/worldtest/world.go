@@ -127,7 +127,8 @@ type World struct {
 	CtrRun      func(machine.Cmd) error
 	DialOther   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	Listen      func(addr string) (net.Listener, error)
-	// RefuseDial returns why a connection of DialOther would fail now, if addr is one of those.
+	// RefuseDial returns the error that a connection of DialOther to
+	// addr would have now; ours: addr is an address of DialOther.
 	RefuseDial func(addr string) (err error, ours bool)
 
 	boots int // how often the power came on after the first time

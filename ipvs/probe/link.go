@@ -60,7 +60,7 @@ type Target struct {
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
 
-// Event is an event of a link. Kind says which other fields are set.
+// Event is an event of a link. Kind determines which other fields are set.
 type Event struct {
 	Kind   eventKind
 	Ping   uint64 // number of the PING that EventPong answers
