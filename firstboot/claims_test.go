@@ -14,11 +14,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// bySerial is a site that every machine with that serial number matches.
+// bySerial is a Site that every machine with that serial number matches.
 const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + worldtest.TestToken + "}}"
 
-// claimable plugs in a stick as site sign or a person makes it: an inventory,
-// with room for notes where size is not 0.
+// claimable plugs in a stick with an Inventory, made by `site
+// sign` or, if size is 0, by a person without space for claims.
 func (w *world) claimable(size int, sites ...string) {
 	w.T.Helper()
 	w.plug("")
@@ -36,8 +36,8 @@ func (w *world) claimable(size int, sites ...string) {
 	w.Slots[stickDev] = img
 }
 
-// another is a second machine with the same serial number, and a stick with the
-// notes of the first.
+// another returns a second machine with the same serial
+// number, and a stick with the first one's claims.
 func (w *world) another(t *testing.T, uuid, mac string) *world {
 	t.Helper()
 	o := first(t, 4096, bySerial)
@@ -70,8 +70,8 @@ func first(t *testing.T, size int, sites ...string) *world {
 	return w
 }
 
-// TestTwoMachinesClaimOneSite: the second that matches a site stops, says which
-// machine has it, and takes nothing.
+// TestTwoMachinesClaimOneSite: the second machine that matches a
+// Site stops, names the first one, and applies nothing.
 func TestTwoMachinesClaimOneSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -111,8 +111,8 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	}
 }
 
-// TestACardGoesFromBoardToBoard: boards have a serial number and no UUID, and
-// often a card that can be pulled out, by which the inventory means one of them.
+// TestACardGoesFromBoardToBoard: boards have a serial number but no UUID, and
+// often a removable network card by which the Inventory identifies one of them.
 func TestACardGoesFromBoardToBoard(t *testing.T) {
 	t.Parallel()
 	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + worldtest.TestToken + "}}"
@@ -139,8 +139,8 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 	}
 }
 
-// TestTheSameMachineComesAgain: flashed again it takes its site again, whatever
-// its clock says.
+// TestTheSameMachineComesAgain: after it was flashed again,
+// the machine gets its Site again, whatever its clock shows.
 func TestTheSameMachineComesAgain(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -163,7 +163,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 	}
 }
 
-// TestReplacedMachine: what the inventory does not mean any more has no claim.
+// TestReplacedMachine: a machine that the Inventory no longer matches has no claim.
 func TestReplacedMachine(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -185,8 +185,8 @@ func TestReplacedMachine(t *testing.T) {
 	}
 }
 
-// TestStickWithoutNotes: one that has no room for them, or cannot be written,
-// serves all the same; what is not written for another reason than room is said.
+// TestStickWithoutNotes: a stick without space for claims, or one that
+// cannot be written, is used anyway; only write errors are reported.
 func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
@@ -202,8 +202,8 @@ func TestStickWithoutNotes(t *testing.T) {
 	}
 }
 
-// TestPowerCutInAClaim: whatever the power interrupts, the machine takes its
-// site in the end, and the stick names it once.
+// TestPowerCutInAClaim: after any power cut the machine has
+// its Site in the end, and the stick has one claim.
 func TestPowerCutInAClaim(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)
@@ -228,7 +228,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 	}
 }
 
-// TestClaimsAreNoFileOfTheSite: the notes are not part of what is signed.
+// TestClaimsAreNoFileOfTheSite: claims are not part of the signed contents.
 func TestClaimsAreNoFileOfTheSite(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, bySerial)

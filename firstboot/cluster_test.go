@@ -21,8 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// rebuild puts another cluster in place of the machine's, at the same
-// addresses.
+// rebuild replaces the machine's cluster by another one at the same addresses.
 func (w *world) rebuild() (former *worldtest.Cluster) {
 	former = w.Cluster
 	w.Cluster = worldtest.NewCluster(w.T)
@@ -40,7 +39,7 @@ func (w *world) mustBoot() {
 
 const unpinnedSite = "unsafeSkipCAVerification: true"
 
-// unpin takes the pins out of a site.
+// unpin removes the pins from a Site.
 func unpin(site string) string {
 	var out []string
 	for line := range strings.Lines(site) {
@@ -77,8 +76,8 @@ func wantMember(t *testing.T, w *world, joins int) {
 	noSecret(t, w)
 }
 
-// TestSiteOfAnotherCluster: the machine leaves its cluster for the one that
-// the site pins, in every form.
+// TestSiteOfAnotherCluster: the machine moves to the cluster
+// that the Site pins, with each form of pin.
 func TestSiteOfAnotherCluster(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -128,9 +127,9 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestServingCertificateOfTheFormerCluster: kubelet goes on with a certificate that it
-// serves with until that ends soon, whoever signed it. So it is left in the cluster that
-// signed it, and kept where the machine joins the same one again.
+// TestServingCertificateOfTheFormerCluster: kubelet keeps its serving certificate until that
+// is about to expire, no matter who signed it. So it is removed when the machine leaves the
+// cluster that signed it, and kept when the machine joins the same cluster again.
 func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	t.Parallel()
 	for name, moves := range map[string]bool{"another cluster": true, "the same": false} {
@@ -160,7 +159,8 @@ func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileMoving ends in the other cluster wherever it happens.
+// TestPowerCutWhileMoving: after a power cut at any point
+// the machine ends in the other cluster.
 func TestPowerCutWhileMoving(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unpinned", "unit", "staticPod"} {
@@ -205,7 +205,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 				left := cut.Files()
 				state := cut.Fingerprint(t, left)
 				if followed[state] {
-					continue // the very machine of another cut
+					continue // the state after another cut is the same
 				}
 				followed[state] = true
 				if err := cut.boot(); err != nil {
@@ -217,7 +217,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 	}
 }
 
-// TestMoveWithoutAToken stops, says so, and leaves the node as it runs.
+// TestMoveWithoutAToken: first boot stops with an error, and does not change the node.
 func TestMoveWithoutAToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -253,8 +253,8 @@ func TestMoveWithoutAToken(t *testing.T) {
 	}
 }
 
-// TestMoveWaitsForTheOtherCluster: until it shows itself, the node stays whole
-// in its own, and keeps the token for the other.
+// TestMoveWaitsForTheOtherCluster: until the other cluster answers,
+// the node stays unchanged in its own, and keeps the other's token.
 func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*world){
@@ -288,7 +288,8 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 	}
 }
 
-// TestSlipInThePins: a token and a wrong hash do not cost a node that runs.
+// TestSlipInThePins: a token with a wrong pin does not
+// remove a running node from its cluster.
 func TestSlipInThePins(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -304,8 +305,7 @@ func TestSlipInThePins(t *testing.T) {
 	}
 }
 
-// TestTwoClustersInReach: the former one still answers, and still shows the
-// node as Ready.
+// TestTwoClustersInReach: the former cluster still answers, and shows the node as Ready.
 func TestTwoClustersInReach(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -329,7 +329,7 @@ func TestTwoClustersInReach(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestMoveUnderAnotherName: the machine keeps its name until it has left.
+// TestMoveUnderAnotherName: the machine keeps its name until it has left its cluster.
 func TestMoveUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -349,8 +349,8 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	}
 }
 
-// TestCAOfADiscoveryThatNeverJoined does not stand in the way of the next
-// site.
+// TestCAOfADiscoveryThatNeverJoined: the CA of a discovery
+// without a join does not prevent the next Site's join.
 func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
@@ -384,8 +384,8 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 	}
 }
 
-// TestDiscoveryOfAnotherSite: what this boot discovered for one site is not
-// what the next one joins with.
+// TestDiscoveryOfAnotherSite: a join does not use the
+// discovery that this boot made for another Site.
 func TestDiscoveryOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -405,7 +405,7 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestSlipInTheName: a member is not renamed, whatever else its site changes.
+// TestSlipInTheName: a member is not renamed, whatever else its Site changes.
 func TestSlipInTheName(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -425,8 +425,8 @@ func TestSlipInTheName(t *testing.T) {
 	}
 }
 
-// TestNewCardSortsFirst: the name came from the first card, which is another
-// one now.
+// TestNewCardSortsFirst: the node's name was made from the
+// first network card, which is now another one.
 func TestNewCardSortsFirst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -453,8 +453,8 @@ func TestNewCardSortsFirst(t *testing.T) {
 	}
 }
 
-// TestNewCardAndAnExpiredCertificate: the machine joins again as what it was,
-// and stays it.
+// TestNewCardAndAnExpiredCertificate: the machine joins
+// again under its former name, and keeps it.
 func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -481,7 +481,7 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	}
 }
 
-// TestNewTokenWhileOffline: it is kept until the cluster has seen the node.
+// TestNewTokenWhileOffline: a token is kept until the cluster has shown the node Ready.
 func TestNewTokenWhileOffline(t *testing.T) {
 	t.Parallel()
 	for name, away := range map[string]func(*world, bool){
@@ -503,8 +503,8 @@ func TestNewTokenWhileOffline(t *testing.T) {
 	}
 }
 
-// TestRejoinIsSeenReady: what the cluster has seen of an enrolment says
-// nothing of the next one, so that its token is not forgotten too soon.
+// TestRejoinIsSeenReady: a Ready status from before a new
+// join does not count, so the token is not removed too soon.
 func TestRejoinIsSeenReady(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -524,15 +524,15 @@ func TestRejoinIsSeenReady(t *testing.T) {
 	}
 }
 
-// bearAgain has the cluster begin with nothing, with the keys that it has; so
-// ipvscare gives its masters no traffic.
+// bearAgain re-creates the cluster, empty, with the same
+// keys; ipvscare then sends its API servers no traffic.
 func (w *world) bearAgain() {
 	w.Cluster.Births++
 	w.Cluster.Nodes = map[string]*api.Node{}
 	w.Cluster.Down[worldtest.Endpoint] = true
 }
 
-// JoinedAs is the note of the cluster, and ipvscare's.
+// wantJoined checks the record of the cluster, first boot's and ipvscare's.
 func (w *world) wantJoined(births int) {
 	w.T.Helper()
 	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
@@ -548,9 +548,8 @@ func (w *world) wantJoined(births int) {
 	}
 }
 
-// TestClusterBornAgain: a node does not follow a cluster that has its masters,
-// their keys and none of its objects, and says so; with a token of it, it joins
-// anew.
+// TestClusterBornAgain: a node does not follow a cluster with its API servers and keys
+// but without its objects, and reports it. With a token of that cluster it joins again.
 func TestClusterBornAgain(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unit", "staticPod"} {
@@ -595,8 +594,8 @@ func TestClusterBornAgain(t *testing.T) {
 	}
 }
 
-// asIPVScare opens and closes the endpoint as ipvscare does, by the cluster that ipvs.json
-// says the node joined.
+// asIPVScare opens and closes the endpoint like ipvscare,
+// according to the cluster in ipvs.json.
 func (w *world) asIPVScare() {
 	guard := func() {
 		e, c := w.Env(), w.Cluster
@@ -619,10 +618,9 @@ func (w *world) asIPVScare() {
 	w.BeforeEffect = func(string) { guard() }
 }
 
-// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate a node can read
-// neither its Node nor the Service, so no API server can show that the cluster is the same.
-// Once the cluster accepts the Site's token, the node joins again. Without that it keeps
-// what it noted.
+// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate a node can read neither
+// its Node nor the Service, so no API server can prove that the cluster is the same. Once
+// the cluster accepts the Site's token, the node joins again. Otherwise it keeps its record.
 func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -634,7 +632,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 		lines  []string
 		births int
 		change func(*world)
-		said   string // where it does not join again
+		said   string // message if it does not join again
 	}{
 		"the same cluster-info":  {},
 		"made anew":              {births: 1},
@@ -655,7 +653,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 			w.ClockSynced = false
 		}},
 		"made anew, another token": {births: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.TokenRevoked = true }},
-		"made anew, the clock is wrong": {births: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate holds
+		"made anew, the clock is wrong": {births: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate is valid
 			w.ClockSkew, w.ClockSynced = w.Now.Sub(worldtest.WorldStart)-time.Hour, false
 		}},
 	} {
@@ -694,7 +692,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestNotBornAgain: a person may make cluster-info anew, or delete the Node.
+// TestNotBornAgain: a person may re-create cluster-info, or delete the Node.
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
@@ -722,9 +720,9 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainBeforeItPublishes: the Service that API servers make tells another cluster,
-// although that has published nothing yet, and tells the same one where cluster-info was
-// made anew and the Node deleted. A note of a former release has no Service.
+// TestBornAgainBeforeItPublishes: the API servers' Service identifies another
+// cluster that has not published anything yet, and the same one after cluster-info
+// was re-created and the Node deleted. A record of a former release has no Service.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -753,7 +751,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.Unregistered = false // ipvscare lets kubelet reach nobody
+			w.Unregistered = false // ipvscare blocks kubelet's connections
 			if again, unclear := member.CheckBornAgain(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
 				t.Errorf("born again: %v, unclear: %v", again, unclear)
 			}
@@ -761,8 +759,9 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 	}
 }
 
-// TestOldNoteGetsTheService: a node that was set up by a former release notes the third
-// witness when it is Ready again; where it may not read that, it goes on with two.
+// TestOldNoteGetsTheService: a node that was set up by a former
+// release records the Service's UID when it is Ready again; if
+// it may not read the Service, it continues with two UIDs.
 func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {
@@ -777,15 +776,15 @@ func TestOldNoteGetsTheService(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
-		w.Cluster.ServiceReadDenied = true // for a while
+		w.Cluster.ServiceReadDenied = true // temporarily
 		w.PowerOn()
 		w.mustBoot()
 		w.wantNoted(want)
 	}
 }
 
-// TestUnclearWhetherBornAgain: why an API server does not show its cluster is told,
-// whatever the endpoint's own error.
+// TestUnclearWhetherBornAgain: the reason why an API server does not
+// show its cluster is reported in addition to the endpoint's error.
 func TestUnclearWhetherBornAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -804,8 +803,8 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainFarAway: by satellite a connection takes a second and a half, and an
-// API server is asked over three.
+// TestBornAgainFarAway: by satellite a connection takes a
+// second and a half, and a check takes three.
 func TestBornAgainFarAway(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -830,8 +829,8 @@ func TestBornAgainFarAway(t *testing.T) {
 	}
 }
 
-// TestNodeOfAFormerRelease has no note: it gets one when it is Ready again, and
-// goes on without where the cluster lets nobody read cluster-info.
+// TestNodeOfAFormerRelease: a node without a record of its cluster makes one when it
+// is Ready again. If nodes may not read cluster-info, it continues without.
 func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -852,8 +851,8 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	}
 }
 
-// TestNoteOfTheClusterFollowsIt: cluster-info is made anew, and much later the Node is
-// deleted, as the documentation tells to. Each of them is the only witness for a while.
+// TestNoteOfTheClusterFollowsIt: cluster-info is re-created and, much later, the Node
+// deleted, as the documentation says. Each of them alone identifies the cluster for a while.
 func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -862,7 +861,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Cluster.Births++ // cluster-info's UID
+	w.Cluster.Births++ // changes cluster-info's UID
 	w.PowerOn()
 	w.mustBoot()
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0", ServiceUID: "service-1"})
@@ -872,14 +871,14 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	if member.BornAgain(t.Context(), w.Env(), site) {
 		t.Error("its own cluster is taken for another one once the Node is deleted")
 	}
-	own.Metadata.UID = "node-anew" // kubelet registers again
+	own.Metadata.UID = "node-anew" // after kubelet has registered again
 	w.Cluster.Nodes["edge-sn0042"] = &own
 	w.PowerOn()
 	w.mustBoot()
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew", ServiceUID: "service-1"})
 }
 
-// wantNoted is the note of the cluster, and ipvscare's.
+// wantNoted checks the record of the cluster, first boot's and ipvscare's.
 func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	w.T.Helper()
 	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != want {
@@ -894,8 +893,8 @@ func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	}
 }
 
-// TestNoteIsNotTakenFromAnotherCluster: a cluster that shows neither witness is not
-// noted, although the node's certificate is good there and its Node is Ready.
+// TestNoteIsNotTakenFromAnotherCluster: a cluster that shows none of the recorded UIDs
+// is not recorded, although it accepts the node's certificate and its Node is Ready.
 func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 	t.Parallel()
 	for _, disabled := range []bool{false, true} {
@@ -920,8 +919,8 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestNoteIsOfOneAPIServer: through the endpoint cluster-info may be another API
-// server's than the Node.
+// TestNoteIsOfOneAPIServer: through the endpoint, cluster-info
+// and the Node may come from different API servers.
 func TestNoteIsOfOneAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -950,8 +949,8 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	}
 }
 
-// TestDamagedIPVSConfigKeepsNobody: a machine leaves its cluster, or does without IPVS,
-// and has ipvscare remove its rules, whatever has become of ipvs.json.
+// TestDamagedIPVSConfigKeepsNobody: with a damaged ipvs.json, a machine can
+// still leave its cluster or disable IPVS, and ipvscare removes its rules.
 func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", "{}", "\x00\x00", `{"version":7}`} {

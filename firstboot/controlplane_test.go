@@ -44,10 +44,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// cutConf is the kubeconfig that kubeadm stumbles over: half a file.
+// errHalf is kubeadm's error about a truncated kubeconfig.
 var errHalf = errors.New("a kubeconfig file exists already but cannot be read")
 
-// mintedSites are the Sites of a minted cluster with one or three masters.
+// mintedSites returns the Sites of a minted cluster with one or three control-plane nodes.
 func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	t.Helper()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters:\n"
@@ -70,17 +70,17 @@ func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	return sites
 }
 
-// testManifests have an object in a namespace that the next file makes, and a
-// list.
+// testManifests have an object in a namespace that the next file creates, and a list.
 var testManifests = []manifest.File{
 	{Name: "cni.yaml", Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: early, namespace: shop}\n"},
 	{Name: "apps/shop.yaml", Text: "# nothing\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Namespace, metadata: {name: shop}}\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: late}}\n"},
 }
 
-// appliedPaths are where their objects are, in the order in which each can be.
+// appliedPaths are the paths of their objects, in the order in which they can be created.
 var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/default/configmaps/late", "/api/v1/namespaces/shop/configmaps/early"}
 
-// wantApplied checks that the manifests were applied, and nothing of them is left.
+// wantApplied checks that the manifests were applied, and
+// that nothing of them is left on the machine.
 func (m *controlPlane) wantApplied(when string) {
 	m.T.Helper()
 	if got := slices.Compact(slices.Sorted(slices.Values(m.Cluster.Applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.Cluster.AllApplied || m.Has(controlplane.ClusterManifests) {
@@ -91,19 +91,19 @@ func (m *controlPlane) wantApplied(when string) {
 const controlPlaneImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
 "images":[{"ref":"registry.k8s.io/kube-apiserver:v1.36.3"},{"ref":"registry.k8s.io/kube-controller-manager:v1.36.3"},{"ref":"registry.k8s.io/kube-scheduler:v1.36.3"},{"ref":"registry.k8s.io/etcd:3.6.8-0"}]}`
 
-// controlPlane is m1: its machine, what kubeadm, kubelet and etcd do there, and the
-// other masters.
+// controlPlane is m1: its machine, with fakes of kubeadm,
+// kubelet and etcd, and the other control-plane nodes.
 type controlPlane struct {
 	*world
 	site *configs.Site
 
 	others map[string]*fakeMember
 	own    *fakeMember // etcd on m1, once kubelet has started it
-	// starts are how etcd was started with a blank disk: its initial-cluster-state.
+	// starts lists the starts of etcd with a blank disk, by initial-cluster-state.
 	starts []string
 	// started is how etcd's pod was when it started in this boot.
 	started  string
-	restarts []string // with other arguments, while it ran
+	restarts []string // with other arguments while it ran
 	learner  bool     // m1's member has no vote yet
 	inits    []string
 	// clusterToken is etcd's initial-cluster-token, as kubeadm was told last.
@@ -121,18 +121,18 @@ type controlPlane struct {
 type fakeMember struct {
 	mu      sync.Mutex
 	state   seat.PeerState
-	ticket  string // in its Site
+	ticket  string // of its Site
 	id      string // of its member
 	quorum  bool
 	members []map[string]any
-	active  string // the member that it is in touch with
-	counts  uint64 // a member that its own data has, beside itself
-	// snapshot is what it has; short: it is cut off when somebody asks for it.
+	active  string // the member that it is connected to
+	counts  uint64 // a member that its own data lists in addition to itself
+	// snapshot is its snapshot; short: it is truncated on the way.
 	snapshot string
 	short    bool
 	alarms   []map[string]string
-	status   map[string]string // what it says of its database
-	asked    []string          // what was asked of it that changes something
+	status   map[string]string // its report on its database
+	asked    []string          // requests that change something
 	next     int
 	server   worldtest.Listener
 }
@@ -170,8 +170,8 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	return m
 }
 
-// CloneWith is the same machine in the same state, with the files that it has, and
-// with other masters that are as they are.
+// cloneWith returns a copy of the machine with these files,
+// and of the other control-plane nodes.
 func (m *controlPlane) cloneWith(t *testing.T, files []worldtest.Entry) *controlPlane {
 	t.Helper()
 	c := &controlPlane{world: m.world.cloneWith(t, files), site: m.site, starts: slices.Clone(m.starts), started: m.started, learner: m.learner, inits: slices.Clone(m.inits),
@@ -315,7 +315,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// dial reaches the other masters, and what this one runs.
+// dial connects to the other control-plane nodes, and to servers of this one.
 func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
 	forced := strings.Contains(m.started, controlplane.ForceNewCluster)
@@ -345,7 +345,7 @@ func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, 
 	return nil, nil, false
 }
 
-// refused is what is wrong with the way to this machine's own API server.
+// refused returns the error of a connection to this machine's own API server.
 func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	if addr != "192.0.2.11:6443" && !strings.HasPrefix(addr, "apiserver.cluster.local:") {
 		return nil, false
@@ -356,8 +356,8 @@ func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	return m.Cluster.DialError(addr), true
 }
 
-// kubelet starts what its directory holds, as it would have in the meantime,
-// and reports whether the API server answers.
+// kubelet starts the pods of its directory, as it would have
+// meanwhile, and reports whether the API server answers.
 func (m *controlPlane) kubelet() error {
 	refused := errors.New("connection refused")
 	if m.Units[ondisk.UnitKubelet] != "active" {
@@ -367,7 +367,7 @@ func (m *controlPlane) kubelet() error {
 	if err != nil || len(pod) == 0 {
 		return refused
 	}
-	if m.started != "" && m.started != string(pod) { // it starts it anew
+	if m.started != "" && m.started != string(pod) { // it restarts the pod
 		m.restarts = append(m.restarts, strings.TrimSpace(string(pod)))
 		m.started = string(pod)
 	}
@@ -429,7 +429,7 @@ func (m *controlPlane) on() {
 	}
 }
 
-// kubeadm does what the phases of kubeadm init do to the disk and the cluster.
+// kubeadm changes the disk and the cluster like the phases of kubeadm init.
 func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	args, confDir := c.Args[3:len(c.Args)-2], ondisk.KubernetesDir
 	if i := slices.Index(args, "--kubeconfig-dir"); i > 0 {
@@ -479,7 +479,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // kubeadm's begin when their CA does
+			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // kubeadm's certificates begin when their CA does
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -505,7 +505,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	case "control-plane all":
 		for _, p := range controlplane.Pods {
 			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
-			for _, v := range c.Env { // kubeadm's own go into the pods
+			for _, v := range c.Env { // kubeadm copies its own variables into the pods
 				if name, _, _ := strings.Cut(v, "="); strings.HasSuffix(name, "_PROXY") {
 					pod += "# env: " + v + "\n"
 				}
@@ -524,7 +524,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			m.T.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
 		}
 		uploads := map[string][]string{"upload-config all": {"ClusterConfiguration", "kubelet"}, "addon kube-proxy": {"config.conf"}}
-		for _, key := range uploads[phase] { // kubeadm-config is changed, the others replaced
+		for _, key := range uploads[phase] { // kubeadm-config is changed, others are replaced
 			if err := m.Effect("kubeadm uploads " + key); err != nil {
 				return err
 			}
@@ -574,8 +574,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	return nil
 }
 
-// etcdState is initial-cluster-state, by the members of initial-cluster, and
-// initial-cluster-token.
+// etcdState returns initial-cluster-state, according to the
+// members of initial-cluster, and initial-cluster-token.
 func etcdState(t *testing.T, conf string) (state, token string) {
 	t.Helper()
 	dec := yaml.NewDecoder(strings.NewReader(conf))
@@ -607,7 +607,7 @@ func etcdState(t *testing.T, conf string) (state, token string) {
 	}
 }
 
-// certUntil is the end of a certificate that kubeadm makes now.
+// certUntil returns the end of a certificate that kubeadm makes now.
 func (m *controlPlane) certUntil() time.Time {
 	until := m.Now.AddDate(1, 0, 0)
 	if m.certTime != 0 {
@@ -619,7 +619,7 @@ func (m *controlPlane) certUntil() time.Time {
 	return until
 }
 
-// leaf makes a certificate that is not there; what is there is whole to it.
+// leaf makes a certificate unless it exists; an existing one counts as valid.
 func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data string) error, need func(string) string) error {
 	cert, key := dir+"/"+l.Base+".crt", dir+"/"+l.Base+".key"
 	if m.Has(cert) {
@@ -643,7 +643,7 @@ func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data 
 	return write(cert, both[:i])
 }
 
-// keysOnlyInPlace scans the machine for the cluster's keys.
+// keysOnlyInPlace checks that the cluster's keys are only where they belong.
 func (m *controlPlane) keysOnlyInPlace() {
 	m.T.Helper()
 	lines := m.keyLines()
@@ -672,7 +672,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 	}
 }
 
-// keysUnsaid looks for the cluster's keys in what was said so far.
+// keysUnsaid searches for the cluster's keys in all output so far.
 func (m *controlPlane) keysUnsaid() {
 	m.T.Helper()
 	said := m.Log.String() + strings.Join(m.Console, "\n")
@@ -683,7 +683,7 @@ func (m *controlPlane) keysUnsaid() {
 	}
 }
 
-// keyLines is a line of each of the cluster's keys, by the key's file.
+// keyLines returns a line of each of the cluster's keys, by the key's file.
 func (m *controlPlane) keyLines() map[string]string {
 	keys, lines := m.site.Credentials.Keys, map[string]string{}
 	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
@@ -703,8 +703,8 @@ func (m *controlPlane) bootDone() {
 	m.ends()
 }
 
-// ends is what systemd does when first boot ends: its directory in /run goes.
-// Kubelet stops the pods whose manifest is gone.
+// ends simulates the end of first boot: systemd removes its
+// directory in /run. Kubelet stops the pods whose manifest is gone.
 func (m *controlPlane) ends() {
 	m.T.Helper()
 	if err := os.RemoveAll(filepath.Join(m.Root, ondisk.RunDir)); err != nil {
@@ -750,8 +750,8 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	golden(t, "controlplane.again.console", strings.Join(m.Console, "\n")+"\n")
 }
 
-// A corrected proxy reaches the control plane's pods, which have it from kubeadm; and
-// what the API server asks inside the cluster does not go to it.
+// A corrected proxy reaches the control plane's pods, which get it from
+// kubeadm; requests of the API server within the cluster bypass it.
 func TestProxyOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -781,8 +781,8 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// A master that was written anew, with the same Site after the time of its
-// birth, does not begin again.
+// A control-plane node that was flashed again with the same Site, after
+// the end of its bootstrap permission, does not bootstrap again.
 func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -818,8 +818,9 @@ func TestReflashedMasterStops(t *testing.T) {
 	}
 }
 
-// A master on a blank disk takes its seat where a quorum lives, whatever its
-// ticket: its old seat goes, and it has no vote until it has caught up.
+// A control-plane node with a blank disk joins a cluster with a
+// quorum, whatever its bootstrap permission: its former membership
+// is removed, and it has no vote until it has caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -839,20 +840,20 @@ func TestReplacedMasterJoins(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
-// lived has etcd's data of a cluster on the disk.
+// lived puts etcd's data of a cluster onto the disk.
 func (m *controlPlane) lived(cluster string) {
 	m.T.Helper()
 	m.Put("/var/lib/etcd/member/wal/0.wal", "")
 	m.Put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
-// rejected leaves what etcd does of a start that it rejected: a database, and no log.
+// rejected leaves the files of a start that etcd rejected: a database without a log.
 func (m *controlPlane) rejected() {
 	m.T.Helper()
 	m.Put("/var/lib/etcd/member/snap/db", "nothing")
 }
 
-// quorum has m2 answer for a cluster of all three.
+// quorum makes m2 answer for a cluster of all three.
 func (m *controlPlane) quorum() *fakeMember {
 	f := m.others["192.0.2.12"]
 	f.state, f.quorum, f.id = seat.Lived, true, "2"
@@ -864,7 +865,7 @@ func (m *controlPlane) quorum() *fakeMember {
 	return f
 }
 
-// Data of another cluster, and data that nobody can tell of, is never served.
+// Data of another cluster, and data without a record of its cluster, is never served.
 func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
@@ -884,8 +885,8 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	}
 }
 
-// Two machines with one Site: the second never takes the seat of a first that
-// lives, and takes that of one that does not.
+// Two machines with one Site: the second never takes over the membership
+// of a first that runs, but that of one that does not run.
 func TestLivingSeatIsNotTaken(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -921,8 +922,8 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 	}
 }
 
-// A learner whose machine died before its etcd started does not keep others out for
-// ever; one that is at work does, and so does one that has started, with the fix.
+// A learner whose machine died before its etcd started does not block others
+// forever; one that is starting does, and so does one that has started, with a fix.
 func TestDeadLearner(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -959,7 +960,7 @@ func TestDeadLearner(t *testing.T) {
 	}
 }
 
-// Removed while it was off: its data is of no use, and a person decides.
+// After its member was removed while it was off, its data is useless, and a person decides.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -972,8 +973,8 @@ func TestRemovedMasterStops(t *testing.T) {
 	}
 }
 
-// Certificates that a power cut broke, that lack a name, or that end soon are
-// made anew; so is kubelet's after a year in a drawer.
+// Certificates that a power cut damaged, that lack a name, or that end
+// soon are made again; so is kubelet's after a year without power.
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1013,8 +1014,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	}
 }
 
-// A machine that runs for years has no certificate that expires, and its control
-// plane has read the new ones.
+// On a machine that runs for years no certificate expires,
+// and its control plane has read the new ones.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1024,13 +1025,13 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 	pods := m.Get(controlplane.Pods[1])
 	m.inits = nil
-	for range 26 { // the timer, for 780 days
+	for range 26 { // the timer runs for 780 days
 		m.Now = m.Now.AddDate(0, 0, 30)
 		m.KubeletLastActive = m.Now
 		if at, err := os.Readlink(filepath.Join(m.Root, member.ClientCert)); err != nil {
 			t.Fatal(err)
 		} else {
-			m.PutUnsynced(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
+			m.PutUnsynced(at, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own certificate
 		}
 		m.bootDone()
 		for _, l := range controlplane.Leaves {
@@ -1055,16 +1056,16 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// Killed between the new certificates and the restart of what has read the former
-// ones, the next run restarts it: the control plane's pods, and kubelet where its
-// certificate is another.
+// If first boot is killed between the new certificates and the restart of
+// the programs that have read the former ones, the next run restarts those:
+// the control plane's pods, and kubelet if its certificate is another.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
 	const restart = "restart " + ondisk.UnitKubelet
 	sites := mintedSites(t, 1)
 	for name, tt := range map[string]struct {
 		days int
-		at   []string // each kills it once
+		at   []string // first boot is killed once at each
 	}{
 		"pods":                    {240, []string{"write " + controlplane.Pods[1]}},
 		"pods, kubelet's expired": {370, []string{"write " + controlplane.Pods[1]}},
@@ -1106,7 +1107,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 	}
 }
 
-// A snapshot a day, of which a bounded number stays.
+// One snapshot a day is made, of which a limited number is kept.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1126,7 +1127,7 @@ func TestSnapshots(t *testing.T) {
 		m.Now = m.Now.Add(25 * time.Hour)
 		m.bootDone()
 		m.Now = m.Now.Add(time.Hour)
-		m.bootDone() // it is young
+		m.bootDone() // it is new
 	}
 	all := saved()
 	newest, err := time.Parse("20060102-150405.db", all[0].Name)
@@ -1145,8 +1146,8 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// A snapshot never takes the room that etcd and the pods need: old ones go first, and
-// where that is not enough none is taken.
+// A snapshot never uses the space that etcd and the pods need: old
+// ones are removed first, and if that is not enough, none is made.
 func TestSnapshotsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1169,7 +1170,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	const total = 4 << 30
 	size := m.DirSize(member.SnapshotDir) / 6
 	m.PutUnsynced("/var/lib/etcd/member/snap/db", strings.Repeat("x", int(size)))
-	m.VarUsed = total - total/100*controlplane.SnapshotLeaves - 3*size // room for three
+	m.VarUsed = total - total/100*controlplane.SnapshotLeaves - 3*size // space for three
 	if all := days(1); len(all) != 3 || m.DirSize(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
@@ -1179,12 +1180,12 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	if all := days(1); len(all) != 3 || m.Has(half) {
 		t.Errorf("%v, half a snapshot is there: %v", all, m.Has(half))
 	}
-	m.VarUsed += 3 * size // none would fit without all: none goes in vain
+	m.VarUsed += 3 * size // none would fit even without all others: none is removed
 	before, again := days(1), days(1)
 	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
 		t.Errorf("%v, notes %q", before, m.State().Notes)
 	}
-	m.VarUsed -= 2 * size // with the newest alone
+	m.VarUsed -= 2 * size // only the newest fits too
 	if all := days(1); len(all) != 2 || all[1] != before[0] {
 		t.Errorf("%v, before %v", all, before)
 	}
@@ -1201,8 +1202,8 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	}
 }
 
-// Snapshots that a clock took that was ahead neither push out the right ones nor keep
-// a week from being covered.
+// Snapshots that were made while the clock was ahead neither
+// displace correct ones nor prevent a new one.
 func TestSnapshotsOfTheFuture(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1228,7 +1229,7 @@ func TestSnapshotsOfTheFuture(t *testing.T) {
 	}
 }
 
-// withWords stamps the Site with words on lost masters.
+// withWords stamps the Site with requests about lost control-plane nodes.
 func (m *controlPlane) withWords(w mint.Words) {
 	m.T.Helper()
 	s := *m.site
@@ -1237,7 +1238,7 @@ func (m *controlPlane) withWords(w mint.Words) {
 	c.Said = ""
 	if w.ContinueFrom != "" {
 		if w.Said.IsZero() {
-			w.Said = m.Now // said anew
+			w.Said = m.Now // requested again
 		}
 		c.Said = w.Said.UTC().Format(time.RFC3339)
 	}
@@ -1248,8 +1249,8 @@ func (m *controlPlane) withWords(w mint.Words) {
 	m.stampSite(&s)
 }
 
-// The quorum is lost for good, and a person names this machine: its etcd drops
-// the others once. The word is for one time, and a later one holds again.
+// The quorum is permanently lost, and a person names this machine: its etcd removes the
+// others once. The request is carried out once; a later one is carried out again.
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1269,7 +1270,7 @@ func TestContinueFromThisMachine(t *testing.T) {
 		if len(m.restarts) > 0 || m.ConsoleHas("continues from") {
 			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
 		}
-		m.withWords(mint.Words{}) // taken out, and said again after another loss
+		m.withWords(mint.Words{}) // removed, and requested again after another loss
 		m.on()
 		m.bootDone()
 		m.withWords(mint.Words{ContinueFrom: "m1"})
@@ -1277,7 +1278,8 @@ func TestContinueFromThisMachine(t *testing.T) {
 	}
 }
 
-// Data without a note is not served under the word either, and the way out keeps it.
+// Data without a record of its cluster is not served on
+// request either, and the fix keeps it.
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1303,8 +1305,8 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 }
 
-// A Site of another cluster that says to continue from this machine tells nobody
-// to overwrite its disk.
+// A Site of another cluster that requests to continue from
+// this machine does not make anybody overwrite its disk.
 func TestContinueWithAnothersCA(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1317,8 +1319,7 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	}
 }
 
-// A power cut before each of the writes on the way ends in etcd that runs
-// without the flag.
+// After a power cut before each write, etcd runs without the flag in the end.
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1354,8 +1355,8 @@ func TestPowerCutOfContinue(t *testing.T) {
 	}
 }
 
-// The others go on from another machine: this one's data is put aside, not
-// thrown away, and it joins.
+// The others continue from another machine: this one's data
+// is set aside, not deleted, and the machine joins.
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1380,9 +1381,9 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// The power of all fails while the Sites still have the word: this machine, which has
-// joined the named one, is what that lacks for a quorum. It does not wait for one. Nor
-// does it start where the named one is about to drop it.
+// All lose their power while the Sites still have the request: this machine,
+// which has joined the named one, is needed for the quorum. It does not wait
+// for a quorum. Nor does it start while the named one is about to remove it.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -1399,7 +1400,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			}
 			const member = 16045690984503098046
 			m.Put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
-			f.quorum = false // it lacks this machine
+			f.quorum = false // it needs this machine for a quorum
 			if counted {
 				f.counts = member
 			}
@@ -1419,7 +1420,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	}
 }
 
-// logHead is the head of etcd's log.
+// logHead returns the head of etcd's log.
 func logHead(member, cluster uint64) []byte {
 	ids := binary.AppendUvarint([]byte{1 << 3}, member)
 	ids = binary.AppendUvarint(append(ids, 2<<3), cluster)
@@ -1427,8 +1428,9 @@ func logHead(member, cluster uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
-// A machine that is written anew does not begin again while its ticket is valid:
-// its firmware knows. A new ticket holds, and a birth that was cut off goes on.
+// A machine that was flashed again does not bootstrap again while
+// its permission is valid: the firmware has a record. A new
+// permission is accepted, and an interrupted bootstrap continues.
 func TestTicketIsForOneBirth(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + controlplane.EtcdManifest} {
@@ -1473,8 +1475,8 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	}
 }
 
-// A ticket is for one birth also on the same disk: once the API server has answered, etcd's
-// data may be lost in a power cut, and the cluster does not begin again with nothing.
+// A bootstrap permission is for one bootstrap also on the same disk: once the API server has
+// answered, a power cut may destroy etcd's data, but the cluster is not bootstrapped again.
 func TestLostDataIsNoBirth(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]string{"the log": "/wal", "everything": ""} {
@@ -1505,8 +1507,8 @@ func TestLostDataIsNoBirth(t *testing.T) {
 	}
 }
 
-// A note of a former release does not tell that the data has served. The next boot, with the
-// data in place, adds it.
+// The record of a former release does not have the date since which the
+// data has served. The next boot, with the data in place, adds it.
 func TestOldSeatNoteIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1519,8 +1521,8 @@ func TestOldSeatNoteIsCompleted(t *testing.T) {
 	}
 }
 
-// What a restore brought may be lost like a birth's data. The same word does not bring back
-// the snapshot then: what was written since may be on another disk.
+// Restored data may be lost like that of a bootstrap. The same request does
+// not restore the snapshot again: newer data may be on another disk.
 func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1542,8 +1544,8 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	}
 }
 
-// Blank machines whose Sites have different tickets, or one of which has used its own,
-// begin nothing and say why: etcd makes its ids of the ticket.
+// Blank machines whose Sites have different permissions, or one of which has used its
+// own, bootstrap nothing and report why: etcd derives its IDs from the permission.
 func TestTicketsThatDiffer(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1576,8 +1578,8 @@ func TestTicketsThatDiffer(t *testing.T) {
 	}
 }
 
-// A machine that has used its ticket tells the others so, and goes on telling them
-// once it has stopped and waits for a person.
+// A machine that has used its permission reports that to the
+// others, also while it has stopped and waits for a person.
 func TestUsedTicketIsTold(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]seat.PeerState{"others are off": seat.Silent, "it has stopped": seat.Blank} {
@@ -1614,7 +1616,7 @@ func TestUsedTicketIsTold(t *testing.T) {
 	}
 }
 
-// peerOf is a client as another control-plane node has it, of what listens there.
+// peerOf returns the HTTP client that another control-plane node would use.
 func (m *controlPlane) peerOf(l net.Listener) *http.Client {
 	conf, err := controlplane.EtcdTLS(m.Env())
 	if err != nil {
@@ -1625,7 +1627,7 @@ func (m *controlPlane) peerOf(l net.Listener) *http.Client {
 	}}}
 }
 
-// etcdutl restores what it is given, as ctr runs it in etcd's image.
+// etcdutl restores a snapshot, as ctr would run it in etcd's image.
 func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	args := c.Args[slices.Index(c.Args, "etcdutl"):]
 	inside := func(p string) string {
@@ -1652,8 +1654,8 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	return nil
 }
 
-// All is lost but a snapshot: the machine that the word names begins with it, be
-// it from its own disk or from a stick, with old data or blank, and once.
+// Everything but a snapshot is lost: the machine that the request names restores
+// it once, from its own disk or from a stick, with old data or blank.
 func TestRestoreASnapshot(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1670,7 +1672,7 @@ func TestRestoreASnapshot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Now = m.Now.Add(200 * time.Hour) // not to be born any more
+			m.Now = m.Now.Add(200 * time.Hour) // after the end of the permission
 			m.Cluster.NoClusterInfo = false
 			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
@@ -1706,9 +1708,9 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
-// A word to restore is carried out once: a machine that is written anew with the
-// same Site, or that gets an old stick, does not lose what was written since. Said
-// again, it is carried out again, be the former word still in the Site or not.
+// A request to restore is carried out once: a machine that was flashed again with
+// the same Site, or that gets an old stick, does not lose newer data. A repeated
+// request is carried out again, whether or not the Site still has the former one.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
@@ -1777,8 +1779,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
-// Data that a word brought is not that of the birth that this disk had: were it lost,
-// the ticket would not count as a birth that was cut off and goes on.
+// Data that a request brought is not that of this disk's bootstrap: if it were
+// lost, the permission would not count as that of an interrupted bootstrap.
 func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1793,8 +1795,7 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	}
 }
 
-// Data is not moved aside for a snapshot that is not there: the machine would be left
-// with nothing.
+// Data is not set aside for a missing snapshot, which would leave the machine with nothing.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1807,7 +1808,7 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 	}
 }
 
-// aside lists what there is at a path in directories with data that was set aside.
+// aside lists the files at a path in the directories with data that was set aside.
 func (m *controlPlane) aside(path string) []string {
 	m.T.Helper()
 	found, err := filepath.Glob(m.HostPath(controlplane.AsideDir) + "*" + path)
@@ -1817,8 +1818,8 @@ func (m *controlPlane) aside(path string) []string {
 	return found
 }
 
-// A birth, a join and a restore begin on a disk with what a start that etcd rejected, or
-// a damaged disk, has left: it is kept aside.
+// A bootstrap, a join and a restore on a disk with the leavings of a
+// start that etcd rejected, or of a damaged disk, set those aside.
 func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1839,8 +1840,8 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	}
 }
 
-// A start that etcd rejects at boot after boot leaves a database each time. The largest,
-// which may be the only one with data, and the latest stay.
+// A start that etcd rejects at each boot leaves a database each time. The
+// largest, which may be the only one with data, and the latest are kept.
 func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1865,8 +1866,8 @@ func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	}
 }
 
-// The leader's machine defragments, where its disk has room; a full database is opened
-// again. What only a person can do is in the report.
+// The leader's machine defragments if the disk has space, and clears the alarm
+// of a full database. Problems that only a person can fix are reported.
 func TestEtcdIsLookedAfter(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1906,7 +1907,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 	}
 }
 
-// What the disk of another machine has free is known to its kubelet.
+// The kubelet of another machine reports its free disk space.
 func TestRoomOnOtherMachines(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1925,8 +1926,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 	}
 }
 
-// Data that a word has set aside is there after the next word too, and goes once etcd was
-// well for a week, that of a former program as well.
+// Data that was set aside stays after the next request too, and is removed
+// once etcd has been healthy for a week; so is that of a former program.
 func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1968,7 +1969,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	}
 }
 
-// What has a log is never removed to make room.
+// Data with a log is never removed to free space.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1986,7 +1987,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 	sites := mintedSites(t, 3)
 	for old, tt := range map[string]struct {
 		disk  func(*controlPlane)
-		first string // of its effects
+		first string // of the effects
 		kept  bool
 	}{
 		"old data":         {func(m *controlPlane) { m.lived(m.site.ControlPlane.ID) }, "rename " + configs.EtcdDataDir + "/member", true},
@@ -2029,7 +2030,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 	}
 }
 
-// One is dead on arrival: the others are born without it, in their words.
+// One is dead on arrival: the others bootstrap without it, if their Sites request that.
 func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -2045,7 +2046,7 @@ func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	}
 }
 
-// Keys that are lost once the slot is scrubbed are asked for again.
+// Keys that are lost after they were removed from the slot are requested again.
 func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2060,9 +2061,9 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// What is bind-mounted to /etc/kubernetes is lost with all directories in it: systemd
-// makes the mount's source anew. With the keys once more all comes back, and etcd goes on
-// with its data.
+// /etc/kubernetes is a bind mount, and its source is lost with all
+// directories; systemd creates it again. With the keys on a stick
+// everything is restored, and etcd continues with its data.
 func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2082,14 +2083,14 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	}
 }
 
-// A master takes lost keys from a stick with its own Site, be it new, the one
-// that it was set up with, or an old one; only where they are lost, and only
-// keys of its cluster.
+// A control-plane node accepts lost keys from a stick with its own
+// Site, whether that is new, the one that it was set up with, or an
+// old one; only if they are lost, and only keys of its cluster.
 func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
 	for name, tt := range map[string]struct {
-		before bool // the stick set the machine up, and stayed
+		before bool // the stick set the machine up, and is still plugged in
 		own    int64
 		policy string
 	}{
@@ -2136,8 +2137,8 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	}
 }
 
-// The words for lost masters come on a stick too, with the cluster's keys beside
-// them; without, anybody could have written them.
+// Requests about lost control-plane nodes are accepted from a stick too if
+// it also has the cluster's keys; otherwise anybody could have written them.
 func TestWordsFromAStick(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2183,9 +2184,9 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 }
 
-// TestPublishedMeanwhile: between the check and the run, another control-plane node
-// publishes, the API server stops answering, or a person deletes cluster-info. Nothing
-// of a published cluster is reset.
+// TestPublishedMeanwhile: between the check and the run, another
+// control-plane node publishes, the API server stops answering, or a
+// person deletes cluster-info. Nothing of a published cluster is reset.
 func TestPublishedMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2218,9 +2219,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}
 }
 
-// cluster-info that somebody deleted from a living cluster is not published
-// again by a machine that has no tokens any more; one that never published it
-// asks for the keys.
+// If cluster-info was deleted in a running cluster, a machine without tokens
+// does not publish it again; one that never published it requests the keys.
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2256,8 +2256,8 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// The keys leave the slot once they are needed no more, not when a network
-// add-on has made the Node Ready.
+// The keys are removed from the slot once they are no longer needed,
+// not only when a network add-on has made the Node Ready.
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2268,8 +2268,8 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
-// The power goes before each effect of a birth, with and without what was not
-// synced; etcd begins once, and nothing starts it at a boot but a decision.
+// The power is cut before each effect of a bootstrap, with and without the files that were
+// not synced; etcd is bootstrapped once, and at a boot starts only after a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
 	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {
@@ -2280,8 +2280,7 @@ func TestPowerCutOfMaster(t *testing.T) {
 	})
 }
 
-// So it goes before each effect of a replacement: the machine has one seat in the end,
-// and its vote.
+// The same for a replacement: in the end the machine has one membership, with a vote.
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
@@ -2302,8 +2301,8 @@ func TestPowerCutOfReplacement(t *testing.T) {
 	})
 }
 
-// cutAnywhere cuts the power of machines like this one before each of at least so
-// many effects of their first boot, and checks what the next boot makes of them.
+// cutAnywhere cuts the power of machines like this one before each effect, at
+// least this many, of their first boot, and checks the result of the next boot.
 func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *controlPlane, when string)) {
 	t.Helper()
 	files := m.Files()
@@ -2326,17 +2325,17 @@ func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *contro
 	})
 }
 
-// TestManifests are applied once in a cluster's life, in their order and again as
-// long as the API server takes one of them not.
+// TestManifests: manifests are applied once per cluster, in order,
+// and retried while the API server rejects one of the objects.
 func TestManifests(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Cluster.ApplyFails = true
-	m.Patience = 15 * time.Minute // of the machine's clock
+	m.Patience = 15 * time.Minute // by the machine's clock
 	if err := m.boot(); err == nil || !m.ConsoleHas("1 of 3 objects of the Cluster's manifests to be applied: applying apps/shop.yaml, document 1, item 2 (ConfigMap late): ") || !m.ConsoleHas("failed calling webhook") || !m.ConsoleHas("kubectl -n kube-system label configmap edgebake-manifests edgebake.io/applying-") {
 		t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
-	m.keysOnlyInPlace() // what waits for a worker keeps no keys in the slot
+	m.keysOnlyInPlace() // a machine that waits for a worker has no keys in the slot
 	if m.Cluster.AllApplied {
 		t.Error("it is said that all are applied")
 	}
@@ -2363,16 +2362,16 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestManifestsOfAnOlderCluster: a machine that takes its seat in a cluster that has no
-// note of the manifests, for example since a person has deleted it, changes nothing that
-// is there, also after a power cut, and creates what is missing.
+// TestManifestsOfAnOlderCluster: a machine joins a cluster without a record
+// of the manifests, for example since a person deleted it. It changes no
+// existing object, also after a power cut, and creates missing ones.
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Cluster.NoClusterInfo = false
 	m.quorum()
 	m.Cluster.CreatedPaths = []string{appliedPaths[0], appliedPaths[1]} // a person has changed them since
-	m.Cluster.MarkerPatchFails = true                                   // for a while
+	m.Cluster.MarkerPatchFails = true                                   // temporarily
 	m.Patience = 15 * time.Minute
 	if err := m.boot(); err == nil {
 		t.Fatal("nothing was noted, and it ended")
@@ -2385,14 +2384,14 @@ func TestManifestsOfAnOlderCluster(t *testing.T) {
 	}
 }
 
-// While one object waits for a webhook, none of the others is applied again: what
-// somebody has changed of them stays, on the machine that waits and on others.
+// While one object waits for a webhook, no other one is applied again:
+// changes to them stay, on the machine that waits and on others.
 func TestManifestsAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Cluster.ApplyFails = true
-	m.Patience = 30 * time.Minute // three of what a round lasts
+	m.Patience = 30 * time.Minute // three rounds
 	if err := m.boot(); err == nil {
 		t.Fatal("it ended, with one object left")
 	}
@@ -2429,8 +2428,8 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	}
 }
 
-// An object that is applied and cannot be noted is noted later, and not applied every
-// few seconds.
+// An object that is applied but cannot be recorded is
+// recorded later, and not applied every few seconds.
 func TestManifestsThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2448,8 +2447,8 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 	m.wantApplied("in the end")
 }
 
-// TestPublishedDNS: CoreDNS that is there is none of kubeadm's business, and half of
-// it is made anew.
+// TestPublishedDNS: kubeadm does not change an existing
+// CoreDNS, and completes a partial one.
 func TestPublishedDNS(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -2470,7 +2469,7 @@ func TestPublishedDNS(t *testing.T) {
 	}
 }
 
-// A reset before kubeadm has made anything leaves no key of the cluster.
+// A reset before kubeadm has made anything removes all keys of the cluster.
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2488,7 +2487,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	}
 }
 
-// What cannot be looked at is not blank.
+// An unreadable disk does not count as blank.
 func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2498,8 +2497,8 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	}
 }
 
-// TestSecretsOfAMaster: what a Site carries of its cluster is never shown, the
-// nodes' tokens included.
+// TestSecretsOfAMaster: the cluster's secrets in a Site,
+// including the nodes' tokens, are never shown.
 func TestSecretsOfAMaster(t *testing.T) {
 	t.Parallel()
 	spec := mintedSites(t, 1)[0].Site
@@ -2513,7 +2512,8 @@ func TestSecretsOfAMaster(t *testing.T) {
 	}
 }
 
-// cluster-info was deleted on purpose, and keys come again: nothing is published once more.
+// cluster-info was deleted on purpose, and the keys are
+// stamped again: nothing is published again.
 func TestPublishedOnce(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// readyNode is a native node, joined and Ready, with a yurthub to convert to.
+// readyNode returns a native node, joined and Ready, that can be converted.
 func readyNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
@@ -28,7 +28,7 @@ func readyNode(t *testing.T) *world {
 	return w
 }
 
-// soleNode is one of a cluster with one master.
+// soleNode returns such a node of a cluster with one API server.
 func soleNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
@@ -63,7 +63,7 @@ func (w *world) reset() (node string, err error) {
 	return Reset(ctx, w.Env(), func(run.Step) {})
 }
 
-// clean is the tree without evidence and state.
+// clean returns the tree without the records of changes and the state.
 func (w *world) clean() map[string]string {
 	t := w.tree()
 	for p := range t {
@@ -125,15 +125,14 @@ func TestConvertRevertConvert(t *testing.T) {
 	sameTree(t, "converted again", w.clean(), edge)
 }
 
-// TestNoFirstBootMeanwhile: the timer, which runs while an API server is away, does
-// not start first boot in the middle of a change, and runs again when that has
-// ended, well or not.
+// TestNoFirstBootMeanwhile: the timer, which runs while an API server is out of reach, does
+// not start first boot during a change, and runs again after its end, successful or not.
 func TestNoFirstBootMeanwhile(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
 	w.Units[ondisk.UnitAgain] = "active"
 	w.BeforeEffect = func(effect string) {
-		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // whether it can be done
+		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // checks that it can be done
 		if w.Units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
 			t.Errorf("at %s first boot's timer runs", effect)
 		}
@@ -160,8 +159,8 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 	ended("revert")
 }
 
-// TestConvertKilled kills convert before each effect: run again it goes on,
-// and a revert takes it back.
+// TestConvertKilled kills convert before each effect: a
+// second run continues, and a revert undoes it.
 func TestConvertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
@@ -177,8 +176,8 @@ func TestConvertKilled(t *testing.T) {
 	})
 }
 
-// TestConvertGoesOnWithoutAReport: a convert that was killed when it had just
-// restarted kubelet does not take the node for one that is not Ready.
+// TestConvertGoesOnWithoutAReport: a convert that was killed right
+// after it restarted kubelet does not reject the node as not Ready.
 func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -205,11 +204,11 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	}
 }
 
-// TestRevertKilled is the same for revert.
+// TestRevertKilled does the same with revert.
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
-	whole.Put(hub.BakedUnit, openyurt.UnitFile) // it stays, and tells nothing of what else is left
+	whole.Put(hub.BakedUnit, openyurt.UnitFile) // it stays, and does not show what else is left
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -231,11 +230,11 @@ func TestRevertKilled(t *testing.T) {
 	})
 }
 
-// killed is a change that is killed, and the two ways on.
+// killed describes a change that is killed, and the two ways to continue.
 type killed struct {
 	prepare          func(*world)
 	run, again, back func(*world) error
-	want, before     map[string]string // the trees that again and back end in
+	want, before     map[string]string // the trees after again and after back
 }
 
 // killEach kills the change before each of the effects that whole counted.
@@ -258,7 +257,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 			cut.PowerCutAt = 0
 			left := cut.Files()
 			if err == nil && slices.ContainsFunc(whole.EffectNames[n-1:], func(e string) bool {
-				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // evidence stops nobody
+				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // errors of the record stop nothing
 			}) {
 				t.Fatalf("killed at %d (%s), it went on", n, at)
 			}
@@ -277,8 +276,8 @@ func killEach(t *testing.T, whole *world, k killed) {
 	}
 }
 
-// foreignNode is a node that kubeadm joined without edgebake: no image.json,
-// no slot, no site, no ipvscare, and kubelet goes to a master.
+// foreignNode returns a node that kubeadm joined without edgebake: no image.json, no
+// slot, no Site, no ipvscare, and kubelet connects to one API server.
 func foreignNode(t *testing.T) *world {
 	w := readyNode(t)
 	for _, p := range []string{ondisk.ImageInfoFile, ondisk.StateDir, "/etc/edgebake", "/etc/hosts", "/sys/module/dummy"} {
@@ -320,8 +319,8 @@ func TestConvertForeignNode(t *testing.T) {
 	sameTree(t, "after revert", w.clean(), native)
 }
 
-// TestConvertAfterYurtadm: what yurtadm left beside its unit would win over our
-// arguments.
+// TestConvertAfterYurtadm: files that yurtadm left next to
+// its unit would override our arguments.
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)
@@ -342,8 +341,8 @@ func TestConvertAfterYurtadm(t *testing.T) {
 	}
 }
 
-// TestGateFitsKubelet: a gate that kubelet does not know would keep it from
-// starting, on a node that worked before.
+// TestGateFitsKubelet: a feature gate that kubelet does not know
+// would prevent its start, on a node that worked before.
 func TestGateFitsKubelet(t *testing.T) {
 	t.Parallel()
 	for version, want := range map[string]string{
@@ -461,8 +460,8 @@ func TestConvertLeavesThePortOpen(t *testing.T) {
 	}
 }
 
-// TestConvertLeavesOpenYurtNodesAlone: what goes through yurthub already is not
-// touched, whatever it is to become, since only a native node could be put back.
+// TestConvertLeavesOpenYurtNodesAlone: a node that uses yurthub already is not
+// changed, whatever the options, since only a native node could be restored.
 func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	t.Parallel()
 	converted := func(t *testing.T) *world {
@@ -518,9 +517,8 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 }
 
-// TestConvertKilledThenFails: a convert that was killed once kubelet was
-// turned, and whose next run cannot get yurthub ready, leaves a native node,
-// not one behind a yurthub that is gone.
+// TestConvertKilledThenFails: convert was killed after kubelet was redirected, and its next
+// run cannot make yurthub ready. It leaves a native node, not one behind a removed yurthub.
 func TestConvertKilledThenFails(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -546,8 +544,7 @@ func TestConvertKilledThenFails(t *testing.T) {
 	sameTree(t, "undone", w.clean(), native)
 }
 
-// TestRevertGivesLabelsBack: a revert that fails leaves the OpenYurt node that
-// it found.
+// TestRevertGivesLabelsBack: a revert that fails leaves the OpenYurt node as it was.
 func TestRevertGivesLabelsBack(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -566,8 +563,8 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	}
 }
 
-// TestRevertFailsAtItsEnd: a node that is Ready as a native one is not sent back
-// to a yurthub that is gone.
+// TestRevertFailsAtItsEnd: a node that is Ready as a native
+// one is not redirected to a removed yurthub.
 func TestRevertFailsAtItsEnd(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -593,7 +590,8 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 	sameTree(t, "reverted in two goes", w.clean(), native)
 }
 
-// TestRevertLeavesKubeletWhereItIs: turned back, it would talk to nobody.
+// TestRevertLeavesKubeletWhereItIs: kubelet is not
+// redirected to a yurthub that does not serve.
 func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -610,8 +608,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	}
 }
 
-// TestResetForgetsTheToken: a join that did not come to its end is not taken up
-// at the next boot.
+// TestResetForgetsTheToken: the next boot does not continue an unfinished join.
 func TestResetForgetsTheToken(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -631,7 +628,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 	}
 }
 
-// TestResetKeepsTheNextSite: its token is not that of the join that is left.
+// TestResetKeepsTheNextSite: the next Site's token is not that of the join that is undone.
 func TestResetKeepsTheNextSite(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]func(w *world) string{
@@ -676,8 +673,8 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	}
 }
 
-// TestResetKilled cuts the power before each effect of a reset in the middle of
-// a join: run again it forgets the token and keeps the site.
+// TestResetKilled cuts the power before each effect of a reset in the
+// middle of a join: a second run removes the token and keeps the Site.
 func TestResetKilled(t *testing.T) {
 	t.Parallel()
 	begun := edgeWorld(t)
@@ -686,7 +683,7 @@ func TestResetKilled(t *testing.T) {
 		t.Fatal("done, and nobody approved")
 	}
 	begun.Effects, begun.EffectNames = 0, nil
-	begun.Units[ondisk.UnitAgain] = "active" // an API server was away at an earlier pass
+	begun.Units[ondisk.UnitAgain] = "active" // an API server was out of reach in an earlier pass
 	whole := begun.clone(t)
 	if _, err := whole.reset(); err != nil {
 		t.Fatal(err)
@@ -717,8 +714,8 @@ func TestResetKilled(t *testing.T) {
 	}
 }
 
-// TestResetThenJoinUnderAnotherName: a new site joins the machine again, and
-// what was baked is still there.
+// TestResetThenJoinUnderAnotherName: a new Site makes the
+// machine join again, and the image's files still exist.
 func TestResetThenJoinUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -18,7 +18,7 @@ type cuttable[M any] interface {
 
 func (w *world) machine() *world { return w }
 
-// afterCut is what a test does with a machine whose power was cut.
+// afterCut configures what a test does with a machine whose power was cut.
 type afterCut[M any] struct {
 	// next turns the power on again. left are the files of the cut, goesOn boots
 	// what has these files now.
@@ -29,8 +29,8 @@ type afterCut[M any] struct {
 	said  func(t *testing.T, m M)
 }
 
-// everyCut is how many effects lie between two cuts of the power: with -short, one in
-// seven is tried.
+// everyCut returns the number of effects between two power
+// cuts: with -short, every seventh cut is tried.
 func everyCut() int {
 	if testing.Short() {
 		return 7
@@ -38,9 +38,9 @@ func everyCut() int {
 	return 1
 }
 
-// cutBefore cuts the power of machines like this one before each of so many effects
-// of their first boot. A firstboot that was only killed starts again too. Cuts that
-// leave the very same machine are followed once.
+// cutBefore cuts the power of machines like this one before each of
+// count effects of their first boot. A firstboot that was only killed is
+// restarted too. Cuts that leave equal machines are followed only once.
 func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count int, after afterCut[M]) {
 	var followed sync.Map
 	for n := 1; n <= count; n += everyCut() {
@@ -61,7 +61,7 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 					after.said(t, m)
 					return
 				}
-				if kind == "kill" { // whose power is still to go
+				if kind == "kill" { // its power is cut next
 					m = cut.cloneWith(t, left)
 					m.machine().Effects, m.machine().EffectNames = 0, nil
 				}

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestNoAnonymousAccess: where the API servers answer nobody whom they do not
-// know, the cause is named, and a site that carries the CA joins.
+// TestNoAnonymousAccess: if API servers reject anonymous requests,
+// the error names the cause, and a Site with the CA joins.
 func TestNoAnonymousAccess(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -45,8 +45,8 @@ func TestNoAnonymousAccess(t *testing.T) {
 	}
 }
 
-// TestAnotherClustersCA: masters of another cluster stop the run before they
-// see the token.
+// TestAnotherClustersCA: API servers of another cluster stop
+// the run before they receive the token.
 func TestAnotherClustersCA(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -61,7 +61,7 @@ func TestAnotherClustersCA(t *testing.T) {
 	}
 }
 
-// TestTokenOfAStartingAPIServer: one API server is up again after a power cut, and
+// TestTokenOfAStartingAPIServer: one API server runs again after a power cut, and
 // rejects every token for a while. Whatever it shows of its state, the machine joins
 // soon after; a token that stays rejected is reported once that is certain.
 func TestTokenOfAStartingAPIServer(t *testing.T) {
@@ -69,8 +69,8 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		ready  int
-		starts time.Duration // after which it accepts the token; 0: never
-		joined time.Duration // at most
+		starts time.Duration // time until it accepts the token; 0: never
+		joined time.Duration // longest time to the join
 	}{
 		{"not ready", http.StatusInternalServerError, 5 * time.Second, 30 * time.Second},
 		{"readyz not granted yet", http.StatusForbidden, 5 * time.Second, time.Minute},
@@ -113,8 +113,8 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 	}
 }
 
-// TestClusterInfoWithAFormerSignature: somebody has changed cluster-info, and the cluster
-// has yet to sign it. A signature that stays wrong is reported.
+// TestClusterInfoWithAFormerSignature: somebody has changed cluster-info, and the
+// cluster has not signed it again yet. A signature that stays wrong is reported.
 func TestClusterInfoWithAFormerSignature(t *testing.T) {
 	t.Parallel()
 	for name, signedAfter := range map[string]time.Duration{"signed soon": 5 * time.Second, "another secret": time.Hour} {
@@ -140,8 +140,8 @@ func TestClusterInfoWithAFormerSignature(t *testing.T) {
 	}
 }
 
-// TestOneAPIServerDoesNotStopDiscovery: what one API server says alone, while the
-// others are out of reach, is retried.
+// TestOneAPIServerDoesNotStopDiscovery: an error of only one
+// API server, while the others are out of reach, is retried.
 func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -150,7 +150,7 @@ func TestOneAPIServerDoesNotStopDiscovery(t *testing.T) {
 		err  error
 		stop bool
 	}{
-		{errors.Join(api.ErrToken, away), true}, // it is ready: the others have the same tokens
+		{errors.Join(api.ErrToken, away), true}, // it is ready, and all API servers have the same tokens
 		{errors.Join(api.ErrToken, fmt.Errorf("%w (%w)", api.ErrToken, api.ErrStarting)), true},
 		{errors.Join(fmt.Errorf("%w (%w)", api.ErrToken, api.ErrStarting), away), false},
 		{errors.Join(fmt.Errorf("%w (%w)", api.ErrToken, api.ErrReadyHidden), away), false},

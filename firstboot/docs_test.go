@@ -12,8 +12,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestArchitectureNamesThePhases holds the lists of ARCHITECTURE.md against the
-// phases.
+// TestArchitectureNamesThePhases compares the lists in ARCHITECTURE.md with the phases.
 func TestArchitectureNamesThePhases(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../ARCHITECTURE.md")

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// dualStack gives the machine both families and the masters names with
-// addresses of these; the kernel prefers IPv6, as RFC 6724 has it.
+// dualStack gives the machine both families and the API servers
+// names with addresses of both; the kernel prefers IPv6 (RFC 6724).
 func (w *world) dualStack(addrs ...string) *machine.Env {
 	e := w.Env()
 	var all []netip.Addr
@@ -48,14 +48,14 @@ func (w *world) dualStack(addrs ...string) *machine.Env {
 	return e
 }
 
-// TestFamilyOfTheNode: the node's address is of the VIP's family, whatever the
-// kernel prefers on the way to a name that has both.
+// TestFamilyOfTheNode: the node's address is of the VIP's
+// family, whatever the kernel prefers for a name with both.
 func TestFamilyOfTheNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name, site string
 		addrs      []string
-		want       string // the node's address; empty: it cannot be
+		want       string // the node's address; empty: it has none
 		endpoint   string // in /etc/hosts
 	}{
 		{"an IPv4 VIP", "", []string{"2001:db8::11", "192.0.2.11"}, "192.0.2.50", ""},

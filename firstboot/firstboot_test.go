@@ -45,8 +45,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// tree is what first boot left on the disk: every file, without what differs
-// from run to run by nature.
+// tree returns every file that first boot left on the disk,
+// without parts that always differ between runs.
 func (w *world) tree() map[string]string {
 	w.T.Helper()
 	return w.treeOf(w.Files())
@@ -132,8 +132,7 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 }
 
 // edgeThenOffline checks that the Node was registered with the labels of its pool,
-// and switches the machine on again without any network: everything on it is as it
-// should be, and nothing is done.
+// and boots the machine again without any network: no phase has anything to do.
 func (w *world) edgeThenOffline() {
 	w.T.Helper()
 	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
@@ -153,7 +152,7 @@ func (w *world) edgeThenOffline() {
 	}
 }
 
-// podWorld is a machine whose image runs yurthub as a static pod.
+// podWorld returns a machine whose image runs yurthub as a static pod.
 func podWorld(t *testing.T) *world {
 	w := edgeWorld(t)
 	w.Put(ondisk.ImageInfoFile, strings.Replace(w.Get(ondisk.ImageInfoFile), `"version":"v1.7.0","form":"unit"`, `"version":"v1.6.1","form":"staticPod","image":"openyurt/yurthub:v1.6.1"`, 1))
@@ -180,8 +179,8 @@ func TestStaticPodForm(t *testing.T) {
 	w.edgeThenOffline()
 }
 
-// TestStaticPodKilled takes the power away before each effect of a static
-// pod's way: the next boot goes on, and ends where an undisturbed one does.
+// TestStaticPodKilled cuts the power before each effect of a join with a static pod:
+// the next boot continues, and ends in the same state as an undisturbed one.
 func TestStaticPodKilled(t *testing.T) {
 	t.Parallel()
 	machine := podWorld(t)
@@ -197,8 +196,8 @@ func TestStaticPodKilled(t *testing.T) {
 	})
 }
 
-// TestStaticPodPoolChanged: kubelet registers with what the site says now, as in
-// the other form.
+// TestStaticPodPoolChanged: kubelet registers with the
+// Site's present labels, as in the other form.
 func TestStaticPodPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -221,8 +220,8 @@ func TestStaticPodPoolChanged(t *testing.T) {
 	}
 }
 
-// TestStaticPodWaits: without its first certificate there is no Node, and
-// nobody but first boot can say why.
+// TestStaticPodWaits: without yurthub's first certificate
+// there is no Node, and only first boot can report why.
 func TestStaticPodWaits(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -252,8 +251,8 @@ func TestStaticPodWaits(t *testing.T) {
 	}
 }
 
-// TestStaticPodKeepsItsServer: a list without the server of yurthub.conf
-// would have yurthub wipe its identity.
+// TestStaticPodKeepsItsServer: if the server of yurthub.conf
+// were missing in the list, yurthub would wipe its identity.
 func TestStaticPodKeepsItsServer(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -273,7 +272,7 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	}
 }
 
-// TestStaticPodIsNotTurned: kubelet has no certificate to go on with.
+// TestStaticPodIsNotTurned: kubelet has no certificate of its own to continue with.
 func TestStaticPodIsNotTurned(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -298,7 +297,7 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	}
 }
 
-// TestHubSaysWhatTheClusterLacks: yurthub only ever waits.
+// TestHubSaysWhatTheClusterLacks: yurthub itself only waits.
 func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -339,8 +338,8 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	}
 }
 
-// TestStaticPodAsksForItsOwnVersion: yurthub before 1.7 lists NodePools of
-// v1beta1, and never becomes ready without.
+// TestStaticPodAsksForItsOwnVersion: yurthub before 1.7 lists
+// NodePools of v1beta1, and is never ready without them.
 func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -359,8 +358,8 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	}
 }
 
-// TestPowerCut takes the power away before each effect in turn; the next boot
-// must end as if it had never gone.
+// TestPowerCut cuts the power before each effect in turn; the
+// next boot must end in the same state as an undisturbed one.
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
 	t.Run("native", func(t *testing.T) { powerCut(t, 40) })
@@ -371,16 +370,15 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 	t.Parallel()
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
 	w := nativeWorld(t, lines...)
-	if len(more) > 0 { // native goes through three
+	if len(more) > 0 { // a native node has three variants
 		w.UseSingleMaster()
 	}
 	cutEach(t, w, atLeast, (*world).treeOf)
 }
 
-// cutEach takes the power away from a machine before each effect of its first
-// boot: the next boot, and a firstboot that was only killed and started again,
-// end in the tree of an undisturbed machine. Cuts that leave the very same
-// machine are followed once.
+// cutEach cuts the power of a machine before each effect of its first boot: the next
+// boot, and a firstboot that was only killed and restarted, must end in the tree of
+// an undisturbed machine. Cuts that leave equal machines are followed only once.
 func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worldtest.Entry) map[string]string) {
 	files := machine.Files()
 	whole := machine.cloneWith(t, files)
@@ -394,7 +392,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 	cutBefore(t, machine, files, count, afterCut[*world]{
 		next: func(t *testing.T, cut *world, left []worldtest.Entry, goesOn func(string, *world, []worldtest.Entry)) {
 			var lost *world
-			if len(cut.Unsynced) > 0 { // else that is the same
+			if len(cut.Unsynced) > 0 { // otherwise the result is the same
 				lost = cut.cloneWith(t, left)
 				lost.LoseUnsynced()
 				lost.PowerOn()
@@ -417,8 +415,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 	})
 }
 
-// noSecret looks for the token everywhere it must not be once the node is
-// Ready.
+// noSecret searches for the token everywhere it must not be once the node is Ready.
 func noSecret(t *testing.T, w *world) {
 	t.Helper()
 	noSecretIn(t, w, w.Files())
@@ -437,7 +434,7 @@ func noSecretIn(t *testing.T, w *world, files []worldtest.Entry) {
 	noSecretSaid(t, w)
 }
 
-// noSecretSaid looks for the token in what was said so far.
+// noSecretSaid searches for the token in all output so far.
 func noSecretSaid(t *testing.T, w *world) {
 	t.Helper()
 	noTokenIn(t, "log", w.Log.Bytes())

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestSettingsChangedAfterTheJoin: what kubeadm and kubelet take from a site
-// once is applied later, or said.
+// TestSettingsChangedAfterTheJoin: settings that kubeadm and
+// kubelet use only at the join are applied later, or reported.
 func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -52,8 +52,8 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 	}
 }
 
-// TestArgumentsChangedAfterTheJoin: kubelet is restarted with those that the
-// site has now, as each kind of node and wherever the power goes meanwhile.
+// TestArgumentsChangedAfterTheJoin: kubelet is restarted with the Site's present
+// arguments, on each kind of node and after a power cut at any point.
 func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 	const before, after = "kubeletExtraArgs: {v: '2', max-pods: '50'}", "kubeletExtraArgs: {v: '4', system-reserved: 'cpu=100m,memory=50Mi'}"
 	for form, c := range map[string]struct {
@@ -105,15 +105,15 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					t.Errorf("kubelet was restarted %d times, want %d", restarts, want)
 				}
 				whole.EffectNames = nil
-				if err := os.RemoveAll(filepath.Join(whole.Root, ondisk.RunDir)); err != nil { // as systemd does
+				if err := os.RemoveAll(filepath.Join(whole.Root, ondisk.RunDir)); err != nil { // like systemd
 					t.Fatal(err)
 				}
-				whole.mustBoot() // first boot once more, as its timer has it
+				whole.mustBoot() // first boot runs again, started by its timer
 				if slices.Contains(whole.EffectNames, "restart "+ondisk.UnitKubelet) {
 					t.Error("and it was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
-				for n := 1; form == "unit"; n++ { // with the most to get wrong
+				for n := 1; form == "unit"; n++ { // the most complex form
 					cut := w.clone(t)
 					cut.RejectedKubeletArg, cut.PowerCutAt = w.RejectedKubeletArg, n
 					if cut.boot() == nil {
@@ -123,7 +123,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					left := cut.Files()
 					state := cut.Fingerprint(t, left)
 					if followed[state] {
-						continue // the very machine of another cut
+						continue // the state after another cut is the same
 					}
 					followed[state] = true
 					corrected := cut.cloneWith(t, left)
@@ -142,7 +142,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 	}
 }
 
-// argsOf are kubelet's arguments, whatever their order.
+// argsOf returns kubelet's arguments, sorted.
 func argsOf(env string) string {
 	_, args, _ := strings.Cut(strings.ReplaceAll(env, `"`, " "), "=")
 	all := strings.Fields(args)
@@ -150,8 +150,8 @@ func argsOf(env string) string {
 	return strings.Join(all, " ")
 }
 
-// A kubelet that is still starting, as at each boot, is one that was well; one
-// that ends a moment after it was well is not.
+// A kubelet that is still starting, as at each boot, counts as healthy
+// before the change; one that ends soon after it was healthy does not.
 func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -167,8 +167,8 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	}
 }
 
-// TestArgumentsThatFixKubelet: one that does not run keeps what the site gives
-// it, whether it helps or not.
+// TestArgumentsThatFixKubelet: a kubelet that does not run
+// keeps the Site's arguments, whether they help or not.
 func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -189,8 +189,8 @@ func TestArgumentsThatFixKubelet(t *testing.T) {
 	}
 }
 
-// TestMeteredKubelet reports less often, and as before once the link is not
-// metered any more. The file that says so is there before kubelet looks for it.
+// TestMeteredKubelet: kubelet reports less often on a metered link, and normally
+// again afterwards. The configuration file exists before kubelet reads it.
 func TestMeteredKubelet(t *testing.T) {
 	const flag = "--config-dir=" + kubeadm.KubeletConfDir
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -233,8 +233,8 @@ func TestMeteredKubelet(t *testing.T) {
 	}
 }
 
-// TestNodeOfTwoFamilies: where the cluster's Services have both families and
-// the site gives the node fixed addresses of both, the Node has both too.
+// TestNodeOfTwoFamilies: if the cluster's Services have both families
+// and the Site has fixed addresses of both, so has the Node.
 func TestNodeOfTwoFamilies(t *testing.T) {
 	const fixed = "network: {interfaces: [{name: e*, addresses: [192.0.2.50/24, 'fd00:2::50/64'], gateway: 192.0.2.1}]}"
 	for _, c := range []struct {
@@ -269,7 +269,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 	}
 }
 
-// TestLabelRemoved: the Node loses what the site lost, and nothing else.
+// TestLabelRemoved: the Node loses only the labels that the Site no longer has.
 func TestLabelRemoved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "labels: {zone: north, shop: '12'}")

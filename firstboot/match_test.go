@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestASiteForAnotherMachine is taken by none of its kind, from the slot, an unsigned or a
-// signed stick, and nothing of it is applied.
+// TestASiteForAnotherMachine: a Site for another machine is rejected from the
+// slot, from an unsigned and from a signed stick, and none of it is applied.
 func TestASiteForAnotherMachine(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -49,8 +49,8 @@ func TestASiteForAnotherMachine(t *testing.T) {
 	}
 }
 
-// TestASiteForThisMachine is taken like any other, and is its own from then on, whatever
-// card is exchanged.
+// TestASiteForThisMachine: a Site for this machine is accepted like
+// any other, and stays valid when a network card is exchanged.
 func TestASiteForThisMachine(t *testing.T) {
 	t.Parallel()
 	for _, from := range []string{"slot", "stick"} {
@@ -73,8 +73,8 @@ func TestASiteForThisMachine(t *testing.T) {
 	}
 }
 
-// TestANeighboursSite: a member rejects a Site that calls it otherwise, before it applies
-// any of it. One that takes it to another cluster may.
+// TestANeighboursSite: a member rejects a Site with another node name before
+// it applies any of it, unless the Site moves it to another cluster.
 func TestANeighboursSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -92,7 +92,7 @@ func TestANeighboursSite(t *testing.T) {
 			w := nativeWorld(t)
 			w.admits(ondisk.SitesSigned, key)
 			w.mustBoot()
-			if c.expired { // and the join that was to repair it has failed
+			if c.expired { // and the join that would repair it has failed
 				w.expire()
 				w.JoinError = func(int) error { return errors.New("kubelet is not well") }
 				w.PowerOn()
@@ -125,9 +125,9 @@ func TestANeighboursSite(t *testing.T) {
 	}
 }
 
-// TestANeighboursRepair: under repair a member keeps its own name, and takes nothing of a
-// Site that names another machine, its network least of all. A name made of the machine's
-// facts names no other.
+// TestANeighboursRepair: with policy repair, a member keeps its name, and accepts
+// nothing of a Site that names another machine, in particular not its network. A
+// name that is made from the machine's facts does not name another machine.
 func TestANeighboursRepair(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

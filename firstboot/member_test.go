@@ -13,13 +13,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wantNoStranger plugs a stranger's stick in, at the next boot.
+// wantNoStranger plugs in an untrusted stick for the next boot, which must reject it.
 func wantNoStranger(t *testing.T, w *world, when string) {
 	t.Helper()
 	w.plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
 	patience := w.Patience
-	w.Patience = 20 * time.Second // a stick is read at once, and it may never join
+	w.Patience = 20 * time.Second // the stick is read at once, and the machine may never join
 	if err := w.boot(); err == nil {
 		t.Logf("%s: it is Ready", when)
 	}
@@ -32,7 +32,7 @@ func wantNoStranger(t *testing.T, w *world, when string) {
 	}
 }
 
-// expire has the node's certificate expire, and a person bring a token.
+// expire makes the node's certificate expire, and stamps a token.
 func (w *world) expire() {
 	w.Now = w.Now.AddDate(2, 0, 0)
 	w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -40,9 +40,9 @@ func (w *world) expire() {
 	w.Stamp(worldtest.SlotDevice, w.SlotSite(worldtest.SlotDevice)+worldtest.WithToken+"\n")
 }
 
-// TestAMemberThatFailsToJoinAgain removes its credentials before it tries, and stays a
-// member to strangers, wherever the power goes; a node of a former release too, which has
-// no record of it.
+// TestAMemberThatFailsToJoinAgain: a member removes its credentials before
+// it joins again, and stays a member for untrusted sticks, whenever the
+// power is cut; also a node of a former release without a membership record.
 func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -84,8 +84,8 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	}
 }
 
-// TestPowerCutAfterTheJoin: what kubeadm has written is not on the disk yet, and that the
-// machine was a member is.
+// TestPowerCutAfterTheJoin: when the power is cut, kubeadm's
+// files are not synced yet, but the membership record is.
 func TestPowerCutAfterTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -101,7 +101,8 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	wantNoStranger(t, w, "after the join")
 }
 
-// TestOnlyResetMakesABlankMachine: neither a move nor an expired certificate does.
+// TestOnlyResetMakesABlankMachine: neither a move nor an
+// expired certificate makes a machine blank.
 func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -143,8 +144,8 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	}
 }
 
-// TestPowerCutWhileLeaving: credentials that are still there do not make the machine a
-// member of the former cluster again.
+// TestPowerCutWhileLeaving: remaining credentials do not
+// make the machine a member of the former cluster again.
 func TestPowerCutWhileLeaving(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -170,7 +171,8 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	}
 }
 
-// TestAnUnreadableRecord, or one of a later release, is one all the same.
+// TestAnUnreadableRecord: an unreadable membership record,
+// or one of a later release, counts as a record.
 func TestAnUnreadableRecord(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", `{"version":7,"node":{}}`} {

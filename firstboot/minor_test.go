@@ -30,7 +30,8 @@ func (w *world) updated(from, to string) {
 	w.PowerOn()
 }
 
-// beforeUpdate is a node with v1.36.3 that is about to boot another system, and its files.
+// beforeUpdate returns a node with v1.36.3 that is about to
+// boot another system, and its files.
 func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
 	t.Helper()
 	w = readyNode(t)
@@ -83,8 +84,8 @@ func (w *world) goneBack(when string, files map[string]string) {
 	}
 }
 
-// On a system with another minor version kubeadm writes kubelet's settings again, once. Back
-// on the former system kubelet has its own files, and the Site's arguments of now.
+// A system with another minor version has kubeadm write kubelet's settings once. Back on
+// the former system, kubelet has its own files with the Site's present arguments.
 func TestAnotherMinor(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -92,7 +93,7 @@ func TestAnotherMinor(t *testing.T) {
 	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
 		t.Error("until then kubelet runs with the former settings")
 	}
-	w.Put(cpuState, "state of v1.37") // by kubelet
+	w.Put(cpuState, "state of v1.37") // as kubelet does
 	w.Put(member.KubeletInstanceConfig, "containerRuntimeEndpoint: x\n")
 	w.Stamp(worldtest.SlotDevice, w.Site("kubeletExtraArgs: {max-pods: '20'}"))
 	w.mustBoot()
@@ -123,7 +124,7 @@ func TestAnotherMinor(t *testing.T) {
 	w.goneBack("back again", files)
 }
 
-// A later image with the same minor version has nothing to write.
+// A later image with the same minor version writes nothing.
 func TestPatchKeepsSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -151,8 +152,8 @@ func TestAnotherMinorOffline(t *testing.T) {
 	w.takenOver("online")
 }
 
-// kubeadm empties a file before it writes it. Where it fails in between, the node keeps its
-// credentials and the former settings.
+// kubeadm empties a file before it writes it. If it fails in
+// between, the node keeps its credentials and the former settings.
 func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -175,7 +176,7 @@ func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	w.takenOver("later")
 }
 
-// The power goes at any change on the way to another minor version and back.
+// The power is cut before each change on the way to another minor version and back.
 func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	t.Parallel()
 	before, files := beforeUpdate(t)
@@ -223,7 +224,7 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	}
 }
 
-// A machine that joins again has the files of one kubelet.
+// A machine that joins again has the files of only one kubelet.
 func TestJoinForgetsFormerKubelet(t *testing.T) {
 	t.Parallel()
 	w, _ := beforeUpdate(t)

@@ -23,7 +23,7 @@ func (w *world) kubeletRestarts() (n int) {
 	return n
 }
 
-// later is a run of first boot while the machine stays on.
+// later runs first boot after d, while the machine stays on.
 func (w *world) later(d time.Duration) {
 	w.T.Helper()
 	if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil {
@@ -34,9 +34,9 @@ func (w *world) later(d time.Duration) {
 	w.EffectNames, w.Console = nil, nil
 }
 
-// TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers once in its life, so first
-// boot restarts it, and the Node is a control-plane node's again. A snapshot is taken
-// even where the Node stays away.
+// TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers only once after its
+// start, so first boot restarts it, and marks the Node as a control-plane node
+// again. A snapshot is made even if the Node stays missing.
 func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{"registers": false, "refused": true} {
@@ -69,18 +69,18 @@ func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 	}
 }
 
-// snapshots are those of etcd on the disk.
+// snapshots lists the snapshots of etcd on the disk.
 func (w *world) snapshots() (names []string) {
-	entries, _ := os.ReadDir(filepath.Join(w.Root, member.SnapshotDir)) // none, where it is missing
+	entries, _ := os.ReadDir(filepath.Join(w.Root, member.SnapshotDir)) // none if it is missing
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
 	return names
 }
 
-// TestNodeOfAWorkerIsDeleted: first boot that runs while kubelet does has it register
-// again, but not in another cluster with the same keys, and not while an API server
-// does not say that the Node is missing.
+// TestNodeOfAWorkerIsDeleted: first boot that runs at the same time as
+// kubelet makes kubelet register again, but not in another cluster with the
+// same keys, and only if an API server reports that the Node is missing.
 func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -13,7 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// twoCards is a machine with a second card, and with interfaces that a cluster makes.
+// twoCards returns a machine with a second network card, and
+// with interfaces that a cluster makes.
 func twoCards(t *testing.T, lines ...string) *world {
 	w := nativeWorld(t, lines...)
 	w.Put("/sys/class/net/eth1/device/vendor", "0x1af4\n")
@@ -27,13 +28,13 @@ func twoCards(t *testing.T, lines ...string) *world {
 	return w
 }
 
-// without takes an address from the machine.
+// without removes an address from the machine.
 func (w *world) without(addr string) {
 	w.ExtraAddrs = slices.DeleteFunc(w.ExtraAddrs, func(a machine.InterfaceAddr) bool { return a.Addr.String() == addr })
 }
 
-// TestNodeIPSelects: the node's address is one of the machine's own in nodeIP, and stays
-// while the machine has it.
+// TestNodeIPSelects: the node's address is one of the machine's
+// addresses in nodeIP, and does not change while the machine has it.
 func TestNodeIPSelects(t *testing.T) {
 	t.Parallel()
 	for nodeIP, want := range map[string]string{
@@ -41,7 +42,7 @@ func TestNodeIPSelects(t *testing.T) {
 		"10.0.0.0/8":   "10.7.0.9",
 		"10.7.0.20":    "10.7.0.20",
 		"192.0.2.0/24": "192.0.2.50",
-		"0.0.0.0/0":    "192.0.2.50", // on the way to the API servers
+		"0.0.0.0/0":    "192.0.2.50", // the source address towards the API servers
 		"fd00::/8":     "fd00:7::9",
 	} {
 		t.Run(nodeIP, func(t *testing.T) {
@@ -83,7 +84,7 @@ func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfNoAddress: a new machine says what it has; a node keeps its address.
+// TestNodeIPOfNoAddress: a new machine lists its addresses; a node keeps its address.
 func TestNodeIPOfNoAddress(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: 172.16.0.0/12")
@@ -110,7 +111,8 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfTwoFamilies: a pair selects both addresses of a node in a cluster with both.
+// TestNodeIPOfTwoFamilies: two subnets select both addresses
+// of a node in a dual-stack cluster.
 func TestNodeIPOfTwoFamilies(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: '10.0.0.0/8,fd00::/8'")
@@ -119,7 +121,7 @@ func TestNodeIPOfTwoFamilies(t *testing.T) {
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") {
 		t.Errorf("kubelet has %s", got)
 	}
-	w.without("fd00:7::9") // not there yet at this boot
+	w.without("fd00:7::9") // at this boot the address is not configured yet
 	w.PowerOn()
 	w.mustBoot()
 	if got := w.Get(member.KubeadmFlags); !strings.Contains(got, "--node-ip=10.7.0.9,fd00:7::9") || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {

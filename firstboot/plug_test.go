@@ -40,8 +40,8 @@ func (w *world) plug(site string) {
 	w.Stamp(stickDev, site)
 }
 
-// TestStickFromALaptop: what laptops make of a stick is a FAT file system
-// with a label, in a partition without a name or on the whole device.
+// TestStickFromALaptop: laptops make a FAT file system with a
+// label, in a partition without a name or on the whole device.
 func TestStickFromALaptop(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -84,7 +84,8 @@ func TestStickFromALaptop(t *testing.T) {
 	}
 }
 
-// TestAStickOfManyPartitions: a device may claim as many slots as it likes.
+// TestAStickOfManyPartitions: a device may have any number
+// of partitions with the slot's name.
 func TestAStickOfManyPartitions(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -158,7 +159,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
-// TestSlowStick: it appears when the phase that would take it is over.
+// TestSlowStick: the stick appears after the phase that reads sticks.
 func TestSlowStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -195,8 +196,8 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	}
 }
 
-// TestStickCorrectsAStoppedMachine: a permanent failure goes on by itself
-// when a corrected site is brought.
+// TestStickCorrectsAStoppedMachine: after a permanent failure, first
+// boot continues automatically when a corrected Site is plugged in.
 func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -217,9 +218,8 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	}
 }
 
-// TestCards: an SD card is a stick, and so is what hangs on an outer port,
-// whatever the kernel says of its medium; the disk that was booted from and
-// what is soldered in are none.
+// TestCards: SD cards and devices on external ports count as sticks, whatever the kernel
+// reports about their medium; the disk that was booted from and soldered storage do not.
 func TestCards(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

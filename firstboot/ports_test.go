@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestPortsAreClosedOrYurthubDoesNotRun: where the rules cannot be loaded, the
-// phase fails, and yurthub is not started.
+// TestPortsAreClosedOrYurthubDoesNotRun: if the rules cannot
+// be loaded, the phase fails, and yurthub is not started.
 func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -48,8 +48,8 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	}
 }
 
-// TestKubeletIsHeldWithoutRules: where yurthub is a pod, no kubelet starts it
-// at a boot at which the rules cannot be loaded, nor on a root that has none yet.
+// TestKubeletIsHeldWithoutRules: if yurthub is a static pod, kubelet does not start
+// at a boot at which the rules cannot be loaded, nor on a root without rules.
 func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	for _, exchanged := range []bool{false, true} {
 		w := podWorld(t)
@@ -66,7 +66,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 			t.Errorf("exchanged %v: kubelet runs, and yurthub with it, without the rules", exchanged)
 		}
 		w.NoNFT = false
-		w.PowerOn() // or systemd's next try
+		w.PowerOn() // or systemd's next attempt
 		if err := w.boot(); err != nil || w.Units[ondisk.UnitKubelet] != "active" || !strings.Contains(w.NFTRules, "10261") {
 			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.NFTRules, strings.Join(w.Console, "\n"))
 		}
@@ -78,7 +78,8 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	}
 }
 
-// TestRulesComeBeforeKubelet on a root that was just written.
+// TestRulesComeBeforeKubelet: on a newly written root the
+// rules are loaded before kubelet starts.
 func TestRulesComeBeforeKubelet(t *testing.T) {
 	w := podWorld(t)
 	w.mustBoot()
@@ -91,8 +92,8 @@ func TestRulesComeBeforeKubelet(t *testing.T) {
 	}
 }
 
-// TestOpenPortsIsCutOff: wherever the power goes, kubelet never waits for rules
-// that are gone.
+// TestOpenPortsIsCutOff: after a power cut at any point,
+// kubelet does not wait for removed rules.
 func TestOpenPortsIsCutOff(t *testing.T) {
 	whole := podWorld(t)
 	whole.mustBoot()

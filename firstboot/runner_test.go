@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// TestSpread: a thousand nodes that boot together do not ask together, and none
-// of them waits for long.
+// TestSpread: a thousand nodes that boot together spread
+// their requests, and none of them waits for long.
 func TestSpread(t *testing.T) {
 	t.Parallel()
 	var early, late int
@@ -76,8 +76,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestChecksOnlyLook: a Check changes nothing on the machine, at its first boot
-// as at a later one. What it runs only reads.
+// TestChecksOnlyLook: a Check changes nothing on the machine, at
+// its first boot and later. The programs that it runs only read.
 func TestChecksOnlyLook(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -124,7 +124,7 @@ func TestChecksOnlyLook(t *testing.T) {
 	}
 }
 
-// TestPhasesAreOfOnePass: what a phase remembers of a pass is not there in the next.
+// TestPhasesAreOfOnePass: a phase does not remember anything from an earlier pass.
 func TestPhasesAreOfOnePass(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")

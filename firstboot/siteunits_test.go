@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// slowUnits has units whose jobs do not end. As with D-Bus, a job is not even queued
-// where ctx has ended.
+// slowUnits makes the jobs of units never end. As with
+// D-Bus, a job is not even queued if ctx has ended.
 func (w *world) slowUnits(e *machine.Env, slow ...string) {
 	unit := e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
@@ -43,8 +43,8 @@ func enabledUnits(names ...string) string {
 	return `ignition: '{"ignition":{"version":"3.4.0"},"systemd":{"units":[` + strings.Join(units, ",") + `]}}'`
 }
 
-// TestSlowUnitOfTheSite: units that wait for something keep neither the units after
-// them nor the join from their turn.
+// TestSlowUnitOfTheSite: units that wait for something delay
+// neither the units after them nor the join.
 func TestSlowUnitOfTheSite(t *testing.T) {
 	t.Parallel()
 	slow := []string{"a.service", "b.service", "c.service", "d.service", "e.service", "f.service", "g.service", "h.service", "i.service", "j.service", "k.service", "l.service"}
@@ -77,8 +77,8 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	}
 }
 
-// TestApplyingIsCutOff: an attempt ends while the system is told about the Site's
-// settings. The next one tells the rest.
+// TestApplyingIsCutOff: an attempt ends while the Site's
+// settings are put into effect. The next attempt does the rest.
 func TestApplyingIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
@@ -107,7 +107,7 @@ func TestApplyingIsCutOff(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // a failure brings no other attempt
+	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // a failure causes no other attempt
 		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.EffectNames)
 	}
 	if !w.ConsoleHas("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
@@ -115,8 +115,8 @@ func TestApplyingIsCutOff(t *testing.T) {
 	}
 }
 
-// TestSlowDaemons: daemons that do not come up with the Site's settings do not use up
-// the time of an attempt, nor that of a rollback.
+// TestSlowDaemons: daemons that do not start with the Site's settings
+// use up neither the time of an attempt nor that of a rollback.
 func TestSlowDaemons(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -137,8 +137,8 @@ func TestSlowDaemons(t *testing.T) {
 	}
 }
 
-// networkd is what it has loaded of the Site's settings: networkctl tells it over D-Bus,
-// which comes up late.
+// networkd simulates networkd: networkctl makes it load
+// settings over D-Bus, which starts late.
 func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() string) {
 	const settings = "/etc/systemd/network/20-edgebake-00.network"
 	read := func() string {
@@ -167,8 +167,8 @@ func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() stri
 	return func() string { return has }
 }
 
-// TestDBusComesUpLate: the Site's network settings are in use as soon as networkd can be
-// told, and not at the next boot, for which nobody is there.
+// TestDBusComesUpLate: the Site's network settings are in effect
+// as soon as D-Bus runs, not only after the next boot.
 func TestDBusComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -181,8 +181,8 @@ func TestDBusComesUpLate(t *testing.T) {
 	}
 }
 
-// TestDBusComesUpLateOnANode: as long as networkd uses the former settings, that an API
-// server is reached says nothing of the Site's.
+// TestDBusComesUpLateOnANode: while networkd uses the former
+// settings, an answer from an API server does not prove the Site's.
 func TestDBusComesUpLateOnANode(t *testing.T) {
 	t.Parallel()
 	for _, dbus := range []time.Duration{40 * time.Second, 1000 * time.Hour} {
@@ -191,7 +191,7 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 		w.PowerOn()
 		e := w.Env()
 		loaded := w.networkd(e, dbus)
-		w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50"))) // a slip
+		w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.3.50"))) // a typing error
 		w.NetworkWorks = func() bool { return strings.Contains(loaded(), "192.0.2.50/24") }
 		w.Patience = time.Hour
 		if err := w.Run(New(e)); err != nil {

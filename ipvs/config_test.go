@@ -138,8 +138,8 @@ func TestParseConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchedFile: a file that is written again within one tick of the clock, with as many
-// bytes, has changed; one that is only touched has not.
+// TestWatchedFile: a file that is written twice within one tick of the clock,
+// with the same size, has changed; a file that is only touched has not.
 func TestWatchedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ipvs.json")
 	f := watchedFile{path: path}
@@ -182,8 +182,8 @@ func TestWatchedFile(t *testing.T) {
 	}
 }
 
-// TestSpreadOfVirtual: a large cluster's nodes take longer to come back, and after a
-// boot, and those of a small one as long as the profile says.
+// TestSpreadOfVirtual: the nodes of a large cluster return over a longer time,
+// also after a boot; those of a small cluster over the time in the profile.
 func TestSpreadOfVirtual(t *testing.T) {
 	for _, tt := range []struct {
 		seconds      int

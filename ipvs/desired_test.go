@@ -15,7 +15,7 @@ func addrAt(i byte) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, i}), 6443)
 }
 
-// decode makes a service out of fuzz bytes: two bytes for each real server.
+// decode makes a service from fuzz bytes, two for each real server.
 func decode(b []byte) *kernel.Service {
 	if len(b) == 0 {
 		return nil
@@ -129,8 +129,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseGuarded: where a master has to show its cluster, who does not answer
-// keeps its connections and gets no others.
+// TestChooseGuarded: if API servers must show their cluster, one
+// that does not answer keeps its connections and gets no new ones.
 func TestChooseGuarded(t *testing.T) {
 	a, b := addrAt(1), addrAt(2)
 	w := func(a netip.AddrPort, n int) kernel.Dest {

@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestUpdatesWhileHostsIsLocked: the configuration changes several times while
-// another program holds the lock on the hosts file, for which the group waits.
-// The last configuration is the one that is kept then.
+// TestUpdatesWhileHostsIsLocked: the configuration changes several times
+// while another program holds the lock on the hosts file, for which the
+// group waits. Afterwards the last configuration is in effect.
 func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -26,7 +26,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	}
 	g := w.daemon.kept()[s.VIP]
 	wake(g.changed)
-	time.Sleep(100 * time.Millisecond) // it waits for the lock by now
+	time.Sleep(100 * time.Millisecond) // by now it waits for the lock
 	cancelled := 0
 	g.mu.Lock()
 	for _, m := range g.members {
@@ -58,9 +58,9 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
 }
 
-// TestFailoverWhileHostsIsLocked: another program holds the lock on the hosts file,
-// and our line is missing in it. New connections leave API servers that die all the
-// same, and the line comes when the lock is free.
+// TestFailoverWhileHostsIsLocked: another program holds the lock on the hosts
+// file, in which ipvscare's line is missing. New connections still leave API
+// servers that fail, and the line is written when the lock is free.
 func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 3)
 	s := testServer(t, 201)
@@ -84,7 +84,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	if err := os.WriteFile(w.hosts, []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it waits for the lock", func() bool { // follow has seen the file
+	w.eventually("it waits for the lock", func() bool { // follow has noticed the changed file
 		wake(w.daemon.kept()[s.VIP].hostsChanged)
 		return len(w.daemon.kept()[s.VIP].hostsChanged) > 0
 	})
@@ -103,10 +103,9 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.eventually("the name is back", func() bool { return w.ours() == "10.103.97.201 apiserver.cluster.local" })
 }
 
-// TestRemovalWhileHostsIsLocked: virtual servers leave the configuration while
-// another program holds the lock on the hosts file. That delays neither the
-// removal of their rules nor the next configuration, and one of them that is
-// wanted again is kept again.
+// TestRemovalWhileHostsIsLocked: virtual servers are removed from the configuration
+// while another program holds the lock on the hosts file. That delays neither the
+// removal of their rules nor the next configuration, which maintains one of them again.
 func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -166,8 +165,8 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestStatusWhileItStarts: a group that takes over what earlier lives left is asked
-// for its status meanwhile. The race detector watches.
+// TestStatusWhileItStarts: a group is asked for its status while it takes
+// over the state of an earlier process. The race detector checks this.
 func TestStatusWhileItStarts(t *testing.T) {
 	state := t.TempDir()
 	text := `{"version":1,"servers":[{"vip":"` + testVIP.String() + `","configured":["10.0.0.1:6443"],"masters":["10.0.0.2:6443"],"names":{"a.example":["192.0.2.1"]}}]}`

@@ -26,14 +26,14 @@ const (
 	oldSvc, newSvc   = "55555555-eeee", "66666666-ffff"
 )
 
-// joinedOld is a note of a former release, joinedNow one with all three witnesses.
+// joinedOld is a record of a former release, joinedNow one with all three UIDs.
 var (
 	joinedOld = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode}
 	joinedNow = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode, ServiceUID: oldSvc}
 )
 
-// shows is what a master's API server answers to who asks which cluster it is
-// of: a UID, or the digits of a status.
+// shows are an API server's answers to requests for the objects
+// that identify its cluster: a UID, or the digits of a status.
 type shows struct {
 	mu         sync.Mutex
 	info, node string
@@ -82,7 +82,7 @@ func (s *shows) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, `{"kind":"PartialObjectMetadata","metadata":{"name":"x","uid":"`+answer+`"}}`)
 }
 
-// TestVouch: which answers are those of the cluster that the node joined.
+// TestVouch checks which answers prove the cluster that the node joined.
 func TestVouch(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -125,9 +125,9 @@ func TestVouch(t *testing.T) {
 	}
 }
 
-// TestVouchByService: with the third witness noted, a cluster that was born again is
-// recognized before it has published anything, and nothing is let through because it
-// has taken long.
+// TestVouchByService: with a recorded UID of the Service, a
+// re-created cluster is recognized before it has published anything,
+// and no API server is trusted only because time has passed.
 func TestVouchByService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -168,9 +168,8 @@ func TestVouchByService(t *testing.T) {
 	}
 }
 
-// TestPublishingTakesLong: the only API server comes back as one of a cluster that was
-// born again, and whose control-plane node has published nothing for an hour. It gets
-// no traffic before, and none after.
+// TestPublishingTakesLong: the only API server returns in a re-created cluster that
+// publishes nothing for an hour. It gets no traffic, neither before nor after.
 func TestPublishingTakesLong(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.s.Joined = joinedNow
@@ -199,8 +198,8 @@ func TestPublishingTakesLong(t *testing.T) {
 	}
 }
 
-// TestHiddenForLong: a master that shows nothing is let through after a while, not
-// before, and one answer begins that anew.
+// TestHiddenForLong: an API server that shows nothing is trusted
+// after a while, not before, and one answer restarts that time.
 func TestHiddenForLong(t *testing.T) {
 	now := time.Now()
 	var m member
@@ -225,8 +224,8 @@ func TestHiddenForLong(t *testing.T) {
 	}
 }
 
-// TestExcusedOnce: one that shows nothing for long is let through at each new
-// connection, and that is said once.
+// TestExcusedOnce: an API server that has shown nothing for long
+// is trusted on each new connection, and that is logged once.
 func TestExcusedOnce(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -263,8 +262,8 @@ func TestExcusedOnce(t *testing.T) {
 	}
 }
 
-// TestWitnessesChangeOneByOne: each time one of the two is as noted, and first boot
-// notes the other anew. The API server serves all the time.
+// TestWitnessesChangeOneByOne: one of the two UIDs matches each time, and
+// first boot records the other again. The API server serves all the time.
 func TestWitnessesChangeOneByOne(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -296,8 +295,8 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 	}
 }
 
-// TestRewrittenNote: first boot notes anew what has changed of the cluster, and an
-// API server that was another cluster's by the former note is compared with that.
+// TestRewrittenNote: first boot records the changed UIDs of the cluster, and an
+// API server that the former record rejected is compared with the new one.
 func TestRewrittenNote(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -337,8 +336,8 @@ func TestRewrittenNote(t *testing.T) {
 	}
 }
 
-// guardedWorld is a daemon before one master whose API server can be another
-// cluster's the next time that it starts.
+// guardedWorld is a daemon with one API server, which may
+// belong to another cluster at its next start.
 type guardedWorld struct {
 	*world
 	ca   *ca
@@ -373,9 +372,9 @@ func (w *guardedWorld) serves(weight string) func() bool {
 	return func() bool { return w.kernel.text() == want }
 }
 
-// TestBornAgain: the only master dies and comes back as one of a cluster that was
-// born again with its keys. It gets no connection; those that the node had stay
-// until that is known. The former cluster gets its traffic back at once.
+// TestBornAgain: the only API server stops and returns in a cluster that was
+// re-created with the same keys. It gets no connection; the node's existing ones
+// stay until that is known. The former cluster gets its traffic back at once.
 func TestBornAgain(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
@@ -390,7 +389,7 @@ func TestBornAgain(t *testing.T) {
 			t.Errorf("severed %v", w.kernel.severed)
 		}
 	})
-	w.says.set("403", "404") // its API server starts
+	w.says.set("403", "404") // the API server starts
 	before := w.says.count()
 	w.m.start()
 	w.eventually("it is asked", func() bool { return w.says.count() > before+4 })
@@ -424,8 +423,8 @@ func TestBornAgain(t *testing.T) {
 	w.eventually("the new cluster serves", w.serves("1"))
 }
 
-// TestRestartInAnOutage: the only master does not answer, and keeps its connections.
-// A restart of ipvscare meanwhile leaves them alone, and changes nothing else.
+// TestRestartInAnOutage: the only API server does not answer, and keeps its
+// connections. A restart of ipvscare does not change them, nor anything else.
 func TestRestartInAnOutage(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
@@ -452,8 +451,8 @@ func TestRestartInAnOutage(t *testing.T) {
 	})
 }
 
-// TestSameClusterComesBack: an API server that was away gets its traffic back,
-// and one that is unwell and answers keeps it as the last one.
+// TestSameClusterComesBack: an API server that did not answer gets its
+// traffic back, and one that answers with errors keeps it as the last one.
 func TestSameClusterComesBack(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)
@@ -478,13 +477,13 @@ func TestSameClusterComesBack(t *testing.T) {
 	}
 }
 
-// TestBornAgainWithoutIPVS: where /etc/hosts is the way to a master, the name
-// leads nowhere.
+// TestBornAgainWithoutIPVS: without IPVS, /etc/hosts leads
+// to no API server of a re-created cluster.
 func TestBornAgainWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)
 	w.kernel.absent = true
-	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file knows no ports
+	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file has no ports
 	names := func(addr string) func() bool {
 		return func() bool {
 			got, _ := os.ReadFile(w.hosts)

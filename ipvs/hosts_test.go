@@ -46,8 +46,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsDualStack: a name has a line for each family, and each is kept and
-// removed by itself.
+// TestHostsDualStack: a name has a line for each family, and
+// each line is maintained and removed independently.
 func TestHostsDualStack(t *testing.T) {
 	const name = "apiserver.cluster.local"
 	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
@@ -98,7 +98,7 @@ func FuzzHosts(f *testing.F) {
 	})
 }
 
-// TestKeepHostsWithoutALock: a file that says it already is not waited for.
+// TestKeepHostsWithoutALock: the lock is not taken if the file has the line already.
 func TestKeepHostsWithoutALock(t *testing.T) {
 	run, file := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hosts")
 	line := lineFor("apiserver.cluster.local", netip.MustParseAddr("10.103.97.2"))
@@ -111,7 +111,7 @@ func TestKeepHostsWithoutALock(t *testing.T) {
 	}
 	defer release()
 	ended, cancel := context.WithCancel(t.Context())
-	cancel() // whoever has to wait fails
+	cancel() // waiting for the lock fails
 	if changed, err := keepHosts(ended, file, run, line); err != nil || changed {
 		t.Errorf("nothing had to change: %v, %v", changed, err)
 	}

@@ -126,14 +126,14 @@ func (k *memKernel) Watch(_ context.Context, wake func()) error {
 	return nil
 }
 
-// change does something behind the keeper's back.
+// change changes the kernel's state as another program would.
 func (k *memKernel) change(f func()) {
 	k.Mu.Lock()
 	defer k.Mu.Unlock()
 	f()
 }
 
-// mark is now, for since: the tables after each change of them.
+// mark returns the present position in the history, for since.
 func (k *memKernel) mark() int {
 	k.Mu.Lock()
 	defer k.Mu.Unlock()
@@ -163,9 +163,8 @@ func (k *memKernel) table() string {
 	return strings.Join(s, " ")
 }
 
-// world is a daemon over a kernel in memory, with masters that are real
-// listeners of this process: 127.0.0.x cannot be masters by configuration, so
-// their addresses are given as checked values.
+// world is a daemon over a kernel in memory. Its masters are listeners of this process;
+// their addresses are set directly, since a configuration rejects 127.0.0.x.
 type world struct {
 	t       *testing.T
 	kernel  *memKernel
@@ -201,10 +200,10 @@ func (w *world) said(text string) int {
 	return n
 }
 
-// patience is for what real sockets do on a machine that has no time for them.
+// patience is the timeout for real sockets on a busy machine.
 const patience = 2 * time.Minute
 
-// eventually waits for what other goroutines do over real sockets.
+// eventually waits until ok returns true: other goroutines work over real sockets.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -228,7 +227,7 @@ func newWorld(t *testing.T, masters int) *world {
 	return w
 }
 
-// testServer is a virtual server.
+// testServer returns a virtual server.
 func testServer(t *testing.T, last byte) Server {
 	t.Helper()
 	s := Server{VIP: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 103, 97, last}), 6443), Host: "apiserver.cluster.local",
@@ -315,7 +314,7 @@ func TestDaemon(t *testing.T) {
 	w.eventually("the healed one serves alone", func() bool {
 		return w.kernel.text() == fmt.Sprintf("%s rr %s=1", s.VIP, a.addr.Addr())
 	})
-	for _, was := range w.kernel.since(mark) { // what became of the one that went is over by then
+	for _, was := range w.kernel.since(mark) { // by now the removal of the failed one is complete
 		if !strings.Contains(was, "=1") {
 			t.Errorf("the last one went: %s", was)
 		}
@@ -362,8 +361,8 @@ func TestDaemon(t *testing.T) {
 	}
 }
 
-// TestRestartWhileOneDrains: an API server that shuts down keeps its connections
-// when ipvscare is restarted, too.
+// TestRestartWhileOneDrains: an API server that shuts down
+// keeps its connections when ipvscare is restarted.
 func TestRestartWhileOneDrains(t *testing.T) {
 	w := newWorld(t, 2)
 	a, b := w.masters[0], w.masters[1]
@@ -393,8 +392,8 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	})
 }
 
-// TestDaemonSpread: after power-on the masters are not asked at once, and a
-// restart of the program, whose rules stand, waits for nothing.
+// TestDaemonSpread: after power-on, probing starts with a delay. After a
+// restart of the program, while the rules exist, it starts at once.
 func TestDaemonSpread(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -457,7 +456,7 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 	}
 }
 
-// spoiltKernel fails to read virtual servers.
+// spoiltKernel is a kernel that fails to read virtual servers.
 type spoiltKernel struct {
 	*memKernel
 	fails func(vip netip.AddrPort) bool
@@ -470,8 +469,8 @@ func (k spoiltKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
 	return k.memKernel.Service(vip)
 }
 
-// TestOneVirtualServerFails: a virtual server that the kernel cannot read does not keep
-// another one from being repaired.
+// TestOneVirtualServerFails: a virtual server that the kernel
+// cannot read does not prevent the repair of another one.
 func TestOneVirtualServerFails(t *testing.T) {
 	m := newMemKernel(t)
 	six, four := netip.MustParseAddrPort("[fd00::2]:6443"), netip.MustParseAddrPort("10.103.97.2:6443")
@@ -483,8 +482,8 @@ func TestOneVirtualServerFails(t *testing.T) {
 	}
 }
 
-// TestRouteIsRestored: the route to the virtual address is restored soon, however often other
-// routes change.
+// TestRouteIsRestored: the route to the virtual address is
+// restored soon, even if other routes change all the time.
 func TestRouteIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemKernel(t)
@@ -500,7 +499,7 @@ func TestRouteIsRestored(t *testing.T) {
 		m.change(m.wake)
 		time.Sleep(time.Second)
 		m.change(func() { delete(m.Routes, vip.Addr()) })
-		for range 10 { // others change every 90 ms
+		for range 10 { // other routes change every 90 ms
 			m.change(m.wake)
 			time.Sleep(90 * time.Millisecond)
 		}
@@ -513,8 +512,8 @@ func TestRouteIsRestored(t *testing.T) {
 	})
 }
 
-// TestTakeOverFailsOnce: what an earlier process left in the kernel stays if it cannot be read
-// at once and no API server is up.
+// TestTakeOverFailsOnce: the real servers that an earlier process left in
+// the kernel stay if they cannot be read at once and no API server is up.
 func TestTakeOverFailsOnce(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 230)

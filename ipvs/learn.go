@@ -381,9 +381,9 @@ func (g *group) accept(masters, configured []Master, differs, stored bool) bool 
 }
 
 // checkLearned sets whether all learned API servers have been down for
-// allDownAfter, so that the configured ones are used again, and reports whether
-// that changed. lastUp is when one of them was up. Configured ones that are up do
-// not count: they would be dropped for it.
+// allDownAfter, so that the configured ones are used too, and reports
+// whether that changed. lastUp is when one of them was last up. Configured
+// ones do not count: otherwise one that is up would end their use.
 func (g *group) checkLearned(lastUp *time.Time, now time.Time) (changed bool) {
 	if g.list.learned == nil || g.anyUp(g.list.learned) {
 		*lastUp = now

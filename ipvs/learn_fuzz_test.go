@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// FuzzLearned reads what the cluster answers, and the file that keeps it.
+// FuzzLearned parses the cluster's answers and the file with the learned list.
 func FuzzLearned(f *testing.F) {
 	f.Add([]byte(`{"kind":"ConfigMap","data":{"masters":"192.0.2.1:6443\n192.0.2.2:6443"}}`))
 	f.Add([]byte(`{"version":1,"servers":[{"vip":"192.0.2.9:6443","masters":["192.0.2.1:6443"]}]}`))

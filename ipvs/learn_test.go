@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// nodeCert writes a certificate of the CA and its key, as kubelet keeps them.
+// nodeCert writes a certificate of the CA and its key in kubelet's format.
 func nodeCert(t *testing.T, c *ca) string {
 	t.Helper()
 	cert := c.issue(t, time.Now().Add(-time.Hour), time.Now().Add(time.Hour), "shop-1")
@@ -37,8 +37,8 @@ func nodeCert(t *testing.T, c *ca) string {
 	return file
 }
 
-// TestLearnWhenSomebodyIsThere: with nobody to ask the cluster's list is neither
-// wrong nor right, and it is read as soon as somebody is there.
+// TestLearnWhenSomebodyIsThere: while no API server is up,
+// reading the list is no error; it is read as soon as one is up.
 func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"the network", "the CA"} {
@@ -71,8 +71,8 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 			w.start(s)
 			g := w.daemon.kept()[s.VIP]
 			subject := g.vip.String() + ": the cluster's list of API servers"
-			w.daemon.logChange(subject, errors.New("as it was")) // of an earlier reading
-			time.Sleep(10 * s.Profile.Retry)                     // it looks for somebody to ask
+			w.daemon.logChange(subject, errors.New("as it was")) // from an earlier reading
+			time.Sleep(10 * s.Profile.Retry)                     // the learner looks for an API server
 			if p := w.daemon.Status().Problems; !slices.Contains(p, subject+": as it was") || w.said(subject+": fixed") > 0 {
 				t.Errorf("nobody was asked; problems: %q", p)
 			}
@@ -90,9 +90,9 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	}
 }
 
-// TestChangedMastersDropTheLearnedList: a person who writes another list means it.
-// What was learned beside the former one does not come back with that one, not even
-// after a boot, and whenever the power is cut.
+// TestChangedMastersDropTheLearnedList: another configured list takes
+// precedence over the learned one, which does not return with the former
+// configuration, not even after a boot or a power cut at any point.
 func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	t.Parallel()
 	const stored = `{"version":1,"servers":[{"vip":"10.103.97.9:6443","configured":["127.0.0.1:1"],"masters":["192.0.2.9:1"]}]}`
@@ -104,7 +104,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change Server
-		boot   bool // it boots with the change, since the power was cut before it was noticed
+		boot   bool // it boots with the change, since the power was cut before the change was noticed
 	}{
 		{"changed while it runs", changed, false},
 		{"changed before a boot", changed, true},
@@ -143,7 +143,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	}
 }
 
-// TestLearningFails: a cluster's list that cannot be read costs a metered link few connections.
+// TestLearningFails: a list that cannot be read costs a metered link few connections.
 func TestLearningFails(t *testing.T) {
 	c, _ := bubbleCerts(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -180,8 +180,8 @@ func TestLearningFails(t *testing.T) {
 	}
 }
 
-// TestLearnedAreDown: while all learned API servers are down, the configured ones stay in use,
-// although one of them is up.
+// TestLearnedAreDown: while all learned API servers are down,
+// the configured ones stay in use, even if one of them is up.
 func TestLearnedAreDown(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	learned, configured := netip.MustParseAddrPort("192.0.2.9:6443"), netip.MustParseAddrPort("192.0.2.1:6443")

@@ -50,11 +50,11 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	if _, err := ReadStatus(w.run); err == nil || !strings.Contains(err.Error(), "ipvscare is not running") {
 		t.Errorf("status of nobody: %v", err)
 	}
-	w.start(s) // its successor may come at once
+	w.start(s) // the next process may start at once
 }
 
-// TestSquatter: neither a process without privileges nor one that shares just
-// the network with us, be it root, can keep ipvscare from starting.
+// TestSquatter: neither an unprivileged process nor one in the same
+// network namespace, even as root, can prevent ipvscare from starting.
 func TestSquatter(t *testing.T) {
 	desk.NeedRoot(t, "it becomes somebody else")
 	w := newWorld(t, 1)
@@ -92,7 +92,7 @@ func TestSquatter(t *testing.T) {
 	w.start(s)
 }
 
-// TestRunDir: a directory into which others can put files is not used.
+// TestRunDir: a directory that other users can write to is rejected.
 func TestRunDir(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "run")
@@ -148,14 +148,13 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
-// TestHostsLock: whoever follows ondisk.HostsLock and we never lose each
-// other's lines.
+// TestHostsLock: programs that use ondisk.HostsLock never lose each other's lines.
 func TestHostsLock(t *testing.T) {
 	dir := t.TempDir()
 	file, lock := filepath.Join(dir, "hosts"), filepath.Join(dir, "hosts.lock")
 	const many = 30
 	var wg sync.WaitGroup
-	wg.Go(func() { // firstboot's part, with a pause where it hurts
+	wg.Go(func() { // firstboot, with a pause between reading and writing
 		for i := range many {
 			release, err := lockFile(t.Context(), lock, hostsPatience)
 			if err != nil {
@@ -190,8 +189,8 @@ func TestHostsLock(t *testing.T) {
 	}
 }
 
-// TestHostsReplacedUnderAMount: a container that has the file itself mounted
-// goes on seeing the old one once somebody replaced it, and says so.
+// TestHostsReplacedUnderAMount: a container that mounts the file
+// itself sees the old one after a replacement, and reports that.
 func TestHostsReplacedUnderAMount(t *testing.T) {
 	desk.NeedRoot(t, "it mounts")
 	dir := t.TempDir()
@@ -203,7 +202,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	if strings.TrimSpace(string(out)) != "0" {
 		t.Errorf("the replaced file has %s names: it cannot be recognised so", out)
 	}
-	f, err := os.Create(filepath.Join(dir, "gone")) // the same by other means
+	f, err := os.Create(filepath.Join(dir, "gone")) // another way to unlink it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,8 +216,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	}
 }
 
-// TestRejectedReloadLetsGo: what a configuration that cannot be used would have
-// kept is free for the next one.
+// TestRejectedReloadLetsGo: the locks of a rejected configuration are free for the next one.
 func TestRejectedReloadLetsGo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	if err := useRunDir(dir); err != nil {

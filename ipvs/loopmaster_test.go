@@ -15,14 +15,13 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loopNumber gives each master an address of its own on loopback, loopRun each
-// run of these tests.
+// loopNumber gives each master its own address on loopback, loopRun each run of these tests.
 var (
 	loopNumber atomic.Uint32
 	loopRun    = [2]byte{1 + byte(rand.N(254)), byte(rand.N(256))}
 )
 
-// loopMaster is a master on loopback: net/http's own TLS server.
+// loopMaster is net/http's TLS server on loopback.
 type loopMaster struct {
 	t    *testing.T
 	addr netip.AddrPort
@@ -32,9 +31,9 @@ type loopMaster struct {
 	cert    tls.Certificate
 }
 
-// newLoopMaster listens on an address of its own on loopback, all of them on one
-// port. Nobody takes it while the master is away: no other run has that address,
-// and the port is none that the kernel gives to who asks for any.
+// newLoopMaster listens on its own address on loopback, all masters on one port.
+// No other process takes it while the master is down: other runs have other
+// addresses, and the port is not in the kernel's range for automatic ports.
 func newLoopMaster(t *testing.T) *loopMaster {
 	n := loopNumber.Add(1)
 	m := &loopMaster{t: t, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, loopRun[0], loopRun[1], byte(n)}), 16443)}
@@ -70,7 +69,7 @@ func (m *loopMaster) start() {
 
 func (m *loopMaster) stop() {
 	if m.srv != nil {
-		m.srv.Listener.Close() // first, or the watcher is back at once
+		m.srv.Listener.Close() // first: otherwise the watcher reconnects at once
 		m.srv.CloseClientConnections()
 		m.srv = nil
 	}

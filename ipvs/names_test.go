@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// zone answers look-ups: by network and name.
+// zone has the answers of DNS, by network and name.
 type zone map[string][]netip.Addr
 
 func (z zone) lookup(_ context.Context, network, host string) ([]netip.Addr, error) {
@@ -42,7 +42,7 @@ func addrs(text ...string) []netip.Addr {
 	return all
 }
 
-// namesGroup is a group of a daemon that was not started, over a directory.
+// namesGroup returns a group of a daemon that was not started, with this state directory.
 func namesGroup(t *testing.T, state string, lookup func(context.Context, string, string) ([]netip.Addr, error), masters ...string) (*group, *[]string) {
 	t.Helper()
 	var mu sync.Mutex
@@ -62,8 +62,7 @@ func namesGroup(t *testing.T, state string, lookup func(context.Context, string,
 	return g, lines
 }
 
-// TestNamesOutliveABoot: a boot with DNS dead and masters alive knows where
-// they were.
+// TestNamesOutliveABoot: after a boot without DNS, the API servers' addresses are known.
 func TestNamesOutliveABoot(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
@@ -103,15 +102,15 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}
 }
 
-// TestSameErrorIsSaidOnce: each look-up has another local port, and net's resolver
-// names it.
+// TestSameErrorIsSaidOnce: errors of lookups differ only in the
+// local port, which net's resolver names, and are logged once.
 func TestSameErrorIsSaidOnce(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := pc.LocalAddr().String()
-	pc.Close() // the kernel refuses from now on
+	pc.Close() // the kernel rejects packets from now on
 	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "udp", server)
 	}}
@@ -150,8 +149,8 @@ func TestLasting(t *testing.T) {
 	}
 }
 
-// TestNamesSpareTheDisk: a name with another address each time is not written
-// each time.
+// TestNamesSpareTheDisk: a name whose address changes at
+// each lookup is not written each time.
 func TestNamesSpareTheDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		state := t.TempDir()
@@ -174,8 +173,8 @@ func TestNamesSpareTheDisk(t *testing.T) {
 	})
 }
 
-// TestLookupFamily: masters that have both families are reached by the virtual
-// address's, and one that has the other only is said to.
+// TestLookupFamily: API servers with both families are reached by that of
+// the virtual address; for one without it, the error names its addresses.
 func TestLookupFamily(t *testing.T) {
 	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
 	z := zone{"ip4 both.example": addrs("192.0.2.1"), "ip6 both.example": addrs("2001:db8::1", "fe80::1%eth0", "::ffff:192.0.2.9"),
@@ -209,8 +208,8 @@ func TestLookupFamily(t *testing.T) {
 	}
 }
 
-// TestLearnedListIsCapped: whatever the ConfigMap holds, a node watches a few
-// masters, and says what is wrong in a few lines.
+// TestLearnedListIsCapped: a large ConfigMap makes a node
+// watch only a few API servers, and log only a few lines.
 func TestLearnedListIsCapped(t *testing.T) {
 	list := func(n int, item string) string {
 		return `{"kind":"ConfigMap","data":{"masters":"` + strings.Repeat(item+`\n`, n) + `"}}`
@@ -248,8 +247,8 @@ func TestStoreLearnedFails(t *testing.T) {
 	}
 }
 
-// TestProblemsGo: status tells of problems that hold now. Those of a name that left the
-// list, or of a virtual server that is gone, do not.
+// TestProblemsGo: the status has current problems only, not those of
+// a name that left the list or of a removed virtual server.
 func TestProblemsGo(t *testing.T) {
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "old.example:6443", "new.example:6443")
 	problems := func() string {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ours returns our lines of the hosts file as "address name".
+// ours returns ipvscare's lines of the hosts file as "address name".
 func (w *world) ours() string {
 	b, _ := os.ReadFile(w.hosts)
 	var lines []string
@@ -25,8 +25,8 @@ func (w *world) ours() string {
 	return strings.Join(lines, ", ")
 }
 
-// TestHostChanges: whenever a virtual server's name changes, the line of the old
-// one goes, and so it does with what was left of an earlier life.
+// TestHostChanges: when a virtual server's name changes, the line of
+// the former name is removed, also one that an earlier process left.
 func TestHostChanges(t *testing.T) {
 	t.Parallel()
 	server := func(last byte, host string) Server {
@@ -100,8 +100,8 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
-// TestHostChangesWhileHostsIsLocked: as long as the old line cannot be removed, the
-// note has its name, whatever else happens.
+// TestHostChangesWhileHostsIsLocked: while the former line
+// cannot be removed, the note keeps its name.
 func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)
@@ -135,8 +135,7 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestCleanKeepsTheNoteOfWhatItLeaves: what could not be removed can be removed by
-// the next one.
+// TestCleanKeepsTheNoteOfWhatItLeaves: a second clean can remove what the first could not.
 func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)
@@ -156,8 +155,8 @@ func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	}
 }
 
-// TestHostChangesOverABoot: the notes are gone, and the hosts file is not. Only what
-// points to the virtual address, or to one of its API servers, is this daemon's.
+// TestHostChangesOverABoot: after a boot the notes are gone, but the hosts file is not. Only
+// lines with the virtual address, or with one of its API servers', belong to this daemon.
 func TestHostChangesOverABoot(t *testing.T) {
 	const text = "127.0.0.1 localhost\n10.103.97.1 old # ipvscare\n127.0.0.9 older # ipvscare\n10.103.97.1 port # ipvscare\n10.103.97.2 other # ipvscare\n10.103.97.1 manual\n"
 	const others = "10.103.97.1 port # ipvscare\n10.103.97.2 other # ipvscare\n10.103.97.1 manual\n"

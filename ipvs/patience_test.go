@@ -40,10 +40,10 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestSlowServer: an API server becomes slow for ten minutes. It costs it a few
-// connections when that begins and hardly any later, one that answers within a
-// second is not even called down, and all is as before within 5 s of its end. Of one that was
-// down, which keeps its place while no better one is left, that is seen with the next answer.
+// TestSlowServer: an API server is slow for ten minutes. That causes a few extra
+// connections at its start and hardly any later. One that answers within a second
+// does not go down, and all is normal within 5 s of the end. A server that went down
+// keeps its place while there is no better one, and recovers with its next answer.
 func TestSlowServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -85,7 +85,7 @@ func TestSlowServer(t *testing.T) {
 						t.Errorf("it is down, and not for being slow: %s", s.health.Class)
 					}
 					s.mu.Unlock()
-					time.Sleep(tt.lag) // what is under way arrives
+					time.Sleep(tt.lag) // pending data arrives
 					m.lag.Store(0)
 					within := 5 * time.Second
 					if tt.down {
@@ -101,8 +101,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// TestAnswerWithinADoubt: over HTTP/1.1 the late answer itself ends the doubt. It counts:
-// nobody waits for another one, and the API server stays up.
+// TestAnswerWithinADoubt: over HTTP/1.1 the late answer itself ends
+// the inquiry: no other one is awaited, and the API server stays up.
 func TestAnswerWithinADoubt(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -122,15 +122,15 @@ func TestAnswerWithinADoubt(t *testing.T) {
 	})
 }
 
-// TestReturn: a thousand nodes do not come back in one moment: to the only API server
-// within 5 s, to one of several over at least 10 s.
+// TestReturn: a thousand nodes do not return at the same moment: to the
+// only API server within 5 s, to one of several over at least 10 s.
 func TestReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes = 40
 	for _, tt := range []struct {
 		name   string
 		others bool
-		spread time.Duration // between the first and the last return, at least
+		spread time.Duration // least time between the first and the last return
 		last   time.Duration
 	}{
 		{"alone", false, time.Second, 5 * time.Second},
@@ -176,7 +176,7 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestUrgentReturn: the others go down too, so the pause ends.
+// TestUrgentReturn: when the other API servers go down too, the pause ends.
 func TestUrgentReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
@@ -202,7 +202,7 @@ func TestUrgentReturn(t *testing.T) {
 	}
 }
 
-// TestSlowHealth: which API servers that are down are only slow.
+// TestSlowHealth checks which API servers that are down are only slow.
 func TestSlowHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -231,7 +231,7 @@ func TestSlowHealth(t *testing.T) {
 	}
 }
 
-// TestChooseSlow: with no better API server left, a slow one serves.
+// TestChooseSlow: if there is no better API server, a slow one serves.
 func TestChooseSlow(t *testing.T) {
 	a, b, c := addrAt(1), addrAt(2), addrAt(3)
 	w := func(a netip.AddrPort, n int) kernel.Dest {
@@ -262,8 +262,8 @@ func TestChooseSlow(t *testing.T) {
 	}
 }
 
-// TestSlowLoneServer: the only API server of a node that has joined stops answering,
-// but for PINGs. It keeps its place, and once its process is gone it does not.
+// TestSlowLoneServer: the only API server of a node that has joined
+// answers only PINGs. It keeps its place until its process ends.
 func TestSlowLoneServer(t *testing.T) {
 	w := newGuardedWorld(t)
 	hang := make(chan struct{})
@@ -294,7 +294,7 @@ func TestSlowLoneServer(t *testing.T) {
 	w.eventually("it gets no new connections", w.serves("0"))
 }
 
-// TestHTTP1: an API server, or a proxy before it, that knows only HTTP/1.1 gets few requests,
+// TestHTTP1: an API server or proxy with HTTP/1.1 only gets few requests,
 // however long its answers take, and HEAD is answered without a body.
 func TestHTTP1(t *testing.T) {
 	c, cert := bubbleCerts(t)
@@ -339,8 +339,8 @@ func TestHTTP1(t *testing.T) {
 	})
 }
 
-// TestReturnOfAClosing: an API server that closes the connection after each answer, as
-// kube-apiserver does without a valid client certificate, is up soon after its errors end.
+// TestReturnOfAClosing: an API server that closes the connection after each answer, like
+// kube-apiserver without a valid client certificate, is up soon after its errors end.
 func TestReturnOfAClosing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
@@ -384,8 +384,8 @@ func TestReturnOfAClosing(t *testing.T) {
 	}
 }
 
-// TestRejectedCertificate: a node whose certificate has expired costs an API server no more
-// connections than one without a certificate.
+// TestRejectedCertificate: a node with an expired certificate
+// causes no more connections than one without a certificate.
 func TestRejectedCertificate(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {

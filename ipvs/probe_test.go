@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// ca is an authority of the tests.
+// ca is a CA of the tests.
 type ca struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -80,35 +80,35 @@ func (c *ca) roots(t testing.TB) *probe.Roots {
 	return r
 }
 
-// fakeMaster is net/http's HTTP/2 server behind pipes. It can be killed, hang
-// as a stopped process does, or vanish behind a network that drops packets.
+// fakeMaster is net/http's HTTP/2 server behind pipes. It can be killed,
+// stopped like a process, or cut off by a network that drops packets.
 type fakeMaster struct {
 	t    testing.TB
 	mu   sync.Mutex
 	cert tls.Certificate
 	http http.Server
 	ln   pipeListener
-	date string // sent instead of the true one
+	date string // sent instead of the true date
 
 	status atomic.Int64
 	body   atomic.Pointer[string]
-	dead   atomic.Bool // rejects
-	hung   atomic.Bool // accepts, and does nothing more
+	dead   atomic.Bool // rejects connections
+	hung   atomic.Bool // accepts connections, but does not answer
 	gone   atomic.Bool // drops everything
 	plain  bool        // HTTP/1.1 only
-	// lag is how much later everything that it writes arrives, if it is slow.
+	// lag is the delay of everything that it writes.
 	lag  atomic.Int64
 	slow bool
 	// strangers are hung up on after each answer, as kube-apiserver does
 	// with whoever shows no certificate over HTTP/2.
 	strangers bool
-	client    *tls.Certificate // the node's, nil for none
+	client    *tls.Certificate // the node's; nil: none
 
 	conns   []*switchable
 	dials   atomic.Int64
 	asked   atomic.Int64
-	written atomic.Int64 // bytes both ways
-	// sent and received count the writes of both ends, each of which is a packet.
+	written atomic.Int64 // bytes in both directions
+	// sent and received count the writes of both ends; each is a packet.
 	sent, received atomic.Int64
 }
 
@@ -128,8 +128,8 @@ func (l pipeListener) Accept() (net.Conn, error) {
 func (l pipeListener) Close() error   { return nil }
 func (l pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
 
-// switchable is the server's end of a pipe; while the master hangs, nothing
-// that it writes gets out.
+// switchable is the server's end of a pipe. While the master
+// hangs, nothing that it writes is delivered.
 type switchable struct {
 	net.Conn
 	m *fakeMaster
@@ -144,7 +144,7 @@ func (c *switchable) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// lagging delays what is written, in its order.
+// lagging delays writes, in order.
 type lagging struct {
 	net.Conn
 	lag  *atomic.Int64
@@ -220,7 +220,7 @@ func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
 }
 
 func (m *fakeMaster) start() {
-	m.http.IdleTimeout = 90 * time.Second // as kube-apiserver's is
+	m.http.IdleTimeout = 90 * time.Second // like kube-apiserver
 	m.http.TLSConfig = &tls.Config{NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &m.cert, nil }}
 	if m.plain {
@@ -270,7 +270,7 @@ func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, e
 	return client, nil
 }
 
-// sensed runs a watcher against the master and keeps what it believes.
+// sensed runs a watcher against the master and records its state.
 type sensed struct {
 	mu     sync.Mutex
 	health health
@@ -281,7 +281,7 @@ type sensed struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	needed chan struct{}
-	others atomic.Bool // other API servers serve
+	others atomic.Bool // other API servers are up
 	idle   atomic.Bool // no program of the node uses this one
 }
 
@@ -322,8 +322,8 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 	return s
 }
 
-// use has programs of the node send something to the API server as often as every, while
-// idle is false.
+// use simulates programs of the node that send a packet to
+// the API server every interval while idle is false.
 func (s *sensed) use(every time.Duration) {
 	tick := time.NewTicker(every)
 	go func() {
@@ -355,15 +355,15 @@ func (s *sensed) state() (State, time.Time) {
 	return s.health.State, s.at
 }
 
-// The bubble's clock starts in 2000.
+// The clock of synctest starts in 2000.
 func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
 	from, to := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	c := newCA(t, from, to)
 	return c, c.issue(t, from, to, "kubernetes", "apiserver.cluster.local")
 }
 
-// TestSensing: how long until a fault is noticed, at any phase of the probe, of an API
-// server that programs of the node use, and of one that none does.
+// TestSensing measures the time to detect a fault at each phase of the probe,
+// for an API server that programs of the node use and for an unused one.
 func TestSensing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, f := range []struct {
@@ -433,9 +433,9 @@ func TestSensing(t *testing.T) {
 	}
 }
 
-// TestStranger: a kube-apiserver hangs up after every answer to a node that
-// has not joined yet. That is not a fault, costs one connection for each request, of
-// which there are few, and between requests a kill is noticed at once.
+// TestStranger: a kube-apiserver closes the connection after every answer to a
+// node that has not joined yet. That is not a fault, costs one connection for
+// each of the few requests, and between requests a kill is detected at once.
 func TestStranger(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -465,14 +465,14 @@ func TestStranger(t *testing.T) {
 	})
 }
 
-// TestSteady: an hour of peace costs one connection, a PING every five seconds and one
-// request every ten, and nobody is doubted. An API server to which kubelet renews its
-// lease gets a PING each time.
+// TestSteady: an hour without faults costs one connection, a PING
+// every five seconds and a request every ten, and no inquiry. An API
+// server to which kubelet renews its lease gets a PING each time.
 func TestSteady(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		profile Profile
-		lease   time.Duration // 0: none goes to this API server
+		lease   time.Duration // 0: no renewals go to this API server
 		most    float64       // MB of IP packets a day
 	}{{LAN(), 0, 11}, {LAN(), 10 * time.Second, 13}, {Metered(), 0, 0.7}} {
 		p := tt.profile
@@ -529,7 +529,7 @@ func TestSteady(t *testing.T) {
 	}
 }
 
-// TestAnswersOfMasters: what the answers to the probe mean.
+// TestAnswersOfMasters checks the states that follow from the answers to the probe.
 func TestAnswersOfMasters(t *testing.T) {
 	from, to := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	c, good := bubbleCerts(t)
@@ -602,7 +602,7 @@ func TestAnswersOfMasters(t *testing.T) {
 	}
 }
 
-// TestHealth: the belief follows the outcomes.
+// TestHealth checks the states that follow from the outcomes.
 func TestHealth(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -652,7 +652,7 @@ func TestHealth(t *testing.T) {
 		if got, want := fmt.Sprint(needed), "[2 4 8 16 16]"; got != want {
 			t.Errorf("good probes needed: %s, want %s", got, want)
 		}
-		h.observe(probe.OK, now.Add(time.Hour)) // a quiet hour forgives
+		h.observe(probe.OK, now.Add(time.Hour)) // after a quiet hour the flaps are forgotten
 		h.observe(probe.Refused, now.Add(time.Hour))
 		h.observe(probe.OK, now.Add(time.Hour))
 		if h.observe(probe.OK, now.Add(time.Hour)); h.State != Up {
@@ -681,8 +681,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestBeat: what has room in time is done on the beat, never before four
-// fifths of its period and never after it.
+// TestBeat: work that may be delayed is done on the beat, never
+// before four fifths of its period and never after the period.
 func TestBeat(t *testing.T) {
 	start := time.Now()
 	b := beat{start}

@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// starved has m work on each request for a while, whatever becomes of the connection, as a
-// kube-apiserver does whose processors or etcd are overloaded. It answers PINGs at once.
+// starved works on each request for a while, even if the connection is closed, like a
+// kube-apiserver whose processors or etcd are overloaded. It answers PINGs at once.
 type starved struct {
 	takes  atomic.Int64 // time of one request
 	status atomic.Int64
 	now    atomic.Int64 // requests being worked on
-	most   atomic.Int64 // of now
+	most   atomic.Int64 // maximum of now
 	asked  atomic.Int64
 }
 
@@ -31,22 +31,22 @@ func (s *starved) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(int(s.status.Load()))
 }
 
-// TestStarvedServer: daemons never have an API server work on two of their requests at once,
-// and a thousand of them send one that is in trouble at most 50 requests a second, where they
-// send a healthy one 110. A slow API server keeps its place. One that only starts is back within
-// 5 s of being ready, the others within 35 s of their next answer.
+// TestStarvedServer: a daemon never causes an API server to work on two of its requests
+// at once. A thousand daemons send an API server in trouble at most 50 requests a
+// second, and a healthy one 110. A slow API server keeps its place. One that is starting
+// is up within 5 s of being ready, others within 35 s of their next answer.
 func TestStarvedServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes, fleet, most = 20, 1000, 50
 	for _, tt := range []struct {
 		name   string
-		takes  time.Duration // each answer
-		lag    time.Duration // all that it sends, PINGs among them, is so much later
+		takes  time.Duration // time of each answer
+		lag    time.Duration // delay of everything that it sends, including PINGs
 		status int64
 		lasts  time.Duration
-		back   time.Duration // after it is well
+		back   time.Duration // after it is healthy again
 		state  State         // meanwhile
-		slow   bool          // it keeps its place all the same
+		slow   bool          // it keeps its place anyway
 	}{
 		{"starts", time.Millisecond, 0, 500, 15 * time.Second, 5 * time.Second, Down, false},
 		{"errors", time.Millisecond, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},

@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// TestMeteredSensing: what the metered profile promises. A silent master is
-// noticed with the next request, and within a few seconds once the node's own
-// connections to it wait.
+// TestMeteredSensing: with the metered profile, a silent API server
+// is detected at the next request, and within seconds once the
+// node's own connections to it wait for acknowledgements.
 func TestMeteredSensing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	doubted := Metered().Tick*time.Duration(2*Metered().Ticks) + 2*time.Second
@@ -70,7 +70,7 @@ func TestMeteredSensing(t *testing.T) {
 	})
 }
 
-// TestSuspect: a poor link does not have a master asked all the time.
+// TestSuspect: a poor link does not cause continuous probes.
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
@@ -123,9 +123,9 @@ func TestUsed(t *testing.T) {
 			{3, conns{a: {Active: 1}}},
 			{3, conns{a: {Active: 1}, b: {Active: 1}}}, // no packets
 			{5, conns{a: {Active: 1}, b: {Active: 1}}},
-			{6, conns{a: {Inactive: 1}, b: {Inactive: 1}}}, // a and b are opened, or closed
+			{6, conns{a: {Inactive: 1}, b: {Inactive: 1}}}, // connections to a and b are opened or closed
 			{7, conns{a: {Inactive: 1}, b: {Inactive: 2}}},
-			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // of closed connections
+			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // from closed connections
 		} {
 			m.Packets, m.Opened = at.packets, at.conns
 			k.tick(false)
@@ -140,7 +140,7 @@ func TestUsed(t *testing.T) {
 			asked = append(asked, look)
 		}
 		expected := []string{"", "1", "", "12", "12", "2", ""}
-		if p.Ping == 0 { // it looks for what is not acknowledged
+		if p.Ping == 0 { // it checks for unacknowledged packets instead
 			expected = []string{"", "", "", "", "", "", ""}
 		}
 		if !slices.Equal(asked, expected) {
@@ -149,7 +149,8 @@ func TestUsed(t *testing.T) {
 	}
 }
 
-// TestReceivers: virtual servers that share a real server are compared with their own past.
+// TestReceivers: virtual servers that share a real server
+// are each compared with their own former numbers.
 func TestReceivers(t *testing.T) {
 	k := newKeeper(newMemKernel(t), t.Logf, new(stats), nil)
 	one, two, dest := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1"), addrAt(1)

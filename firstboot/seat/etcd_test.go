@@ -9,8 +9,8 @@ import (
 
 func always() bool { return true }
 
-// What is neither etcd nor first boot proves nothing; test/cluster asks the
-// real etcd.
+// An answer from neither etcd nor first boot counts as none.
+// test/cluster asks the real etcd.
 func TestLook(t *testing.T) {
 	for name, tt := range map[string]struct {
 		handler http.Handler
@@ -39,7 +39,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// members404 answers as etcd's peer port does.
+// members404 answers like etcd's peer port.
 func members404(text string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/members" {
@@ -50,7 +50,7 @@ func members404(text string) http.Handler {
 	})
 }
 
-// etcd at the peers ends at answers that it does not expect.
+// The etcd of peers exits on answers that it does not expect.
 func TestServeBlank(t *testing.T) {
 	s := httptest.NewServer(ServeBlank(BlankAnswer("today", false), always))
 	defer s.Close()

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// walRecord is a record of etcd's log, padded to eight bytes.
+// walRecord returns a record of etcd's log, padded to eight bytes.
 func walRecord(message []byte) []byte {
 	frame, padding := uint64(len(message)), -len(message)&7
 	if padding > 0 {
@@ -17,8 +17,8 @@ func walRecord(message []byte) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, frame), message...), make([]byte, padding)...)
 }
 
-// FuzzLog reads logs of any content: it returns, and the ids that it finds are there
-// as well once etcd has written more.
+// FuzzLog reads logs with any contents. The IDs that it
+// finds must not change when etcd appends to the log.
 func FuzzLog(f *testing.F) {
 	ids := []byte("\x08\x85\xa6\xe3\x9b\xca\xf0\xc7\xdb\x01\x10\xf1\xe5\x8f\xc5\x9c\xd1\xb3\xa0\x0c")
 	metadata := append([]byte{8, 1, 16, 0, 26, byte(len(ids))}, ids...)

@@ -25,10 +25,10 @@ func members(text string) []Member {
 	return out
 }
 
-// unstarted is a learner that was added, and whose etcd has not started.
+// unstarted is an added learner whose etcd has not started.
 var unstarted = Member{ID: "9", PeerURLs: []string{"https://m3:2380"}, Learner: true}
 
-// TestTable has every row of the decision table, and its neighbours.
+// TestTable has every row of the decision table, and rows next to them.
 func TestTable(t *testing.T) {
 	for name, tt := range map[string]struct {
 		v    View
@@ -137,11 +137,11 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// writesImage finds a fix that overwrites the disk.
+// writesImage matches a fix that overwrites the disk.
 var writesImage = regexp.MustCompile(`write the image|flash`)
 
-// TestNeverTwice goes through every view there is of three masters: an empty
-// etcd is never started where one lives or could live.
+// TestNeverTwice enumerates every view of three control-plane nodes:
+// an empty etcd is never started if one runs or may have data.
 func TestNeverTwice(t *testing.T) {
 	n, births := 0, 0
 	states := []PeerState{Silent, Blank, Newborn, Lived, Spent}

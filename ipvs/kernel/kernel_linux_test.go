@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// inNamespace has the rest of the test run in a network namespace of its own. The
-// thread that is in it ends with the test.
+// inNamespace runs the rest of the test in its own network
+// namespace. Its thread ends with the test.
 func inNamespace(t *testing.T) {
 	desk.NeedRoot(t, "it makes a network namespace")
 	for {
@@ -42,7 +42,7 @@ func inNamespace(t *testing.T) {
 	}
 }
 
-// track makes entries in connection tracking.
+// track adds entries to connection tracking.
 func track(t *testing.T, flows ...[2]tuple) {
 	t.Helper()
 	c, err := dialNetlink(unix.NETLINK_NETFILTER)
@@ -64,7 +64,7 @@ func track(t *testing.T, flows ...[2]tuple) {
 	}
 }
 
-// trackedClients returns the clients of all that is tracked.
+// trackedClients returns the clients of all tracked connections.
 func trackedClients(t *testing.T, vip netip.Addr) []netip.AddrPort {
 	t.Helper()
 	c, err := dialNetlink(unix.NETLINK_NETFILTER)
@@ -86,8 +86,8 @@ func trackedClients(t *testing.T, vip netip.Addr) []netip.AddrPort {
 	return all
 }
 
-// TestUntrack: of all that is tracked, the connections to the virtual address that are
-// mapped to one real server go, whether or not the kernel can filter.
+// TestUntrack: only the connections to the virtual address that are forwarded to one real
+// server are removed from connection tracking, whether or not the kernel can filter.
 func TestUntrack(t *testing.T) {
 	for _, family := range []struct{ name, client, vip, dest, other string }{
 		{"IPv4", "192.0.2.50", "10.103.97.2", "192.0.2.11", "192.0.2.12"},
@@ -121,8 +121,8 @@ func TestUntrack(t *testing.T) {
 	}
 }
 
-// TestUntrackInALargeTable: the memory that it takes does not grow with what others
-// have in the table.
+// TestUntrackInALargeTable: the memory used does not grow
+// with the connections of other programs.
 func TestUntrackInALargeTable(t *testing.T) {
 	inNamespace(t)
 	const entries = 20000
@@ -158,8 +158,8 @@ func TestUntrackInALargeTable(t *testing.T) {
 	}
 }
 
-// TestSocketsTo: of this machine's sockets those are found that are connected to an
-// address.
+// TestSocketsTo: socketsTo finds the sockets of this machine
+// that are connected to an address.
 func TestSocketsTo(t *testing.T) {
 	for _, listen := range []string{"127.0.0.1:0", "[::1]:0"} {
 		ln, err := net.Listen("tcp", listen)

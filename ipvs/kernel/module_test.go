@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestModuleIsLoadedNowAndThen: a kernel without IP_VS is looked at every few seconds,
-// and modprobe is run ever more rarely.
+// TestModuleIsLoadedNowAndThen: IP_VS is checked every few
+// seconds, and modprobe runs with growing pauses.
 func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	now, loads, asked, there := time.Now(), 0, 0, false
 	m := module{shown: func() bool { return there }, known: func() bool { asked++; return there }, load: func() { loads++ }}

@@ -41,8 +41,8 @@ TCP nonsense
 	}
 }
 
-// TestReadConnsOfALargeTable: the connections of others cost no memory, and each line
-// is read once, wherever a piece ends.
+// TestReadConnsOfALargeTable: other programs' connections need no
+// memory, and each line is parsed once, at whatever byte a part ends.
 func TestReadConnsOfALargeTable(t *testing.T) {
 	const entries = 20000
 	var text bytes.Buffer
@@ -87,7 +87,7 @@ func TestReadConnsOfALargeTable(t *testing.T) {
 	}
 }
 
-// As Linux 6.12 writes it. The line with "~" is the estimator's total.
+// procStatsText is from Linux 6.12. The line with "~" is the estimator's total.
 const procStatsText = `       Total Incoming Outgoing         Incoming         Outgoing
 CPU    Conns  Packets  Packets            Bytes            Bytes
   0       1A       FF        0             9C40                0

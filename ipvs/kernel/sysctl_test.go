@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// settingsDir is a /proc/sys/net with these files in ipv4/.
+// settingsDir makes a /proc/sys/net with these files in ipv4/.
 func settingsDir(t *testing.T, files map[string]string) (dir string, read func(string) string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -41,8 +41,8 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// TestSysctlsUntracked: a kernel that cannot track what IPVS forwards is named,
-// and all else goes on.
+// TestSysctlsUntracked: a kernel without connection tracking
+// for IPVS is reported, and the other settings are applied.
 func TestSysctlsUntracked(t *testing.T) {
 	dir, read := settingsDir(t, map[string]string{"vs/expire_nodest_conn": "0\n", "conf/all/arp_ignore": "1\n", "conf/all/arp_announce": "2\n"})
 	k := newSysctls(dir)

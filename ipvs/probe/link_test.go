@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// scripted is a connection that says what it was given, and hears nothing.
+// scripted is a connection that returns the given bytes and discards writes.
 type scripted struct {
 	io.Reader
 	wrote bytes.Buffer
@@ -79,8 +79,7 @@ func FuzzHTTP1(f *testing.F) {
 	})
 }
 
-// TestFrames: what golang.org/x/net writes is understood, and the other way
-// round.
+// TestFrames: frames of golang.org/x/net are parsed, and it parses ours.
 func TestFrames(t *testing.T) {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
@@ -180,7 +179,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestSteadyLink: a PING makes no garbage.
+// TestSteadyLink: a PING allocates no memory.
 func TestSteadyLink(t *testing.T) {
 	c := &scripted{}
 	c.wrote.Grow(1 << 20)

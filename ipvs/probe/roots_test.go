@@ -25,7 +25,7 @@ type issued struct {
 	key *ecdsa.PrivateKey
 }
 
-// issue makes a certificate; without a parent it signs itself.
+// issue makes a certificate; without a parent it is self-signed.
 func issue(t *testing.T, name string, c x509.Certificate, parent *issued) *issued {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -118,7 +118,7 @@ func TestVerifyChain(t *testing.T) {
 	}
 }
 
-// lateConn hands over what the peer has sent when the time of whoever waits is up.
+// lateConn delivers the peer's data when the reader's time is up.
 type lateConn struct {
 	net.Conn
 	ctx context.Context
@@ -144,12 +144,12 @@ func (c *lateConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestStalledWhileVerifying: a node that stalls until its time is up says nothing about
-// the identity of the API server.
+// TestStalledWhileVerifying: a stall of the node until the
+// timeout is not a verdict on the API server's identity.
 func TestStalledWhileVerifying(t *testing.T) {
 	now := time.Now()
 	ca := issue(t, "kubernetes", authority(now.AddDate(0, 0, -100), now.AddDate(0, 0, 100)), nil)
-	leaf := issue(t, "s", server(now.AddDate(0, 0, -9), now.AddDate(0, 0, -1), "kubernetes"), ca) // to this node's clock
+	leaf := issue(t, "s", server(now.AddDate(0, 0, -9), now.AddDate(0, 0, -1), "kubernetes"), ca) // expired according to this node's clock
 	r := &Roots{Pool: x509.NewCertPool(), Certs: []*x509.Certificate{ca.Certificate}}
 	r.Pool.AddCert(ca.Certificate)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: leaf.key}}})
