@@ -67,8 +67,8 @@ func TestSlipInMasters(t *testing.T) {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
-			// A master that answers and is of another cluster proves nothing: the
-			// port is open, the certificate is a stranger's.
+			// An API server of another cluster that answers proves
+			// nothing: its certificate is of another CA.
 			other := worldtest.NewCluster(t)
 			w.Cluster.OtherClusters = map[string]*worldtest.Cluster{slip: other}
 			w.Cluster.Down[slip] = false
@@ -79,7 +79,7 @@ func TestSlipInMasters(t *testing.T) {
 			if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
 				t.Errorf("a stranger drove out the masters:\n%s", w.Get(ondisk.IPVSConfig))
 			}
-			// The list was right after all.
+			// The list was correct after all.
 			w.Cluster.OtherClusters = nil
 			w.PowerOn()
 			if err := w.boot(); err != nil {
@@ -133,7 +133,7 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, "192.0.2.12:6443") {
 		t.Errorf("masters:\n%s", conf)
 	}
-	// Nothing is left to do at the next boot.
+	// The next boot has nothing to do.
 	w.PowerOn()
 	if err := w.boot(); err != nil || slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.Contains(n, member.ProvenFile) }) {
 		t.Errorf("%v: %s", err, w.EffectNames)
@@ -435,7 +435,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 		}
 		w.Put(ondisk.IPVSLearned, `{"version":1,"servers":[{"vip":"10.103.97.2:6443"}]}`) // as ipvscare does
 	}
-	// The list was right after all.
+	// The list was correct after all.
 	w.Cluster.Down[slip] = false
 	w.PowerOn()
 	w.mustBoot()
@@ -539,14 +539,14 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 			t.Errorf("%q", w.EffectNames)
 		}
 	}
-	// Another slip is said.
+	// Another wrong list is reported.
 	ended()
 	w.Cluster.Down["198.51.100.92:6443"] = true
 	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.92:6443"))
 	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the former ones stay") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	// ipvscare that serves is not restarted, whatever the phase has to do.
+	// ipvscare is not restarted while it serves, whatever the phase has to do.
 	w.EffectNames = nil
 	site, err := site.Parse([]byte(w.SlotSite(worldtest.SlotDevice)))
 	if err != nil {

@@ -81,7 +81,7 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	if err != nil || len(claims) != 1 || claims[0].Site != "berlin" || claims[0].Serial != "SN0042" || claims[0].UUID != ownUUID || !slices.Contains(claims[0].MACs, ownMAC) {
 		t.Fatalf("%+v %v", claims, err)
 	}
-	// Nothing of the stick but the note has changed.
+	// Only the claim on the stick has changed.
 	a, b := before.Written(), w.Slots[stickDev].Written()
 	if i := bytes.Index(b, []byte("edgebake claim 1 ")); i < 0 || !bytes.Equal(a[:min(i, len(a))], b[:min(i, len(a))]) {
 		t.Error("the stick has other changes")
@@ -101,7 +101,7 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		if bytes.Contains(other.Slots[worldtest.SlotDevice].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
 			t.Errorf("%s: it has taken the Site", name)
 		}
-		// Once the note is gone, it is this one's.
+		// Without the claim, this machine may use the Site.
 		other.claimable(4096, bySerial)
 		other.PowerOn()
 		other.mustBoot()
@@ -148,7 +148,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 	for _, mac := range []string{ownMAC, otherMAC} {
 		again := w.another(t, ownUUID, mac)
 		if mac == otherMAC {
-			// A card more does not make it another.
+			// A further network card does not make it another machine.
 			again.Put("/sys/class/net/eth1/address", ownMAC+"\n")
 			again.Put("/sys/class/net/eth1/device/vendor", "")
 		}

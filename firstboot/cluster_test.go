@@ -188,7 +188,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			w.PowerOn()
 			whole := w.clone(t)
 			whole.mustBoot()
-			// What comes after it is a first boot's way.
+			// The effects after this one are those of a first boot.
 			left := slices.Index(whole.EffectNames, "remove "+member.LeavingFile)
 			if left < 10 {
 				t.Fatalf("it left after %d effects: %v", left, whole.EffectNames)
@@ -234,7 +234,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 			t.Error("the node was touched")
 		}
 	}
-	// Without pins it may be something on the way that answers.
+	// Without pins, any server on the way may have answered.
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site()))
 	w.PowerOn()
 	w.Offline = false
@@ -245,7 +245,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	if phases := w.State().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
 		t.Errorf("it stopped before it looked for its Node: %+v", phases)
 	}
-	// And offline an unpinned node goes on.
+	// Offline, an unpinned node continues.
 	w.PowerOn()
 	w.Offline = true
 	if err := w.boot(); err == nil || w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("FAILED") || w.ConsoleHas("tried again") {
@@ -365,7 +365,7 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 		if !pinned {
 			site = unpin(site)
 		}
-		// ipvscare verifies the masters with the CA on the disk.
+		// ipvscare verifies the API servers with the CA on the disk.
 		e := w.Env()
 		dial := e.Dial
 		e.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -390,7 +390,7 @@ func TestDiscoveryOfAnotherSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	w.BeforeEffect = func(effect string) {
-		// After the discovery, before the join is begun.
+		// After the discovery, before the join begins.
 		if effect == "write "+member.JoinedFile && w.Joins == 0 && w.SlotSite(worldtest.SlotDevice) != "" {
 			w.BeforeEffect = nil
 			w.JoinError = func(n int) error {
@@ -445,7 +445,7 @@ func TestNewCardSortsFirst(t *testing.T) {
 			t.Errorf("it is called %s, and joined %d times", name, w.Joins)
 		}
 	}
-	// A slip is one still.
+	// A typing error in the name is still rejected.
 	w.Stamp(worldtest.SlotDevice, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, the Site calls it shop-") {

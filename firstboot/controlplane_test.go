@@ -101,19 +101,19 @@ type controlPlane struct {
 	own    *fakeMember // etcd on m1, once kubelet has started it
 	// starts lists the starts of etcd with a blank disk, by initial-cluster-state.
 	starts []string
-	// started is how etcd's pod was when it started in this boot.
+	// started is etcd's manifest when it started in this boot.
 	started  string
 	restarts []string // with other arguments while it ran
 	learner  bool     // m1's member has no vote yet
 	inits    []string
-	// clusterToken is etcd's initial-cluster-token, as kubeadm was told last.
+	// clusterToken is etcd's initial-cluster-token in kubeadm's last configuration.
 	clusterToken string
-	// certTime is for how long kubeadm's certificates are valid, a year if it is 0;
-	// none ends after certEnd, if there is one.
+	// certTime is the lifetime of kubeadm's certificates, 0 for
+	// a year; none is valid after certEnd, if that is set.
 	certTime time.Duration
 	certEnd  time.Time
 	halves   map[string]bool
-	// publishToken is the token that the cluster was published with.
+	// publishToken is the token in the published cluster-info.
 	publishToken string
 }
 
@@ -423,7 +423,7 @@ func (m *controlPlane) on() {
 	m.T.Helper()
 	m.started = ""
 	m.PowerOn()
-	// Kubelet is up before first boot has looked around.
+	// Kubelet starts before first boot has checked anything.
 	if err := m.kubelet(); m.started != "" {
 		m.T.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
 	}
@@ -629,7 +629,7 @@ func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data 
 	if err != nil {
 		return err
 	}
-	// Who asks again for the same gets the same, as with the cluster's clients.
+	// The same request gets the same certificate, as with the cluster's clients.
 	until := m.certUntil()
 	made, _ := m.Cluster.Issued.LoadOrStore(fmt.Sprint(l.Base, m.Now, until), sync.OnceValue(func() string {
 		return worldtest.PairPEM(m.T, worldtest.IssueFor(m.T, pair.Leaf, pair.PrivateKey.(crypto.Signer), l.Base,
@@ -728,7 +728,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	if len(m.Cluster.CreatedSecrets) != 1 || !strings.Contains(m.Cluster.CreatedSecrets[0], "bootstrap-token-") {
 		t.Errorf("objects: %q", m.Cluster.CreatedSecrets)
 	}
-	// etcd's ids differ from those of another birth with the same keys.
+	// etcd's IDs differ from those of another bootstrap with the same keys.
 	if want := seat.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
 		t.Errorf("initial-cluster-token is %q, want %q", m.clusterToken, want)
 	}
@@ -740,7 +740,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 		t.Errorf("the token that the cluster was published with, %q, is in the journal", m.publishToken)
 	}
 
-	// The next boot starts etcd with what is there, and publishes nothing.
+	// The next boot starts etcd with the existing data, and publishes nothing.
 	m.inits = nil
 	m.on()
 	m.bootDone()
@@ -1174,7 +1174,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	if all := days(1); len(all) != 3 || m.DirSize(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
-	// What a power cut left half written goes first.
+	// An incomplete file of a power cut is removed first.
 	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
 	m.PutUnsynced(half, strings.Repeat("x", int(size)))
 	if all := days(1); len(all) != 3 || m.Has(half) {
@@ -1189,7 +1189,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	if all := days(1); len(all) != 2 || all[1] != before[0] {
 		t.Errorf("%v, before %v", all, before)
 	}
-	// Two at a time are one after the other.
+	// Two snapshots at a time are made one after the other.
 	release, err := m.Env().Lock(t.Context(), controlplane.SnapshotLock)
 	if err != nil {
 		t.Fatal(err)
@@ -1738,7 +1738,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			}
 			m := machine("")
 			first := restore(text, m.Now)
-			// boot has the machine boot with these words, and then have what want says.
+			// boot boots the machine with these requests, and checks that
+			// it then has the data in want.
 			boot := func(what string, w mint.Words, want string, noted bool) {
 				t.Helper()
 				m.withWords(w)
@@ -2354,7 +2355,7 @@ func TestManifests(t *testing.T) {
 		t.Errorf("applied again: %q", m.Cluster.Applied)
 	}
 
-	// All goes well at once.
+	// Everything succeeds at once.
 	again.bootDone()
 	again.wantApplied("at once")
 	if !slices.Equal(again.Cluster.Applied, appliedPaths) {
@@ -2403,14 +2404,14 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	if err := m.boot(); err == nil || !maps.Equal(m.Cluster.ApplyCounts(), once) {
 		t.Errorf("after a restart, applied %v (%v)", m.Cluster.ApplyCounts(), err)
 	}
-	// Another control-plane node has all of them, and has applied none.
+	// Another control-plane node has all manifests, and has applied none.
 	other := newControlPlane(t, mintedSites(t, 1))
 	other.Cluster.ApplyFails, other.Cluster.ApplyMarker = true, maps.Clone(m.Cluster.ApplyMarker)
 	other.Patience = 15 * time.Minute
 	if err := other.boot(); err == nil || len(other.Cluster.Applied) > 0 {
 		t.Errorf("another node applied %v (%v)", other.Cluster.Applied, err)
 	}
-	// Somebody ends it there.
+	// A person marks the manifests as applied.
 	other.Cluster.AllApplied = true
 	other.on()
 	other.bootDone()

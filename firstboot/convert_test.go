@@ -654,7 +654,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 			}
 		})
 	}
-	// First boot has seen it, and asked for the reset.
+	// First boot has noticed it, and advised a reset.
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)

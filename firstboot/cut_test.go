@@ -20,11 +20,10 @@ func (w *world) machine() *world { return w }
 
 // afterCut configures what a test does with a machine whose power was cut.
 type afterCut[M any] struct {
-	// next turns the power on again. left are the files of the cut, goesOn boots
-	// what has these files now.
+	// next turns the power on again. left are the files after
+	// the cut; goesOn boots a machine with the present files.
 	next func(t *testing.T, cut M, left []worldtest.Entry, goesOn func(kind string, m M, now []worldtest.Entry))
-	// check looks at a machine that has booted again, said at what was said on one
-	// that need not boot.
+	// check checks a machine that has booted again.
 	check func(t *testing.T, m M, when string)
 	said  func(t *testing.T, m M)
 }
@@ -48,7 +47,7 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 			t.Parallel()
 			cut := m.cloneWith(t, files)
 			cut.machine().PowerCutAt = n
-			// Of the last words (state, report) a failure stops nobody.
+			// An error of the last effects (state, report) stops nothing.
 			if err := cut.machine().boot(); err == nil && n < count-3 {
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}

@@ -83,7 +83,7 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 					t.Errorf("it went on: %s", effect)
 				}
 			}
-			// With one of them out it goes on.
+			// With one of the disks removed it continues.
 			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "253:5 / /var", "254:5 / /var", 1))
 			w.PowerOn()
 			w.mustBoot()
@@ -139,7 +139,8 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 			t.Errorf("%s: %s", tt.name, fix)
 		}
 	}
-	// Nor does another name have a control-plane node reset, which it cannot be.
+	// Another name does not lead to the advice to reset a
+	// control-plane node, which is impossible.
 	named := newControlPlane(t, mintedSites(t, 1))
 	named.bootDone()
 	named.Put(configs.EtcdDataDir+"/member/wal/0.wal", "data")

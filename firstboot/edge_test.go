@@ -106,7 +106,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	// Where nothing converts it, a node that runs goes on, also with a change.
+	// If nothing converts it, a running node continues, also after a change.
 	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()

@@ -245,7 +245,7 @@ func TestStaticPodWaits(t *testing.T) {
 	if !w.ConsoleHas("is not approved yet") || !w.ConsoleHas("was denied") || w.Joins != 1 {
 		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
-	// Which kubeadm had to leave undone.
+	// kubeadm could not set the annotation.
 	if got := w.Cluster.Nodes["edge-sn0042"].Metadata.Annotations[hub.SocketAnnotation]; got != ondisk.CRISocket {
 		t.Errorf("the Node's container runtime is noted as %q", got)
 	}

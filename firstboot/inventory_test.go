@@ -183,7 +183,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 		if !bytes.Equal(before.Written(), w.Slots[stickDev].Written()) {
 			t.Error("the stick was changed")
 		}
-		// The next machine's site is corrected on it: this one's stays.
+		// The next machine's Site on the stick is corrected: this machine's stays.
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.PowerOn()
 		w.mustBoot()

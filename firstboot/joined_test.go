@@ -286,7 +286,7 @@ func TestLabelRemoved(t *testing.T) {
 	if flags := w.Get(member.KubeadmFlags); flags != "KUBELET_KUBEADM_ARGS=\"--a=b --node-labels=zone=north --c=d\"\n" {
 		t.Errorf("kubelet registers with %s", flags)
 	}
-	// Somebody else's label of the same name is his.
+	// A label of the same name with another value was set by somebody else, and stays.
 	n.Metadata.Labels["shop"] = "12"
 	w.PowerOn()
 	w.mustBoot()

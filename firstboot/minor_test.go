@@ -115,7 +115,7 @@ func TestAnotherMinor(t *testing.T) {
 	if !w.ConsoleHas("kubelet has the settings and the state of v1.36 again") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
-	// And once more, with other state.
+	// The same once more, with other state.
 	w.Put(cpuState, "later state of v1.36")
 	files = w.kubeletFiles()
 	w.updated("v1.36.3", "v1.37.2")
@@ -203,7 +203,7 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 		cut.mustBoot()
 		cut.takenOver(when)
 	}
-	// On the way back the unit before kubelet is cut.
+	// The power is cut in the unit before kubelet, on the way back.
 	for n := 1; ; n++ {
 		back := whole.clone(t)
 		back.Put(ondisk.ImageInfoFile, strings.Replace(back.Get(ondisk.ImageInfoFile), "v1.37.2", "v1.36.3", 1))

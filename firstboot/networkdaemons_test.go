@@ -161,7 +161,7 @@ func TestRollbackOfWiFi(t *testing.T) {
 				}
 				w.PowerOn()
 			}
-			// Corrected again, nothing of either is left.
+			// After another correction, nothing of either setting is left.
 			w.Stamp(worldtest.SlotDevice, w.Site())
 			w.NetworkWorks = nil
 			w.mustBoot()
@@ -224,7 +224,7 @@ func TestRemovedSettings(t *testing.T) {
 			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}
 	}
-	// A unit of the Site's own, of the same name, has its own file.
+	// A unit of the Site with the same name has its own file.
 	w.EffectNames = nil
 	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.EffectNames) > 0 {
 		t.Errorf("%v, %q", err, w.EffectNames)

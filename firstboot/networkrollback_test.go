@@ -145,7 +145,7 @@ func TestDeadUplink(t *testing.T) {
 	if s := w.State(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
 		t.Error("it did not go on with what it has")
 	}
-	// One more after a boot, and no more.
+	// One more after a boot, then none.
 	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
@@ -153,7 +153,7 @@ func TestDeadUplink(t *testing.T) {
 	if flips := count(w.EffectNames, "networkctl reload"); flips != 2 {
 		t.Errorf("after a boot the addresses were changed %d times", flips)
 	}
-	// The uplink is back.
+	// The uplink works again.
 	w.NetworkWorks = nil
 	if err := w.boot(); err != nil || !w.networkHas("192.0.3.50/24") || w.Has(network.TrialFile) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
@@ -218,7 +218,7 @@ func TestNetworkRollsBack(t *testing.T) {
 		return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
 	}
 	w := nativeWorld(t, settings("192.0.2.50"))
-	// The link is up only with the first address.
+	// The link works only with the first address.
 	w.NetworkWorks = func() bool {
 		files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*.network"))
 		for _, f := range files {
@@ -389,7 +389,7 @@ func TestRollbackOfDropins(t *testing.T) {
 			if !w.NetworkWorks() || !w.ConsoleHas("the former ones are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
-			// Corrected again, nothing is left of either.
+			// After another correction, nothing of either setting is left.
 			w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.9]}"))
 			w.NetworkWorks = nil
 			w.PowerOn()

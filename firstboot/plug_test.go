@@ -144,7 +144,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 		t.Error("the own slot still holds the token")
 	}
-	// The stick may stay, or go: its site is taken once.
+	// The stick may stay or be removed: its Site is used once.
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 		}
 	}
 
-	// Somebody flushes all rules: a later boot's look notices.
+	// Somebody flushes all rules: the check of a later boot notices that.
 	w.PowerOn()
 	w.NFTRules = ""
 	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
@@ -71,7 +71,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 			t.Fatalf("exchanged %v: %v; kubelet %s, rules %q\n%s", exchanged, err, w.Units[ondisk.UnitKubelet], w.NFTRules, strings.Join(w.Console, "\n"))
 		}
 
-		// What is taken back leaves nothing that kubelet would wait for.
+		// Removing the rules leaves no file that kubelet would wait for.
 		if err := hub.OpenPorts(t.Context(), w.Env()); err != nil || w.Has(hub.PortsKubelet) || w.Has(hub.NFTFile) {
 			t.Errorf("%v: the drop-in or the rules are left", err)
 		}

@@ -233,7 +233,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			if file != member.ClientCert {
 				continue
 			}
-			// Without a token there is no way on, which is said.
+			// Without a token it cannot continue, which is reported.
 			w.PowerOn()
 			if err := w.boot(); err == nil || !w.ConsoleHas("FAILED discovery") {
 				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.Console, "\n"))
@@ -256,7 +256,7 @@ func TestRestoreCertificates(t *testing.T) {
 	first, second, third := pair(0), pair(100), pair(200)
 	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
 	for _, s := range member.CertStores() {
-		// Clocks go wrong: the name of the second is the greatest.
+		// Clocks may be wrong: the second certificate has the greatest name.
 		dated := func(date string) string { return s.Dir + "/" + s.Name + "-" + date + ".pem" }
 		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")
 		for name, tc := range map[string]struct {
@@ -291,7 +291,8 @@ func TestRestoreCertificates(t *testing.T) {
 				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.Name, name, got, tc.want, err)
 			}
 		}
-		// With none that can be used, what is asked for anew must not be there.
+		// If none can be used, and the program requests another one,
+		// the broken one must be removed.
 		w := newWorld(t, "testdata/machine.txtar")
 		w.Put(one, "")
 		if err := os.Symlink(one, filepath.Join(w.Root, s.Current())); err != nil {

@@ -27,8 +27,8 @@ func TestQuestionsOfAJoin(t *testing.T) {
 	}
 	const node = "/api/v1/nodes/edge-sn0042"
 	asked := w.Cluster.RequestCounts()
-	// Each look for the 12 s in which another machine could report as this Node, and
-	// whether the name is free.
+	// The Node is read during the 12 s in which another machine
+	// could report as it, and to check that the name is free.
 	if asked[node] > 8 {
 		t.Errorf("the Node is asked for %d times", asked[node])
 	}

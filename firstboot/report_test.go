@@ -47,7 +47,7 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 	noSecret(t, w)
 
-	// One that stays away is given up.
+	// First boot gives up on a server that stays away.
 	w.PowerOn()
 	e = w.Env()
 	tries := 0
@@ -75,7 +75,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	if want := (ondisk.BootClock{Userspace: 6_100_000, Finish: 24_000_000, FirstBoot: 1_000_000}); s.Boot == nil || *s.Boot != want {
 		t.Errorf("%+v", s.Boot)
 	}
-	// Without an answer there is a node all the same.
+	// Without an answer, the machine still becomes a node.
 	w.PowerOn()
 	e := w.Env()
 	e.BootClock = func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no bus") }

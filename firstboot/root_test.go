@@ -20,7 +20,7 @@ import (
 // partition: its /etc is as it was baked, /var is the machine's.
 func (w *world) exchangeRoot() {
 	w.T.Helper()
-	// A bind mount out of DATA on the machine.
+	// On a machine this is a bind mount from DATA.
 	kept := filepath.Join(w.Root, "var/kubernetes")
 	if w.Has("/etc/kubernetes") {
 		if err := os.Rename(filepath.Join(w.Root, "etc/kubernetes"), kept); err != nil {

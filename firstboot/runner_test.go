@@ -36,7 +36,7 @@ func TestSpread(t *testing.T) {
 	if early > 150 || late > 150 || early < 50 || late < 50 {
 		t.Errorf("%d of 1000 in the first tenth, %d in the last", early, late)
 	}
-	// Once a boot, before the first connection, also when the run begins again.
+	// Once per boot, before the first connection, also if the run begins again.
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestSpread(t *testing.T) {
 	}
 	waits, sleep := 0, e.Sleep
 	want := run.BootDelay("edge-sn0042"+machine.ID(e), ondisk.BootSpread)
-	// What the machine does before counts: here, reading its slot takes a while.
+	// The time before the first connection counts: here, reading the slot takes a while.
 	took, read := time.Duration(0), e.ReadSlot
 	e.ReadSlot = func(device string) (*slot.Contents, error) {
 		if took == 0 {

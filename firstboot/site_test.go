@@ -49,7 +49,7 @@ func TestStampInTheMiddle(t *testing.T) {
 				}
 				return
 			}
-			// The second one renames the node, which only a person may do.
+			// The second Site renames the node, which only a person may do.
 			if err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
@@ -113,8 +113,8 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	// Site-config's check, the pass, forget-token's check, and site-config's
-	// once more at the end.
+	// The check of site-config, the pass, the check of
+	// forget-token, and the check of site-config at the end.
 	if reads > 4 {
 		t.Errorf("the slot was read %d times", reads)
 	}

@@ -66,7 +66,7 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	}) {
 		t.Errorf("notes: %q", w.State().Notes)
 	}
-	// One that fails is in the report for as long as it has failed.
+	// A failed unit is in the report as long as it is failed.
 	w.Units["vpn.service"] = "failed"
 	for _, state := range []string{"failed", "active"} {
 		w.Units["vpn.service"] = state
@@ -197,7 +197,7 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 		if err := w.Run(New(e)); err != nil {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
-		// The next boot loads what is in place.
+		// The next boot loads the present files.
 		w.PowerOn()
 		e = w.Env()
 		loaded = w.networkd(e, 0)

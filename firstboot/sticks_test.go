@@ -330,7 +330,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
 		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	// Stamped anew it is meant.
+	// A stick that is stamped again is meant to be used.
 	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()

@@ -99,7 +99,7 @@ func TestAStrangersBundle(t *testing.T) {
 			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.ConsoleHas("network.ntp") {
 				t.Errorf("the stranger sets the clock:\n%s", got)
 			}
-			// Back at its own, where its clock is right again.
+			// Back in its own network, where its clock is right again.
 			w.Cluster = real
 			w.Now = w.Now.AddDate(-2, 0, 0)
 			w.PowerOn()

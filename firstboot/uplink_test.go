@@ -142,7 +142,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			if network.IsNew(m.Env()) == tt.kept {
 				t.Errorf("kept as good: %v", !tt.kept)
 			}
-			// Once etcd may run, nobody touches its network.
+			// Once etcd may run, its network is not changed.
 			m.EffectNames, m.Now = nil, m.Now.Add(2*time.Hour)
 			m.neighbours(func(string) error { return unreachable })
 			if tt.masters == 1 {

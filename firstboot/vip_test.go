@@ -63,7 +63,7 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	w.rebuild()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
-	// First boot once more, while the machine is on.
+	// First boot runs again while the machine is on.
 	if err := w.boot(); err == nil || !w.ConsoleHas("is the address of the cluster's Service shop/till") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}

@@ -62,7 +62,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 			lines++
 		}
 	}
-	// An attempt lasts three minutes, and as a rule a pause of half a minute follows.
+	// An attempt lasts three minutes, usually followed by a pause of half a minute.
 	if writes > 140 || lines > 60 {
 		t.Errorf("in an hour the state was written %d times, and the console had %d lines\n%s", writes, lines, strings.Join(w.Console[max(0, len(w.Console)-9):], "\n"))
 	}

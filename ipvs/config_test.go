@@ -73,7 +73,7 @@ func TestParseConfigDefaults(t *testing.T) {
 	if s.Masters[1] != (Master{"master-2.example", 6443}) {
 		t.Errorf("%+v", s.Masters)
 	}
-	// Dual stack: one name, an address in each family.
+	// Dual stack: one name with an address in each family.
 	servers, err = parseConfig("ipvs.json", []byte(`{"version":1,"servers":[{"host":"a.b","masters":["10.0.0.1:6443"]},{"host":"a.b","vip":"[fd00:97::2]:6443","masters":["[fd00::1]:6443"]}]}`))
 	if err != nil || len(servers) != 2 {
 		t.Errorf("dual stack: %v", err)

@@ -143,7 +143,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	if _, locked := lockedBy(w.run, all[2].VIP); !locked {
 		t.Error("another daemon could take a virtual server of which something is left")
 	}
-	// A configuration that cannot be kept leaves all as it is.
+	// A configuration that cannot be applied changes nothing.
 	taken := testServer(t, 9)
 	taken.Host, taken.Masters = "nine", all[0].Masters
 	unlock, err := lockFile(t.Context(), lockPath(w.run, taken.VIP), patience)

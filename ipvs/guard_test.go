@@ -248,7 +248,7 @@ func TestExcusedOnce(t *testing.T) {
 	if n := w.said("trusting it as an API server of the cluster"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
-	// With another note it has to show that one.
+	// With another record it has to match that one.
 	s := w.s
 	s.Joined.NodeUID = newNode
 	w.m.stop()
@@ -408,7 +408,7 @@ func TestBornAgain(t *testing.T) {
 		t.Errorf("status: %+v", st)
 	}
 
-	// A restart of ipvscare changes nothing, and the word of a person does.
+	// A restart of ipvscare changes nothing; another record does.
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}

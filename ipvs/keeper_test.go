@@ -34,7 +34,7 @@ type memKernel struct {
 	severed []kernel.Conn
 	remotes []netip.AddrPort
 	stuck   []netip.AddrPort
-	// untracked are the real servers that connection tracking was to forget.
+	// untracked are the real servers that were passed to Untrack.
 	untracked []netip.AddrPort
 	wake      func()
 }
@@ -234,8 +234,8 @@ func testServer(t *testing.T, last byte) Server {
 		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: probe.Spec{Method: "GET", Path: "/readyz"}}
 	s.Profile.Retry, s.Profile.Ready = 50*time.Millisecond, 100*time.Millisecond
 	s.Profile.RetryMax, s.Profile.Spread = s.Profile.Retry, s.Profile.Retry
-	// A master is stopped by closing its connections: none is down because this
-	// machine is slow.
+	// Masters stop by closing their connections: with long
+	// timeouts, none goes down because this machine is slow.
 	s.Profile.Ticks, s.Profile.ReadyTimeout = int(patience/s.Profile.Tick), patience
 	return s
 }
@@ -346,7 +346,7 @@ func TestDaemon(t *testing.T) {
 		t.Errorf("stopping changed the rules to %s", got)
 	}
 
-	// A new life takes over what stands, without a step.
+	// A new process takes over the existing rules without a step.
 	steps := len(w.kernel.steps)
 	w.start(s)
 	if len(w.kernel.steps) != steps {

@@ -60,11 +60,11 @@ func TestSquatter(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 204)
 	s.Masters = []Master{w.masters[0].master()}
-	// The name that used to be the lock, which belongs to whoever is first.
+	// An earlier release used this abstract name as the lock; any process can take it.
 	if ln, err := net.Listen("unix", "@ipvscare/"+s.VIP.String()); err == nil {
 		defer ln.Close()
 	}
-	// What a killed predecessor leaves.
+	// The files of a process that was killed.
 	if err := os.MkdirAll(w.run, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestSquatter(t *testing.T) {
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}
-	// The directory is all that a container which has /run sees.
+	// A container that mounts /run may see only this directory.
 	for dir := w.run; dir != os.TempDir(); dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -224,7 +224,7 @@ func TestRejectedReloadLetsGo(t *testing.T) {
 	}
 	d := NewDaemon(Options{RunDir: dir})
 	one, two := Server{VIP: netip.MustParseAddrPort("192.0.2.1:6443")}, Server{VIP: netip.MustParseAddrPort("192.0.2.2:6443")}
-	// No file can take this name.
+	// No file can have this name.
 	if err := os.MkdirAll(filepath.Join(dir, two.VIP.String(), "full"), 0o700); err != nil {
 		t.Fatal(err)
 	}

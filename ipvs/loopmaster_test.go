@@ -26,7 +26,7 @@ type loopMaster struct {
 	t    *testing.T
 	addr netip.AddrPort
 	srv  *httptest.Server
-	// handler and cert are its own, if it has them.
+	// handler and cert override the defaults.
 	handler http.Handler
 	cert    tls.Certificate
 }

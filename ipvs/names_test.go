@@ -82,7 +82,7 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}) {
 		t.Errorf("it does not say with what it goes on: %q", *lines)
 	}
-	// Names that are masters no more are forgotten with the next answer.
+	// A name that is no longer in the list is forgotten with the next answer.
 	delete(z, "ip4 b.example")
 	z["ip4 a.example"] = addrs("192.0.2.15")
 	g, _ = namesGroup(t, state, z.lookup, "a.example:6443")
@@ -91,7 +91,7 @@ func TestNamesOutliveABoot(t *testing.T) {
 	if len(g.list.names) != 1 || !slices.Equal(g.list.names["a.example"], addrs("192.0.2.15")) {
 		t.Errorf("kept: %v", g.list.names)
 	}
-	// What stands in the file is checked like any answer.
+	// Addresses in the file are checked like answers of DNS.
 	text := `{"version":1,"servers":[{"vip":"10.103.97.2:6443","names":{"a.example":["127.0.0.1","fd00::1","10.103.97.2","192.0.2.16"],"b.example":["::1"]}}]}`
 	if err := os.WriteFile(filepath.Join(state, "learned.json"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -126,7 +126,7 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	if names := noted(w.run)[s.VIP]; !slices.Equal(names, []string{"old", "new", "newer"}) || w.ours() != "10.103.97.1 old" {
 		t.Errorf("noted: %q; the hosts file: %s", names, w.ours())
 	}
-	// By flags, without a word of the old name.
+	// By flags, without the former name.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, HostsFile: w.hosts, RunDir: w.run}, w.log); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func TestHostChangesOverABoot(t *testing.T) {
 	if err := os.WriteFile(w.hosts, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// Another daemon keeps the same address with another port.
+	// Another daemon maintains the same address with another port.
 	if err := os.MkdirAll(w.run, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestHostChangesOverABoot(t *testing.T) {
 	if err := os.WriteFile(w.hosts, []byte(strings.Replace(read(), " new ", " newer ", 1)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// So does clean, of a virtual server that it is told.
+	// Clean does the same for a virtual server given by flags.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, HostsFile: w.hosts, RunDir: w.run}, w.log); err != nil {
 		t.Fatal(err)
 	}

@@ -359,7 +359,7 @@ func TestReturnOfAClosing(t *testing.T) {
 			}
 		})
 	}
-	// Others serve while it closes and returns, and die then.
+	// Others are up while it closes connections and returns, and fail then.
 	for range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			p := LAN()

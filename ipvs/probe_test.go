@@ -99,8 +99,8 @@ type fakeMaster struct {
 	// lag is the delay of everything that it writes.
 	lag  atomic.Int64
 	slow bool
-	// strangers are hung up on after each answer, as kube-apiserver does
-	// with whoever shows no certificate over HTTP/2.
+	// strangers: connections are closed after each answer, like
+	// kube-apiserver's of HTTP/2 clients without a certificate.
 	strangers bool
 	client    *tls.Certificate // the node's; nil: none
 
@@ -345,7 +345,7 @@ func (s *sensed) stop(m *fakeMaster) {
 	s.cancel()
 	m.stop()
 	<-s.done
-	// net/http looks after closed pipes in its own time.
+	// net/http closes its pipes after a while.
 	time.Sleep(time.Minute)
 }
 
@@ -412,7 +412,7 @@ func TestSensing(t *testing.T) {
 					if want := []string{"up (ready)", "down (" + f.class + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {
 						t.Errorf("got %q, want %q", s.events, want)
 					}
-					// It breaks again a few seconds after it came back.
+					// It fails again a few seconds after it returned.
 					time.Sleep(time.Duration(mrand.Int64N(int64(6 * time.Second))))
 					s.idle.Store(false)
 					broke = time.Now()
@@ -481,7 +481,7 @@ func TestSteady(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				plain := m.http.Handler
 				m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					// As kube-apiserver's.
+					// The headers of kube-apiserver.
 					for k, v := range map[string]string{"Audit-Id": "0b7e2c1a-94a3-4d2c-8f5e-6a1d3c9b7e42", "Cache-Control": "no-cache, private", "Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff",
 						"X-Kubernetes-Pf-Flowschema-Uid": "5c0e8a64-1f0b-4d55-9a53-2b8c4f1e7d90", "X-Kubernetes-Pf-Prioritylevel-Uid": "e2b4c6d8-7a91-4c3f-b5d7-90a1b2c3d4e5"} {
 						w.Header().Set(k, v)
@@ -698,7 +698,7 @@ func TestBeat(t *testing.T) {
 			}
 		}
 	}
-	// Right after the answer to the last one, it is the next moment.
+	// Right after the last answer, the next time of the beat is due.
 	if at := b.within(start.Add(5*time.Millisecond), time.Second); at != start.Add(keepTick) {
 		t.Errorf("a PING is due %s after the last", at.Sub(start))
 	}

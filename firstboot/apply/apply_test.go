@@ -362,7 +362,7 @@ func TestPowerCut(t *testing.T) {
 				if s.enabled["hello.service"] != whole.enabled["hello.service"] {
 					t.Errorf("cut at %d: hello.service enabled: %v", n, s.enabled["hello.service"])
 				}
-				// And a correction right after the cut still takes all back.
+				// A correction right after the cut still undoes everything.
 				s.must(empty)
 				for p, text := range s.tree() {
 					if _, there := base[p]; !there && !strings.HasPrefix(text, "d") {

@@ -56,7 +56,7 @@ func FuzzHostileRoot(f *testing.F) {
 			}
 			os.Symlink(l.to, p) // where that is possible
 		}
-		// Only now: the second link may itself have gone through the first.
+		// Only now, since the second link may itself have been made through the first.
 		for _, name := range []string{"passwd", "manifest.json", "append.conf"} {
 			os.Remove(filepath.Join(outside, name))
 			if err := os.WriteFile(filepath.Join(outside, name), []byte("theirs"), 0o644); err != nil {

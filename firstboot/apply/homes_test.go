@@ -75,7 +75,7 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 			s.must(fmt.Sprintf(keysOf, "key", "1"))
 			check("key\n", "1")
 
-			// He does it again, before the settings are taken back.
+			// The user does it again before the settings are undone.
 			for _, d := range []string{".ssh", ".config"} {
 				if err := os.RemoveAll(filepath.Join(home, d)); err != nil {
 					t.Fatal(err)
@@ -131,7 +131,7 @@ func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("a link of root's belongs to %+v, %v", st.Sys(), err)
 	}
-	// The next try finds the user's link in the way, and the owner at the right place.
+	// The next try finds the user's link in the way, and the owner where it belongs.
 	s.must(`{"ignition":{"version":"3.5.0"},"storage":{"links":[{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`)
 	if st, err := os.Lstat(home + "/d/link"); err != nil || st.Sys().(*syscall.Stat_t).Uid != 1000 {
 		t.Errorf("the link: %v", err)

@@ -99,7 +99,7 @@ var debian = map[string]string{
 func newDebian(t *testing.T) *system {
 	t.Helper()
 	s := newSystem(t, base)
-	// The real one writes a user's keys as that user, who must get there.
+	// Ignition writes a user's keys as that user, who needs access.
 	for _, dir := range []string{s.root, filepath.Dir(s.root)} {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -227,8 +227,8 @@ func (s *system) whole() map[string]string {
 func compareTrees(t *testing.T, got, want map[string]string) {
 	t.Helper()
 	ignored := func(p string) bool {
-		// How they enable units, what they note, and backups that shadow's
-		// tools leave.
+		// The two differ in how they enable units, in their own
+		// records, and in backups of shadow's tools.
 		return p == "etc/systemd/system-preset/20-ignition.preset" || p == "etc/systemd/system-preset" || p == "etc/.pwd.lock" || p == "etc" || p == "home" ||
 			strings.HasPrefix(p, "etc/.ignition") || strings.HasSuffix(p, "-") || strings.HasPrefix(p, "etc/subuid") || strings.HasPrefix(p, "etc/subgid") || strings.HasPrefix(p, "var/")
 	}

@@ -41,8 +41,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	m.put("etc/kubernetes/manifests/pod.yaml", "root's")
 	m.put("etc/shadow", "secret")
-	// Whoever runs the test stands for root; the others are whoever else may
-	// write.
+	// The user who runs the test acts as root; everybody else may write too.
 	if err := os.Chmod(m.path("home/u"), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -232,12 +231,12 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	if err := m.WriteFile("/loop/x", nil, roots); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a loop: %v", err)
 	}
-	// Root's link leads to a directory of others, and there links end.
+	// Root's link leads to a directory of another user, in which links are not followed.
 	m.link("/etc", "home/u/etc")
 	if _, _, err := m.ReadFile("/var/home/u/etc/shadow"); !errors.Is(err, ErrLink) {
 		t.Errorf("got %v", err)
 	}
-	// Where only root writes, what is in the way is an error and stays.
+	// Where only root can write, a file in the way is an error and stays.
 	if err := m.WriteFile("/etc/kubernetes", nil, roots); err == nil {
 		t.Error("a directory was replaced")
 	}
@@ -312,7 +311,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	if i, err := m.Lstat(keys); err != nil || i.Sys().(*syscall.Stat_t).Uid != user || i.Mode().Perm() != 0o600 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	// A home, which lies in root's directory, is given to its user as it is.
+	// A home, which is in root's directory, is given to its user with its contents.
 	m.do(os.Chown(m.path("home/u"), user+1, user+1))
 	m.do(m.Mkdir("/home/u", Owner{Mode: 0o700, UID: user, GID: user}))
 	if i, err := m.Lstat("/home/u"); err != nil || i.Sys().(*syscall.Stat_t).Uid != user {

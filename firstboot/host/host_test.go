@@ -42,7 +42,7 @@ func TestWriteFile(t *testing.T) {
 			t.Errorf("%s: %v, %v", p, st.Mode(), err)
 		}
 	}
-	// What a cut left is written over, and a link is replaced, not followed.
+	// A file that a power cut left is overwritten, and a link is replaced, not followed.
 	outside := filepath.Join(t.TempDir(), "outside")
 	if err := os.WriteFile(outside, []byte("mine"), 0o644); err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestWriteFile(t *testing.T) {
 	if err != nil || len(entries) != 2 {
 		t.Errorf("left over: %v, %v", entries, err)
 	}
-	// A temporary that is a link to elsewhere is removed, not written through.
+	// A temporary file that is a link is removed, not written through.
 	if err := os.Symlink(outside, filepath.Join(f.Root, ".x.edgebake-new")); err != nil {
 		t.Fatal(err)
 	}
@@ -274,8 +274,8 @@ func TestPostThroughTheProxy(t *testing.T) {
 			return
 		}
 		defer up.Close()
-		// By hand: of a header that net/http writes, a part may come after the
-		// connection was taken over.
+		// Written by hand: with net/http, a part of the header may
+		// follow after the connection was hijacked.
 		down, _, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			t.Error(err)

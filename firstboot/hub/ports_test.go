@@ -304,7 +304,7 @@ func TestPortRules(t *testing.T) {
 		}
 		return strings.Split(strings.TrimSpace(string(out)), "\n")
 	}
-	// want lists who reaches a listener of root's that ok says.
+	// want lists the clients for which ok returns true, which must reach a listener of root.
 	want := func(ok func(who, port string) bool) []string {
 		var out []string
 		for n, who := range []string{"pod", "card", "bridged", "node", "client", "user"} {
@@ -360,7 +360,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 		rules     bool
 		connected int
 	}{
-		// The kernel keeps one request, and one connection beyond the backlog of 0.
+		// The kernel queues one request, and one connection beyond the backlog of 0.
 		{"a user, no rules", 65534, false, 1},
 		{"root", 0, true, 1},
 		{"a user", 65534, true, 0},

@@ -44,7 +44,7 @@ func TestLogRedacts(t *testing.T) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
-	// Attributes of one logger are not another's, and a group holds what follows.
+	// Attributes of one logger do not appear in another, and a group applies to what follows.
 	out.Reset()
 	site := l.With("node", "edge-1").WithGroup("site")
 	site.With("zone", "north")

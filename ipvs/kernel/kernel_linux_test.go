@@ -25,8 +25,8 @@ func inNamespace(t *testing.T) {
 		if unix.Gettid() != unix.Getpid() {
 			break
 		}
-		// The first thread never ends, and /proc/net shows all tests what is its. Another
-		// goroutine keeps it meanwhile.
+		// The first thread never ends, and /proc/net shows its namespace
+		// to all tests, so another goroutine keeps it meanwhile.
 		runtime.UnlockOSThread()
 		go func() {
 			runtime.LockOSThread()
@@ -188,7 +188,7 @@ func TestSocketsTo(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", listen, got, want)
 		}
-		// The same port with another address is somebody else's.
+		// The same port with another address does not match.
 		elsewhere := netip.AddrPortFrom(netip.MustParseAddr(strings.NewReplacer("127.0.0.1", "127.0.0.2", "::1", "::2").Replace(addr.Addr().String())), addr.Port())
 		if got, err := socketsTo(elsewhere); err != nil || len(got) > 0 {
 			t.Errorf("%s: %v, %v", elsewhere, got, err)

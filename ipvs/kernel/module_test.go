@@ -35,7 +35,7 @@ func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	if n := loads - before; n > 24*13 {
 		t.Errorf("loaded %d times in a day", n)
 	}
-	// Whoever else loads it is seen at once.
+	// If another program loads it, that is noticed at once.
 	m.next, there = now.Add(time.Hour), true
 	if !m.ready(now) {
 		t.Error("it is not seen")

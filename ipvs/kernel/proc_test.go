@@ -66,7 +66,7 @@ func TestReadConnsOfALargeTable(t *testing.T) {
 	if n := after.TotalAlloc - before.TotalAlloc; n > 256<<10 {
 		t.Errorf("it allocates %d bytes", n)
 	}
-	// The same file, again and again, as the table of sockets is read.
+	// The same file is read repeatedly, like the table of sockets.
 	var table procFile
 	defer table.close()
 	for range 2 {

@@ -52,7 +52,7 @@ func TestSysctlsUntracked(t *testing.T) {
 	if read("vs/expire_nodest_conn") != "1" {
 		t.Error("the rest was not set")
 	}
-	// Without the module nothing is lacking.
+	// Without the module, no setting is reported as missing.
 	if err := os.RemoveAll(filepath.Join(dir, "ipv4/vs")); err != nil {
 		t.Fatal(err)
 	}

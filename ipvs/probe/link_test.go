@@ -115,7 +115,7 @@ func TestFrames(t *testing.T) {
 	if c := (&Spec{}).Judge(all[2], Skew{}); c != ServerError {
 		t.Errorf("a reset stream is judged %s", c)
 	}
-	// The answers: SETTINGS and PING are acknowledged.
+	// The reader acknowledges SETTINGS and PING.
 	r := http2.NewFramer(nil, &c.wrote)
 	if f, err := r.ReadFrame(); err != nil || !f.(*http2.SettingsFrame).IsAck() {
 		t.Errorf("%v %v", f, err)
@@ -124,7 +124,7 @@ func TestFrames(t *testing.T) {
 		t.Errorf("%v %v", f, err)
 	}
 
-	// What we write is read by x/net.
+	// x/net reads our frames.
 	c = &scripted{}
 	l := &Link{nc: c, HTTP2: true, Target: Target{Addr: netip.MustParseAddrPort("10.0.0.1:6443"), Probe: Spec{Method: "GET", Path: "/readyz", Headers: map[string]string{"X-A": "b"}}}}
 	l.encodeRequest("GET", "/readyz")

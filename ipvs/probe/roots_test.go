@@ -110,7 +110,7 @@ func TestVerifyChain(t *testing.T) {
 			t.Errorf("%s: the error is %q", tc.name, err)
 		}
 	}
-	// It ends with whoever waits for it.
+	// The context ends when the reader's time is up.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.verify(ctx, chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), foreign)), []string{"kubernetes"}, now); !errors.Is(err, context.Canceled) {
