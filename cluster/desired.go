@@ -32,8 +32,8 @@ type desiredObject struct {
 	resource        schema.GroupVersionResource
 	namespace, name string
 	why, then       string
-	// change returns the desired object; for nil, a new one. It returns its argument if
-	// nothing has to change.
+	// change returns the desired object for the existing one, which is nil if it does not
+	// exist. It returns its argument if nothing has to change.
 	change func(is map[string]any) (map[string]any, error)
 }
 
@@ -80,7 +80,7 @@ func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// exactly returns a change that replaces the whole object.
+// exactly returns a change that replaces all fields except the metadata.
 func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
 	return func(is map[string]any) (map[string]any, error) {
 		if is == nil {

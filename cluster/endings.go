@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// adminWarning is how long before its end an operator's certificate is reported.
+// adminWarning is the remaining validity at which an operator's certificate is reported.
 const adminWarning = 60 * 24 * time.Hour
 
 // Endings checks when the cluster's CA and the operator's kubeconfig expire, which machines do

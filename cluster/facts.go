@@ -29,9 +29,9 @@ type Facts struct {
 	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil if there
 	// are none.
 	DaemonSets []byte
-	// Site has what the cluster knows of a Site: API servers, endpoint, CA.
+	// Site has the fields of a Site that the cluster determines: API servers, endpoint, CA.
 	Site *configs.Site
-	// Skipped lists the DaemonSets of other operating systems than Linux.
+	// Skipped lists the DaemonSets for operating systems other than Linux.
 	Skipped []string
 }
 
@@ -78,7 +78,7 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	return f, nil
 }
 
-// onlyImages returns a DaemonSet with nothing but its images: its settings may be secret.
+// onlyImages returns a DaemonSet reduced to its images, since its settings may be secret.
 func onlyImages(d *unstructured.Unstructured) map[string]any {
 	pod := map[string]any{}
 	for _, field := range []string{"initContainers", "containers"} {

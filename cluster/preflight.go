@@ -49,10 +49,10 @@ type preflight struct {
 	checks []Check
 	// found is a client of an API server that was verified for the first Site.
 	found *api.Client
-	// silent: no API server answers, so the others need not be tried.
+	// silent: no API server has answered, so discovery is not tried with other tokens.
 	silent bool
-	// proven has the result of discovery for each token. An API server that one token
-	// verifies gets no other token.
+	// proven has the result of discovery for each token. A token is sent only to an API server
+	// that discovery has verified with it.
 	proven map[configs.Secret]proof
 }
 
@@ -168,7 +168,7 @@ func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discove
 		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
-// apiServer checks one API server by a node's discovery.
+// apiServer checks one API server with the discovery that a node performs.
 func (p *preflight) apiServer(ctx context.Context, master string, site *configs.Site) {
 	name := "API server " + master
 	d := p.discovery(site, master)
@@ -322,7 +322,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// Discovery shows the token to a verified API server.
+		// Discovery sends the token to a verified API server.
 		if _, err := p.clientFor(ctx, s.Site); notThisToken(err) {
 			p.fail(name, "", describeError(err), fix)
 			return
@@ -400,7 +400,7 @@ func nodePools(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: openyurt.Pools}
 }
 
-// openYurt checks what yurthub needs in the cluster, for all Sites together.
+// openYurt checks yurthub's requirements in the cluster, for all Sites together.
 func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	of := slices.DeleteFunc(slices.Clone(sites), func(s PreflightSite) bool { return !s.OpenYurt() })
 	if len(of) == 0 {

@@ -15,7 +15,7 @@ import (
 
 const fieldManager = "edgebake"
 
-// Wanted is what Prepare sets up.
+// Wanted has the VIP and the node pools that Prepare sets up.
 type Wanted struct {
 	VIP string
 	// Pools maps the names of node pools to their type, Edge or Cloud.
@@ -31,19 +31,19 @@ type Change struct {
 	Before    map[string]any              `json:"before"`
 	After     map[string]any              `json:"after"`
 
-	// nextStep is what a person has to do afterwards.
+	// nextStep is the command to run afterwards, or "".
 	nextStep string
 }
 
 func (c *Change) String() string { return describe(c.Resource, c.Namespace, c.Name) }
 
-// NextStep returns what a person has to do after the change, or "".
+// NextStep returns the command to run after the change, or "".
 func (c *Change) NextStep() string { return c.nextStep }
 
 // Diff returns the change as a diff of YAML.
 func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 
-// Plan returns what Prepare would change, by a dry run of each change.
+// Plan returns the changes that Prepare would make, after a dry run of each.
 func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	desired, err := c.desired(ctx, w)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 		done, err := r.Create(ctx, obj, metav1.CreateOptions{DryRun: dryRun, FieldManager: fieldManager})
 		return done, c.explain("making "+at.String(), err)
 	}
-	// A change by others in between is a conflict.
+	// With this version, an intermediate change by others is a conflict.
 	obj.SetResourceVersion(is.GetResourceVersion())
 	if status, ok := is.Object["status"]; ok {
 		obj.Object["status"] = status

@@ -23,13 +23,12 @@ type recordedChange struct {
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether is is a state in which nobody else has changed the
-// object.
+// changedOnlyByPrepare reports whether the state is contains no change by others.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// madeByPrepare reports whether is is a state into which Prepare brought the object.
+// madeByPrepare reports whether Prepare wrote the state is.
 func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }
@@ -91,7 +90,7 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 }
 
 // record records the objects of a plan before the change. An existing record keeps the first
-// state, unless somebody else has changed the object since: revert must not lose that.
+// state, unless somebody else has changed the object since: revert must not lose that change.
 func (c *Client) record(ctx context.Context, plan []Change) error {
 	all, obj, err := c.recorded(ctx)
 	if err != nil {

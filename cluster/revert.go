@@ -48,8 +48,8 @@ func (c *Client) inverse(ctx context.Context, all []recordedChange) ([]Reverted,
 	return out, nil
 }
 
-// Revert restores every recorded object. Those that somebody else has changed since stay, and
-// stay recorded.
+// Revert restores every recorded object. Objects that somebody else has changed since are
+// left as they are, and stay in the record.
 func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	all, record, err := c.recorded(ctx)
 	if err != nil || record == nil {
@@ -117,7 +117,8 @@ func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error
 	return "", err
 }
 
-// remove removes an object if it is still as it was read. It may be gone already.
+// remove removes an object if it has not changed since it was read. A missing object is no
+// error.
 func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
 	uid, version := is.GetUID(), is.GetResourceVersion()
 	err := c.resource(at.Resource, at.Namespace).Delete(ctx, at.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &version}})

@@ -48,7 +48,7 @@ type rolloutMark struct {
 const (
 	UpdatePending  = "pending"
 	UpdateNotReady = "notReady" // pending, and the node is not Ready: it gets no order
-	UpdateNone     = "noAnswer" // the machine has never answered: it takes no orders
+	UpdateNone     = "noAnswer" // the machine has never answered: it does not accept orders
 	UpdateFetching = "fetching" // it has an order that holds it before the restart
 	UpdateHeld     = "held"     // all is fetched
 	UpdateDraining = "draining"
@@ -57,7 +57,7 @@ const (
 	UpdateFailed   = "failed"
 )
 
-// updateNode is a Node as a rollout sees it.
+// updateNode has the fields of a Node that a rollout uses.
 type updateNode struct {
 	name, version          string
 	labels                 map[string]string
@@ -78,7 +78,7 @@ func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
 	_, n.controlPlane = n.labels[api.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
-	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // one that cannot be read is none
+	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // an unreadable mark counts as none
 	return n
 }
 
@@ -88,10 +88,10 @@ const (
 	haltStopped = "stopped"
 )
 
-// Share is a number, or a percentage of the selected nodes, of which it is at least one.
+// Share is a number of nodes, or a percentage of the selected nodes, and at least one node.
 type Share struct{ n, percent int }
 
-// String is the share as Set reads it.
+// String returns the share in the form that Set reads.
 func (s *Share) String() string {
 	if s.percent > 0 {
 		return strconv.Itoa(s.percent) + "%"
@@ -195,30 +195,30 @@ func Selector(text string) (Ring, error) {
 type Rollout struct {
 	// Order is given to each node; it has no Hold and no Again.
 	Order order.Order
-	// Info is the image's.
+	// Info describes the image.
 	Info ondisk.ImageInfo
-	// Rings are the nodes; none: all that are no control-plane nodes.
+	// Rings select the nodes; empty: all workers.
 	Rings []Ring
-	// Parallel is how many nodes are fetching or restarting at the same time. Budget is how
-	// many may fail; no more than that are let restart before others have proven themselves.
+	// Parallel limits the nodes that fetch or restart at the same time. Budget limits the
+	// nodes that have failed or are restarting.
 	Parallel, Budget Share
 	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
 	Soak   time.Duration
 	Window Window
-	// NoDrain leaves the pods to the restart.
+	// NoDrain restarts nodes without draining them.
 	NoDrain bool
-	// Drain bounds how long a node is drained, Restart how long it may take until it runs
-	// the new system and is Ready, and Fetch how long until all is fetched.
+	// Drain limits the time for draining a node, Restart the time until it runs the new system
+	// and is Ready, and Fetch the time for fetching everything.
 	Drain, Restart, Fetch time.Duration
 	// Retry gives the order again to nodes that have failed.
 	Retry bool
-	// Tick is how often it looks at the clock; 0: rolloutTick.
+	// Tick is the interval of checking times; 0: rolloutTick.
 	Tick time.Duration
 }
 
 func (r *Rollout) tick() time.Duration { return cmp.Or(r.Tick, rolloutTick) }
 
-// orderOf is the order as a Node has it.
+// orderOf returns the order for a Node with this mark.
 func (r *Rollout) orderOf(m rolloutMark, hold bool) order.Order {
 	o := r.Order
 	o.Hold = hold
@@ -228,16 +228,16 @@ func (r *Rollout) orderOf(m rolloutMark, hold bool) order.Order {
 	return o
 }
 
-// ours reports whether the mark is of this rollout.
+// ours reports whether the mark of a Node belongs to this rollout.
 func (r *Rollout) ours(n *updateNode) bool { return n.mark.Golden == r.Order.Golden }
 
-// runs reports whether a node runs the new system, for good, and is Ready.
+// runs reports whether a node is Ready with the new system, which is no longer on trial.
 func (r *Rollout) runs(n *updateNode) bool {
 	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
 }
 
-// answers reports whether the machine answered with state about the order that it was given, or about
-// one with other limits.
+// answers reports whether the machine's last answer has this state and is about the order
+// that it was given, perhaps with other limits.
 func (r *Rollout) answers(n *updateNode, state string) bool {
 	o, err := order.Parse(n.answer.Order)
 	given := r.orderOf(n.mark, false)
@@ -271,7 +271,7 @@ func (r *Rollout) state(n *updateNode) string {
 	return UpdatePending
 }
 
-// select assigns nodes to rings, in natural order of names.
+// selectNodes assigns nodes to rings, in natural order of names.
 func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	rings := r.Rings
 	if len(rings) == 0 {
@@ -289,8 +289,8 @@ func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	return out
 }
 
-// admit returns everything that is wrong with a rollout to these nodes. server is the version
-// of the API server; all are the nodes of the cluster.
+// admit returns all reasons to reject a rollout. server is the version of the API server; all
+// are the nodes of the cluster.
 func (r *Rollout) admit(all []*updateNode, server string) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -338,10 +338,10 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 
 const archLabel = "kubernetes.io/arch"
 
-// short is the beginning of a digest, enough for people.
+// short returns the beginning of a digest, for messages.
 func short(digest string) string { return digest[:min(12, len(digest))] }
 
-// few lists some names.
+// few lists the first names and the number of the others.
 func few(names []string) string {
 	const most = 5
 	if more := len(names) - most; more > 0 {
@@ -354,7 +354,7 @@ func few(names []string) string {
 const (
 	actGive     = "give"     // write the order, with hold
 	actDrain    = "drain"    // cordon
-	actEvict    = "evict"    // have pods leave; once none is left, release
+	actEvict    = "evict"    // evict pods; once none is left, release
 	actRelease  = "release"  // write the order without hold
 	actFinish   = "finish"   // remove the order, uncordon, note the result
 	actWithdraw = "withdraw" // remove the order, uncordon
@@ -381,7 +381,7 @@ type rolloutPlan struct {
 	budget int
 }
 
-// plan decides what is to be done. It looks at the Nodes alone.
+// plan returns the next actions. It depends only on the Nodes and the time.
 func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}}
 	for _, n := range all {
@@ -540,7 +540,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 	return nil, ""
 }
 
-// patchOf is the change of a Node, and the mark that it gets.
+// patchOf returns the merge patch of a Node for an action, with its new mark.
 func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 	n, m := a.node, a.node.mark
 	now = now.UTC().Truncate(time.Second)

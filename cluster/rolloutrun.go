@@ -33,7 +33,7 @@ type UpdateRow struct {
 	State  string    `json:"state"`
 	Since  time.Time `json:"since,omitzero"`
 	Detail string    `json:"detail,omitempty"`
-	// Image and Plan are those of the system that runs.
+	// Image and Plan describe the running system.
 	Image string `json:"image,omitempty"`
 	Plan  string `json:"plan,omitempty"`
 }
@@ -92,7 +92,7 @@ func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	for _, n := range all {
 		r := &Rollout{}
 		r.Order.Golden = n.mark.Golden
-		if n.mark.Golden == "" { // no rollout: only what the machine says
+		if n.mark.Golden == "" { // no rollout: show only the machine's answer
 			row := r.row(n, "")
 			row.State = cmp.Or(n.answer.State, "-")
 			if row.Detail = n.answer.Reason; !n.answered {
@@ -106,8 +106,8 @@ func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	return rows, nil
 }
 
-// CheckRollout returns everything that is wrong with a rollout, and the nodes that get the
-// order, in their order.
+// CheckRollout returns the nodes that get the order, by ring, or all reasons to reject the
+// rollout.
 func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, error) {
 	all, err := c.updateNodes(ctx)
 	if err != nil {
@@ -170,7 +170,7 @@ func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 }
 
 // changeUpdates patches each Node for which change returns a patch. A Node that was changed
-// meanwhile is looked at again.
+// in the meantime is read again.
 func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map[string]any) (int, error) {
 	list, err := c.updateNodes(ctx)
 	if err != nil {
@@ -212,7 +212,7 @@ func (c *Client) patchNode(ctx context.Context, name string, patch map[string]an
 	return u, c.explain("changing node "+name, err)
 }
 
-// nodeView is the Nodes as they were last seen.
+// nodeView holds the last known state of all Nodes.
 type nodeView struct {
 	mu      sync.Mutex
 	nodes   map[string]*updateNode
@@ -230,7 +230,7 @@ func (v *nodeView) all() []*updateNode {
 	return out
 }
 
-// put takes a Node, unless a newer one was seen.
+// put stores a Node unless the stored one is newer.
 func (v *nodeView) put(n *updateNode) {
 	v.mu.Lock()
 	if old := v.nodes[n.name]; old == nil || !newer(old.version, n.version) {
@@ -254,7 +254,7 @@ func newer(a, b string) bool {
 	return err1 == nil && err2 == nil && x > y
 }
 
-// watchTime is how long one watch lasts. Then the Nodes are listed anew.
+// watchTime is the duration of one watch, after which the Nodes are listed again.
 const watchTime = 10 * time.Minute
 
 // load lists the Nodes, and returns the version of the list.
@@ -274,10 +274,10 @@ func (c *Client) load(ctx context.Context, v *nodeView) (string, error) {
 	return list.GetResourceVersion(), nil
 }
 
-// watch follows the Nodes until ctx ends.
+// watchNodes keeps v up to date until ctx ends.
 func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, tick time.Duration, tell func(string)) {
 	config := rest.CopyConfig(c.config)
-	config.Timeout = 0 // a watch lasts
+	config.Timeout = 0 // a watch outlasts requestTimeout
 	slow, err := newClient(config)
 	seconds := int64(watchTime.Seconds())
 	for ; ctx.Err() == nil; version, err = c.load(ctx, v) {
@@ -318,7 +318,7 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// rolloutTick is how often a rollout looks at the clock, and at pods that are to leave.
+// rolloutTick is the interval of checking times, and the pods of nodes that are drained.
 const rolloutTick = 5 * time.Second
 
 // transient reports whether another try may help.
@@ -394,7 +394,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 					note(err.Error())
 				}
 				failed = true
-				break // what was decided may be wrong by now
+				break // the other actions may be outdated
 			}
 		}
 		v.wait(ctx, r.tick(), len(p.acts) > 0 && !failed)
@@ -404,19 +404,19 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	}
 }
 
-// wait waits for the next change, or for the time to look again.
+// wait waits for the next change of a Node, but at most for tick.
 func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(tick):
 	case <-v.changed:
 		if !acted {
-			sleep(ctx, tick/5) // changes come in crowds
+			sleep(ctx, tick/5) // several changes often arrive together
 		}
 	}
 }
 
-// result is nil if all nodes were updated.
+// result returns an error unless all nodes were updated.
 func (p *rolloutPlan) result(r *Rollout) error {
 	var errs []error
 	failed := p.states[UpdateFailed]
@@ -436,7 +436,7 @@ func (p *rolloutPlan) result(r *Rollout) error {
 	return errors.Join(errs...)
 }
 
-// act does one thing with one node.
+// act performs one action.
 func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct) error {
 	if a.what == actEvict {
 		left, err := c.evict(ctx, a.node.name)
@@ -463,8 +463,8 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 	return err
 }
 
-// evict evicts the pods of a node that do not stay, and returns how many are
-// still there.
+// evict requests the eviction of the pods that a drain removes, and returns how many
+// remain.
 func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	list, err := c.list(ctx, pods, "", metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {

@@ -143,7 +143,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	if err := c.need(ctx, doing, mintRights()...); err != nil {
 		return nil, err
 	}
-	// Read what a Site needs first, so that no useless token is created.
+	// Read the Site's fields first, so that no useless token is created.
 	site, err := c.siteStub(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Verify checks whether the cluster has what nodes need.
+// Verify checks whether the cluster meets the requirements of its nodes.
 func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check, error) {
 	var out []Check
 	add := func(name, state, detail, fix string) {
@@ -115,7 +115,7 @@ func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 }
 
 // servingNames checks whether the API server's certificate has the endpoint and the VIP.
-// edgebake's nodes do not need them, others may.
+// edgebake's nodes do not need these names, but other clients may.
 func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
 	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}

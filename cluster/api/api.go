@@ -55,12 +55,12 @@ type Client struct {
 	// Transports, if not nil, are shared with other clients of the same Dial.
 	Transports *Transports
 
-	// kept, if not nil, makes all requests.
+	// kept, if not nil, is the transport of all requests.
 	kept *http.Transport
 }
 
-// Transports keeps connections to API servers for several clients: requests soon after each
-// other to one server with one certificate use one connection.
+// Transports shares connections to API servers between clients: requests in quick succession
+// to the same server with the same certificate use one connection.
 type Transports struct {
 	mu  sync.Mutex
 	all map[[sha256.Size]byte]*http.Transport
@@ -76,8 +76,8 @@ func (w *Transports) Close() {
 	w.all = nil
 }
 
-// of returns the transport of c. Clients that verify the server in another way, or show it
-// another certificate, have another one.
+// of returns the transport for c. Clients with another CA, server name or client certificate
+// get another transport.
 func (w *Transports) of(c *Client) (*http.Transport, error) {
 	id := sha256.New()
 	part := func(b []byte) { fmt.Fprintf(id, "%d\n%s", len(b), b) }
@@ -108,7 +108,7 @@ func (w *Transports) of(c *Client) (*http.Transport, error) {
 // keptFor is how long an idle connection is kept.
 const keptFor = 5 * time.Second
 
-// Kept returns a client that uses one connection for requests soon after each other.
+// Kept returns a client that uses one connection for requests in quick succession.
 func (c *Client) Kept() (*Client, error) {
 	if c.kept != nil || c.Transports != nil {
 		return c, nil
@@ -127,7 +127,7 @@ func keeping(tr *http.Transport) *http.Transport {
 	return tr
 }
 
-// StatusError is an answer with any status but 200 and 201.
+// StatusError is an answer with a status other than 200 and 201.
 type StatusError struct {
 	Code    int
 	Path    string
@@ -198,7 +198,7 @@ func (c *Client) MergePatch(ctx context.Context, path string, patch any) error {
 
 const mergePatch = "application/merge-patch+json"
 
-// GetMetadata reads the metadata of an object, and no more of it.
+// GetMetadata reads only the metadata of an object.
 func (c *Client) GetMetadata(ctx context.Context, path string) (*Metadata, error) {
 	tr, err := c.transport()
 	if err != nil {
@@ -215,7 +215,7 @@ func (c *Client) GetMetadata(ctx context.Context, path string) (*Metadata, error
 	return &out.Metadata, do(req, tr, c.Token, &out)
 }
 
-// metadataOnly asks for an object without anything but its metadata.
+// metadataOnly is the media type of an object reduced to its metadata.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 // Delete deletes an object, and its dependents in the background.
@@ -223,7 +223,7 @@ func (c *Client) Delete(ctx context.Context, path string) error {
 	return c.send(ctx, http.MethodDelete, path+"?propagationPolicy=Background", "", nil)
 }
 
-// send requests a change; contentType is the body's, empty if there is none.
+// send requests a change; contentType describes body and is empty without one.
 func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) error {
 	tr, err := c.transport()
 	if err != nil {
@@ -237,7 +237,7 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 		req.Header.Set("Content-Type", contentType)
 	}
 	if contentType == mergePatch {
-		req.Header.Set("Accept", metadataOnly) // nobody reads the answer
+		req.Header.Set("Accept", metadataOnly) // the answer is not used
 	}
 	return do(req, tr, c.Token, nil)
 }
@@ -273,11 +273,11 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse // a bearer token follows no redirect
+		return http.ErrUseLastResponse // do not send the token to another server
 	}}
 	res, err := client.Do(req)
 	if err != nil {
-		return err // it has method, URL and cause already
+		return err // it contains method, URL and cause
 	}
 	defer res.Body.Close()
 	where := req.URL.Redacted()
@@ -312,7 +312,7 @@ func quotedTo(most int, s string) string {
 	return printable.Line(strings.ToValidUTF8(s[:min(len(s), most)], ""))
 }
 
-// Pool returns a pool of the certificates in PEM; none at all is an error.
+// Pool returns a pool of the certificates in PEM. It is an error if there are none.
 func Pool(pemData []byte) (*x509.CertPool, error) {
 	certs, err := ParseCerts(pemData)
 	if err != nil {
@@ -325,7 +325,7 @@ func Pool(pemData []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// ParseCerts returns every certificate in PEM; none at all is an error.
+// ParseCerts returns every certificate in PEM. It is an error if there are none.
 func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for {
@@ -425,7 +425,7 @@ func (c *Client) GetNode(ctx context.Context, name string) (*Node, error) {
 	return n, nil
 }
 
-// Version asks for the server's version of Kubernetes, for example v1.37.2.
+// Version returns the server's version of Kubernetes, for example v1.37.2.
 func (c *Client) Version(ctx context.Context) (string, error) {
 	var v struct {
 		GitVersion string `json:"gitVersion"`
@@ -436,7 +436,7 @@ func (c *Client) Version(ctx context.Context) (string, error) {
 	return v.GitVersion, nil
 }
 
-// Pod is what we read of a Pod object.
+// Pod has the fields of a Pod object that are used here.
 type Pod struct {
 	Metadata struct {
 		Name              string           `json:"name"`
@@ -450,22 +450,22 @@ type Pod struct {
 	} `json:"status"`
 }
 
-// Stays reports whether a drain leaves the pod on its node: it has ended, or
-// kubelet starts it again after a restart and nothing else would (pods of
-// DaemonSets, static pods, and pods without a controller).
+// Stays reports whether a drain leaves the pod on its node: a pod that has ended,
+// or that only kubelet starts again (of a DaemonSet, static, or without a controller).
 func (p *Pod) Stays() bool {
 	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o OwnerReference) bool { return o.Controller })
 	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||
 		p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 
-// OwnerReference is an object that another one belongs to.
+// OwnerReference names the owner of an object.
 type OwnerReference struct {
 	Kind       string `json:"kind"`
 	Controller bool   `json:"controller,omitempty"`
 }
 
-// podsPage is how many pods are read at once: each is 10 KiB or so, and maxAnswer is a limit.
+// podsPage is the number of pods in one answer. A pod has about 10 KiB; maxAnswer limits the
+// answer.
 const podsPage = 50
 
 // PodsOn lists the pods of a Node.
@@ -490,8 +490,8 @@ func (c *Client) PodsOn(ctx context.Context, node string) ([]Pod, error) {
 	}
 }
 
-// Evict asks for the end of this pod, and of no later one of its name. The status is 429
-// while it may not be disrupted.
+// Evict requests the eviction of the pod with p's UID. The answer is 429 while a disruption
+// budget does not allow it.
 func (c *Client) Evict(ctx context.Context, p Pod) error {
 	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s/eviction", p.Metadata.Namespace, p.Metadata.Name)
 	body, err := json.Marshal(map[string]any{

@@ -18,7 +18,7 @@ import (
 
 // Object is a Kubernetes object with its origin.
 type Object struct {
-	// Where names it for a person: file, document, kind and name.
+	// Where describes the object in messages: file, document, kind and name.
 	Where string
 
 	apiVersion, kind, namespace, name string
@@ -26,7 +26,7 @@ type Object struct {
 }
 
 // Objects parses the objects in a YAML text, including the items of Lists. file names the text
-// in errors, which quote nothing of it, since it may have secrets.
+// in errors, which never quote it, since it may contain secrets.
 func Objects(file string, text []byte) ([]Object, error) {
 	if err := yamltree.TooDense(text); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", file, err)
@@ -109,8 +109,8 @@ type Applier struct {
 // Applier returns an Applier for one round of objects.
 func (c *Client) Applier() Applier { return Applier{c, map[string][]resource{}} }
 
-// Apply applies an object by server-side apply. It can be retried: what it depends on, e.g. a
-// kind, a namespace or a webhook's pod, may take a while to appear.
+// Apply applies an object by server-side apply. Callers may retry: a kind, a namespace or a
+// webhook that the object needs may appear later.
 func (a Applier) Apply(ctx context.Context, o Object) error {
 	if err := a.c.apply(ctx, o, a.known); err != nil {
 		return fmt.Errorf("applying %s: %w", o.Where, err)
@@ -123,7 +123,7 @@ func (c *Client) apply(ctx context.Context, o Object, known map[string][]resourc
 	if err != nil {
 		return err
 	}
-	// force, since a person may have applied it before.
+	// force, since a person may have applied the object before.
 	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
 }
 
@@ -158,7 +158,7 @@ type resource struct {
 }
 
 // pathOf returns the path of objects of o's kind. known caches earlier answers; a kind that is
-// missing in it is asked for again.
+// not in it is looked up again.
 func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resource) (string, error) {
 	base := "/apis/" + o.apiVersion
 	if !strings.Contains(o.apiVersion, "/") {

@@ -22,21 +22,20 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Errors of a cluster that did answer.
+// Errors of a cluster that answered.
 var (
 	// ErrPin: the cluster's CA is not the pinned one.
 	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")
 	// ErrSignature: cluster-info is signed with another secret.
 	ErrSignature = errors.New("cluster-info is not signed with this token's secret")
-	// ErrToken: the cluster does not know the token, or no longer.
+	// ErrToken: the cluster rejects the token, which is unknown or has expired.
 	ErrToken = errors.New("the cluster does not accept the bootstrap token: it is unknown or expired")
 	// ErrStarting accompanies ErrToken if the API server is not ready: for some seconds after
 	// its start it knows no token.
 	ErrStarting = errors.New("the API server is not ready yet, and may not know its tokens")
 	// ErrReadyHidden accompanies ErrToken if the API server does not show whether it is ready.
 	ErrReadyHidden = errors.New("the API server does not show whether it is ready")
-	// ErrUnsigned: cluster-info has no signature for the token yet; as far as known, the token
-	// is valid.
+	// ErrUnsigned: cluster-info has no signature for the token yet; the token may be valid.
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
 	// ErrNoClusterInfo: there is no cluster-info, or anonymous users may not read it.
 	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
@@ -47,13 +46,12 @@ var (
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
 	// ErrServerName: the certificate has none of the expected names.
 	ErrServerName = errors.New("the certificate has none of the names expected")
-	// ErrNode: a node answers, with a certificate of the cluster's CA.
+	// ErrNode: the server's certificate is that of a node of the cluster.
 	ErrNode = servercert.ErrNode
 )
 
-// SharedName is in the certificate of every API server that kubeadm made, whatever its
-// address, and in that of a yurthub. kubelet cannot tell the two apart, so it verifies this
-// name only if there is no better one.
+// SharedName is in the certificate of every API server made by kubeadm, and of every yurthub.
+// It does not distinguish the two, so kubelet verifies it only if there is no better name.
 const SharedName = "kubernetes"
 
 // Discovery has the parameters for finding and verifying a cluster.
@@ -84,7 +82,7 @@ type Found struct {
 	// ServerName is the name that the API servers' certificate must have; empty: Master's own
 	// host.
 	ServerName string
-	// Node is Discovery.Node, nil if there is none or the token may not read it.
+	// Node is the Node of Discovery.Node; nil if there is none or the token may not read it.
 	Node *Node
 
 	kept *http.Transport
@@ -110,7 +108,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		return nil, errors.New("discovering the cluster: no API servers are given")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // the others may stop once one is found
+	defer cancel() // stop the other requests once one API server is found
 	type result struct {
 		i     int
 		found *Found
@@ -151,8 +149,8 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	return d.askUnknown(ctx, master, id, secret)
 }
 
-// askKnown is ask with a known CA: the API server must have a certificate of it, and accept
-// the token.
+// askKnown performs discovery with a known CA, which must have signed the API server's
+// certificate. The API server must accept the token.
 func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) {
 	f, err := d.found(ctx, master, d.CA)
 	var unknown x509.UnknownAuthorityError
@@ -162,8 +160,8 @@ func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) 
 	return f, err
 }
 
-// askUnknown is ask as in kubeadm: cluster-info over unverified TLS, then pins and signature.
-// Finally the certificate of that first connection is verified.
+// askUnknown performs discovery as kubeadm does: it reads cluster-info over unverified TLS,
+// checks its signature and the pins, and then verifies the certificate of that connection.
 func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f *Found, err error) {
 	var cm struct {
 		Data map[string]string `json:"data"`
@@ -190,8 +188,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 		}
 		return nil, err
 	}
-	// The signature first: it covers the bytes as received, so nothing is parsed that was
-	// written without the token's secret.
+	// Verify the signature first, over the bytes as received: a text that was written without
+	// the token's secret is not parsed.
 	text := []byte(cm.Data[kubeconfigKey])
 	sig, signed := cm.Data[SignaturePrefix+id]
 	if !signed {
@@ -208,8 +206,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	if err != nil {
 		return nil, err
 	}
-	// A pin confirms only its own certificate. Anybody with a token can sign, and the person
-	// who chose the token may have added another CA to the pinned one.
+	// A pin confirms only its own certificate: anyone who knows the token can sign a
+	// cluster-info with another CA beside the pinned one.
 	if !d.SkipPins {
 		if ca = d.pinned(certs); ca == nil {
 			return nil, pinError(certs)
@@ -226,14 +224,14 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	}
 	var unknown x509.UnknownAuthorityError
 	if !d.SkipPins && errors.As(err, &unknown) && d.anyUnpinned(certs) {
-		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // the API server's CA is one of those
+		return nil, fmt.Errorf("%w: %w", pinError(certs), err) // the API server's CA may be one of the unpinned ones
 	}
 	return nil, err
 }
 
-// unsigned returns why a cluster-info without a signature is useless: its token is unknown or
-// not signed yet, or it is not of the pinned cluster. The kubeconfig is not confirmed, so it
-// is not parsed: the CA is found by its text, and without a pin no token is shown to it.
+// unsigned returns why cluster-info has no signature for the token: the token is unknown or not
+// signed yet, or the cluster is not the pinned one. The kubeconfig is not verified, so it is
+// not parsed; a pattern finds the CA. Without a pin, the token is not sent.
 func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byte) error {
 	if len(kubeconfig) == 0 {
 		return errNoKubeconfig
@@ -278,8 +276,8 @@ func pinError(certs []*x509.Certificate) error {
 	return fmt.Errorf("%w: it has %s", ErrPin, text)
 }
 
-// found verifies an API server with ca, and then shows it the token: a 401 from one that is
-// ready is the only certain sign of an unknown or expired token, whatever the signer does.
+// found verifies an API server with ca, and then sends it the token: only a 401 from a ready
+// API server proves that the token is unknown or expired.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -298,21 +296,21 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	return f, err
 }
 
-// proven shows the token to a verified API server. name is the name in its certificate when
-// asked for host.
+// proven sends the token to a verified API server. name is the name in the certificate that
+// the API server showed in a handshake for host.
 func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, transport *http.Transport) (*Found, error) {
 	f := &Found{Master: master, CA: ca}
 	if name == host {
 		f.kept = transport
 	} else {
-		f.ServerName = name // asked for that name, it may show another certificate
+		f.ServerName = name // a handshake for that name may yield another certificate
 	}
 	err := f.present(ctx, d)
 	switch code := Code(err); {
 	case code == 401:
 		err = d.refused(ctx, f)
 	case code != 0:
-		err = nil // whatever it answers, it accepts the token
+		err = nil // any other status means that it accepts the token
 	}
 	if err != nil {
 		return nil, err
@@ -329,8 +327,8 @@ func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	return err
 }
 
-// refused judges a 401: it is final if the API server reports that it is ready, and answers
-// 401 again after that.
+// refused checks whether a 401 is final: the API server must report that it is ready, and
+// then answer 401 again.
 func (d Discovery) refused(ctx context.Context, f *Found) error {
 	anonymous := f.Client(d)
 	anonymous.Token = ""
@@ -349,8 +347,8 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	return err
 }
 
-// over returns a transport that uses the first connection, and then new ones that are verified
-// with ca. While there is no ca, it makes no new ones.
+// over returns a transport that uses the connection first, and then new connections, which it
+// verifies with ca. While there is no ca, it opens none.
 func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
@@ -368,14 +366,14 @@ func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byt
 		}
 		conn, _, err := connect(ctx, d.Dial, d.Now, master, *ca, []string{host})
 		if err != nil {
-			return nil, err // not a nil *tls.Conn in the interface
+			return nil, err // not conn: a nil *tls.Conn would be a non-nil net.Conn
 		}
 		return conn, nil
 	}})
 }
 
 // ClusterInfoUID returns the UID of cluster-info, by an anonymous request. A cluster that was
-// re-created with the same keys has another one.
+// re-created with the same keys has another UID.
 func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	anonymous := *c
 	anonymous.Cert, anonymous.Token, anonymous.kept = nil, "", nil
@@ -411,8 +409,7 @@ func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master
 	return name, nil
 }
 
-// maxChain is how many certificates an API server may send: its own, and a few intermediate
-// CAs.
+// maxChain limits the certificates that an API server may send: its own and intermediate CAs.
 const maxChain = 8
 
 // connect makes a verified connection to master. chosen is the first of names that its
@@ -489,8 +486,8 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	return names[i], nil
 }
 
-// EarlyError means that a certificate is valid except that by the clock it begins later. So
-// From has passed: the owner of the CA's key has dated it.
+// EarlyError means that a certificate is valid but, by this computer's clock, not yet. The
+// clock is wrong: the owner of the CA's key set From, so that time has passed.
 type EarlyError struct {
 	From time.Time
 	err  error
@@ -500,8 +497,8 @@ func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
 // begins returns when a chain becomes valid, if that is in the future and nothing else is
-// wrong with it. The start of a CA counts only if it is signed with its own key: a pin is of
-// the key alone, and anybody can date the rest.
+// wrong with it. The start of a CA counts only if the CA is self-signed: a pin covers only
+// the key, so anyone could choose other dates.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)

@@ -66,8 +66,8 @@ type Context struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// maxKubeconfig is the size of the largest kubeconfig that is parsed, in bytes: enough for a
-// bundle of CAs, and little enough for YAML from an unverified server, as in cluster-info.
+// maxKubeconfig limits the size of a kubeconfig in bytes: enough for a bundle of CAs, and
+// cheap to parse even from an unverified server, as in cluster-info.
 const maxKubeconfig = 128 << 10
 
 // ParseKubeconfig parses a kubeconfig, which must have a cluster.

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// CAWarning is how long before its end a CA is reported, and issued again. It is valid for ten
-// years, and machines that are seldom restarted must learn of the new one in time.
+// CAWarning is the remaining validity at which a CA is reported, and issued again. CAs are
+// valid for ten years; machines that are seldom restarted must get the new one in time.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
-// Reissued returns cas, PEM, with those replaced that offered has with the same key and a
-// later end; nil if there is none. The key's signature proves them, whatever their source.
+// Reissued returns cas, PEM, and replaces each CA that offered contains with the same key and
+// a later end; nil if there is none. The CAs are self-signed, so their source does not matter.
 func Reissued(cas, offered []byte, now time.Time) []byte {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -41,8 +41,8 @@ func Reissued(cas, offered []byte, now time.Time) []byte {
 	return out
 }
 
-// Supersedes reports whether offered, PEM, has one of cas with the same key and a later end,
-// whatever the clock says.
+// Supersedes reports whether offered, PEM, has one of cas with the same key and a later end.
+// It does not use the clock.
 func Supersedes(offered, cas []byte) bool {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -60,7 +60,7 @@ func isReissued(ca, next *x509.Certificate) bool {
 		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
 }
 
-// FirstEnd returns when the first of the CAs, PEM, ends.
+// FirstEnd returns the earliest end of the CAs, PEM.
 func FirstEnd(cas []byte) (time.Time, error) {
 	certs, err := ParseCerts(cas)
 	if err != nil {
@@ -75,7 +75,7 @@ func FirstEnd(cas []byte) (time.Time, error) {
 	return first, nil
 }
 
-// PublishedCA returns the CA in cluster-info from an API server's address. It is not verified.
+// PublishedCA returns the CA in the cluster-info of an API server, without verifying it.
 func PublishedCA(ctx context.Context, dial DialFunc, master string) ([]byte, error) {
 	var cm struct {
 		Data map[string]string `json:"data"`

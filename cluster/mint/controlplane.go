@@ -43,14 +43,14 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 	return out, errors.Join(errs...)
 }
 
-// Words are requests of a person about lost control-plane nodes.
+// Words are the operator's requests about lost control-plane nodes.
 type Words struct {
-	Absent       []string // those that are dead on arrival
-	ContinueFrom string   // the one whose data is kept
-	Restore      string   // SHA-256 of the snapshot that it begins with instead
+	Absent       []string // nodes that never started
+	ContinueFrom string   // node with whose data the cluster continues
+	Restore      string   // SHA-256 of the snapshot that ContinueFrom starts with instead
 	// Said is the time of the request to continue, which is carried out once.
 	Said time.Time
-	// Birth is until when etcd may begin with nothing; zero: as in the directory.
+	// Birth is the time until which etcd may start empty; zero: as in the directory.
 	Birth time.Time
 }
 
@@ -104,7 +104,7 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	var manifests []manifest.File
 	for i, f := range o.record.Manifests {
 		text := read(f.Name)
-		// As with the document: after a power cut it may be the next one.
+		// After a power cut the manifest may be newer than the record.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
 			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
@@ -119,7 +119,8 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 // RenewTokens makes new tokens for the workers whose tokens have expired, and returns their
-// names. It is for a cluster that was not bootstrapped yet: a running one does not get them.
+// names. It is for a cluster that was not bootstrapped yet: a running one does not get the
+// tokens.
 func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error) {
 	dir, held, err := hold(dir)
 	if err != nil {
@@ -153,8 +154,8 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 	return renewed, o.record.write(dir)
 }
 
-// WordTime returns the time of a request to continue that is made now. It is later than the
-// last one, whatever the clock says, since machines ignore one that is not later.
+// WordTime returns the time of a new request to continue. It is always later than that of the
+// last request, since machines ignore requests that are not.
 func (r *Record) WordTime(now time.Time) time.Time {
 	now = now.UTC().Truncate(time.Second)
 	if next := r.Said.Add(time.Second); next.After(now) {
@@ -178,8 +179,8 @@ func noteWord(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// allowBirth records until when the cluster may be bootstrapped, perhaps again, and returns
-// the record. Control-plane nodes that see a running cluster join it anyway.
+// allowBirth records the time until which the cluster may be bootstrapped, and returns the
+// record. Control-plane nodes that find a running cluster join it instead.
 func allowBirth(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {

@@ -10,10 +10,10 @@
 //   - The directory appears complete or not at all. Files added later appear one by one,
 //     each complete. No key in it is ever replaced; a CA's certificate that ends soon is
 //     issued again with its own key.
-//   - The directory belongs to one cluster forever. What identifies the cluster
-//     is compared each time; a difference is an error.
+//   - The directory belongs to one cluster forever. The fields that identify the
+//     cluster are compared each time; a difference is an error.
 //   - Only its owner can read the directory. With recipients, its secrets are
 //     encrypted; what stays in clear (certificates, names, IDs of tokens) gives
 //     no access.
-//   - The contents of pki are in the form that kubeadm's phases use as they are.
+//   - kubeadm's phases can use the contents of pki unchanged.
 package mint

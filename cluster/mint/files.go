@@ -53,8 +53,8 @@ func put(dir, name string, data []byte, recipients []string) error {
 	return file.Replace(p, data)
 }
 
-// writing returns the error of writing a directory's file under its final name, since a
-// temporary one tells a person nothing.
+// writing returns the error of writing a file of dir. It names the file, not the temporary
+// file that the system call wrote.
 func writing(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -102,8 +102,8 @@ func lock(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake: wait until it has ended", dir)
 	}
-	// The last holder of the lock may have renamed the directory: then another one has the
-	// name, or none.
+	// The last holder of the lock may have renamed the directory, so that dir is another one
+	// now or does not exist.
 	held, err := f.Stat()
 	if err != nil {
 		f.Close()
@@ -127,7 +127,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 		return err
 	}
 	defer undo()
-	// The name is fixed, so that what a power cut left is found and removed.
+	// The name is fixed, so that the next run finds and removes an unfinished directory.
 	work := filepath.Join(parent, "."+base+".minting")
 	if err := os.Mkdir(work, 0o700); errors.Is(err, fs.ErrExist) {
 		if err := leftOver(work, os.Geteuid()); err != nil {
@@ -136,7 +136,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 	} else if err != nil {
 		var at *fs.PathError
 		if errors.As(err, &at) {
-			err = at.Err // it names a directory that nobody typed
+			err = at.Err // without the name of the temporary directory
 		}
 		return fmt.Errorf("making directory %s: %w: choose another directory, or make this one writable", dir, err)
 	}
@@ -169,8 +169,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 }
 
 // leftOver returns an error unless work is a directory that uid owns, as an interrupted run
-// leaves it. If other users can write to the parent, one of them may have put a symlink or a
-// directory of their own there.
+// leaves it. Another user may have put a symlink or a directory there.
 func leftOver(work string, uid int) error {
 	fi, err := os.Lstat(work)
 	switch {
@@ -218,8 +217,8 @@ func checkModes(dir string, uid int) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// sweep removes what a power cut left: tokens and manifests that the record does not name, and
-// partial files.
+// sweep removes the files of an interrupted run: tokens and manifests that the record does not
+// name, and partial files.
 func sweep(dir string, r *Record) error {
 	var errs []error
 	for _, sub := range []string{".", "pki", "pki/etcd", "tokens", "manifests"} {

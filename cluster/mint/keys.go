@@ -52,7 +52,7 @@ func publicPEM(key crypto.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// sign makes a key and a certificate for it, signed by ca or, if that is nil, by itself.
+// sign makes a key and a certificate for it, signed by ca, or self-signed if ca is nil.
 func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -73,7 +73,7 @@ func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	return pair{cert, key}, err
 }
 
-// newCA makes a CA of this name as kubeadm would.
+// newCA makes a CA with this name, in the form of kubeadm's CAs.
 func newCA(name string, now time.Time) (pair, error) {
 	p, err := sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},

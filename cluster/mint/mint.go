@@ -47,7 +47,7 @@ type Record struct {
 	ID      string    `json:"id"` // random, so that two runs with the same document differ
 	Created time.Time `json:"created"`
 	CAHash  string    `json:"caHash"`
-	// Recipients are those that the secrets are encrypted to; none: they are not encrypted.
+	// Recipients are the keys to which the secrets are encrypted; empty: not encrypted.
 	Recipients []string `json:"recipients,omitempty"`
 	Fixed      Fixed    `json:"cluster"`
 	Kubernetes string   `json:"kubernetesVersion"`
@@ -63,8 +63,8 @@ type Record struct {
 	Said time.Time `json:"said,omitzero"`
 	// AdminUntil is when admin.conf expires.
 	AdminUntil time.Time `json:"adminUntil,omitzero"`
-	// FormerCAs are earlier issues of the cluster's CA, PEM: snapshots of etcd have the one of
-	// their time.
+	// FormerCAs are earlier certificates of the cluster's CA, PEM. A snapshot of etcd contains
+	// the one that was valid when it was made.
 	FormerCAs []string `json:"formerCAs,omitempty"`
 }
 
@@ -74,14 +74,13 @@ type File struct {
 	SHA256 string `json:"sha256"` // of its unencrypted contents
 }
 
-// Birth is a period in which etcd may begin with nothing: the birth ticket in the
-// control-plane nodes' Sites.
+// Birth is a period in which etcd may start empty, as the control-plane nodes' Sites state it.
 type Birth struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
 }
 
-// birth returns until when the cluster may be bootstrapped; zero if it may not be.
+// birth returns the time until which the cluster may be bootstrapped; zero if that has passed.
 func (r *Record) birth(now time.Time) time.Time {
 	if n := len(r.Births); n > 0 && now.Before(r.Births[n-1].Until) {
 		return r.Births[n-1].Until
@@ -122,7 +121,7 @@ type Options struct {
 	EncryptTo []string
 	// Identity decrypts an encrypted directory, to renew certificates in it.
 	Identity sealed.Identity
-	// Manifests are the document's, in order.
+	// Manifests are the manifests of the document, in order.
 	Manifests []manifest.File
 }
 
@@ -135,8 +134,8 @@ type Change struct {
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
-	// Renewed are files with certificates that ended soon. Ending are those that could not be
-	// renewed, since the directory is encrypted and no Identity was given.
+	// Renewed are the files of renewed certificates. Ending are certificates that end soon and
+	// were not renewed, since the directory is encrypted and no Identity was given.
 	Renewed []string
 	Ending  []Ending
 }
@@ -312,8 +311,8 @@ type tokenSecret struct {
 	StringData map[string]string `yaml:"stringData"`
 }
 
-// drawToken draws a token whose ID is not among those taken, since the cluster identifies a
-// token by its ID.
+// drawToken draws a token whose ID differs from those of the taken tokens, since the cluster
+// identifies a token by its ID.
 func drawToken(taken []Token, draw func() (id, secret string)) (id, secret string) {
 	for {
 		id, secret = draw()
@@ -368,7 +367,7 @@ func Load(dir string) (*Record, error) {
 
 // update updates a directory after changes of the document.
 func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Change, error) {
-	// The lock first: another run may be writing the record.
+	// Lock the directory first: another run may be writing the record.
 	held, err := lock(dir)
 	if err != nil {
 		return nil, err
@@ -409,7 +408,7 @@ func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Ch
 	if err := writeFile(dir, fileDocument, c.Text, record.Recipients); err != nil {
 		return nil, err
 	}
-	// The record last: a token that it does not name does not count.
+	// Write the record last: tokens that it does not name are ignored.
 	if err := record.write(dir); err != nil {
 		return nil, err
 	}
@@ -428,7 +427,7 @@ func sameSet(a, b []string) bool {
 	return slices.Equal(x, y)
 }
 
-// addTokens makes tokens for new nodes, and drops those of nodes that were removed.
+// addTokens makes tokens for new nodes, and drops the tokens of removed nodes.
 func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, change *Change) error {
 	var kept []Token
 	for _, n := range c.Nodes {

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// caRenewal is how long before its end a CA is issued again: machines that are seldom
-	// restarted must learn of it in time.
+	// caRenewal is the remaining validity at which a CA is issued again.
 	caRenewal = api.CAWarning
 	// adminRenewal is the same for the administrator's kubeconfig.
 	adminRenewal = adminLife / 2
@@ -56,15 +55,15 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	return all, nil
 }
 
-// adminDue reports whether the administrator's kubeconfig must be renewed. One that begins in
-// the future was made with a clock that was ahead.
+// adminDue reports whether the administrator's kubeconfig must be renewed: it ends soon, or is
+// not valid yet, because the clock was ahead when it was made.
 func (r *Record) adminDue(now time.Time) bool {
 	end := r.adminEnd()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
 }
 
-// adminEnd returns when the administrator's kubeconfig expires. A record without that date is
-// of a directory where it was never renewed.
+// adminEnd returns when the administrator's kubeconfig expires. If the record has no date, the
+// kubeconfig was never renewed.
 func (r *Record) adminEnd() time.Time {
 	if r.AdminUntil.IsZero() {
 		return r.Created.Add(adminLife)
@@ -95,8 +94,8 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 }
 
 // renew issues CAs again that end soon or are not valid yet, each with its own key, and renews
-// the administrator's kubeconfig. Whoever trusts the key of a CA, as pins do, trusts the new
-// certificate; certificates that the CA has signed are valid with both.
+// the administrator's kubeconfig. Pins name the key, so they match the new certificate too;
+// certificates that the CA has signed are valid with both.
 func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Change) error {
 	cas, err := dueCAs(dir, o.Now)
 	if err != nil {
@@ -143,9 +142,9 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// The kubeconfig first: if the run is interrupted after it, the CAs are still due, and
-	// everything is repeated. The record before the CAs, since a snapshot is recognized by a
-	// former CA in it.
+	// Write the kubeconfig first: if the run is interrupted after it, the CAs are still due,
+	// and everything is repeated. Write the record before the CAs, since it must have the
+	// former CA, by which snapshots are recognized.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}
@@ -185,9 +184,8 @@ func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) 
 	return pair{cert, private}, nil
 }
 
-// reissue makes a new certificate of a CA with the same key and names. It ends later than the
-// former one, however far ahead the clock was that made that: machines use the one that ends
-// last.
+// reissue makes a new certificate of a CA with the same key and names. It always ends later
+// than the former certificate, since machines use the one that ends last.
 func reissue(old pair, now time.Time) (pair, error) {
 	serial, err := newSerial()
 	if err != nil {

@@ -27,13 +27,13 @@ func digest(text []byte) string {
 // NodeSite is the complete Site of one machine.
 type NodeSite struct {
 	Name string
-	// Expires is when the Site's token expires; on a control-plane node, until when the
-	// cluster may be bootstrapped with it, zero if it may not be.
+	// Expires is when the Site's token expires. For a control-plane node it is the time until
+	// which the Site may bootstrap the cluster; zero if it may not.
 	Expires time.Time
 	Site    *configs.Site
 }
 
-// opened is a directory that was read and is complete.
+// opened is a minted directory that was read and checked.
 type opened struct {
 	dir     string
 	record  *Record
@@ -110,7 +110,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
 }
 
-// readToken reads a node's token: as its Secret, and as the token itself.
+// readToken reads a node's token. text is its Secret in YAML.
 func readToken(dir string, t Token, id sealed.Identity) (text []byte, token string, err error) {
 	if text, err = readFile(dir, tokenFile(t.Node), id); err != nil {
 		return nil, "", err
@@ -138,7 +138,8 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 // workerHeader is the first line of a worker's Site in a file.
 const workerHeader = "# The Site of node %s of cluster %s."
 
-// headerNode returns the worker whose Site a text is, if it is of this cluster; otherwise "".
+// headerNode returns the worker in the header of a Site's file, or "" if the file is not the
+// Site of a worker of this cluster.
 func headerNode(text []byte, cluster string) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
 	before, after, _ := strings.Cut(fmt.Sprintf(workerHeader, "\x00", cluster), "\x00")

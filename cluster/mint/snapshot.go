@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// Snapshot is a snapshot of etcd that a control-plane node will begin with.
+// Snapshot is a snapshot of etcd that a control-plane node will start with.
 type Snapshot struct {
 	SHA256 string
-	// Ours: it has the cluster's CA, which each cluster publishes in its data.
+	// Ours: the snapshot contains the cluster's CA, which each cluster stores in etcd.
 	Ours bool
 }
 
@@ -24,7 +24,7 @@ type Snapshot struct {
 const sector = 512
 
 // ReadSnapshot reads a snapshot for the cluster of dir. It rejects a truncated or damaged one,
-// since a machine that begins with it gives up its own data.
+// since a machine that starts with it discards its own data.
 func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	fail := func(err error) (*Snapshot, error) {
 		return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
@@ -73,8 +73,8 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	return &Snapshot{hex.EncodeToString(whole.Sum(nil)), look.found}, nil
 }
 
-// marks returns texts by which a cluster's data contains its CA: base64 of the PEM in
-// cluster-info, and the PEM itself in each namespace's kube-root-ca.crt.
+// marks returns the texts by which a CA is found in etcd's data: base64 of the PEM, from
+// cluster-info, and a line of the PEM, from each namespace's kube-root-ca.crt.
 func marks(ca []byte) [][]byte {
 	text := strings.TrimSpace(string(ca))
 	lines := strings.Split(text, "\n")

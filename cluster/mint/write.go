@@ -25,9 +25,9 @@ type SitesOptions struct {
 	Output    string // directory of the Sites; empty: sites/ in the minted directory
 	Inventory string // file of one Inventory of the workers, to write instead of Sites
 	Identity  sealed.Identity
-	Birth     time.Duration // how long etcd may begin with nothing; 0: as in the directory
+	Birth     time.Duration // how long etcd may start empty; 0: as in the directory
 	Words     Words
-	Snapshot  string // file of the snapshot that Words.ContinueFrom begins with
+	Snapshot  string // file of the snapshot that Words.ContinueFrom starts with
 	Force     bool   // replace files
 	Now       time.Time
 }
@@ -42,8 +42,8 @@ type WrittenSites struct {
 	Former          []FormerSite
 }
 
-// FormerSite is the file with the Site of a node that the cluster no longer has. It contains a
-// token.
+// FormerSite is the file with the Site of a node that is no longer in the Cluster. It contains
+// a token.
 type FormerSite struct{ File, Node string }
 
 // WriteSites writes the Site of each node of the cluster minted into dir. With an error, the
@@ -90,11 +90,11 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 		return w, errors.Join(err, nodeErr)
 	}
 	w.Sites, w.Former = sites, formerSites(w.Dir, record)
-	// A control-plane node gets its Site even if a worker's token has expired.
+	// Control-plane nodes get their Sites even if a worker's token has expired.
 	return w, nodeErr
 }
 
-// checkNames rejects names that no control-plane node has, once instead of in each Site.
+// checkNames rejects names that no control-plane node has.
 func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	var names []string
 	for _, m := range masters {
@@ -143,7 +143,7 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 type siteFile struct {
 	path  string
 	text  []byte
-	birth bool // it is a control-plane node's, so it is recorded before it is written
+	birth bool // for a control-plane node: recorded in the minted directory before it is written
 }
 
 // begin writes the file under a temporary name; Commit renames it.
@@ -201,8 +201,8 @@ func (s *NodeSite) checkSize(size int) error {
 	return fmt.Errorf("writing the Site of %s: it has %d KiB, and a slot has room for %d: %s", s.Name, size>>10, limit>>10, fix)
 }
 
-// commit writes the files. The requests are recorded in the minted directory after all checks,
-// and before a Site with them gets its name.
+// commit writes the files. It records the requests in the minted directory before a Site that
+// contains them appears.
 func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	undo, err := file.MakeDir(dir, 0o700)
 	if err != nil {
@@ -255,7 +255,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	return nil
 }
 
-// formerSites finds the Sites of workers that the cluster no longer has.
+// formerSites finds the Sites of workers that are no longer in the Cluster.
 func formerSites(dir string, record *Record) []FormerSite {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {

@@ -45,8 +45,8 @@ const (
 const lifetime = 10 * 365 * 24 * time.Hour
 
 // LoadIdentity reads the receiver's identity from the directory, or makes one there for these
-// names and addresses. It never changes, since Sites contain it: a name that it does not have
-// is an error.
+// names and addresses. It never changes, since Sites contain the certificate; a name that the
+// certificate does not have is an error.
 func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
@@ -114,7 +114,7 @@ const minSecret = 20
 // newSecret returns a random line.
 func newSecret() []byte { return []byte(strings.ToLower(rand.Text()) + "\n") }
 
-// mint makes an identity. The certificate is written last: with it, the others exist too.
+// mint makes an identity. The certificate is written last: if it exists, all files do.
 func mint(at func(string) string, names []string, now time.Time) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -129,7 +129,7 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		// Valid for a machine whose clock is behind, too.
 		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(lifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		// It is its own CA and, by its constraints, nobody else's.
+		// It is its own CA and, by its constraints, the CA of no other certificate.
 		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
 	}
 	for _, name := range names {

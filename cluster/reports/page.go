@@ -47,8 +47,8 @@ func (s *Store) Page(now func() time.Time) http.Handler {
 		_ = page.Execute(w, view(s.All(), now())) // as above
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A foreign page may have its own name point to this computer: only names that such a
-		// page cannot have are accepted.
+		// A foreign page may point its own name to this computer (DNS rebinding), so only
+		// names that such a page cannot have are accepted.
 		if !ownName(r.Host) {
 			http.Error(w, "ask for this page by an IP address or as localhost", http.StatusMisdirectedRequest)
 			return

@@ -236,9 +236,9 @@ func encodeReport(r Report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// room frees space for a report. If it must, it removes machines that were never Ready or have
-// not reported for long, oldest first. Reports to the common URL may be invented: they have
-// their own limits, and are removed for a machine with its own URL, whatever they say.
+// room frees space for a report. If necessary, it removes machines that were never Ready or
+// have not reported for long, oldest first. Reports to the common URL may be forged: they have
+// their own limits, and a machine with its own URL may displace any of them.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -260,7 +260,7 @@ func (s *Store) room(r Report) error {
 	return nil
 }
 
-// commonRoom frees space for a report to the common URL by removing others to it.
+// commonRoom frees space for a report to the common URL by removing other reports to it.
 func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	name, from := r.State.Node, senderOf(r.From)
 	reports, bytes, ofSender := 0, 0, 0
@@ -291,8 +291,8 @@ func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	return nil
 }
 
-// evict removes the oldest of the other machines' reports for which which is true, and returns
-// it; nil if there is none.
+// evict removes and returns the oldest report that which selects, except that of the machine
+// but; nil if there is none.
 func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
 	for name, o := range s.all {
@@ -313,7 +313,7 @@ func (s *Store) evict(but string, which func(Report) bool) *Report {
 	return &gone
 }
 
-// check rejects what first boot does not send, and removes control characters from the rest.
+// check rejects states that first boot does not send, and removes control characters.
 func check(s *ondisk.State) error {
 	if err := forms.CheckNodeName(s.Node); err != nil { // it is a file name, too
 		return fmt.Errorf("node: %w", err)
@@ -330,7 +330,7 @@ func check(s *ondisk.State) error {
 	return nil
 }
 
-// shown returns the part of a state that Tell needs, without anything else.
+// shown returns a state with only the fields that Tell needs.
 func shown(s *ondisk.State) ondisk.State {
 	out := ondisk.State{Version: s.Version, Node: s.Node, Result: s.Result}
 	told := false

@@ -16,9 +16,8 @@ import (
 )
 
 const (
-	// maxMachines is the limit of connections. For another one, the connection that has been
+	// maxMachines limits the connections. For a further one, the connection that has been
 	// silent for longest is closed.
-	// been silent for longest is closed.
 	maxMachines = 256
 	// maxFromOne is the limit from one address, which may be the router of a site.
 	maxFromOne = 32

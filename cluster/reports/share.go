@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Share limits the connections at a time from one address, or in IPv6 one /64 network. Others
-// are closed at once: idle connections of one sender must not keep all machines out.
+// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network. Further
+// ones are closed at once, so that one sender cannot keep all machines out.
 func Share(l net.Listener, most int) net.Listener {
 	return &share{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
@@ -65,9 +65,8 @@ func (c *shared) Close() error {
 	return c.Conn.Close()
 }
 
-// Crowd limits the connections of all addresses together. At the limit, the one that has been
-// silent for longest is closed for a new one, so that idle connections do not keep machines
-// out.
+// Crowd limits the connections of all addresses together. At the limit, a new connection
+// closes the one that has been silent for longest.
 func Crowd(l net.Listener, most int) net.Listener {
 	return &crowd{Listener: l, most: most, open: map[*member]bool{}}
 }
@@ -124,7 +123,7 @@ func (m *member) Close() error {
 	return m.Conn.Close()
 }
 
-// sender returns the address or network that a connection counts for.
+// sender returns the address or network under which a connection is counted.
 func sender(addr net.Addr) netip.Prefix {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {

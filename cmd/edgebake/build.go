@@ -85,7 +85,7 @@ func (o *imageFlags) checkArchs() error {
 	return nil
 }
 
-// openOne is open for commands about one image.
+// openOne is open for commands that work on one image.
 func (o *imageFlags) openOne(s streams, image string) (outputs.Target, documents.Source, error) {
 	targets, doc, err := o.open(s, image)
 	if err != nil {
@@ -266,7 +266,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		return b.printCurrent(s, targets, done)
 	}
 	show := s.Display(b.asJSON)
-	// Warnings of the cache, which the targets share, come from the goroutine of any reader.
+	// The targets share the cache, whose warnings can come from any goroutine.
 	var mu sync.Mutex
 	event := func(e builder.Event) {
 		mu.Lock()
@@ -396,7 +396,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	}
 	for _, p := range r.Partitions {
 		sizes := media.Partition{Label: p.Label, FS: p.FS, Size: p.Size}
-		if p.Files > 0 { // the same as inspect reads from the file system
+		if p.Files > 0 { // the values that inspect reads from the file system
 			sizes.Free, sizes.Reserve = p.Free, p.Reserve()
 			sizes.Used = p.Size - p.Free - sizes.Reserve
 		}
@@ -418,8 +418,8 @@ func printReport(s streams, out string, r *builder.Report) {
 	printNext(s, out)
 }
 
-// withImage returns the error of an interrupt after the image was written: it
-// is not removed.
+// withImage adds to the error of an interrupted build that image is complete;
+// it is not removed.
 func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err

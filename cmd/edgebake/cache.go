@@ -43,8 +43,8 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 			}
 			v := struct {
 				Dir   string         `json:"dir"`
-				Bytes int64          `json:"bytes"` // of everything in it
-				Notes int64          `json:"notes"` // the part that is not inputs
+				Bytes int64          `json:"bytes"` // of the whole cache
+				Notes int64          `json:"notes"` // bytes of the cache's metadata
 				Blobs []fetch.Stored `json:"blobs"`
 			}{Dir: cache.Dir(), Bytes: notes, Notes: notes, Blobs: blobs}
 			for _, b := range blobs {

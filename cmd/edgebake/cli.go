@@ -36,7 +36,7 @@ func (e usageError) Unwrap() error { return e.error }
 // streams are the standard streams of a command.
 type streams = console.Streams
 
-// unfinished is an error whose text says what an interrupt left.
+// unfinished is the error of an interrupt; its text names what remains.
 type unfinished struct{ error }
 
 // run is the whole program except signals and the exit.
@@ -48,7 +48,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
 	if out.Lost != nil && (err == nil || errors.Is(err, out.Lost)) {
-		lost := out.Lost // and nothing else failed
+		lost := out.Lost // nothing else failed
 		if e := (*fs.PathError)(nil); errors.As(lost, &e) {
 			lost = e.Err
 		}
@@ -87,8 +87,8 @@ func printErrors(w io.Writer, err error) {
 	}
 }
 
-// interrupted describes what an interrupt left. Only some commands undo what they have
-// begun; for the others, the error says how far they came.
+// interrupted describes the state after an interrupt. Some commands undo what they
+// began; for the others, err says how far they came.
 func interrupted(c *cobra.Command, err error) string {
 	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
 		return "interrupted; this was left behind: " + kept.Error()
@@ -97,7 +97,7 @@ func interrupted(c *cobra.Command, err error) string {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("each") && !c.Flags().Changed("slots"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
-		return "interrupted" // it ends in no other way
+		return "interrupted" // these commands run until interrupted
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}

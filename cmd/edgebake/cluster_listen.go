@@ -50,7 +50,7 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 }
 
 func (l *listenFlags) run(ctx context.Context, s streams) error {
-	for _, name := range l.names { // they stay in the certificate forever
+	for _, name := range l.names { // a wrong name would stay in the certificate
 		if err := forms.CheckHost(name); err != nil {
 			return usageError{fmt.Errorf("--name: %w; give it without scheme, port and path", err)}
 		}

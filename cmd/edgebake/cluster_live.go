@@ -362,7 +362,7 @@ code is 1 if something is missing.`,
 	return c
 }
 
-// mark returns the sign of a check's state, for Bytes.
+// mark returns the symbol of a check's state. It may be coloured: print it with Bytes.
 func mark(s streams, state string) string {
 	switch state {
 	case cluster.CheckOK:
@@ -484,8 +484,7 @@ func printStatus(s streams, output console.Form, all []cluster.Site) error {
 	})
 }
 
-// watchEvery is the interval of a watched status: nodes change state in seconds, and each
-// query lists them all.
+// watchEvery is the interval of --watch. Each query lists all nodes.
 const watchEvery = 5 * time.Second
 
 // nextStatus waits until the status changes.

@@ -16,7 +16,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// updateFlags are those of cluster update.
+// updateFlags are the flags of cluster update.
 type updateFlags struct {
 	rollout                             cluster.Rollout
 	rings, image                        string
@@ -81,7 +81,7 @@ The command can be killed at any point: run again, it continues.`,
 	return c
 }
 
-// check checks the flags, and completes the rollout by them.
+// check validates the flags and fills in the rollout from them.
 func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	modes := 0
 	for _, set := range []bool{u.dryRun, u.status, u.pause, u.resume, u.stop} {
@@ -197,7 +197,7 @@ func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client
 	return err
 }
 
-// source is where this computer reads the image.
+// source returns the image as this computer reads it: the file of --image, or the URL.
 func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	if u.image != "" {
 		return media.Source{Name: u.image}, nil
@@ -210,7 +210,7 @@ func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	return media.Source{Name: url, Remote: r, Size: r.Size()}, nil
 }
 
-// read completes the rollout by the image.
+// read fills in the golden digest and the description of the image that the rollout installs.
 func (u *updateFlags) read(source media.Source) error {
 	r := &u.rollout
 	t, err := media.ReadUpdate(source)
@@ -226,7 +226,7 @@ func (u *updateFlags) read(source media.Source) error {
 	return nil
 }
 
-// costs are the bytes to fetch, by the plan that a node runs.
+// costs returns the number of bytes that a node fetches, for each plan it may run.
 func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
 	out := map[string]int64{u.rollout.Info.Plan: 0}
 	for _, old := range u.from {
@@ -249,7 +249,7 @@ type updateRow struct {
 	Fetch *int64 `json:"fetch,omitempty"` // bytes; nil: unknown
 }
 
-// print prints rows; costs is nil but for a dry run.
+// print prints the rows; costs is nil except for a dry run.
 func (u *updateFlags) print(s streams, rows []cluster.UpdateRow, costs map[string]int64) error {
 	all := make([]updateRow, len(rows))
 	for i, r := range rows {

@@ -72,7 +72,7 @@ func complete(c *cobra.Command, flag string, values ...string) {
 func completeFiles(endings ...[]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if strings.HasPrefix(word, "/dev/") {
-			return nil, cobra.ShellCompDirectiveDefault // a disk, whose name has no ending
+			return nil, cobra.ShellCompDirectiveDefault // disks have no ending
 		}
 		return endings[min(len(args), len(endings)-1)], cobra.ShellCompDirectiveFilterFileExt
 	}
@@ -108,12 +108,12 @@ func (a *span) Set(s string) error {
 	return nil
 }
 
-// unused are flags without effect in the current use of a command. They are
+// unused lists flags that have no effect in the current use of a command. They are
 // rejected, because a person who sets one expects its effect. --force is never
-// one of them: it permits something and requests nothing.
+// listed: it only permits something.
 type unused struct {
 	flags   []string
-	purpose string // their purpose, and the fix
+	purpose string // what the flags are for, and the fix
 }
 
 // rejectUnused rejects the unused flags that are set, all of them at once.
@@ -159,7 +159,7 @@ func openCache(dir string) (*fetch.Cache, error) {
 
 const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)"
 
-// clusterFlags select a living cluster.
+// clusterFlags select a running cluster.
 type clusterFlags struct{ kubeconfig, context string }
 
 func (k *clusterFlags) declare(c *cobra.Command, usage string) {
@@ -169,8 +169,8 @@ func (k *clusterFlags) declare(c *cobra.Command, usage string) {
 
 func (k *clusterFlags) open() (*cluster.Client, error) { return cluster.Open(k.kubeconfig, k.context) }
 
-// onCluster declares the flags of a command for a living cluster, and makes it
-// run f.
+// onCluster declares the flags of a command for a running cluster, and makes the
+// command run f.
 func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(clusterFlags)
 	k.declare(c, kubeconfigUsage)
@@ -228,7 +228,7 @@ func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 
 const defaultImage = "image.yaml"
 
-// defaultDocuments are the documents of a command that names none.
+// defaultDocuments finds the documents of a command line that names none.
 type defaultDocuments struct {
 	what string
 	find func() []string
@@ -257,9 +257,9 @@ func allHere() *defaultDocuments {
 	})}
 }
 
-// takesDocument adds -f as another way to name the document in operand n, as in
-// kubectl. If both are missing, the command uses the documents of here; if here
-// is nil, it requires one.
+// takesDocument adds -f, as in kubectl, as another way to name the document in
+// operand n. Without either, the command uses the documents that here finds; if here
+// is nil, the document is required.
 func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	var files []string
 	usage := "the document (instead of the operand)"
@@ -294,7 +294,7 @@ func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	}
 }
 
-// args checks the number of operands; what describes those that are required.
+// args checks the number of operands; what describes the required ones.
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {

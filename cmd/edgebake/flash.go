@@ -107,8 +107,8 @@ func (o *slotFlags) declare(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// check checks the flags, and treats an Inventory like a Site. Without both
-// nothing is stamped.
+// check validates the flags, and treats an Inventory like a Site. Without a Site
+// and an Inventory, nothing is stamped.
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
@@ -139,14 +139,13 @@ func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	return &site, nil
 }
 
-// describe returns the text for an image and its Site; state is that of the
-// slot.
+// describe returns the text for an image and its Site; state is the slot's state.
 func (o *slotFlags) describe(image string, info ondisk.ImageInfo, state string) string {
 	return fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, info.Name, info.Kubernetes, o.siteText(state))
 }
 
-// siteText describes the Site that comes with an image: the one of the command line, the
-// one in its slot, or none.
+// siteText describes the Site of an image: from the command line, from the image's
+// slot, or none.
 func (o *slotFlags) siteText(state string) string {
 	switch {
 	case o.site != "":
@@ -338,8 +337,8 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 	return f, disk, nil
 }
 
-// chooseDisk opens the disk. If it must not be overwritten, it returns the disk, not
-// opened, and the reasons.
+// chooseDisk opens the disk. If the disk must not be overwritten, it is returned
+// unopened, with the reasons as the error.
 func chooseDisk(ctx context.Context, image, path string) (*device.Chosen, error) {
 	if file.Same(path, image) {
 		return nil, fmt.Errorf("flashing %s: it is the image itself: name a disk", path)
@@ -363,8 +362,8 @@ func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 	return nil
 }
 
-// writeDisk writes f, an image or an installer whose slot is in that state. The error
-// describes what an interrupt leaves.
+// writeDisk writes f, an image or an installer; state is the state of its slot. After
+// an interrupt, the error describes the state of the disk.
 func writeDisk(ctx context.Context, disk *device.Chosen, f *media.Flash, state string) (*media.Flashed, error) {
 	if state != media.SlotGolden {
 		if err := disk.Out.Hide(); err != nil {

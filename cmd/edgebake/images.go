@@ -20,14 +20,15 @@ type listedImage struct {
 	Shared int64 `json:"shared"`
 }
 
-// mentionedImage is an image that manifests mention and no pod in them runs.
+// mentionedImage is an image that manifests mention, but that no pod in them runs.
 type mentionedImage struct {
 	Ref      imageref.Ref `json:"ref"`
 	Where    string       `json:"where"`
 	NotBaked bool         `json:"notBaked"`
 }
 
-// printMentions prints what imagesFrom mentions without baking it.
+// printMentions prints the images that the manifests of imagesFrom mention, but that
+// are not baked.
 func printMentions(w io.Writer, l images.Listing) {
 	if len(l.Mentions) > 0 {
 		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")

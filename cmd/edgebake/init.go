@@ -141,7 +141,7 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	return nil
 }
 
-// nobodyLogsIn is the hint if no key was given.
+// nobodyLogsIn is the hint printed if no SSH key was given.
 const nobodyLogsIn = "Nobody can log in to a machine with this Site: uncomment users in it, or use --ssh-key\n"
 
 // forCluster writes a Cluster and the Image of its machines.
@@ -329,7 +329,7 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 	return known, ofJoin(err)
 }
 
-// ofJoin adds the flag to each error of the join line.
+// ofJoin prefixes each error of the join line with the flag.
 func ofJoin(err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
@@ -431,7 +431,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 // maxLacks limits how many missing values of a file are listed.
 const maxLacks = 20
 
-// toEdit returns the documents that a person must complete.
+// toEdit returns the names of the documents that a person must complete.
 func toEdit(files []starter.File) (names []string) {
 	for _, f := range files {
 		var err error
@@ -450,8 +450,8 @@ func toEdit(files []starter.File) (names []string) {
 	return names
 }
 
-// operand returns a file of init as the last word of a command; "" if commands
-// find it in the current directory.
+// operand returns name as the operand of a suggested command, or "" if the command
+// finds the file in the current directory.
 func (o *initFlags) operand(name string) string {
 	if filepath.Clean(o.dir) == "." {
 		return ""

@@ -19,9 +19,9 @@ func main() {
 	os.Exit(code)
 }
 
-// ends returns the signals for an orderly end. SIGHUP, from a closed terminal,
-// is one of them unless nohup ignores it: programs that a build has started are
-// not in the terminal's job, and would continue.
+// ends returns the signals that end the program in an orderly way. SIGHUP, from a
+// closed terminal, is one of them unless nohup ignores it: programs started by a
+// build are not in the terminal's job, and would continue.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

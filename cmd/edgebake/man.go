@@ -43,8 +43,8 @@ date is SOURCE_DATE_EPOCH's where that is set.`,
 	return c
 }
 
-// forManual converts the texts of a command and those below it to Markdown,
-// from which pages are made.
+// forManual converts the texts of a command and its subcommands to Markdown, from
+// which cobra makes manual pages.
 func forManual(c *cobra.Command) {
 	c.Long, c.Short = markdown(c.Long), markdown(c.Short)
 	for _, sub := range c.Commands() {
@@ -52,8 +52,8 @@ func forManual(c *cobra.Command) {
 	}
 }
 
-// flagsAsInHelp shows flags in the page of a command, and of those below it, as
-// help does. cobra writes --arch=[], -f[=false].
+// flagsAsInHelp rewrites the flags in the pages of a command and its subcommands
+// in the form of --help. cobra writes --arch=[], -f[=false].
 func flagsAsInHelp(c *cobra.Command, dir string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
 	page, err := os.ReadFile(name)

@@ -63,7 +63,7 @@ with the recipes.`,
 	return c
 }
 
-// printPlan prints what goes into an image. id is empty where an input was never made.
+// printPlan prints the inputs of an image. id is empty if an input has never been made.
 func printPlan(w io.Writer, p *plan.Plan, id string) {
 	fmt.Fprintf(w, "image  %s, %s, date %s\n", p.Name, p.Arch, time.Unix(p.SourceDate, 0).UTC().Format(time.RFC3339))
 	wide := 0

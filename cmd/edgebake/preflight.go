@@ -95,7 +95,7 @@ func (o *preflightFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// checkAll makes the checks. An error means that it could not.
+// checkAll performs the checks. An error means that they could not be performed.
 func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]cluster.Check, error) {
 	doc, err := o.reader(s).Sites(name)
 	var probs configs.Problems
@@ -156,7 +156,7 @@ func imageChecks(g *media.Golden, doc media.Site) []cluster.Check {
 
 func printChecks(s streams, checks []cluster.Check) {
 	var rows [][]string
-	var marks []string // of the rows
+	var marks []string // one for each row
 	var notRead []string
 	for _, c := range checks {
 		if c.Detail == cluster.NotRead {

@@ -129,7 +129,7 @@ slots are left out.`,
 	return c
 }
 
-// printTop prints the n largest groups, as bars.
+// printTop prints the n largest groups of files, with bars.
 func printTop(w io.Writer, all []media.Contents, n int) {
 	type entry struct {
 		media.Group

@@ -62,7 +62,7 @@ beginning with image, site, inventory or cluster.`,
 	return c
 }
 
-// printTree prints a field and all below it, one per line.
+// printTree prints a field and all fields below it, one per line.
 func printTree(w io.Writer, f *configs.Field, indent string) {
 	name, required := f.Name, ""
 	if indent == "" {

@@ -113,7 +113,7 @@ func (o *signFlags) sign(s streams, name string) error {
 	return nil
 }
 
-// checkMatch rejects a Site that does not say which machine may use it.
+// checkMatch rejects a Site without match, unless --any-machine allows it.
 func (o *signFlags) checkMatch(name string, site media.Site) error {
 	switch {
 	case site.Doc == nil && o.anyMachine:

@@ -79,7 +79,7 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 // stampMode is a way to use stamp.
 type stampMode struct {
 	name  string
-	flags []string // the flags with an effect in it; all others are rejected
+	flags []string // the flags that have an effect; all others are rejected
 	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
 }
 
@@ -195,7 +195,7 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 }
 
 // stampSlot writes a slot that --slots made into an image or a device. It checks the slot
-// against that image, which may be another than the one it was made for.
+// against that image, since the slot may have been made for another one.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
 		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {
@@ -233,7 +233,8 @@ func printStamped(s streams, done *media.Stamped, with string, o stampFlags) {
 	}
 }
 
-// isDevice reports whether a name is that of a device: a flashed disk belongs to one machine.
+// isDevice reports whether a file is a device. A device is stamped without --in-place: a
+// flashed disk belongs to one machine.
 func isDevice(name string) bool {
 	fi, err := os.Stat(name)
 	return err == nil && fi.Mode()&fs.ModeDevice != 0

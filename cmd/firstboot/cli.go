@@ -156,7 +156,7 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			if _, err := os.Stat(filepath.Join(e.Root, ondisk.ImageInfoFile)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("this machine was not booted from an edgebake image: there is no %s: nothing was changed", ondisk.ImageInfoFile)
 			}
-			// Programs that it starts write files that others must read.
+			// Programs that first boot starts write files that other users must read.
 			syscall.Umask(0o022)
 			r := firstboot.New(e)
 			// Units that are ordered after firstboot must not wait for the cluster.

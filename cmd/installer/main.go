@@ -32,8 +32,8 @@ func main() {
 }
 
 // run installs according to the file config, which exists only in the initrd of
-// an installer. There nobody sees standard error, so errors are printed on the
-// consoles (say).
+// an installer. Standard error is not shown there, so say prints errors on the
+// consoles.
 func run(ctx context.Context, config string, args []string, say func(string), stdout, stderr io.Writer) int {
 	switch {
 	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):

@@ -160,10 +160,9 @@ place, so that a restart or an upgrade breaks no connection.`,
 // configLook is the interval of reading an invalid configuration again.
 const configLook = time.Second
 
-// awaitConfig waits while the configuration is invalid, and logs each new error
-// once. If it exited instead, systemd would restart it every second, with the
-// same lines in the journal. The daemon handles a missing file. It returns
-// false if ctx ends.
+// awaitConfig waits until the configuration is valid or missing, and logs each
+// new error once. It returns false if ctx ends. If the program exited instead,
+// systemd would restart it every second.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	said := ""
 	for {
@@ -362,9 +361,9 @@ the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers returns the servers in the configuration and in ipvscare's notes.
-// The notes list everything that it created since power-on, so an unreadable
-// configuration is only logged.
+// leftovers returns the servers in the configuration and in ipvscare's record.
+// The record lists everything that ipvscare created since power-on, so an
+// unreadable configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

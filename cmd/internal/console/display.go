@@ -36,7 +36,7 @@ func (s Streams) Display(asJSON bool) Display {
 	return newPlainLines(s.Err, s.Verbose())
 }
 
-// Steps returns a function that shows the progress of steps as a build's.
+// Steps returns a function that shows the progress of steps on d, like a build's.
 func Steps(d Display) func(step string, done, total int64) {
 	var begun time.Time
 	current, over := "", false
@@ -206,7 +206,7 @@ func (p *plainLines) Event(e builder.Event) {
 	}
 }
 
-// Close ends the reminders.
+// Close stops the reminders about running steps.
 func (p *plainLines) Close() { p.stop() }
 
 // bars has one line for each step, rewritten in place. Warnings go above them,

@@ -1,5 +1,5 @@
-// Package console is how edgebake's commands talk to people and to scripts: results go to
-// standard output, progress and messages to standard error, and questions to a terminal.
+// Package console prints for edgebake's commands: results to standard output, progress and
+// warnings to standard error, and questions at a terminal.
 package console
 
 import (
@@ -21,7 +21,7 @@ import (
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Talk is set by flags after the commands have got their streams.
+	// Talk is shared by all copies of the streams; flags set it later.
 	Talk *Talk
 }
 
@@ -60,7 +60,7 @@ func (s Streams) JSON() io.Writer { return printable.JSON(s.Out) }
 func (s Streams) Quiet() bool   { return s.Talk != nil && s.Talk.Quiet }
 func (s Streams) Verbose() bool { return s.Talk != nil && s.Talk.Verbose }
 
-// Note prints what a command did. With --quiet the exit code is enough.
+// Note prints the result of a command in words, unless --quiet is set.
 func (s Streams) Note(format string, args ...any) {
 	if !s.Quiet() {
 		fmt.Fprintf(s.Out, format, args...)

@@ -1,4 +1,4 @@
-// Package version returns the version that a program was built from.
+// Package version returns the version of the running program.
 package version
 
 import (
@@ -6,10 +6,9 @@ import (
 	"strings"
 )
 
-// source is the version of this source tree, for programs without a version
-// from Go: those for images are made without one, so that the same source gives
-// the same image however edgebake was compiled. A release is a commit that
-// removes -dev, which packaging checks; the next commit sets the next version.
+// source is the version of this source tree, for programs without a version from
+// Go. Programs for images are compiled without one, so that the same source gives
+// the same image. A release commit removes -dev, which packaging checks.
 const source = "0.1.0-dev"
 
 // unknown is Go's text for an unknown version.
@@ -25,7 +24,7 @@ func String() string {
 }
 
 // OfSource returns String or, if that is unknown, the version of the source.
-// Programs print it as theirs.
+// Programs print it for --version.
 func OfSource() string {
 	if v := String(); v != unknown {
 		return v
