@@ -132,6 +132,7 @@ func TestLacks(t *testing.T) {
 	}
 }
 
+// TestReadFindsDamage damages a database in one place, as a bug or a bad disk would.
 func TestReadFindsDamage(t *testing.T) {
 	at := func(path ...string) func(*bolt.Tx) *bolt.Bucket {
 		return func(tx *bolt.Tx) *bolt.Bucket { return descend(tx, path...) }

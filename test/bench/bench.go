@@ -1,5 +1,5 @@
-// Package bench has what the benchmarks below it share: the number of runs, and
-// the load of the computer.
+// Package bench has the code that the benchmarks in its subdirectories share: the number of runs,
+// and the load of the computer.
 package bench
 
 import (
@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Runs returns how often each subject runs: EDGEBAKE_BENCH_RUNS, or unset if
-// that is not set.
+// Runs returns the number of runs of each subject: EDGEBAKE_BENCH_RUNS, or unset if the variable is
+// not set.
 func Runs(b *testing.B, unset int) int {
 	b.Helper()
 	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
@@ -25,7 +25,7 @@ func Runs(b *testing.B, unset int) int {
 	return n
 }
 
-// Median returns the median, the upper one of an even number, and 0 of nothing.
+// Median returns the median, of an even number the upper one, and 0 of none.
 func Median(x []float64) float64 {
 	if len(x) == 0 {
 		return 0

@@ -1,7 +1,6 @@
-// Package buildtest writes small Image documents with the files that they name:
-// a base of a dozen files instead of a complete Debian, programs of a few
-// bytes, a container image. Their builds take milliseconds, and make every step
-// of a real one. For tests only.
+// Package buildtest writes small Image documents with the files that they name: a base of a dozen
+// files instead of a complete Debian, programs of a few bytes, a container image. Builds of them
+// take milliseconds, and run every step of a real one. For tests only.
 package buildtest
 
 import (
@@ -59,13 +58,13 @@ files:
     mode: "0600"
 `
 
-// machines maps architectures to those of ELF files.
+// machines maps architectures to the machine types of ELF files.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Program returns the start of a program for an architecture, as Go names it.
+// Program returns the first bytes of a program for an architecture, as Go names it.
 func Program(arch string) string { return ELF(machines[arch]) }
 
-// ELF returns the start of a program for a machine.
+// ELF returns the first bytes of a program for a machine type.
 func ELF(m elf.Machine) string {
 	b := make([]byte, 128)
 	copy(b, elf.ELFMAG)
@@ -108,11 +107,11 @@ Architecture: amd64
 Version: 1.7.24~ds1-6+b4
 `
 
-// Base returns the essential files of a Debian base, with the identities and
-// leftovers from making one.
+// Base returns the essential files of a Debian base, including identities and leftovers from making
+// one.
 func Base() []Entry { return BaseFor("amd64") }
 
-// BaseFor is Base for an architecture.
+// BaseFor returns Base for an architecture.
 func BaseFor(arch string) []Entry {
 	program := Program(arch)
 	loader := map[string]string{"amd64": "systemd-bootx64.efi", "arm64": "systemd-bootaa64.efi"}[arch]
@@ -132,7 +131,7 @@ func BaseFor(arch string) []Entry {
 		file("usr/lib/systemd/boot/efi/"+loader, "MZ"),
 		file("var/lib/dpkg/status", strings.ReplaceAll(dpkgStatus, "amd64", arch)),
 		ping, hard, su,
-		// No golden image may have these.
+		// A golden image must not have these.
 		file("etc/machine-id", "0123456789abcdef0123456789abcdef\n"),
 		file("etc/ssh/ssh_host_ed25519_key", "secret"), file("etc/ssh/ssh_host_ed25519_key.pub", "public"),
 		file("var/lib/systemd/random-seed", "seed"), link("var/lib/dbus/machine-id", "/etc/machine-id"),
@@ -153,13 +152,12 @@ func InstallableBase() []Entry {
 	return base
 }
 
-// PiKernel begins like a kernel that the firmware of a Raspberry Pi can start.
+// PiKernel has the first bytes of a kernel that a Raspberry Pi's firmware can start.
 var PiKernel = "MZ" + strings.Repeat("\x00", 54) + "ARM\x64" + "kernel"
 
-// PiBase returns the essential files of a base for Raspberry Pi boards:
-// firmware instead of a loader, and a kernel with drivers for a 4. Without pi5
-// both are like in Debian 13; with it the kernel has drivers for a 5, and the
-// firmware is newer.
+// PiBase returns the essential files of a base for Raspberry Pi boards: firmware instead of a
+// loader, and a kernel with drivers for a Raspberry Pi 4. Without pi5 both are as in Debian 13;
+// with it the kernel also has drivers for a Raspberry Pi 5, and the firmware is newer.
 func PiBase(pi5 bool) []Entry {
 	entries := slices.DeleteFunc(BaseFor("arm64"), func(e Entry) bool {
 		return strings.Contains(e.Name, "/systemd/boot/") || strings.HasPrefix(e.Name, "./boot/vmlinuz-")
@@ -236,8 +234,7 @@ func Several(doc string) string {
 		"layout: images", "layout: 'images-{arch}'").Replace(doc)
 }
 
-// WriteFor writes the files of a document for several architectures, for one of
-// them.
+// WriteFor writes the files of a document for several architectures, for the given one.
 func WriteFor(dir, arch string) error {
 	base, err := Tar(BaseFor(arch))
 	if err != nil {

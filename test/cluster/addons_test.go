@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestAddons: kubeadm's add-on phases, with the documents that a minted master
-// gives them, make a kube-proxy that leaves ipvscare's virtual server alone, and a
-// CoreDNS of the image on board, which may be newer than kubeadm.
+// TestAddons checks kubeadm's add-on phases with the documents of a minted master: kube-proxy must
+// not change ipvscare's virtual server, and CoreDNS must be the image's version, which may be newer
+// than kubeadm's.
 func TestAddons(t *testing.T) {
 	p, lc := needPrograms(t), needCluster(t)
 	ctx := t.Context()
@@ -68,12 +68,12 @@ func TestAddons(t *testing.T) {
 		out, err := exec.CommandContext(ctx, p.Kubeadm, "init", "phase", "addon", name, "--config", config, "--kubeconfig", lc.Kubeconfig).CombinedOutput()
 		return string(out), err
 	}
-	for _, name := range []string{"kube-proxy", "kube-proxy", "coredns"} { // the one again, as after a power cut
+	for _, name := range []string{"kube-proxy", "kube-proxy", "coredns"} { // twice, as after a power cut
 		if out, err := addon(name); err != nil {
 			t.Fatalf("%s: %v\n%s", name, err, out)
 		}
 	}
-	// Why first boot does not run the other one again.
+	// This is why first boot does not run the phase of CoreDNS again.
 	if out, err := addon("coredns"); err == nil || !strings.Contains(out, "not supported") {
 		t.Errorf("kubeadm upgrades a CoreDNS that it does not know: %v\n%s", err, out)
 	}

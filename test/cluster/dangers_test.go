@@ -9,12 +9,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// TestDangers shows what etcd does by itself with a member whose disk was wiped, and
-// what the decision is in its place. Whichever of these no longer fails as it does
-// here, etcd has changed, and the table may be too strict.
+// TestDangers shows the behavior of etcd for a member whose disk was wiped, and the decision that
+// prevents it. If one of these cases no longer fails like this, etcd has changed, and the table may
+// be too strict.
 func TestDangers(t *testing.T) {
 	for name, danger := range map[string]func(t *testing.T, e *etcds){
-		// The one case that etcd itself notices.
+		// The only case that etcd itself detects.
 		"new, a peer is reachable": func(t *testing.T, e *etcds) {
 			e.wipe(0)
 			until(t, "the others to have a leader", func() bool { return e.view(0).Quorum })
@@ -77,10 +77,10 @@ func (e *etcds) probe(i int) seat.PeerState {
 	return peer.State
 }
 
-// Etcd that drops all other members does so at each start with the flag: also when it
-// crashes after others have joined it. They end for good, and what they had without it
-// is lost. So nobody joins while the flag is there: it listens for clients of its own
-// machine alone.
+// TestForcedAgainAfterJoins shows that etcd drops all other members at each start with
+// --force-new-cluster, even after others have joined. They stop permanently, and writes that only
+// they had are lost. So no member joins while the flag is set: etcd then listens only for clients
+// on its own machine.
 func TestForcedAgainAfterJoins(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)

@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// etcds are three members as processes of this host, without TLS: what is
-// tested is what etcd does with a disk, and what it answers.
+// etcds are three members as processes of this host, without TLS. The tests examine etcd's use of
+// its disk and its responses.
 type etcds struct {
 	t       *testing.T
 	program string
@@ -33,8 +33,8 @@ type etcds struct {
 	running [3]*exec.Cmd
 	word    seat.Word
 	ticket  string  // in all Sites
-	unseen  [3]bool // no master that decides reaches it
-	// continued: the word to continue has been carried out on its disk.
+	unseen  [3]bool // not reachable from the deciding master
+	// continued: the request to continue was carried out on this disk.
 	continued [3]bool
 }
 
@@ -47,7 +47,7 @@ func newEtcds(t *testing.T) *etcds {
 	return etcdsAt(t, free)
 }
 
-// etcdsAt has them listen at these six ports.
+// etcdsAt returns members that listen on these six ports.
 func etcdsAt(t *testing.T, ports []int) *etcds {
 	t.Helper()
 	e := &etcds{t: t, program: needEtcd(t), dir: t.TempDir(), ticket: "first"}
@@ -75,7 +75,7 @@ func (e *etcds) all() string {
 
 func (e *etcds) disk(i int) string { return filepath.Join(e.dir, name(i)) }
 
-// start runs the i-th member as a birth would, or as a join.
+// start starts the i-th member as in a bootstrap or as a join.
 func (e *etcds) start(i int, cluster, state string, more ...string) {
 	e.t.Helper()
 	log, err := os.OpenFile(e.disk(i)+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -105,7 +105,7 @@ func (e *etcds) birth(members ...int) {
 
 func (e *etcds) stop(i int) {
 	if cmd := e.running[i]; cmd != nil {
-		_ = cmd.Process.Kill() // it may have ended by itself
+		_ = cmd.Process.Kill() // it may have ended already
 		_ = cmd.Wait()
 		e.running[i] = nil
 	}
@@ -161,7 +161,7 @@ func (e *etcds) has(i int, key, value string) bool {
 	return found
 }
 
-// view is what the i-th master sees, by real probes.
+// view returns the i-th master's view, from real probes.
 func (e *etcds) view(i int) seat.View {
 	e.t.Helper()
 	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, TicketID: e.ticket, Word: e.word}
@@ -202,7 +202,7 @@ func (e *etcds) decide(i int, want seat.Action) seat.Decision {
 	return d
 }
 
-// blank serves what a master without data serves, until the test ends.
+// blank serves the response of a master without data until the test ends.
 func (e *etcds) blank(i int) (stop func()) {
 	e.t.Helper()
 	l, err := net.Listen("tcp", strings.TrimPrefix(e.peer[i], "http://"))
@@ -215,9 +215,9 @@ func (e *etcds) blank(i int) (stop func()) {
 	return func() { s.Close() }
 }
 
-// The danger that all this is for: two masters that were wiped start an empty
-// etcd under the cluster's own id, and nothing objects. The decision waits
-// instead, and stops once it sees that the cluster has lived.
+// TestTwoWiped tests the main danger: two wiped masters start an empty etcd with the cluster's own
+// ID, and nothing prevents it. The decision waits instead, and stops once it sees that the cluster
+// existed.
 func TestTwoWiped(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -235,7 +235,7 @@ func TestTwoWiped(t *testing.T) {
 	e.wipe(1)
 
 	stop := e.blank(1)
-	e.decide(0, seat.Wait) // m3 is off, and holds everything
+	e.decide(0, seat.Wait) // m3, which has all data, is off
 	e.start(2, e.all(), "new")
 	until(t, "m3 to answer", func() bool {
 		return e.probe(2) == seat.Lived
@@ -244,10 +244,10 @@ func TestTwoWiped(t *testing.T) {
 	stop()
 }
 
-// All masters blank: born once every one was seen, in any order.
+// TestBirth checks that blank masters bootstrap the cluster once all have been seen, in any order.
 func TestBirth(t *testing.T) {
 	e := newEtcds(t)
-	e.decide(0, seat.Wait) // nobody is there
+	e.decide(0, seat.Wait) // no other master is reachable
 	stop := e.blank(1)
 	e.decide(0, seat.Wait) // one is missing
 	stopToo := e.blank(2)
@@ -261,8 +261,7 @@ func TestBirth(t *testing.T) {
 	e.birth(1)
 	until(t, "two of three to have a leader", func() bool { return e.view(2).Quorum })
 	stopToo()
-	// m3 was never a member that lived: it takes its seat as a replacement
-	// does.
+	// m3 was never a running member: it joins like a replacement.
 	e.replace(2)
 	e.put(2, "k", "v")
 	if !e.has(0, "k", "v") {
@@ -270,13 +269,13 @@ func TestBirth(t *testing.T) {
 	}
 }
 
-// replace carries a Join out.
+// replace carries out a Join.
 func (e *etcds) replace(i int) {
 	e.t.Helper()
 	e.replaceFrom(i, (i+1)%3)
 }
 
-// replaceFrom carries it out through another member.
+// replaceFrom carries out a Join through another member.
 func (e *etcds) replaceFrom(i, other int) {
 	e.t.Helper()
 	d := e.decide(i, seat.Join)
@@ -300,8 +299,8 @@ func (e *etcds) replaceFrom(i, other int) {
 	until(e.t, "the learner to be promoted", func() bool { return via.Promote(ctx, self.ID) == nil })
 }
 
-// One of three wiped: it takes a new seat, and has what was written. A power
-// cut after each step of the way leaves a view that leads on.
+// TestReplacedMaster checks that one of three wiped masters joins again and has the written data. A
+// power cut after any step must leave a state from which the next decision continues.
 func TestReplacedMaster(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -313,15 +312,15 @@ func TestReplacedMaster(t *testing.T) {
 	}
 	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
 	until(t, "the old seat to be removed", func() bool { return via.Remove(t.Context(), d.Remove[0]) == nil })
-	if d = e.decide(0, seat.Join); len(d.Remove) != 0 { // cut after the removal
+	if d = e.decide(0, seat.Join); len(d.Remove) != 0 { // power cut after the removal
 		t.Errorf("%+v", d)
 	}
 	until(t, "the learner to be added", func() bool { _, err := via.AddLearner(t.Context(), e.peer[0]); return err == nil })
-	if d = e.decide(0, seat.Join); len(d.Remove) != 1 { // cut after the adding
+	if d = e.decide(0, seat.Join); len(d.Remove) != 1 { // power cut after the addition
 		t.Errorf("%+v", d)
 	}
-	// etcd reads the token at a birth alone: machines of a cluster that lives have Sites
-	// with another ticket, or programs that made another token of it.
+	// etcd reads the token only at a bootstrap: machines of a running cluster may have Sites with
+	// another ticket, or programs that derive another token from it.
 	e.ticket = "another"
 	e.replace(0)
 	if !e.has(0, "k", "kept") {
@@ -330,8 +329,8 @@ func TestReplacedMaster(t *testing.T) {
 	e.decide(0, seat.Start)
 }
 
-// A machine dies between its place and its first start: nobody else can join until its
-// learner is removed, which takes nothing from the others.
+// TestDeadLearner checks a machine that dies after it was added and before its first start: no
+// other can join until its learner is removed, which does not affect the members.
 func TestDeadLearner(t *testing.T) {
 	e := newEtcds(t)
 	e.start(1, "m2="+e.peer[1], "new")
@@ -359,11 +358,12 @@ func TestDeadLearner(t *testing.T) {
 	if !e.has(0, "k", "kept") {
 		t.Error("the one that joined lacks what was written")
 	}
-	e.replaceFrom(2, 1) // switched on after all
+	e.replaceFrom(2, 1) // switched on later
 }
 
-// Written anew while it is cut off, a master waits, however valid its ticket, and the
-// others live on. As soon as it reaches one of them it takes its seat.
+// TestReflashedBehindAPartition checks that a reflashed master without connection to the others
+// waits, even with a valid ticket, and that the others keep running. It joins when it reaches one
+// of them.
 func TestReflashedBehindAPartition(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -380,8 +380,8 @@ func TestReflashedBehindAPartition(t *testing.T) {
 	}
 }
 
-// The log says which member it is of: an old disk that is put back after its
-// seat was given to another does not start, though the list has its name.
+// TestOldDiskPutBack checks that a member does not start with an old disk after it was replaced,
+// although the list has its name: the log has another member's ID.
 func TestOldDiskPutBack(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -410,9 +410,9 @@ func TestOldDiskPutBack(t *testing.T) {
 	}
 }
 
-// All are born again with another ticket, and one comes back with the disk that it had:
-// its ids are not theirs, and it stops. With the first ticket once more it has the ids of
-// a member, by which neither the decision nor etcd can tell, and etcd mixes two histories.
+// TestAnotherBirth bootstraps all masters again with another ticket, and starts one with its old
+// disk: it has other IDs and stops. With the first ticket again the IDs are equal, so neither the
+// decision nor etcd detects it, and etcd mixes two histories.
 func TestAnotherBirth(t *testing.T) {
 	for ticket, want := range map[string]seat.Action{"first": seat.Start, "second": seat.Stop} {
 		t.Run(ticket, func(t *testing.T) {
@@ -430,7 +430,7 @@ func TestAnotherBirth(t *testing.T) {
 			if d := e.decide(2, want); want == seat.Stop && !strings.Contains(d.Why, "run another etcd") {
 				t.Error(d.Why)
 			}
-			// Whatever is decided: etcd itself.
+			// Test etcd itself, whatever the decision is.
 			e.start(2, e.all(), "new")
 			if want == seat.Start {
 				until(t, "the former member to serve", func() bool { _, err := e.kv(2, "range", map[string]string{"key": "k"}); return err == nil })
@@ -450,7 +450,7 @@ func TestAnotherBirth(t *testing.T) {
 	}
 }
 
-// Blank machines with two tickets begin nothing.
+// TestTwoTickets checks that blank machines with two different tickets do not bootstrap.
 func TestTwoTickets(t *testing.T) {
 	e := newEtcds(t)
 	e.blank(1)
@@ -461,7 +461,7 @@ func TestTwoTickets(t *testing.T) {
 	}
 }
 
-// Whoever asks another member learns whether a seat's machine runs.
+// TestActiveMember checks that another member can report whether a member's machine is running.
 func TestActiveMember(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -483,22 +483,22 @@ func TestActiveMember(t *testing.T) {
 	}
 	until(t, "m1 to be seen", active)
 	e.wipe(0)
-	e.blank(0) // what a second machine serves at the same address does not count as a life
+	e.blank(0) // the response of a second machine at the same address does not count
 	until(t, "m1 to be missed", func() bool { return !active() })
 	if _, err := via.Active(t.Context(), "m1"); err == nil {
 		t.Error("a name is taken for an id")
 	}
 }
 
-// The quorum is lost for good: the member that a person named drops the others
-// once, and they join it, one of them with data that is put aside.
+// TestContinueFromOne checks a permanent loss of the quorum: the member that a person named drops
+// the others once, and they join it, one of them with data that is moved aside.
 func TestContinueFromOne(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
 	e.put(0, "k", "kept")
 	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
-	// What a member takes for committed reaches its log with the next write, and
-	// --force-new-cluster throws away the rest: the very last may be lost.
+	// A member's commit reaches its log with the next write, and --force-new-cluster discards the
+	// rest: the last write may be lost.
 	for i := range 3 {
 		e.put(0, "l", fmt.Sprint(i))
 	}
@@ -528,10 +528,10 @@ func TestContinueFromOne(t *testing.T) {
 		t.Errorf("members: %+v", v.Members)
 	}
 	e.stop(0)
-	e.decide(0, seat.Start) // a quorum lives with it: the word has no more to say
+	e.decide(0, seat.Start) // it has a quorum: the request has no effect
 
-	// The power of all fails, and the word is still there. The named one alone has no
-	// quorum; the others wait for none, since it counts them.
+	// All lose power while the request is still in their Sites. The named one alone has no quorum;
+	// the others need not wait for one, since it counts them as members.
 	for i := range 3 {
 		e.stop(i)
 	}
@@ -546,8 +546,8 @@ func TestContinueFromOne(t *testing.T) {
 	if !e.has(1, "l", "after") {
 		t.Error("what was written after is lost")
 	}
-	// Cut off before the named one had noted that it is done, it drops the others once
-	// more, and then counts none of them: they join again.
+	// If it was cut off before it recorded that it is done, it drops the others once more and no
+	// longer counts them: they join again.
 	e.stop(1)
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
@@ -555,7 +555,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.decide(1, seat.SetAside)
 }
 
-// A snapshot is what etcdutl takes for one, and has what was written.
+// TestSnapshot checks that etcdutl accepts a snapshot, and that it has the written data.
 func TestSnapshot(t *testing.T) {
 	etcdutl := needEtcdutl(t)
 	e := newEtcds(t)
@@ -579,7 +579,7 @@ func TestSnapshot(t *testing.T) {
 	if !e.has(0, "k", strings.Repeat("v", 300_000)) {
 		t.Error("the snapshot lacks what was written")
 	}
-	// The others, whatever they had, join what was restored.
+	// The others join the restored member, whatever data they had.
 	e.word = seat.Word{ContinueFrom: "m1", Restore: true}
 	e.replaceFrom(1, 0)
 	if !e.has(1, "k", strings.Repeat("v", 300_000)) {
@@ -587,7 +587,8 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// The list of one member alone says nothing: without a quorum there is none.
+// TestMembersNeedQuorum checks that there is no member list without a quorum: one member's own list
+// proves nothing.
 func TestMembersNeedQuorum(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)

@@ -8,7 +8,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestFacts: a real API server's DaemonSets and Nodes tell an Image what it needs.
+// TestFacts checks that the requirements of an Image are derived from the DaemonSets and Nodes of a
+// real API server.
 func TestFacts(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()

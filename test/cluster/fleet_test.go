@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestFleetManifests has a real API server check the manifests of
-// docs/fleet.md, unknown fields included, and store none of them.
+// TestFleetManifests sends the manifests in docs/fleet.md to a real API server, which checks them,
+// including unknown fields, and stores none.
 func TestFleetManifests(t *testing.T) {
 	c := needCluster(t)
 	doc, err := os.ReadFile("../../docs/fleet.md")

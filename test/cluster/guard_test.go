@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// TestMasterShowsItsCluster: a real API server shows the UIDs of cluster-info, to
-// anybody, and of the Node and of the Service that it has made, to a certificate; ipvscare
-// sends traffic to the one that shows any of them, and to no other.
+// TestMasterShowsItsCluster checks that ipvscare sends traffic only to an API server that shows one
+// of the known UIDs: of cluster-info, which is public, or of the Node or the Service, which need a
+// certificate.
 func TestMasterShowsItsCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -57,7 +57,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 		name   string
 		joined ipvs.Joined
 		cert   string
-		want   string // state
+		want   string // expected state
 	}{
 		{"it is the cluster", ipvs.Joined{ClusterInfo: info, Node: "shop-1", NodeUID: node.Metadata.UID}, cert, "up"},
 		{"the Node is another", ipvs.Joined{ClusterInfo: info, Node: "gone", NodeUID: "1"}, cert, "up"},
@@ -99,7 +99,7 @@ func TestMasterShowsItsCluster(t *testing.T) {
 	}
 }
 
-// certificateOf is the client certificate and key of a kubeconfig, in one file.
+// certificateOf returns the client certificate and key of a kubeconfig in one file.
 func certificateOf(t *testing.T, kubeconfig string) string {
 	t.Helper()
 	text, err := os.ReadFile(kubeconfig)

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// live is one control plane for all tests of this package. They clean up what
-// they make, and use names of their own.
+// live is one control plane for all tests of this package. They remove their objects, and use
+// different names.
 var live = struct {
 	sync.Mutex
 	lab     *lab.Lab
@@ -65,7 +65,7 @@ func startCluster(p *lab.Programs) (*lab.Cluster, error) {
 	return c, err
 }
 
-// open is a client of the cluster, as its administrator or as somebody else.
+// open returns a client of the cluster, as its administrator or as another user.
 func open(t *testing.T, c *lab.Cluster, user string) *cluster.Client {
 	t.Helper()
 	file := c.Kubeconfig
@@ -92,7 +92,7 @@ func open(t *testing.T, c *lab.Cluster, user string) *cluster.Client {
 
 const secretsPath = "/api/v1/namespaces/kube-system/secrets"
 
-// until polls until the condition holds. On a busy machine etcd elects for minutes.
+// until polls until the condition holds. On a busy machine an election of etcd takes minutes.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	const patience = 5 * time.Minute
@@ -104,7 +104,8 @@ func until(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("waited %s for %s", patience, what)
 }
 
-// A minted token is one that a node can join with; the Site stub is whole.
+// TestTokenLife checks that a node can join with a minted token, and that the Site stub is
+// complete.
 func TestTokenLife(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -154,7 +155,8 @@ func TestTokenLife(t *testing.T) {
 	}
 }
 
-// Expired, of wrong usages, without the group: each is named.
+// TestTokenProblems checks the messages for a token that has expired, has wrong usages or lacks the
+// group.
 func TestTokenProblems(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -179,7 +181,7 @@ func TestTokenProblems(t *testing.T) {
 			"metadata": map[string]string{"name": name}, "stringData": data}); err != nil {
 			t.Fatal(err)
 		}
-		// The token cleaner removes what has expired.
+		// The token cleaner removes an expired token.
 		checked, err := c.CheckToken(ctx, id, time.Now().Add(3*time.Second))
 		if err != nil {
 			t.Errorf("%s: %v", id, err)
@@ -199,7 +201,7 @@ func TestTokenProblems(t *testing.T) {
 	}
 }
 
-// A token for a Site that no machine would take is not made.
+// TestTokenOfNoUse checks that no token is created for a Site that a machine would reject.
 func TestTokenOfNoUse(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -218,7 +220,8 @@ func TestTokenOfNoUse(t *testing.T) {
 	}
 }
 
-// Without rights, verb and resource are named, and nothing is half done.
+// TestTokenRights checks that missing rights are reported with verb and resource, before anything
+// is changed.
 func TestTokenRights(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, "nobody-special"), t.Context()
@@ -242,8 +245,8 @@ func TestTokenRights(t *testing.T) {
 	}
 }
 
-// A cluster whose bootstrappers have no rights, which a good token cannot
-// know.
+// TestTokenWithoutGroupsRights uses a cluster whose bootstrappers have no rights, which a valid
+// token does not show.
 func TestTokenWithoutGroupsRights(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()

@@ -19,9 +19,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// manifests have objects in an order in which they cannot all be applied at once:
-// an object of a kind that comes later, one in a namespace that does, and a webhook
-// that nobody serves yet.
+// manifests has objects that cannot be applied in their order: the kind, or the namespace, of one
+// comes later, and a webhook has no server yet.
 const manifests = `apiVersion: shops.example.com/v1
 kind: Till
 metadata: {name: first, namespace: tills}
@@ -60,7 +59,7 @@ metadata: {name: edgebake-tills}
 rules: [{apiGroups: [shops.example.com], resources: [tills], verbs: [get]}]
 `
 
-// gone waits until an object is no more: a namespace goes in the background.
+// gone waits until an object no longer exists: a namespace is deleted in the background.
 func gone(t *testing.T, lc *lab.Cluster, path string) {
 	t.Helper()
 	var err error
@@ -72,9 +71,8 @@ func gone(t *testing.T, lc *lab.Cluster, path string) {
 	t.Errorf("%s is there 5 minutes after it was deleted: %v", path, err)
 }
 
-// TestManifestsAreApplied: against a real API server all of them are there in the
-// end, applying them again changes nothing, and a field that somebody else owns is
-// taken.
+// TestManifestsAreApplied checks with a real API server that all objects exist in the end, that
+// applying them again changes nothing, and that a field owned by another client is overwritten.
 func TestManifestsAreApplied(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -113,7 +111,7 @@ func TestManifestsAreApplied(t *testing.T) {
 			if err := lc.Delete(context.Background(), p); err != nil {
 				t.Error(err)
 			}
-			gone(t, lc, p) // the next test compares all objects with those that there were
+			gone(t, lc, p) // the next test compares all objects with the original ones
 		}
 	})
 
@@ -158,7 +156,7 @@ func TestManifestsAreApplied(t *testing.T) {
 		t.Errorf("%+v, %v", till, err)
 	}
 
-	// What the API server will never take is named.
+	// An object that the API server never accepts is named.
 	bad, err := api.Objects("bad.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {ports: [{port: 99999}]}\n---\napiVersion: v1\nkind: Namespaec\nmetadata: {name: bad}\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +167,7 @@ func TestManifestsAreApplied(t *testing.T) {
 	}
 }
 
-// applyAll applies each object once, and returns those with which that did not go well.
+// applyAll applies each object once and returns those that failed.
 func applyAll(ctx context.Context, c *api.Client, objects []api.Object) (left []api.Object, _ error) {
 	var errs []error
 	applier := c.Applier()
@@ -181,7 +179,7 @@ func applyAll(ctx context.Context, c *api.Client, objects []api.Object) (left []
 	return left, errors.Join(errs...)
 }
 
-// adminAPI is first boot's client with an administrator's kubeconfig.
+// adminAPI returns first boot's client with an administrator's kubeconfig.
 func adminAPI(t *testing.T, kubeconfig string) *api.Client {
 	t.Helper()
 	text, err := os.ReadFile(kubeconfig)

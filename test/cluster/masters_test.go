@@ -18,15 +18,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// masters are three control-plane nodes as far as processes of this host are that:
-// each has its member of etcd and an API server that asks that one alone, all with the
-// keys of one minting.
+// masters simulates three control-plane nodes on this host. Each has a member of etcd and an API
+// server that uses only that member, all with the keys of one minting.
 type masters struct {
 	*etcds
 	pki     string
 	program string
 	port    [3]int
-	kill    [3]func() // ends the API server
+	kill    [3]func() // kills the API server
 	admin   *api.Kubeconfig
 }
 
@@ -79,8 +78,8 @@ encryptionAlgorithm: ECDSA-P256
 	return m
 }
 
-// serve starts the i-th API server, and starts it again if it ends by itself, as kubelet
-// does: it ends when etcd is slow to answer, as on a busy machine.
+// serve starts the i-th API server, and again whenever it ends, like kubelet: it ends when etcd is
+// slow, as on a busy machine.
 func (m *masters) serve(i int) {
 	m.t.Helper()
 	pki := func(name string) string { return filepath.Join(m.pki, name) }
@@ -115,7 +114,7 @@ func (m *masters) serve(i int) {
 	}
 }
 
-// die takes the power from the i-th master.
+// die cuts the power of the i-th master.
 func (m *masters) die(i int) {
 	if m.kill[i] != nil {
 		m.kill[i]()
@@ -134,7 +133,7 @@ func (m *masters) api(i int) *api.Client {
 	return c
 }
 
-// note writes a ConfigMap through the i-th API server.
+// note creates a ConfigMap through the i-th API server.
 func (m *masters) note(i int, name string) {
 	m.t.Helper()
 	objects, err := api.Objects(name, []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "+name+", namespace: default}\n"))
@@ -147,7 +146,7 @@ func (m *masters) note(i int, name string) {
 	})
 }
 
-// uid is what the i-th API server knows a ConfigMap by.
+// uid returns a ConfigMap's UID from the i-th API server.
 func (m *masters) uid(i int, path string) (uid string) {
 	m.t.Helper()
 	m.patiently(i, "to know "+path, func() error {
@@ -159,7 +158,7 @@ func (m *masters) uid(i int, path string) (uid string) {
 	return uid
 }
 
-// patiently tries again for as long as an API server may take to start.
+// patiently retries for as long as an API server may take to start.
 func (m *masters) patiently(i int, what string, try func() error) {
 	m.t.Helper()
 	var err error
@@ -174,10 +173,9 @@ func (m *masters) patiently(i int, what string, try func() error) {
 
 const defaultConfigMaps = "/api/v1/namespaces/default/configmaps/"
 
-// The master that was first dies, with its disk: the others serve what was written
-// and take writes. Written anew it takes its seat, serves all of it, and votes:
-// another one may die. The cluster is the same all along, by the UID that workers
-// know it by.
+// TestFirstMasterDies destroys the first master with its disk: the others serve the data and accept
+// writes. Reflashed, it joins, serves all data and votes, so that another one may die. The cluster
+// keeps its identity, the UID that workers know.
 func TestFirstMasterDies(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {
@@ -212,8 +210,8 @@ func TestFirstMasterDies(t *testing.T) {
 		t.Errorf("the cluster is another one: %s, was %s", now, system)
 	}
 
-	// Two of three are lost: the one that is written anew stops, and etcd of the
-	// third answers no write, so that nothing diverges.
+	// Two of three are lost: the reflashed one stops, and the third's etcd accepts no writes, so
+	// that no histories diverge.
 	m.wipe(1)
 	m.die(0)
 	m.wipe(0)

@@ -1,5 +1,5 @@
-// Package cluster tests edgebake's work on clusters against the real
-// programs: kubeadm, etcd and the API server, as processes of this host.
+// Package cluster tests edgebake's work on clusters with the real programs kubeadm, etcd and API
+// server as processes of this host.
 package cluster
 
 import (
@@ -23,12 +23,12 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// programs compiles the control plane once, or takes it from the cache.
+// programs returns the control plane's programs, compiled once or from the cache.
 var programs = sync.OnceValues(func() (*lab.Programs, error) {
 	return lab.CachedPrograms(context.Background(), lab.KubernetesVersion, os.Stdout)
 })
 
-// etcdProgram compiles etcd once, or takes it from the cache.
+// etcdProgram returns etcd, compiled once or from the cache.
 var etcdProgram = sync.OnceValues(func() (string, error) {
 	return lab.CachedEtcd(context.Background(), os.Stdout)
 })
@@ -42,7 +42,7 @@ func needEtcd(t *testing.T) string {
 	return p
 }
 
-// needEtcdutl compiles etcd's own tool for snapshots, as the image of etcd has it.
+// needEtcdutl returns etcd's snapshot tool, as in etcd's image.
 func needEtcdutl(t *testing.T) string {
 	t.Helper()
 	cache, err := lab.OpenCache()
@@ -61,7 +61,7 @@ func needEtcdutl(t *testing.T) string {
 	return program
 }
 
-// paced has the tests that were asked for their time.
+// paced has the tests that have reserved their time.
 var paced sync.Map
 
 func needPrograms(t *testing.T) *lab.Programs {
@@ -93,8 +93,8 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// Real kubeadm takes the minted keys as its own: its phase makes the leaves
-// and leaves every minted file as it was; openssl verifies what came out.
+// TestKubeadmTakesMintedKeys checks that the real kubeadm uses the minted keys: its phase creates
+// the missing certificates and changes no minted file, and openssl verifies the result.
 func TestKubeadmTakesMintedKeys(t *testing.T) {
 	p := needPrograms(t)
 	openssl := desk.NeedProgram(t, "openssl", "openssl")
@@ -131,7 +131,7 @@ apiServer: {certSANs: [apiserver.cluster.local, 10.103.97.2, 192.0.2.11, 192.0.2
 `, p.Version, pki), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // and again, as after a power cut
+	for range 2 { // twice, as after a power cut
 		out := run(t, p.Kubeadm, "init", "phase", "certs", "all", "--config", config)
 		for _, ca := range []string{`Using existing ca certificate authority`, `Using existing front-proxy-ca certificate authority`, `Using existing etcd/ca certificate authority`, `Using the existing "sa" key`} {
 			if !strings.Contains(out, ca) {

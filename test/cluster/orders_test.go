@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// createNode makes a Node as kubelet does, with the status that kubelet reports.
+// createNode creates a Node like kubelet, with the status that kubelet reports.
 func createNode(t *testing.T, lc *lab.Cluster, name string, labels map[string]string) {
 	t.Helper()
 	all := map[string]string{"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
@@ -55,7 +55,7 @@ func createNode(t *testing.T, lc *lab.Cluster, name string, labels map[string]st
 	}
 }
 
-// meter counts the bytes of connections, with 40 for each packet's headers in both directions.
+// meter counts the bytes of connections, plus 40 for the headers of each packet in both directions.
 type meter struct{ bytes, calls atomic.Int64 }
 
 type metered struct {
@@ -77,8 +77,8 @@ func (c metered) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestOrderOfARealCluster: kubelet's credentials suffice to read an order and to answer it, the
-// Node authorizer lets a machine answer for itself alone, and the request is small.
+// TestOrderOfARealCluster checks that kubelet's credentials suffice to read and answer an order,
+// that the Node authorizer lets a machine answer only for itself, and that the request is small.
 func TestOrderOfARealCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -156,7 +156,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 		t.Errorf("answered %+v", a)
 	}
 
-	// Neither can a machine annotate another's Node.
+	// Nor can a machine annotate another's Node.
 	k, err := api.ParseKubeconfig(conf)
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// preflightSite is a site that can join, but for what change does to it.
+// preflightSite returns a Site that can join, after change has modified it.
 func preflightSite(t *testing.T, lc *lab.Cluster, token string, change func(*configs.Site)) cluster.PreflightSite {
 	t.Helper()
 	doc := fmt.Sprintf("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.1:6443]\ncaCertHashes: ['%s']\ncredentials: {token: %s}\nnodeName: preflight-1\nvip: 10.103.97.2\n",
@@ -24,7 +24,7 @@ func preflightSite(t *testing.T, lc *lab.Cluster, token string, change func(*con
 	if err != nil {
 		t.Fatal(err)
 	}
-	site.Masters = []string{strings.TrimPrefix(open(t, lc, "").Server(), "https://")} // on loopback, as no real ones are
+	site.Masters = []string{strings.TrimPrefix(open(t, lc, "").Server(), "https://")} // on loopback, unlike real ones
 	if change != nil {
 		change(site)
 	}
@@ -42,8 +42,8 @@ func checkNamed(t *testing.T, checks []cluster.Check, name string) cluster.Check
 	return cluster.Check{}
 }
 
-// TestPreflight provokes each failure once, against a living API server, with
-// a kubeconfig and without.
+// TestPreflight provokes each failure once against a real API server, with and without a
+// kubeconfig.
 func TestPreflight(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -130,6 +130,6 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// dead is an address where nothing listens, and which nobody is given who asks
-// for any that is free.
+// dead is an address on which no program listens, and which the kernel does not assign to listeners
+// on a free port.
 const dead = "127.0.0.1:1"

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// kinds are where everything lies that Prepare touches, or could by mistake.
+// kinds are the collections that Prepare changes, or could change by mistake.
 var kinds = []string{
 	"/api/v1/configmaps", "/api/v1/services", "/api/v1/secrets", "/api/v1/namespaces", "/api/v1/nodes",
 	"/apis/rbac.authorization.k8s.io/v1/roles", "/apis/rbac.authorization.k8s.io/v1/rolebindings",
@@ -21,8 +21,8 @@ var kinds = []string{
 	"/apis/apps.openyurt.io/v1beta2/nodepools",
 }
 
-// objects are all objects of those kinds, as text, without what only the API
-// server counts.
+// objects returns all objects of those kinds as text, without the fields that only the API server
+// maintains.
 func objects(t *testing.T, c *lab.Cluster) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -34,7 +34,7 @@ func objects(t *testing.T, c *lab.Cluster) map[string]string {
 		for _, o := range list.Items {
 			meta := o["metadata"].(map[string]any)
 			if meta["name"] == "cluster-info" {
-				continue // signed anew as tokens come and go
+				continue // signed again whenever tokens change
 			}
 			delete(meta, "managedFields")
 			delete(meta, "resourceVersion")
@@ -70,11 +70,11 @@ ipvs:
   minSyncPeriod: 0s
 `
 
-// prepare, verify, revert: every object is as it was.
+// TestPrepareVerifyRevert checks that revert restores every object.
 func TestPrepareVerifyRevert(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
-	// Without OpenYurt a pool is one row of the table, with its fix.
+	// Without OpenYurt, a pool gives one row of the table, with its fix.
 	found, err := c.Verify(ctx, cluster.Wanted{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
 	if err != nil || len(found) < 5 || !slices.ContainsFunc(found, func(f cluster.Check) bool {
 		return f.Name == "node pool shops" && f.State == cluster.CheckFailed && strings.Contains(f.Fix, "yurt-manager")
@@ -88,7 +88,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		"/api/v1/namespaces/kube-system/configmaps": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "kube-proxy", "labels": map[string]string{"app": "kube-proxy"}}, "data": map[string]string{"config.conf": proxyConfig, "kubeconfig.conf": "x"}},
 		"/api/v1/namespaces/kube-system/services": {"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": "kube-dns", "annotations": map[string]string{"prometheus.io/port": "9153"}},
 			"spec": map[string]any{"selector": map[string]string{"k8s-app": "kube-dns"}, "ports": []any{map[string]any{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53}}}},
-		// Half of what yurthub needs, and something of somebody else's.
+		// Half of the objects that yurthub needs, and an unrelated one.
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles": {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": "yurt-hub"},
 			"rules": []any{map[string]any{"apiGroups": []string{""}, "resources": []string{"configmaps", "events"}, "verbs": []string{"*"}}}},
 	} {
@@ -141,7 +141,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	if again, err := c.Plan(ctx, wanted); err != nil || len(again) != 0 {
 		t.Errorf("a second plan: %v %v", again, err)
 	}
-	// A second preparation, for another VIP, keeps the first state.
+	// A second preparation, for another VIP, keeps the recorded state.
 	other := cluster.Wanted{VIP: "10.103.98.9"}
 	if plan, err = c.Plan(ctx, other); err != nil || len(plan) != 1 || plan[0].NextStep() == "" {
 		t.Fatalf("%+v %v", plan, err)
@@ -158,7 +158,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		t.Errorf("a second revert: %v %v", back, err)
 	}
 
-	// What somebody else changed since stays, and stays recorded.
+	// Changes that others have made since stay, and stay recorded.
 	if plan, err = c.Plan(ctx, wanted); err != nil {
 		t.Fatal(err)
 	}
@@ -190,8 +190,8 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// A power cut between two changes: revert still finds the way back, and so
-// does a second prepare the way on.
+// TestPrepareHalfway cuts the power between two changes: both revert and a second prepare must
+// work.
 func TestPrepareHalfway(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -200,7 +200,7 @@ func TestPrepareHalfway(t *testing.T) {
 	if err != nil || len(plan) < 3 {
 		t.Fatal(len(plan), err)
 	}
-	// Somebody makes the second one in between: the third is not made.
+	// Another client creates the second object in between, so the third is not created.
 	const path = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/roles"
 	if err := lc.Create(ctx, path, map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": map[string]any{"name": "edgebake-masters"}}); err != nil {
 		t.Fatal(err)
@@ -217,11 +217,11 @@ func TestPrepareHalfway(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// Rights that are missing are all named, and nothing is written.
+// TestPrepareRights checks that all missing rights are named and nothing is written.
 func TestPrepareRights(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
-	// A reader, who may see all and change nothing.
+	// A user who may read everything and change nothing.
 	if err := lc.Create(ctx, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": map[string]any{"name": "test-reader"},
 		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-reader"},
@@ -255,7 +255,8 @@ func TestPrepareRights(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// Waiting, joining, ready, and removed so that another machine takes the name.
+// TestStatusAndRemove checks a machine that waits, joins, is Ready, and is removed so that another
+// machine can take its name.
 func TestStatusAndRemove(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()

@@ -28,12 +28,13 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// nodesOfRollout is how many Nodes TestRolloutOfARealCluster has; in nightly runs 1,000.
+// nodesOfRollout is the number of Nodes in TestRolloutOfARealCluster; nightly runs have 1,000.
 const nodesOfRollout = 50
 
-// TestRolloutOfARealCluster: a rollout to many Nodes of a real API server, whose machines answer
-// with the Nodes' own rights. It is killed at random points and run again; no more machines are at
-// risk than the budget allows, none restarts twice, and the requests are counted.
+// TestRolloutOfARealCluster runs a rollout to many Nodes of a real API server, whose machines
+// answer with the Nodes' own rights. It is killed at random points and run again. The number of
+// machines at risk must stay within the budget, none may restart twice, and the requests are
+// counted.
 func TestRolloutOfARealCluster(t *testing.T) {
 	lc := needCluster(t)
 	count := nodesOfRollout
@@ -188,13 +189,13 @@ func TestRolloutOfARealCluster(t *testing.T) {
 			t.Logf("%d %s: %.2f for each node", n, what, float64(n)/float64(count))
 		}
 	}
-	// An order, a cordon, the restart and the result; a kill or a conflict repeats one.
+	// An order, a cordon, the restart and the result; a kill or a conflict repeats one of these.
 	if n := after["PATCH nodes"]; n > 6*count+10*kills {
 		t.Errorf("%d changes of %d nodes", n, count)
 	}
 }
 
-// counted is a client of the cluster whose requests are counted, by verb and resource.
+// counted returns a client of the cluster that counts requests by verb and resource.
 func counted(t *testing.T, lc *lab.Cluster) (*cluster.Client, func() map[string]int) {
 	t.Helper()
 	admin := adminAPI(t, lc.Kubeconfig)

@@ -13,8 +13,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// etcd that begins over a database without a log takes no writes, since it skips all that
-// its database says was applied: first boot moves it aside before a birth and a join.
+// TestBirthOverALoglessDatabase shows that etcd accepts no writes if it starts with a database but
+// without a log: it skips everything that the database records as applied. First boot moves such a
+// database aside before a bootstrap and a join.
 func TestBirthOverALoglessDatabase(t *testing.T) {
 	e := newEtcds(t)
 	alone := "m1=" + e.peer[0]
@@ -31,7 +32,7 @@ func TestBirthOverALoglessDatabase(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(member, "wal")); err != nil {
 		t.Fatal(err)
 	}
-	e.decide(0, seat.Wait) // blank, and the others are not seen
+	e.decide(0, seat.Wait) // blank, and the others are unreachable
 	e.start(0, alone, "new")
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		if writes() {
@@ -46,8 +47,8 @@ func TestBirthOverALoglessDatabase(t *testing.T) {
 	until(t, "etcd to take a write", writes)
 }
 
-// A database that is full of what was overwritten: etcd takes no writes. The leader's
-// machine makes room on all members, and then all is well; never while one is away.
+// TestFullDatabase fills the database with overwritten values, so that etcd accepts no writes. The
+// leader's machine frees space on all members, but never while one is down.
 func TestFullDatabase(t *testing.T) {
 	e := newEtcds(t)
 	quota := []string{"--quota-backend-bytes", "157286400"}
@@ -96,7 +97,7 @@ func TestFullDatabase(t *testing.T) {
 	}
 	said := func(f seat.Found) string { return strings.Join(slices.Concat(f.Notes, f.Done), "; ") }
 
-	// One is away.
+	// One is down.
 	away := (leader() + 1) % 3
 	e.stop(away)
 	if f := keep(leader()); f.Well || !strings.Contains(said(f), "takes no writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
@@ -104,13 +105,13 @@ func TestFullDatabase(t *testing.T) {
 	}
 	e.start(away, e.all(), "new", quota...)
 	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
-	// Another machine than the leader's only says so.
+	// Other machines than the leader's only report it.
 	lead := leader()
 	if f := keep((lead + 1) % 3); f.Well || len(f.Done) > 0 || !strings.Contains(said(f), "takes no writes") {
 		t.Errorf("not the leader: %+v", f)
 	}
-	// A member that is defragmented answers nothing, so another may become the leader:
-	// each of the machines looks after etcd once a day, and here the one whose turn it is.
+	// A member does not respond while it is defragmented, so another may become the leader. Each
+	// machine maintains etcd once a day; here it is always the leader's turn.
 	until(t, "the leader to make room", func() bool {
 		f := keep(leader())
 		return strings.Contains(said(f), "took etcd's alarm NOSPACE back")

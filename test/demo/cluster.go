@@ -20,8 +20,8 @@ const (
 	worker     = "shop1"
 )
 
-// runCluster shows a cluster that is made from images alone. It is minted and
-// stamped here, and its worker is switched on before the cluster exists.
+// runCluster shows a cluster that consists only of images. It mints and stamps here, and switches
+// the worker on before the cluster exists.
 func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
 	if arch != "amd64" {
 		return errors.New("the demo of a cluster is for amd64: of another architecture there is the node alone (make demo)")
@@ -31,7 +31,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	kvm := d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // until its guest has ended
+		for range kvm { // until its VM has ended
 		}
 	}()
 	l, err := lab.New(clusterDir, out)
@@ -123,8 +123,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	return nil
 }
 
-// bakeCluster bakes an image for each kind of machine. It returns them by the
-// machines' names.
+// bakeCluster bakes an image for each kind of machine and returns them by the machines' names.
 func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 	d.step("Making container images: pause, hello, and a control plane's", "the first time 3 to 5 minutes: Kubernetes and etcd are compiled; then seconds")
 	for _, args := range [][]string{{"-o", "build/images"}, {"-control-plane", "-o", "build/control-plane"}} {
@@ -138,8 +137,7 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
-	// As deep in the tree as the examples, so that their relative paths are
-	// right.
+	// As deep in the tree as the examples, so that their relative paths work.
 	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
 		return nil, err
 	}

@@ -34,8 +34,7 @@ const (
 	pod   = "hello"
 	image = "edgebake.test/hello:1"
 
-	// quietBoot is the time until the machine's pod runs, on two idle cores
-	// without KVM.
+	// quietBoot is the time until the machine's pod runs, on two idle cores without KVM.
 	quietBoot = 100 * time.Second
 )
 
@@ -62,12 +61,12 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		return errors.New("run it from the root of the repository, as `make demo` does")
 	}
 
-	// It takes a while to find out that KVM hangs: do it in the background.
+	// Detecting that KVM hangs takes a while, so do it in the background.
 	ctx, cancel := context.WithCancel(ctx)
 	kvm := d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // until its guest has ended
+		for range kvm { // until its VM has ended
 		}
 	}()
 
@@ -168,8 +167,8 @@ func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 	return nil
 }
 
-// hold waits until Ctrl-C if keep is set, and otherwise prints the command for
-// that.
+// hold waits for Ctrl-C if keep is set. Otherwise it prints the command with which the demo would
+// do that.
 func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
 	if !keep {
 		fmt.Fprintf(d.out, "`%s` leaves everything running until Ctrl-C.\n", command)
@@ -183,12 +182,12 @@ func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab
 type demo struct {
 	out   io.Writer
 	start time.Time
-	arch  string // of the node
+	arch  string // architecture of the node
 	n     int
 }
 
-// imageArchs returns the architectures of the container images: the node's and
-// this computer's, so that the demo of either leaves what the other needs.
+// imageArchs returns the architectures of the container images: the node's and this computer's, so
+// that the cached images serve demos of both.
 func (d *demo) imageArchs() string {
 	if d.arch == "amd64" {
 		return d.arch
@@ -196,14 +195,13 @@ func (d *demo) imageArchs() string {
 	return "amd64," + d.arch
 }
 
-// step prints the next step and how long it takes.
+// step prints the next step and its duration.
 func (d *demo) step(what, wait string) {
 	d.n++
 	fmt.Fprintf(d.out, "\n[%d/6 at %3.0f s] %s (%s)\n", d.n, time.Since(d.start).Seconds(), what, wait)
 }
 
-// command runs one of edgebake's programs and prints its command line, so that
-// a person could type it.
+// command runs one of edgebake's programs and prints the command line that a person would type.
 func (d *demo) command(ctx context.Context, argv ...string) error {
 	fmt.Fprintf(d.out, "$ %s\n", strings.Join(argv, " "))
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -219,14 +217,14 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// accelerator is the accelerator to be used, and the reason if it is not KVM.
+// accelerator is an accelerator and, if it is not KVM, the reason.
 type accelerator struct {
 	accel, why string
 	err        error
 }
 
-// probe finds out whether KVM works, unless EDGEBAKE_ACCEL is set. The channel
-// has one answer, and is closed when the probe has ended.
+// probe finds out whether KVM works, unless EDGEBAKE_ACCEL is set. It sends one result, and closes
+// the channel when the probe has ended.
 func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	found := make(chan accelerator, 1)
 	if accel := os.Getenv("EDGEBAKE_ACCEL"); accel != "" {
@@ -255,7 +253,7 @@ func (d *demo) probe(ctx context.Context) <-chan accelerator {
 // follow prints the console lines about first boot.
 func (d *demo) follow(l lab.Line) { d.followAs("", l) }
 
-// followAs is follow with the name of the machine before each line.
+// followAs is follow with the machine's name before each line.
 func (d *demo) followAs(name string, l lab.Line) {
 	_, said, ok := strings.Cut(l.Text, "edgebake: ")
 	if strings.Contains(l.Text, "starting Boot") {
@@ -266,7 +264,7 @@ func (d *demo) followAs(name string, l lab.Line) {
 	}
 }
 
-// watch waits for the machine's node and, if it is to run one, a pod.
+// watch waits for the machine's node and, if runsPod is set, for a pod.
 func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bool) ([]lab.Event, error) {
 	node := vm.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, 40*time.Minute, errors.New("40 minutes have passed"))
@@ -295,7 +293,7 @@ func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bo
 		}
 		note("pod " + pod + " runs")
 	}
-	// Its last phase wipes the token, once the node is Ready.
+	// Its last phase wipes the token when the node is Ready.
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
 		return nil, err
 	}

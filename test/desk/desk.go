@@ -1,5 +1,5 @@
-// Package desk ends tests that lack something: at a desk they are skipped with
-// a message in capitals; in CI, which must have everything, they fail.
+// Package desk ends tests that cannot run. On a developer's computer they are skipped with a
+// message in capitals; in CI, which must have everything, they fail.
 package desk
 
 import (
@@ -27,8 +27,8 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// Processor returns the processor time that this program spends while f runs: a
-// measure of f's work that other programs do not affect.
+// Processor returns the processor time that this program uses while f runs: a measure of f's work
+// that does not depend on other programs.
 func Processor(t testing.TB, f func()) time.Duration {
 	t.Helper()
 	spent := func() time.Duration {

@@ -1,5 +1,5 @@
-// Package disktest has what the tests of disk formats share: other programs
-// that check our bytes, and blobs in memory. For tests only.
+// Package disktest has helpers for tests of disk formats: other programs that check our bytes, and
+// blobs in memory. For tests only.
 package disktest
 
 import (
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Oracle runs a program that checks our work and returns its output. Without
-// the program the test is skipped at a desk, and fails in CI.
+// Oracle runs a program that checks our result, and returns its output. If the program is missing,
+// the test is skipped at a desk and fails in CI.
 func Oracle(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -37,9 +37,9 @@ func Oracle(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Disguise adds a long name to the directory entry with that short one, 11
-// bytes, in the top directory of a FAT16 file system: operating systems show
-// the long one, and firmware opens either. The entry must not have a long name.
+// Disguise adds a long name to the directory entry with that short one, 11 bytes, in the top
+// directory of a FAT16 file system. Operating systems show the long name, and firmware opens
+// either. The entry must not have a long name.
 func Disguise(t testing.TB, img []byte, short, long string) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -106,7 +106,7 @@ func Write(t testing.TB, path string, b []byte) {
 	})
 }
 
-// create makes or replaces a file, and gives it the size that fill returns.
+// create makes or replaces a file and sets its size to the one that fill returns.
 func create(t testing.TB, path string, fill func(*os.File) (size int64, err error)) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -119,13 +119,12 @@ func create(t testing.TB, path string, fill func(*os.File) (size int64, err erro
 	}
 }
 
-// Contains reports whether a file has this text, which must not have zero
-// bytes.
+// Contains reports whether a file contains the text, which must not have zero bytes.
 func Contains(t testing.TB, path, text string) bool {
 	t.Helper()
 	found := false
 	var last []byte
-	end := int64(0) // of last, in the file
+	end := int64(0) // offset of the end of last in the file
 	blocks(t, path, func(b []byte, at int64) error {
 		if at != end {
 			last = nil
@@ -158,7 +157,7 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	}
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; at += blockSize {
-		// On a device, which has no holes, this fails.
+		// This fails for a device, which has no holes.
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break
@@ -180,8 +179,8 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	return size
 }
 
-// Scratch returns a directory for many or large files: in TMPDIR if that is set, so that
-// whoever set it can remove them all, else in memory, if possible.
+// Scratch returns a directory for many or large files: in TMPDIR if that is set, so that the
+// caller's script can remove it, else in memory if possible.
 func Scratch(t testing.TB) string {
 	t.Helper()
 	at := os.Getenv("TMPDIR")
@@ -215,9 +214,8 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
 
-// Mounted runs a test's body with a directory, "$0" in script, in which the
-// script has mounted small or read-only file systems. The test's program runs
-// itself again in its own namespaces.
+// Mounted runs a test's body with a directory in which script, as "$0", has mounted small or
+// read-only file systems. It runs the test's program again in its own namespaces.
 func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 	t.Helper()
 	const variable = "EDGEBAKE_TEST_SMALL_DISK"

@@ -13,9 +13,9 @@ func TestSum(t *testing.T) {
 	sums := map[string]string{}
 	for _, tt := range []struct {
 		name  string
-		zeros bool // written, where others have holes
+		zeros bool // zeros are written, where others have holes
 		size  int64
-		at    int64 // of one byte; -1: of none
+		at    int64 // offset of one byte; -1 for none
 		as    string
 	}{
 		{"empty", false, 0, -1, ""},
@@ -57,7 +57,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestCopies: what Copy and Write make has the same bytes, and holes in the place of zeros.
+// TestCopies checks that Copy and Write keep the bytes and make holes of zeros.
 func TestCopies(t *testing.T) {
 	b := make([]byte, 5<<20+7)
 	copy(b[1<<20:], "text")
@@ -89,7 +89,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestScratch: a run that is killed leaves its files where `make unit` removes them.
+// TestScratch checks that a killed run leaves its files in the directory that `make unit` removes.
 func TestScratch(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

@@ -1,5 +1,5 @@
-// Package arch measures what a second architecture costs: the base that is
-// made in emulation once, and all later builds.
+// Package arch measures the cost of a second architecture: its base, which is made once in
+// emulation, and all later builds.
 package arch
 
 import (
@@ -20,12 +20,12 @@ import (
 
 const results = "../results/arch.md"
 
-// measured are the seconds of one architecture's builds, by the clock and of
-// processors, which do not count what else a computer does.
+// measured has the seconds of one architecture's builds: elapsed time, and processor time, which
+// does not depend on the computer's other load.
 type measured struct{ base, build, baseCPU, buildCPU, sizes []float64 }
 
-// BenchmarkArchitectures makes each base anew, and then builds the same document
-// for each architecture, in turns, with everything cached.
+// BenchmarkArchitectures makes each base without a cache, then alternately builds the same document
+// for each architecture with everything cached.
 func BenchmarkArchitectures(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -76,8 +76,7 @@ type work struct {
 	all            map[string]*measured
 }
 
-// run returns the seconds that processors worked for a command, and for those it
-// called.
+// run returns the processor seconds of a command and its children.
 func (w *work) run(argv ...string) (cpu float64) {
 	w.Helper()
 	cmd := exec.CommandContext(w.Context(), argv[0], argv[1:]...)
@@ -88,7 +87,7 @@ func (w *work) run(argv ...string) (cpu float64) {
 	return (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 }
 
-// build builds for an architecture and notes how long it took.
+// build builds for an architecture and records the time.
 func (w *work) build(arch string, more ...string) {
 	w.Helper()
 	image := filepath.Join(w.dir, arch+".raw")

@@ -1,12 +1,11 @@
-// Package boot measures a machine from power-on to a Ready node: the golden
-// image of the example, beside the same base that only boots to
-// multi-user.target, and, where EDGEBAKE_BOOT_BEFORE names one, beside an
-// image of an earlier version. All boot in QEMU on this computer, in turns, in
-// one run. Results go to test/bench/results.
+// Package boot measures a machine from power-on to a Ready node. It boots the golden image of the
+// example, an image with the same base that only reaches multi-user.target, and, if
+// EDGEBAKE_BOOT_BEFORE names one, an image of an earlier version. All boot alternately in QEMU on
+// this computer. Results go to test/bench/results.
 //
-//	EDGEBAKE_BENCH_RUNS    how often each boots, 3 if not set
-//	EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
-//	EDGEBAKE_ACCEL         as for `make demo`: kvm or tcg
+// EDGEBAKE_BENCH_RUNS    number of boots of each, 3 by default
+// EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
+// EDGEBAKE_ACCEL         as for `make demo`: kvm or tcg
 package boot
 
 import (
@@ -35,32 +34,32 @@ const (
 	results    = "../results/boot.md"
 	quickstart = "configs/examples/quickstart.yaml"
 	hello      = "edgebake.test/hello:1"
-	// promised is the most that a Ready node takes, in times of what the base
-	// alone and kubelet's own start take together.
+	// promised is the maximum time to a Ready node, as a multiple of the time of the base alone
+	// plus kubelet's own start.
 	promised = 1.3
-	// goal is for two quiet processors without KVM.
+	// goal is for two idle processors without KVM.
 	goal = 40.0
 )
 
-// ours are the units that an image has beyond its base.
+// ours are the units of an image that its base does not have.
 var ours = []string{"firstboot.service", "firstboot-again.timer", "ipvscare.service", "containerd.service", "kubelet.service",
 	"edgebake-certificates.service", "edgebake-sshkeys.service", "edgebake-healthy.service"}
 
-// subject is an image, and how its boots went.
+// subject is an image with the measurements of its boots.
 type subject struct {
 	name   string
 	golden string
 	joins  bool
-	// at has, for each milestone, the seconds from power-on in each boot.
+	// at has the seconds from power-on to each milestone, for each boot.
 	at    map[string][]float64
 	order []string
-	// cpu has the processor seconds that QEMU had used by then.
+	// cpu has the processor seconds that QEMU had used at each milestone.
 	cpu map[string][]float64
-	// units has the seconds that systemd waited for each unit, in each boot.
+	// units has the seconds that systemd waited for each unit, for each boot.
 	units map[string][]float64
-	// work has the processor seconds of each unit's processes, by the guest's own account.
+	// work has the processor seconds of each unit's processes as the guest reports them.
 	work map[string][]float64
-	last string // systemd's own account of the last boot
+	last string // systemd's report of the last boot
 }
 
 func (s *subject) note(what string, at time.Duration) {
@@ -70,14 +69,14 @@ func (s *subject) note(what string, at time.Duration) {
 	s.at[what] = append(s.at[what], at.Seconds())
 }
 
-// used notes what the boot had cost by a milestone; 0: it was not measured.
+// used records the processor time up to a milestone; 0 means that it was not measured.
 func (s *subject) used(what string, cpu time.Duration) {
 	if cpu > 0 {
 		s.cpu[what] = append(s.cpu[what], cpu.Seconds())
 	}
 }
 
-// world is what all boots share.
+// world is shared by all boots.
 type world struct {
 	*testing.B
 	root, dir string
@@ -103,7 +102,7 @@ func (b *world) run(argv ...string) {
 	}
 }
 
-// BenchmarkBoot boots every subject in turns.
+// BenchmarkBoot boots all subjects alternately.
 func BenchmarkBoot(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -142,14 +141,14 @@ func BenchmarkBoot(b *testing.B) {
 	}
 }
 
-// images builds what is booted.
+// images builds the images to boot.
 func (b *world) images() []*subject {
 	bin := filepath.Join(b.dir, "edgebake")
 	b.run("go", "build", "-trimpath", "-o", bin, "./cmd/edgebake")
 	b.run("go", "run", "./test/images", "-o", "build/images")
 	doc, err := os.ReadFile(filepath.Join(b.root, quickstart))
 	b.must(err)
-	// As deep as the example: paths in it are seen from its folder.
+	// As deep as the example, whose paths are relative to its directory.
 	bare := filepath.Join(b.dir, "bare.yaml")
 	args := []string{"systemd.show_status=yes"}
 	for _, u := range ours {
@@ -183,7 +182,7 @@ func (b *world) start() {
 	b.must(b.cluster.LetLogsBeRead(b.Context()))
 }
 
-// boot boots a machine with a fresh copy and notes when what happened.
+// boot boots a machine from a fresh copy and records the times of milestones.
 func (b *world) boot(s *subject) {
 	b.boots++
 	name := fmt.Sprintf("boot-%d", b.boots)
@@ -199,11 +198,11 @@ func (b *world) boot(s *subject) {
 	}
 	var mu sync.Mutex
 	var vm *lab.VM
-	spent := map[time.Duration]time.Duration{} // by when a line came
+	spent := map[time.Duration]time.Duration{} // by the time of each line
 	each := func(l lab.Line) {
 		mu.Lock()
 		defer mu.Unlock()
-		if vm != nil { // it is gone, or not yet known: then there is no answer
+		if vm != nil { // if it has ended or is not yet known, there is no value
 			spent[l.At], _ = vm.CPU()
 		}
 	}
@@ -258,8 +257,8 @@ func (b *world) boot(s *subject) {
 	b.Logf("%s, %s:\n%s", s.name, name, s.last)
 }
 
-// onNode prints systemd's account of the boot, and when kubelet started and
-// was up, as microseconds since the kernel's start.
+// onNode prints systemd's report of the boot, and when kubelet started and was ready, in
+// microseconds since the kernel's start.
 const onNode = `systemd-analyze time --no-pager
 systemd-analyze critical-chain --no-pager firstboot.service containerd.service systemd-networkd.service ipvscare.service
 echo ----blame
@@ -269,13 +268,14 @@ journalctl -u kubelet.service -o json --output-fields=MESSAGE,_PID --no-pager | 
 echo ----units
 systemctl show -p Id,CPUUsageNSec,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*' | paste -sd ' ' | sed 's/  /\n/g'`
 
-// worked is a unit in what onNode prints last, and the nanoseconds of processor that it has used.
+// worked matches a unit in the last part of onNode's output, and the nanoseconds of processor time
+// that it used.
 var worked = regexp.MustCompile(`CPUUsageNSec=(\d+) Id=(\S+)`)
 
-// blamed is a line of systemd-analyze blame.
+// blamed matches a line of systemd-analyze blame.
 var blamed = regexp.MustCompile(`^\s*((?:\d+min )?(?:[\d.]+m?s)?) (\S+)$`)
 
-// account reads what onNode printed.
+// account parses the output of onNode.
 func (s *subject) account(out string) {
 	chain, rest, _ := strings.Cut(out, "----blame\n")
 	blame, rest, _ := strings.Cut(rest, "----kubelet\n")
@@ -296,7 +296,7 @@ func (s *subject) account(out string) {
 			}
 		}
 	}
-	// Kubelet's own start: from the unit's start to the line that says so.
+	// Kubelet's own start: from the start of the unit to the line that reports it.
 	var up int64
 	for line := range strings.Lines(kubelet) {
 		var e struct {
@@ -317,7 +317,7 @@ func (s *subject) account(out string) {
 	}
 }
 
-// report is the page for results.
+// report returns the page for results.
 func report(subjects []*subject, runs int) string {
 	var t strings.Builder
 	fmt.Fprintf(&t, "# From power-on to a Ready node\n\nMade by `make bench` (test/bench/boot). %d boots each, in turns, %d processors, accelerator %s, the example's image (%s) in QEMU beside its cluster on the same computer.\n"+
@@ -366,7 +366,7 @@ func report(subjects []*subject, runs int) string {
 			row(what, func(s *subject) []float64 { return s.cpu[what] })
 		}
 	}
-	// ofUnits is a table of the units that have half a second and more in one subject.
+	// ofUnits writes a table of the units that take at least half a second in one subject.
 	ofUnits := func(of func(*subject) map[string][]float64) {
 		heads("unit")
 		most := map[string]float64{}

@@ -1,10 +1,9 @@
-// Package carry measures push and pull beside copying the same bytes through the
-// same registry with go-containerregistry's client, over loopback and over a line
-// of 1 Gbit/s, and what it costs when the connection breaks in the middle.
-// Results go to test/bench/results.
+// Package carry compares push and pull with copying the same bytes through the same registry with
+// go-containerregistry's client, over loopback and over a connection of 1 Gbit/s. It also measures
+// the cost of a connection that breaks in the middle. Results go to test/bench/results.
 //
-//	EDGEBAKE_BENCH_RUNS   how often each runs, 3 if not set
-//	EDGEBAKE_BENCH_DIR    where the image is, the folder for temporary files if not set
+// EDGEBAKE_BENCH_RUNS   number of runs of each, 3 by default
+// EDGEBAKE_BENCH_DIR    directory of the image, by default that for temporary files
 package carry
 
 import (
@@ -40,14 +39,14 @@ import (
 
 const results = "../results/carry.md"
 
-// promised is the least speed, as a part of copying's.
+// promised is the minimum speed, as a fraction of copying's.
 const promised = 0.9
 
-// gigabit is what a line of 1 Gbit/s carries, in bytes a second.
+// gigabit is the payload of 1 Gbit/s, in bytes per second.
 const gigabit = 117 << 20
 
-// line is a listener whose connections together carry so many bytes a second,
-// each way; 0: as many as there are.
+// line is a listener that limits the total rate of its connections, in bytes per second and
+// direction; 0 means no limit.
 type line struct {
 	net.Listener
 	up, down *pace
@@ -59,8 +58,8 @@ type pace struct {
 	free time.Time // when the line is free again
 }
 
-// buffered is how long a line goes on by itself: a quarter of what Linux
-// buffers of a connection at most, at this speed.
+// buffered is the time for which a line can run ahead: a quarter of the data that Linux buffers for
+// a connection at this speed.
 const buffered = 10 * time.Millisecond
 
 func (p *pace) wait(n int) {
@@ -68,7 +67,7 @@ func (p *pace) wait(n int) {
 		return
 	}
 	p.mu.Lock()
-	// What a program is late by, the kernels' buffers on both ends have sent.
+	// The kernels' buffers on both ends have sent the data while the program was late.
 	if now := time.Now(); p.free.Before(now.Add(-buffered)) {
 		p.free = now.Add(-buffered)
 	}
@@ -107,8 +106,8 @@ func (s slow) Write(p []byte) (done int, err error) {
 func (s slow) Close() error   { return s.Conn.Close() }
 func (s slow) Addr() net.Addr { return s.Listener.Addr() }
 
-// serve starts an empty registry. cut, where it is not 0, breaks the first
-// answer that is longer after so many bytes.
+// serve starts an empty registry. cut(n), if n is not 0, breaks the first longer response after n
+// bytes.
 func serve(b *testing.B, rate int) (host string, cut func(at int64)) {
 	b.Helper()
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -164,7 +163,7 @@ func (f *file) MediaType() (types.MediaType, error)  { return types.OCILayer, ni
 func (f *file) Uncompressed() (io.ReadCloser, error) { return os.Open(f.path) }
 func (f *file) Compressed() (io.ReadCloser, error)   { return os.Open(f.path) }
 
-// copyIn sends a file as it is; a registry wants its digest first.
+// copyIn sends a file as it is. The registry requires its digest first.
 func copyIn(ctx context.Context, host, path string) (*file, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -184,7 +183,7 @@ func copyIn(ctx context.Context, host, path string) (*file, error) {
 	return f, remote.WriteLayer(repo, f, remote.WithContext(ctx))
 }
 
-// copyOut fetches it again, to the disk.
+// copyOut fetches the file to the disk.
 func copyOut(ctx context.Context, host string, f *file, path string) error {
 	repo, err := name.NewRepository(host+"/copy", name.Insecure)
 	if err != nil {

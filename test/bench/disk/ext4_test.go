@@ -1,10 +1,10 @@
-// Package disk measures the disk writers beside their rivals, on the same
-// trees, in the same run, in turns: absolute times say little on a shared
-// machine, ratios do. Results go to test/bench/results.
+// Package disk compares the disk writers with other programs on the same trees, alternately in one
+// run: on a shared machine absolute times mean little, but ratios do. Results go to
+// test/bench/results.
 //
-//	EDGEBAKE_BENCH_RUNS   how often each writer runs, 5 if not set
-//	EDGEBAKE_BENCH_DIR    where to write; memory (/dev/shm) if there is room
-//	EDGEBAKE_BENCH_TAR    an uncompressed tar to be measured besides
+// EDGEBAKE_BENCH_RUNS   number of runs of each writer, 5 by default
+// EDGEBAKE_BENCH_DIR    directory for the images; by default in memory (/dev/shm) if there is space
+// EDGEBAKE_BENCH_TAR    an additional uncompressed tar to measure
 package disk
 
 import (
@@ -37,8 +37,8 @@ import (
 
 const results = "../results/ext4.md"
 
-// Each writer runs as a process of its own, so that its memory can be told:
-// for ours, this test binary starts itself with childEnv set.
+// Each writer runs in its own process, so that its memory can be measured: this test binary runs
+// itself with childEnv set.
 const childEnv = "EDGEBAKE_BENCH_CHILD"
 
 func TestMain(m *testing.M) {
@@ -65,7 +65,7 @@ var options = ext4.Options{
 	FreeBytes: 64 << 20, FreeInodes: 1000,
 }
 
-// report is what a child prints.
+// report is the output of a child.
 type report struct {
 	Entries       int
 	Size, Written int64
@@ -79,7 +79,7 @@ func (r report) print() error {
 	return json.NewEncoder(os.Stdout).Encode(r)
 }
 
-// tarBlob is the one blob there is.
+// tarBlob is the only blob.
 type tarBlob string
 
 func (b tarBlob) OpenBlob(string) (tree.BlobFile, error) { return os.Open(string(b)) }
@@ -114,7 +114,7 @@ func childWrite(tarPath, image string) error {
 	return write(r, nodes, tarBlob(tarPath), image)
 }
 
-// childScale makes image from n small files.
+// childScale makes an image from n small files.
 func childScale(count, image string) error {
 	n, err := strconv.Atoi(count)
 	if err != nil {
@@ -157,7 +157,7 @@ func write(r report, nodes []tree.Node, blobs tree.Blobs, image string) error {
 	return r.print()
 }
 
-// processorTime is what this process has used, in seconds.
+// processorTime returns the processor seconds that this process has used.
 func processorTime() float64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -166,8 +166,8 @@ func processorTime() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// resident reads a process's memory from /proc. getrusage would count what the
-// parent had at the fork besides.
+// resident reads a process's memory from /proc. getrusage would include the parent's memory at the
+// fork.
 func resident(pid, field string) int64 {
 	b, err := os.ReadFile("/proc/" + pid + "/status")
 	if err != nil {
@@ -182,14 +182,14 @@ func resident(pid, field string) int64 {
 	return 0
 }
 
-// process is a finished child.
+// process describes a finished child.
 type process struct {
 	seconds, cpu float64
 	peak         int64
 	out          []byte
 }
 
-// run starts a program and watches its memory.
+// run runs a program and measures its memory.
 func run(ctx context.Context, env string, name string, args ...string) (process, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = append(os.Environ(), env)
@@ -235,7 +235,7 @@ func header(kind byte, name string, size int64) *tar.Header {
 	return &tar.Header{Typeflag: kind, Name: name, Mode: mode, Size: size, ModTime: mtime, Format: tar.FormatPAX}
 }
 
-// filler is content that does not repeat and has no zero blocks.
+// filler returns content that does not repeat and has no zero blocks.
 func filler(seed byte) io.Reader { return rand.NewChaCha8([32]byte{seed, 1}) }
 
 func addFile(w *tar.Writer, from io.Reader, name string, size int64) error {
@@ -246,7 +246,7 @@ func addFile(w *tar.Writer, from io.Reader, name string, size int64) error {
 	return err
 }
 
-// smallFiles: 20,000 in one folder, 30,000 in 300.
+// smallFiles writes 20,000 files in one directory and 30,000 in 300.
 func smallFiles(w *tar.Writer) error {
 	from := filler(1)
 	if err := w.WriteHeader(header(tar.TypeDir, "one/", 0)); err != nil {
@@ -270,8 +270,8 @@ func smallFiles(w *tar.Writer) error {
 	return nil
 }
 
-// rootfs is like a Debian system with a kernel and Kubernetes: about 500 MB in
-// 15,000 entries, most small, some large.
+// rootfs writes a tree like a Debian system with a kernel and Kubernetes: about 500 MB in 15,000
+// entries, most small, some large.
 func rootfs(w *tar.Writer) error {
 	from := filler(2)
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -305,8 +305,7 @@ func rootfs(w *tar.Writer) error {
 	return nil
 }
 
-// manyEntries: 100,000 of all kinds, like the file trees of many container
-// images.
+// manyEntries writes 100,000 entries of all kinds, like the trees of many container images.
 func manyEntries(w *tar.Writer) error {
 	from := filler(3)
 	for d := range 5000 {
@@ -344,8 +343,8 @@ func (t tarTree) make(path string) error {
 	return errors.Join(t.write(w), w.Close(), f.Close())
 }
 
-// scratch is where images are written: in memory if there is room, so that the
-// disk's moods are left out.
+// scratch returns the directory for the images: in memory if there is space, to exclude the
+// variation of the disk.
 func scratch(b *testing.B) (dir, kind string) {
 	parent := os.Getenv("EDGEBAKE_BENCH_DIR")
 	if parent == "" {
@@ -370,15 +369,15 @@ func scratch(b *testing.B) (dir, kind string) {
 	return dir, "a disk"
 }
 
-// writer is one of those compared.
+// writer is one of the compared programs.
 type writer struct {
 	name         string
 	seconds, cpu []float64
 	peak         int64
 }
 
-// BenchmarkExt4 is one run, however many the framework asks for: it takes
-// minutes, and repeats what it measures by itself.
+// BenchmarkExt4 runs once, whatever the framework asks for: it takes minutes and repeats its
+// measurements itself.
 func BenchmarkExt4(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -427,7 +426,7 @@ func BenchmarkExt4(b *testing.B) {
 	}
 }
 
-// compare runs all writers on one tree, in turns.
+// compare runs all writers alternately on one tree.
 func compare(b *testing.B, out io.Writer, name, tarPath, dir, self, mke2fs string, runs int) {
 	ctx := b.Context()
 	image := filepath.Join(dir, "image")
@@ -443,7 +442,7 @@ func compare(b *testing.B, out io.Writer, name, tarPath, dir, self, mke2fs strin
 	if o, err := exec.CommandContext(ctx, "tar", "-xf", tarPath, "-C", source).CombinedOutput(); err != nil {
 		b.Fatalf("tar: %v\n%s", err, o)
 	}
-	// A first run tells the sizes, and is checked.
+	// The first run determines the sizes, and its result is checked.
 	var ours report
 	child := func() process {
 		os.Remove(image)
@@ -509,7 +508,7 @@ func mib(n int64) string {
 	return fmt.Sprintf("%.0f", float64(n)/(1<<20))
 }
 
-// fillFile makes a file of size bytes out of another's.
+// fillFile fills a file of size bytes with another file's content.
 func fillFile(path, from string, size int64) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -530,7 +529,7 @@ func fillFile(path, from string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// scale shows that time and memory grow in line with the number of entries.
+// scale shows that time and memory grow linearly with the number of entries.
 func scale(b *testing.B, out io.Writer, dir, self string, runs int) {
 	fmt.Fprintf(out, "\n## Growth with the number of entries\n\nSmall files, a hundred to a folder. The writer's memory is what the process grew by over the tree itself.\n\n"+
 		"| entries | seconds | µs an entry | tree MiB | peak MiB | writer's bytes an entry |\n|---|---|---|---|---|---|\n")

@@ -23,11 +23,10 @@ import (
 
 const imageResults = "../results/image.md"
 
-// promised is how many times as long as dd a golden image may take.
+// promised is the maximum time of a golden image, as a multiple of dd's.
 const promised = 2.0
 
-// childImage makes a golden image out of a tar: five partitions, the golden
-// digest, the slot.
+// childImage makes a golden image from a tar: five partitions, the golden digest and the slot.
 func childImage(tarPath, image string) error {
 	nodes, size, r, err := readTar(tarPath)
 	if err != nil {
@@ -35,7 +34,7 @@ func childImage(tarPath, image string) error {
 	}
 	start, cpu := time.Now(), processorTime()
 	root := tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: mtime}}
-	// A kernel and its initrd, as large as Debian's.
+	// A kernel with its initrd, as large as Debian's.
 	boot := tree.Node{Path: "linux", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: mtime, Data: tree.Content{Blob: "tar", Size: min(size, 40<<20)}}}
 	spec := disk.Spec{ID: "bench", Arch: "amd64", SourceDate: mtime, Partitions: []disk.Partition{
 		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{root, boot}},
@@ -61,7 +60,7 @@ func childImage(tarPath, image string) error {
 	return r.print()
 }
 
-// largeTree is what the promise about memory is for.
+// largeTree writes the tree to which the promise about memory applies.
 func largeTree(w *tar.Writer) error {
 	from := filler(4)
 	for i := range 100_000 {
@@ -77,8 +76,8 @@ func largeTree(w *tar.Writer) error {
 	return nil
 }
 
-// BenchmarkImage writes whole golden images, in turns with dd of as many
-// bytes to the same file system: once in memory, once on a disk.
+// BenchmarkImage alternately writes whole golden images and, with dd, as many bytes to the same
+// file system: once in memory, once on a disk.
 func BenchmarkImage(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -135,7 +134,7 @@ func compareImage(b *testing.B, out io.Writer, name, tarPath, dir, self string, 
 			b.Fatal(err)
 		}
 	}
-	child() // tells how much is written
+	child() // determines the number of bytes
 	if err := fillFile(same, tarPath, ours.Written); err != nil {
 		b.Fatal(err)
 	}

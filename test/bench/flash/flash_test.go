@@ -1,10 +1,9 @@
-// Package flash measures how an image gets onto a disk: edgebake flash beside
-// dd of as many bytes as the image has data, and beside bmaptool, which skips
-// holes too. All write to the same loop device, in turns, in one run. Results
-// go to test/bench/results.
+// Package flash compares edgebake flash with dd of as many bytes as the image has data, and with
+// bmaptool, which also skips holes. All write alternately to the same loop device. Results go to
+// test/bench/results.
 //
-//	EDGEBAKE_BENCH_RUNS   how often each runs, 5 if not set
-//	EDGEBAKE_BENCH_DIR    where image and device are, the folder for temporary files if not set
+// EDGEBAKE_BENCH_RUNS   number of runs of each, 5 by default
+// EDGEBAKE_BENCH_DIR    directory of image and device, by default that for temporary files
 package flash
 
 import (
@@ -31,17 +30,15 @@ import (
 
 const results = "../results/flash.md"
 
-// promised is the least speed of flash without reading back, as a part of
-// dd's.
+// promised is the minimum speed of flash without reading back, as a fraction of dd's.
 const promised = 0.95
 
 const verified = ", read back and verified"
 
-// data is about what a root file system with Kubernetes has.
+// data is the usual size of a root file system with Kubernetes.
 const data = 400 << 20
 
-// golden makes an image with data in its root, half of it noise and half of it
-// easy to compress.
+// golden makes an image with data in its root: half noise, half compressible.
 func golden(b *testing.B, path string) (written int64) {
 	b.Helper()
 	res := mediatest.Make(b, path, mediatest.Image{ID: "bench", Data: data, FreeRoot: 256 << 20, FreeData: 512 << 20})
@@ -51,11 +48,11 @@ func golden(b *testing.B, path string) (written int64) {
 	return written
 }
 
-// limitedTo is how many bytes a second the limited device takes.
+// limitedTo is the rate of the limited device in bytes per second.
 const limitedTo = 500_000_000
 
-// limit has this process, and what it starts, write no faster to dev until the
-// benchmark ends. It returns why it cannot.
+// limit limits this process and its children to a rate of writes to dev until the end of the
+// benchmark. It returns an error if it cannot.
 func limit(b *testing.B, dev string, rate int64) error {
 	b.Helper()
 	var st unix.Stat_t
@@ -87,8 +84,7 @@ func limit(b *testing.B, dev string, rate int64) error {
 	return errors.New("no cgroup with an io or blkio controller can be made here")
 }
 
-// tell writes to a file of the kernel's; in a folder that is none of its
-// controllers there is no such file.
+// tell writes to a file of the kernel's controllers. The file does not exist in other directories.
 func tell(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -109,7 +105,7 @@ func (r *rival) median() float64 { return bench.Median(r.times) }
 
 func (r *rival) least() float64 { return slices.Min(r.times) }
 
-// BenchmarkFlash writes the image to a device in every way, in turns.
+// BenchmarkFlash alternately writes the image to a device in each way.
 func BenchmarkFlash(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -151,9 +147,9 @@ func BenchmarkFlash(b *testing.B) {
 	dev := strings.TrimSpace(string(out))
 	b.Cleanup(func() { exec.Command("losetup", "--detach", dev).Run() })
 
-	// stored is when all was on the device, in the last run that read it back.
+	// stored is when all data was on the device, in the last run that read it back.
 	var stored time.Time
-	// last is what the last run wrote.
+	// last describes the last run's result.
 	var last media.Flashed
 	flash := func(image string, verify bool) func() error {
 		return func() error {
@@ -213,10 +209,9 @@ func BenchmarkFlash(b *testing.B) {
 			}
 		}
 	}
-	// A disk file in the page cache takes two gigabytes a second, and the loop
-	// device needs the processors too. Disks that machines have are slower, and
-	// need none. The kernel's controller counts what a device makes zeros by
-	// itself as if it were written, so dd writes all that here.
+	// A disk file in the page cache writes two gigabytes per second, and the loop device also needs
+	// the processors. The disks of machines are slower, and need no processor. The kernel's
+	// controller counts zeros that a device makes itself as written, so dd writes all bytes here.
 	limited := []*rival{
 		{name: "dd, direct and synced", run: func() error {
 			return sh("dd", "if=/dev/zero", "of="+dev, "bs=4M", "iflag=count_bytes", fmt.Sprintf("count=%d", (last.Written+last.Zeroed)), "oflag=direct", "conv=fsync")

@@ -1,11 +1,10 @@
-// Package ipvs_test measures ipvscare beside its rivals, in one guest under the
-// same faults, and writes the table of test/bench/results/ipvs.md.
+// Package ipvs_test compares ipvscare with other programs in one VM under the same faults, and
+// writes the table of test/bench/results/ipvs.md.
 //
-// The rivals are Debian's keepalived, tuned to one second and with lvscare's
-// periods (5 s, 10 s), and lvscare itself, both ways, where EDGEBAKE_LVSCARE
-// names a static binary of it: its module is not on the module proxy, so the
-// project cannot build one. Without it the table has the figures of the study
-// that preceded the project, one run each.
+// The others are Debian's keepalived, tuned to one second and with lvscare's periods (5 s, 10 s),
+// and lvscare itself with both periods, if EDGEBAKE_LVSCARE names its static binary: the module
+// proxy does not have it, so the project cannot build one. Without it the table has the figures of
+// an earlier study, one run each.
 package ipvs_test
 
 import (
@@ -34,8 +33,7 @@ var (
 	out      = flag.String("bench.o", "../results/ipvs.md", "file to write")
 )
 
-// nightly asks for the long runs too: 1,000 failovers, and ten minutes of
-// loss.
+// nightly enables the long runs: 1,000 failovers, and ten minutes of packet loss.
 const nightly = "EDGEBAKE_NIGHTLY"
 
 func BenchmarkIPVS(b *testing.B) {
@@ -80,11 +78,11 @@ func BenchmarkIPVS(b *testing.B) {
 		dir := b.TempDir()
 		for b.Loop() {
 			if len(lines) > 0 {
-				break // once is long enough
+				break // one run is long enough
 			}
 			err := vm.Run(b.Context(), vm.Options{Run: tests, Env: env, Timeout: 7 * time.Hour, Dir: dir, Extra: programs, Log: log}, func(line string) {
 				lines = append(lines, line)
-				if strings.Contains(line, "RESULT ") { // how busy the machine was meanwhile
+				if strings.Contains(line, "RESULT ") { // how busy the machine was during the run
 					load, _ := os.ReadFile("/proc/loadavg")
 					first, _, _ := strings.Cut(string(load), " ")
 					busy := "RESULT host load=" + first
@@ -118,8 +116,7 @@ func BenchmarkIPVS(b *testing.B) {
 	}
 }
 
-// processorRatios compares the lan profile with the rivals that look once a
-// second too.
+// processorRatios compares the lan profile with other programs that also check once a second.
 func processorRatios(all []record) string {
 	spent := map[string]float64{}
 	for _, r := range all {
@@ -136,7 +133,7 @@ func processorRatios(all []record) string {
 	return strings.Join(ratios, ", ")
 }
 
-// values are one figure of all runs of a tool under a fault.
+// values returns one figure of all runs of a tool under a fault.
 func values(all []record, tool, fault, key string) []float64 {
 	var v []float64
 	for _, r := range all {
@@ -147,7 +144,7 @@ func values(all []record, tool, fault, key string) []float64 {
 	return v
 }
 
-// record is one RESULT line of the guest.
+// record is one RESULT line of the VM.
 type record struct {
 	kind   string
 	fields map[string]string
@@ -176,7 +173,7 @@ func parse(lines []string) []record {
 	return all
 }
 
-// spread is the median and the worst.
+// spread returns the median and the worst value.
 func spread(v []float64) (median, worst float64) {
 	if len(v) == 0 {
 		return 0, 0
@@ -185,7 +182,7 @@ func spread(v []float64) (median, worst float64) {
 	return v[len(v)/2], v[len(v)-1]
 }
 
-// tools are those of which there are records, in their order.
+// tools returns the tools that have records, in their order.
 func tools(all []record, kind string) []string {
 	var names []string
 	for _, r := range all {
@@ -193,13 +190,13 @@ func tools(all []record, kind string) []string {
 			names = append(names, name)
 		}
 	}
-	if kind == "fault" { // they are reported as they end
+	if kind == "fault" { // these are reported in the order in which they end
 		slices.Sort(names)
 	}
 	return names
 }
 
-// column are one field's values of all records of a kind.
+// column returns one field of all records of a kind.
 func column(all []record, kind, key string) []float64 {
 	var v []float64
 	for _, r := range all {

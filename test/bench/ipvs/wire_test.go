@@ -31,19 +31,19 @@ var (
 	wireOut     = flag.String("wire.o", "../results/wire.md", "file to write")
 )
 
-// meteredNodes are counted together: the requests of a single one are so few
-// that it matters at which moment the count ends.
+// meteredNodes are counted together: a single one sends so few requests that the end of the
+// measurement would matter.
 const meteredNodes = 6
 
-// Numbers of what an idle kubelet does a day, by its defaults.
+// Daily numbers of an idle kubelet's actions, by its defaults.
 const (
 	leasesDay   = 86400 / 10      // nodeLeaseDurationSeconds 40: renewed every quarter
 	statusesDay = 86400 / 300     // nodeStatusReportFrequency 5m
-	meteredDay  = 86400 / 3600    // the same, as firstboot sets it for a metered link
-	watchesDay  = 5 * 86400 / 450 // nodes, pods, services, runtimeclasses, csidrivers: anew after 5 to 10 minutes
+	meteredDay  = 86400 / 3600    // as firstboot configures it for a metered link
+	watchesDay  = 5 * 86400 / 450 // nodes, pods, services, runtimeclasses, csidrivers: repeated after 5 to 10 minutes
 )
 
-// wireNode is a network namespace whose one cable leads to the API server.
+// wireNode is a network namespace whose only cable leads to the API server.
 type wireNode struct {
 	b    *testing.B
 	name string
@@ -68,17 +68,17 @@ func newWireNode(b *testing.B, to *lab.Namespace, i int) *wireNode {
 	ip(b, "-n", to.Name, "link", "set", port, "master", "br0", "up")
 	ip(b, "-n", n.name, "link", "set", "lo", "up")
 	ip(b, "-n", n.name, "addr", "add", fmt.Sprintf("10.103.0.%d/24", 201+i), "dev", "eth0")
-	// IPv6's own packets (router solicitations) are not counted.
+	// Exclude IPv6's own packets (router solicitations).
 	ip(b, "netns", "exec", n.name, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=1")
 	ip(b, "-n", n.name, "link", "set", "eth0", "up")
-	// Both ends know each other's hardware address. ARP, which would be asked
-	// before each request, is this cable's and goes over no metered link.
+	// Both ends know each other's hardware address. ARP requests belong to this cable and would not
+	// occur on a metered link.
 	ip(b, "-n", n.name, "neigh", "replace", "10.103.0.11", "lladdr", hardware(b, to.Name, "br0"), "dev", "eth0", "nud", "permanent")
 	ip(b, "-n", to.Name, "neigh", "replace", fmt.Sprintf("10.103.0.%d", 201+i), "lladdr", hardware(b, n.name, "eth0"), "dev", "br0", "nud", "permanent")
 	return n
 }
 
-// hardware is an interface's address.
+// hardware returns the address of an interface.
 func hardware(b *testing.B, ns, link string) string {
 	b.Helper()
 	out, err := exec.Command("ip", "-n", ns, "-j", "link", "show", link).Output()
@@ -92,8 +92,7 @@ func hardware(b *testing.B, ns, link string) string {
 	return links[0].Address
 }
 
-// wire is what has gone over the cable, both ways: Ethernet frames, with all
-// that is in them.
+// wireCount is the traffic on the cable in both directions: whole Ethernet frames.
 type wireCount struct{ bytes, packets int64 }
 
 func (n *wireNode) count() (c wireCount) {
@@ -114,13 +113,13 @@ func (n *wireNode) count() (c wireCount) {
 	return wireCount{s.RX.Bytes + s.TX.Bytes, s.RX.Packets + s.TX.Packets}
 }
 
-// ethernetHeader is what a frame has before its IP packet.
+// ethernetHeader is the size of a frame's header before its IP packet.
 const ethernetHeader = 14
 
-// ip is the bytes without Ethernet's.
+// ip returns the bytes without the Ethernet headers.
 func (c wireCount) ip() int64 { return c.bytes - ethernetHeader*c.packets }
 
-// volume is bytes a day.
+// volume is a number of bytes per day.
 type volume struct{ ip, ethernet float64 }
 
 func (c wireCount) perDay(scale float64) volume {
@@ -131,7 +130,7 @@ func (c wireCount) sub(o wireCount) wireCount {
 	return wireCount{c.bytes - o.bytes, c.packets - o.packets}
 }
 
-// pair takes the client certificate out of a kubeconfig, as one PEM file.
+// pair returns the client certificate of a kubeconfig as one PEM file.
 func pair(b *testing.B, kubeconfig string) []byte {
 	b.Helper()
 	text, err := os.ReadFile(kubeconfig)
@@ -153,8 +152,8 @@ func pair(b *testing.B, kubeconfig string) []byte {
 	return all
 }
 
-// care runs ipvscare on the node. The machine that measures may have no IP_VS: then
-// profile lan has PINGs as for an API server that is in use.
+// care runs ipvscare on the node. If the machine has no IP_VS, the lan profile sends PINGs as to an
+// API server that is in use.
 func (n *wireNode) care(program, ca, client, profile string) *exec.Cmd {
 	n.b.Helper()
 	dir := n.b.TempDir()
@@ -186,7 +185,7 @@ func (n *wireNode) care(program, ca, client, profile string) *exec.Cmd {
 	return cmd
 }
 
-// kubelet speaks to the API server as kubelet does: over HTTP/2, in protobuf.
+// kubelet sends requests to the API server like kubelet: over HTTP/2, in protobuf.
 type kubelet struct {
 	b      *testing.B
 	client *http.Client
@@ -233,21 +232,21 @@ func (k *kubelet) do(method, path, contentType string, body []byte) []byte {
 	return answer
 }
 
-// each is what one of many costs on the wire.
+// each returns the traffic of one of many calls.
 func (n *wireNode) each(many int, pause time.Duration, f func()) wireCount {
-	f() // the connection is there, and both sides know the headers
+	f() // so that the connection exists and both sides have cached the headers
 	time.Sleep(time.Second)
 	before := n.count()
 	for range many {
 		f()
-		time.Sleep(pause) // also for the last ACK
+		time.Sleep(pause) // wait for the last ACK as well
 	}
 	c := n.count().sub(before)
 	return wireCount{c.bytes / int64(many), c.packets / int64(many)}
 }
 
-// BenchmarkWire counts what an idle node sends and receives, against a real
-// kube-apiserver, and writes the table of test/bench/results/wire.md.
+// BenchmarkWire counts the bytes that an idle node exchanges with a real kube-apiserver, and writes
+// the table of test/bench/results/wire.md.
 func BenchmarkWire(b *testing.B) {
 	desk.NeedRoot(b, "it makes network namespaces")
 	ctx := context.Background()
@@ -298,10 +297,10 @@ func BenchmarkWire(b *testing.B) {
 		}
 		return sum
 	}
-	time.Sleep(10 * time.Second) // handshakes are behind them
+	time.Sleep(10 * time.Second) // wait until the handshakes are over
 	began, m0, l0 := time.Now(), meteredCount(), lan.count()
 
-	// Meanwhile, one by one, what an idle kubelet does.
+	// Meanwhile, measure the actions of an idle kubelet one by one.
 	k := third.kubelet(cluster.CAFile, client)
 	create := func(path string, v any) {
 		b.Helper()
@@ -310,7 +309,7 @@ func BenchmarkWire(b *testing.B) {
 		}
 	}
 	create("/api/v1/nodes", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "edge-0001"}, "status": nodeStatus()})
-	// A lease without its Node is garbage that the cluster collects.
+	// The cluster would garbage-collect a lease without its Node.
 	var node struct{ Metadata struct{ UID string } }
 	if err := cluster.Get(ctx, "/api/v1/nodes/edge-0001", &node); err != nil {
 		b.Fatal(err)
@@ -342,7 +341,7 @@ func BenchmarkWire(b *testing.B) {
 	mDay, nDay := m.perDay(scale/meteredNodes), n.perDay(scale)
 	b.ReportMetric(mDay.ip*30/1e6, "metered-MB/month")
 	b.ReportMetric(nDay.ip*30/1e6, "lan-MB/month")
-	for b.Loop() { // what is measured is above
+	for b.Loop() { // the measurements are above
 	}
 	var t strings.Builder
 	fmt.Fprintf(&t, `# What an idle node sends
@@ -372,7 +371,7 @@ day in virtual time (TestSteady).
 	rows := []struct {
 		what string
 		each wireCount
-		// How often a day by kubelet's defaults, and as metered.
+		// Times per day by kubelet's defaults, and on a metered link.
 		day, metered int
 	}{
 		{"kubelet renews its lease (every 10 s)", lease, leasesDay, leasesDay},

@@ -1,5 +1,5 @@
-// Package rebuild measures what a person waits for who works on an Image: a build after
-// one file of an overlay has changed, and stamping.
+// Package rebuild measures the waits of a person who works on an Image: a build after a change in
+// an overlay, and stamping.
 package rebuild
 
 import (
@@ -19,7 +19,7 @@ import (
 
 const (
 	results = "../results/rebuild.md"
-	// promisedStamp is what stamping in place may take on a quiet computer.
+	// promisedStamp is the maximum time of stamping in place on an idle computer.
 	promisedStamp = 20 * time.Millisecond
 	promisedBuild = 500 * time.Millisecond
 )
@@ -32,7 +32,7 @@ caCertHashes: ["sha256:0123456789abcdef0123456789abcdef0123456789abcdef012345678
 nodeName: shop-%d
 `
 
-// subject is one thing that is measured, in seconds by the clock and of processors.
+// subject is one measured action, in seconds of elapsed and of processor time.
 type subject struct {
 	name       string
 	run        func(round int)
@@ -42,11 +42,11 @@ type subject struct {
 type work struct {
 	*testing.B
 	root, dir, bin string
-	clock, cpu     float64 // of the last command, and of those it called
+	clock, cpu     float64 // of the last command and its children
 }
 
-// BenchmarkRebuild builds the quickstart image with an overlay, everything else being
-// cached, and stamps it.
+// BenchmarkRebuild builds the quickstart image with an overlay, with everything else cached, and
+// stamps it.
 func BenchmarkRebuild(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -100,7 +100,7 @@ func BenchmarkRebuild(b *testing.B) {
 		}},
 		{name: "stamping in place", run: func(int) { w.command(w.bin, "stamp", w.path("copy.raw"), w.path("site.yaml"), "--quiet") }},
 	}
-	subjects[0].run(0) // so that each of its runs has a former file
+	subjects[0].run(0) // so that each of its runs replaces a file
 	runs := bench.Runs(b, 9)
 	for round := range runs {
 		w.file("overlay/etc/round", fmt.Sprintf("made %d\n", round))

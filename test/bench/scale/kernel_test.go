@@ -13,8 +13,7 @@ import (
 	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// memory is the kernel of one machine, with the connections through its virtual
-// servers.
+// memory is the kernel of one machine with the connections through its virtual servers.
 type memory struct {
 	kerneltest.Table
 	self  netip.Addr
@@ -46,7 +45,7 @@ func (c *balanced) Close() error {
 	return c.Conn.Close()
 }
 
-// dial connects through the virtual server, to its real servers in turn.
+// dial connects through the virtual server to its real servers in turn.
 func (k *memory) dial(ctx context.Context, vip netip.AddrPort) (net.Conn, error) {
 	s, err := k.Service(vip)
 	if err != nil {
@@ -112,7 +111,7 @@ func (k *memory) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
 	return out, nil
 }
 
-// sever closes the connections that which takes.
+// sever closes the connections for which which returns true.
 func (k *memory) sever(which func(kernel.Conn) bool) (int, error) {
 	k.Mu.Lock()
 	var all []io.Closer

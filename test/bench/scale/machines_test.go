@@ -35,10 +35,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// order is what the machines do, as the benchmark tells the process that plays them.
+// order describes the machines to the process that simulates them.
 type order struct {
 	Nodes int
-	// Within is the time over which they are switched on, evenly.
+	// Within is the time over which they are switched on at equal intervals.
 	Within time.Duration
 	// Limit ends the first boot of a machine.
 	Limit      time.Duration
@@ -48,34 +48,34 @@ type order struct {
 	VIP        string
 }
 
-// joined is how it went.
+// joined is the result.
 type joined struct {
-	// Ready and Finished are the seconds from power-on of each machine that came so far.
+	// Ready and Finished are the seconds from power-on of the machines that got there.
 	Ready, Finished []float64
 	// Repeated counts machines that ran kubeadm join more than once.
 	Repeated int
-	TooMany  int64 // answers 429 to the stand-ins
-	// Dials counts connections begun by first boot and by the stand-ins; Opened all of
-	// the network namespace.
+	TooMany  int64 // number of 429 responses to the simulated programs
+	// Dials counts connections begun by first boot and by the simulated programs; Opened all
+	// connections of the network namespace.
 	Dials  map[string]int64
 	Opened int64
 	Faults map[string]int
-	// Said are the lines of the consoles that tell of a fault, with their number.
+	// Said has the console lines that report a fault, with their number.
 	Said map[string]int
 }
 
-// orderFile is set where this test binary plays the machines.
+// orderFile is set if this test binary simulates the machines.
 const orderFile = "EDGEBAKE_SCALE_ORDER"
 
-// Words to the process that plays the machines, on its standard input, and from it, each
-// followed by a line of JSON.
+// Commands to the process that simulates the machines, on its standard input, and its answers. Each
+// is followed by a line of JSON.
 const (
-	wordJoined    = "joined "    // and a joined
+	wordJoined    = "joined "    // and a value of type joined
 	wordEased     = "eased"      // the control plane has its processors again
 	wordRecovered = "recovered " // and the seconds since then
 )
 
-// fleet is all machines.
+// fleet holds all machines.
 type fleet struct {
 	order
 	tooMany atomic.Int64
@@ -87,15 +87,15 @@ type fleet struct {
 
 func (f *fleet) fault(ctx context.Context, what string) {
 	if ctx.Err() != nil {
-		return // it was told to end
+		return // the process was told to end
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.faults[what]++
 }
 
-// node is one machine: first boot's own phases and ipvscare's own daemon, on a fake
-// machine with a kernel in memory.
+// node is one machine: first boot's own phases and ipvscare's own daemon, on a fake machine with a
+// kernel in memory.
 type node struct {
 	fleet           *fleet
 	name            string
@@ -103,7 +103,7 @@ type node struct {
 	machineID, uuid string
 	world           *worldtest.World
 	kernel          *memory
-	leased          atomic.Int64 // when the lease was renewed last
+	leased          atomic.Int64 // when the lease was last renewed
 
 	poweredOn, ended time.Time
 	joins            int
@@ -116,7 +116,7 @@ type node struct {
 }
 
 func newNode(t *testing.T, f *fleet, i int) *node {
-	id := uint32(i) * 2654435761 // spreads them over all numbers
+	id := uint32(i) * 2654435761 // spreads the IDs over all numbers
 	n := &node{fleet: f, name: fmt.Sprintf("edge-%04d", i), ip: netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)}),
 		machineID: fmt.Sprintf("6f1c8f3e2a0b4d5c9e7f8a1b%08x", id), uuid: fmt.Sprintf("4c4c4544-0042-3510-8052-c7c0%08x", id), stopKubelet: func() {}}
 	n.kernel = newMemory(n.ip)
@@ -133,8 +133,8 @@ func newNode(t *testing.T, f *fleet, i int) *node {
 	return n
 }
 
-// dialFor connects as a program of the machine does, through the virtual server where
-// that is meant.
+// dialFor connects like a program of the machine: through the virtual server if the address is the
+// VIP.
 func (n *node) dialFor(who string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		n.fleet.dials[who].Add(1)
@@ -158,7 +158,7 @@ func (n *node) isReady() {
 	}
 }
 
-// env is the fake machine's, in real time and on a real network. ctx ends its daemons.
+// env returns the fake machine's Env, in real time and on a real network. ctx ends its daemons.
 func (n *node) env(ctx context.Context) *machine.Env {
 	w := n.world
 	e := w.Env()
@@ -217,7 +217,7 @@ func (n *node) env(ctx context.Context) *machine.Env {
 	return e
 }
 
-// below is a path of the machine as this process sees it.
+// below returns the host path of a path on the machine.
 func (n *node) below(path string) string { return filepath.Join(n.world.Root, path) }
 
 // Files of ipvscare, which does not know that the machine is a directory.
@@ -232,7 +232,7 @@ func (n *node) configureIPVS(data []byte) error {
 	return errors.Join(os.WriteFile(next, data, 0o600), os.Rename(next, n.below(careConfig)))
 }
 
-// startIPVSCare starts the daemon, and returns when it serves.
+// startIPVSCare starts the daemon and returns when it is ready.
 func (n *node) startIPVSCare(ctx context.Context) error {
 	serves, ended := make(chan struct{}), make(chan error, 1)
 	d := ipvs.NewDaemon(ipvs.Options{ConfigFile: n.below(careConfig), ClientCert: n.below(careCert), Kernel: n.kernel,
@@ -248,7 +248,7 @@ func (n *node) startIPVSCare(ctx context.Context) error {
 	}
 }
 
-// kubeadmJoin stands in for kubeadm join and the kubelet that it starts.
+// kubeadmJoin simulates kubeadm join and the kubelet that it starts.
 func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	n.joins++
 	say := func(err error) error {
@@ -272,7 +272,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	if err != nil {
 		return err
 	}
-	if err := host.Sleep(ctx, 300*time.Millisecond); err != nil { // it starts
+	if err := host.Sleep(ctx, 300*time.Millisecond); err != nil { // start-up time
 		return err
 	}
 	k := n.client("kubeadm", cluster.Server, ca, user.Token, nil)
@@ -289,7 +289,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	var own credentials
 	select {
 	case own = <-enrolled:
-	case <-time.After(2 * time.Minute): // as first boot has kubeadm wait
+	case <-time.After(2 * time.Minute): // the timeout that first boot gives kubeadm
 		return say(errNoCertificate)
 	case <-ctx.Done():
 		return ctx.Err()
@@ -314,14 +314,14 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 		return err
 	}
 	w.PutUnsynced(ondisk.KubeletConf, string(kubeletConf))
-	if err := host.Sleep(ctx, 500*time.Millisecond); err != nil { // it asks for kubelet's health
+	if err := host.Sleep(ctx, 500*time.Millisecond); err != nil { // kubeadm checks kubelet's health
 		return err
 	}
 	return os.Remove(n.below(member.BootstrapConf))
 }
 
-// TestMachines plays all machines of a row. The benchmark calls it, in the network
-// namespace of the control plane.
+// TestMachines simulates all machines of a row. The benchmark runs it in the network namespace of
+// the control plane.
 func TestMachines(t *testing.T) {
 	path := os.Getenv(orderFile)
 	if path == "" {
@@ -371,8 +371,8 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// report says now and then how far the machines are, and how many nodes have not renewed
-// their lease in time.
+// report regularly prints the progress of the machines, and the number of nodes that have not
+// renewed their lease in time.
 func (f *fleet) report(ctx context.Context, all []*node) {
 	for began := time.Now(); host.Sleep(ctx, 10*time.Second) == nil; {
 		ready, late := 0, 0
@@ -427,7 +427,7 @@ func (f *fleet) joined(all []*node, opened int64) joined {
 	return j
 }
 
-// recovered is the seconds until each node that had a lease has renewed it from now on.
+// recovered returns the seconds from now until each node with a lease has renewed it.
 func recovered(ctx context.Context, all []*node) float64 {
 	began := time.Now()
 	for _, n := range all {
@@ -440,7 +440,7 @@ func recovered(ctx context.Context, all []*node) float64 {
 	return time.Since(began).Seconds()
 }
 
-// opened is the number of TCP connections that this network namespace has opened.
+// opened returns the number of TCP connections that this network namespace has opened.
 func opened(t *testing.T) int64 {
 	text, err := os.ReadFile("/proc/net/snmp")
 	if err != nil {

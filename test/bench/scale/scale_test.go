@@ -1,12 +1,12 @@
-// Package scale measures many first boots at once against one control plane:
-// kube-apiserver, kube-controller-manager and etcd as real processes, and for each
-// machine first boot's own phases and ipvscare's own daemon on a fake machine with a
-// kernel in memory. kubeadm and kubelet are stand-ins. All of it is in a network
-// namespace of its own. Results go to test/bench/results/scale.md.
+// Package scale measures many simultaneous first boots against one control plane: kube-apiserver,
+// kube-controller-manager and etcd as real processes. Each machine runs first boot's own phases and
+// ipvscare's own daemon on a fake machine with a kernel in memory; kubeadm and kubelet are
+// simulated. Everything runs in its own network namespace. Results go to
+// test/bench/results/scale.md.
 //
-// Each size is measured with all processors and with few of them, with one API server
-// and with three. When all machines have joined, the control plane has a tenth of a
-// processor for a minute, and then all again: how long until every node is well?
+// Each size is measured with all processors and with few, and with one and with three API servers.
+// When all machines have joined, the control plane gets a tenth of a processor for a minute and
+// then all again: how long until every node is healthy?
 package scale
 
 import (
@@ -43,18 +43,18 @@ var (
 )
 
 const (
-	// perNode is the time between two machines that are switched on: 1,000 in a minute.
+	// perNode is the time between switching on two machines: 1,000 in a minute.
 	perNode = 60 * time.Millisecond
-	// leastWithin is the least time over which machines are switched on.
+	// leastWithin is the minimum time over which machines are switched on.
 	leastWithin = 10 * time.Second
 	// limit ends the first boot of a machine.
 	limit = 15 * time.Minute
-	// few are the processors of the control plane where most are taken away, and
-	// overload those that are left to it for a minute later.
+	// few is the number of processors of a restricted control plane, and overload the number that
+	// it keeps for a minute later.
 	few, overload = 0.7, 0.1
 )
 
-// auditPolicy has the API servers write down what nodes ask.
+// auditPolicy makes the API servers log the requests of nodes.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -100,7 +100,7 @@ func BenchmarkScale(b *testing.B) {
 					b.Log(detail)
 				}
 				rows = append(rows, r)
-				if err := write(rows); err != nil { // each at once: the next may fail
+				if err := write(rows); err != nil { // after each row: the next may fail
 					b.Fatal(err)
 				}
 			}
@@ -120,7 +120,7 @@ func numbers(b *testing.B, list string) []int {
 	return out
 }
 
-// measure carries out one row.
+// measure measures one row.
 func (r *row) measure(b *testing.B) {
 	dir := b.TempDir()
 	l, err := lab.New(dir, b.Output())
@@ -144,7 +144,7 @@ func (r *row) measure(b *testing.B) {
 	plane, err := newShare(fmt.Sprintf("edgebake-scale-%d", os.Getpid()))
 	must(err)
 	defer func() {
-		l.Close() // its processes first
+		l.Close() // end its processes first
 		must(plane.remove())
 	}()
 	for _, p := range c.Processes() {
@@ -198,7 +198,7 @@ func (r *row) measure(b *testing.B) {
 	must(cmd.Wait())
 }
 
-// spent is the processor time of the API servers, and notes their peak memory.
+// spent returns the processor time of the API servers and records their peak memory.
 func (r *row) spent(c *lab.Cluster) (seconds float64) {
 	for _, p := range c.APIServers {
 		proc := fmt.Sprintf("/proc/%d/", p.Pid())
@@ -222,7 +222,7 @@ func (r *row) spent(c *lab.Cluster) (seconds float64) {
 	return seconds
 }
 
-// count reads how often each program asked, in the audit logs.
+// count reads each program's number of requests from the audit logs.
 func (r *row) count(c *lab.Cluster) error {
 	r.requests = map[string]int{}
 	for n := range c.APIServers {
@@ -238,7 +238,7 @@ func (r *row) count(c *lab.Cluster) error {
 		for dec := json.NewDecoder(f); ; {
 			var e struct{ AuditID, UserAgent, Stage string }
 			if err := dec.Decode(&e); err != nil {
-				break // the last line may be half written
+				break // the last line may be incomplete
 			}
 			if !seen[e.AuditID] { // a watch has two stages
 				seen[e.AuditID] = true
@@ -252,7 +252,7 @@ func (r *row) count(c *lab.Cluster) error {
 
 func (r *row) key() string { return fmt.Sprintf("| %d | %d | %s |", r.nodes, r.servers, r.condition) }
 
-// each is a count for each machine.
+// each returns a count per machine.
 func (r *row) each(n int64) float64 { return float64(n) / float64(r.nodes) }
 
 func (r *row) line() string {
@@ -264,7 +264,7 @@ func (r *row) line() string {
 		r.Repeated, r.TooMany, r.each(requests), r.each(r.Opened), r.each(int64(1000*r.cpu))/1000, r.peak>>20, r.recovered, r.load)
 }
 
-// details are what the table has no room for.
+// details returns the figures that do not fit in the table.
 func (r *row) details() []string {
 	var lines []string
 	for _, agent := range slices.Sorted(maps.Keys(r.requests)) {
@@ -319,7 +319,7 @@ average over a minute is that before and after the joins.
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 `
 
-// write adds the rows to the table, in place of those of the same kind.
+// write adds the rows to the table and replaces those of the same kind.
 func write(rows []*row) error {
 	all := map[string]string{}
 	text, err := os.ReadFile(*out)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// share is a cgroup, of either version, that bounds the processors of what is in it.
+// share is a cgroup, of either version, that limits the processors of its processes.
 type share struct {
 	dir       string
 	v2        bool
@@ -37,8 +37,8 @@ func (s *share) write(file, text string) error {
 	return os.WriteFile(filepath.Join(s.dir, file), []byte(text), 0)
 }
 
-// add moves a process into the cgroup. A cgroup competes as one thread does with those
-// outside, so it weighs two more for each process.
+// add moves a process into the cgroup. A cgroup competes with threads outside of it like one
+// thread, so its weight grows by two for each process.
 func (s *share) add(pid int) error {
 	s.processes++
 	weight := s.write("cpu.shares", strconv.Itoa(2*1024*s.processes))
@@ -48,7 +48,7 @@ func (s *share) add(pid int) error {
 	return errors.Join(weight, s.write("cgroup.procs", strconv.Itoa(pid)))
 }
 
-// set bounds the processors; 0 is no bound.
+// set limits the processors; 0 means no limit.
 func (s *share) set(processors float64) error {
 	const period = 100_000 // microseconds
 	quota := strconv.Itoa(int(processors * period))
@@ -64,8 +64,8 @@ func (s *share) set(processors float64) error {
 	return s.write("cpu.cfs_quota_us", quota)
 }
 
-// remove removes the cgroup when its processes are gone, which the kernel takes a
-// moment to notice.
+// remove removes the cgroup after its processes have ended, which the kernel notices a moment
+// later.
 func (s *share) remove() error {
 	for range 100 {
 		if err := os.Remove(s.dir); !errors.Is(err, syscall.EBUSY) {

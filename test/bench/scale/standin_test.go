@@ -24,9 +24,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/host"
 )
 
-// The stand-ins for kubeadm join and kubelet send what the audit log of one real node
-// has: a virtual machine with kubeadm and kubelet v1.36, from power-on until it was
-// idle, without pods. Bodies are JSON of about the same size; kubelet's are protobuf.
+// The simulated kubeadm join and kubelet send the requests in the audit log of one real node: a
+// virtual machine with kubeadm and kubelet v1.36, without pods, from power-on until it was idle.
+// Bodies are JSON of about the same size; kubelet's are protobuf.
 
 const (
 	csrs   = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -40,7 +40,7 @@ const (
 
 type object = map[string]any
 
-// client sends requests as client-go does: over one connection, and again after 429.
+// client sends requests like client-go: over one connection, and again after 429.
 type client struct {
 	n      *node
 	agent  string
@@ -62,7 +62,7 @@ func (n *node) client(agent, server string, ca []byte, token string, cert *tls.C
 
 func (c *client) close() { c.http.CloseIdleConnections() }
 
-// send returns the answer to one request, whatever its status.
+// send returns the response to one request, with any status.
 func (c *client) send(ctx context.Context, method, path, kind string, body any) (*http.Response, error) {
 	var text []byte
 	if body != nil {
@@ -94,14 +94,14 @@ func (c *client) send(ctx context.Context, method, path, kind string, body any) 
 		}
 		resp.Body.Close()
 		c.n.fleet.tooMany.Add(1)
-		after, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // without one, a second
+		after, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // one second if the header is missing
 		if err := host.Sleep(ctx, time.Duration(max(after, 1))*time.Second); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// gist is the kind of an error, so that equal ones can be counted.
+// gist returns the kind of an error, so that equal errors can be counted.
 func gist(err error) string {
 	for _, kind := range []string{"connection refused", "connection reset", "TLS handshake timeout", "deadline exceeded", "GOAWAY", "EOF", "closed"} {
 		if strings.Contains(err.Error(), kind) {
@@ -111,7 +111,7 @@ func gist(err error) string {
 	return err.Error()
 }
 
-// do sends a request and reads the answer into out, unless out is nil.
+// do sends a request and decodes the response into out, unless out is nil.
 func (c *client) do(ctx context.Context, method, path, kind string, body, out any) (code int, err error) {
 	resp, err := c.send(ctx, method, path, kind, body)
 	if err != nil {
@@ -126,11 +126,11 @@ func (c *client) do(ctx context.Context, method, path, kind string, body, out an
 }
 
 func (c *client) get(ctx context.Context, path string) int {
-	code, _ := c.do(ctx, http.MethodGet, path, "", nil, nil) // an error is counted
+	code, _ := c.do(ctx, http.MethodGet, path, "", nil, nil) // errors are counted
 	return code
 }
 
-// watch follows a list until the stream ends. each takes every object.
+// watch follows a list until the stream ends. It calls each with every object.
 func (c *client) watch(ctx context.Context, path string, each func(json.RawMessage)) error {
 	sep := "?"
 	if strings.Contains(path, "?") {
@@ -153,13 +153,13 @@ func (c *client) watch(ctx context.Context, path string, each func(json.RawMessa
 	}
 }
 
-// reflect watches for good, as kubelet does.
+// reflect watches until ctx ends, like kubelet.
 func (c *client) reflect(ctx context.Context, wg *sync.WaitGroup, path string) {
 	wg.Go(func() {
 		const first, most = 800 * time.Millisecond, 30 * time.Second
 		for pause := first; ctx.Err() == nil; pause = min(2*pause, most) {
 			began := time.Now()
-			// How it ended does not matter: it is watched again.
+			// However it ended, it is watched again.
 			_ = c.watch(ctx, path, func(json.RawMessage) {})
 			if time.Since(began) > time.Minute {
 				pause = first
@@ -171,7 +171,7 @@ func (c *client) reflect(ctx context.Context, wg *sync.WaitGroup, path string) {
 	})
 }
 
-// kubeadmReads are the requests of kubeadm join before it starts kubelet.
+// kubeadmReads sends the requests of kubeadm join before it starts kubelet.
 func (n *node) kubeadmReads(ctx context.Context, c *client) error {
 	c.get(ctx, "/api/v1/namespaces/kube-public/configmaps/cluster-info")
 	for _, cm := range []struct {
@@ -195,7 +195,7 @@ func (n *node) kubeadmReads(ctx context.Context, c *client) error {
 	return nil
 }
 
-// credentials is a certificate and its key, PEM.
+// credentials are a certificate and its key, PEM.
 type credentials struct{ cert, key []byte }
 
 // enrol is kubelet's TLS bootstrap.
@@ -248,7 +248,7 @@ func (n *node) enrol(ctx context.Context, server string, ca []byte, token string
 	}
 }
 
-// startKubelet starts kubelet with its credentials, if it has them. It hands them to
+// startKubelet starts kubelet with its credentials, if it has any, and otherwise sends them to
 // enrolled.
 func (n *node) startKubelet(server string, ca []byte, token string, own credentials) (enrolled <-chan credentials) {
 	ctx, stop := context.WithCancel(context.Background())
@@ -263,11 +263,10 @@ func (n *node) startKubelet(server string, ca []byte, token string, own credenti
 
 // kubelet runs from its start until ctx ends.
 func (n *node) kubelet(ctx context.Context, server string, ca []byte, token string, own credentials, enrolled chan<- credentials) {
-	if host.Sleep(ctx, 1200*time.Millisecond) != nil { // it starts
+	if host.Sleep(ctx, 1200*time.Millisecond) != nil { // start-up time
 		return
 	}
-	// A CSR whose creation was not answered is not found again: each has a key and a name of
-	// its own.
+	// A CSR without a response is not found again: each has its own key and name.
 	for pause := 2 * time.Second; own.cert == nil; pause = min(2*pause, 32*time.Second) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
@@ -294,11 +293,11 @@ func (n *node) kubelet(ctx context.Context, server string, ca []byte, token stri
 	}
 }
 
-// kubelet is one that has its certificate.
+// kubelet has a certificate.
 type kubelet struct {
 	*client
 	n   *node
-	uid string // of its Node
+	uid string // UID of its Node
 }
 
 func (k *kubelet) path() string { return nodes + "/" + k.n.name }
@@ -306,7 +305,7 @@ func (k *kubelet) path() string { return nodes + "/" + k.n.name }
 func (k *kubelet) event(ctx context.Context, reason string) (path string) {
 	now := time.Now().UTC().Format(time.RFC3339)
 	name := fmt.Sprintf("%s.%x", k.n.name, mrand.Int64())
-	_, _ = k.do(ctx, http.MethodPost, events, "application/json", object{ // an event that is lost changes nothing
+	_, _ = k.do(ctx, http.MethodPost, events, "application/json", object{ // a lost event changes nothing
 		"apiVersion": "v1", "kind": "Event", "metadata": object{"name": name, "namespace": "default"},
 		"involvedObject": object{"kind": "Node", "name": k.n.name, "uid": k.n.name}, "reason": reason, "message": "Node " + k.n.name + " status is now: " + reason,
 		"source": object{"component": "kubelet", "host": k.n.name}, "firstTimestamp": now, "lastTimestamp": now, "count": 1, "type": "Normal",
@@ -323,7 +322,7 @@ func (k *kubelet) patchStatus(ctx context.Context, ready bool) bool {
 	return err == nil && code == http.StatusOK
 }
 
-// register makes the Node and has it Ready. It returns false when ctx ends.
+// register creates the Node and makes it Ready. It returns false when ctx ends.
 func (k *kubelet) register(ctx context.Context, watches *sync.WaitGroup) bool {
 	own := "?fieldSelector=metadata.name%3D" + k.n.name
 	services := "/api/v1/services?fieldSelector=spec.clusterIP%21%3DNone"
@@ -411,7 +410,7 @@ func (k *kubelet) keepLease(ctx context.Context) {
 		if held == nil {
 			var there object
 			if code, err := k.do(ctx, http.MethodGet, path, "", nil, &there); err == nil && code == http.StatusOK {
-				held, lease = there, there // a renewal whose answer was lost
+				held, lease = there, there // a renewal whose response was lost
 			}
 		}
 		if held == nil {
@@ -442,14 +441,14 @@ func (k *kubelet) keepLease(ctx context.Context) {
 	}
 }
 
-// object is the Node as kubelet registers it.
+// object returns the Node as kubelet registers it.
 func (n *node) object() object {
 	return object{"apiVersion": "v1", "kind": "Node", "spec": object{}, "status": n.status(false),
 		"metadata": object{"name": n.name, "annotations": object{"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
 			"labels": object{"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": n.name, "kubernetes.io/os": "linux"}}}
 }
 
-// status is the Node's, of a machine with eight images.
+// status returns the Node's status, for a machine with eight images.
 func (n *node) status(ready bool) object {
 	now := time.Now().UTC().Format(time.RFC3339)
 	state, reason := "False", "KubeletNotReady"
