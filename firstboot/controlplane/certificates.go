@@ -65,17 +65,17 @@ func InUse(file string) string { return file }
 type credential struct {
 	// Files are its files, in the order in which they are put in place.
 	Files []string
-	// Usable reads the files at the paths that at returns. It returns the certificate, or why
-	// the control plane cannot use it.
+	// Usable reads the files at the paths that at returns. It returns the
+	// certificate, with an error if the control plane cannot use it.
 	Usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
-	// outdated returns why a usable one must be replaced; nil if it need not.
+	// outdated returns an error if a usable credential must be replaced.
 	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
 }
 
 // Name returns the file that identifies it to a person.
 func (c credential) Name() string { return c.Files[len(c.Files)-1] }
 
-// Wrong returns why the one at the paths that at returns must be replaced; nil if it need not.
+// Wrong returns an error if the credential at the paths that at returns must be replaced.
 func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 	cert, err := c.Usable(e, at)
 	if err != nil {
@@ -252,7 +252,7 @@ func areUsable(e *machine.Env, site *configs.Site) bool {
 	})
 }
 
-// firstEnd returns when the first of them expires.
+// firstEnd returns when the first of all expires.
 func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
@@ -380,8 +380,8 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 	return nil
 }
 
-// endsSoon returns an error if less than RenewBefore, or half of the certificate's time, is
-// left. With half, a short-lived one is not renewed again at once.
+// endsSoon returns an error if less than RenewBefore, or half of the certificate's time,
+// is left. The half keeps a short-lived certificate from being renewed again at once.
 func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
@@ -404,7 +404,7 @@ const MadeFile = ondisk.StateDir + "/certificates.json"
 // madeNote is the contents of MadeFile.
 type madeNote struct {
 	Version int `json:"version"`
-	// Made is by the SHA-256 of the certificate, in hexadecimal.
+	// Made has the times, by the certificate's SHA-256 in hexadecimal.
 	Made map[string]time.Time `json:"made"`
 }
 

@@ -24,9 +24,9 @@ import (
 // ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"
 
-// forcedArgs are etcd's arguments for that start. Each start with them, also one after a
-// crash, drops those that joined meanwhile, so nobody may join yet: it listens for clients of
-// this machine alone.
+// forcedArgs are etcd's arguments for that start. Each start with them,
+// also one after a crash, drops members that joined meanwhile, so none
+// may join yet: etcd listens only for clients of this machine.
 func forcedArgs(site *configs.Site) []kubeadm.Arg {
 	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }

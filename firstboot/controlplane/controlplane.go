@@ -25,10 +25,10 @@ import (
 // A control-plane node has the cluster's keys from its Site. No node is the first: each runs
 // kubeadm's init phases, and etcd starts as package seat decides.
 
-// AddressPhase waits for the machine's own address, and checks that new network settings reach
-// another machine. If no other machine answers, it continues: all machines of a building may
-// boot together, and a sole control-plane node may be alone. Once etcd may run in this boot,
-// its network is left alone.
+// AddressPhase waits for the machine's own address, and checks that new network
+// settings reach another machine. If no other machine answers, it continues: all
+// machines of a building may boot together, and a sole control-plane node may be
+// alone. Once etcd may run in this boot, its network is not changed.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{

@@ -145,7 +145,7 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			case there.documents == documents && !(entitled && there.cutOff):
 				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
 			case had == "" && there.documents == "":
-				// From a former release: the cluster's documents count as right.
+				// From a former release: the cluster's documents count as correct.
 				return markDocuments(e, documents)
 			case entitled:
 				return uploadDocuments(ctx, e, c, active, documents)

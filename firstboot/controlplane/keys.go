@@ -52,8 +52,8 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 
 const (
 	etcdCA = member.PKIDir + "/etcd/ca.crt"
-	// etcdFormerCA marks that etcd's CA has changed since etcd was started, which reads it
-	// only then.
+	// etcdFormerCA marks that etcd's CA has changed since etcd
+	// read it, which it does only at its start.
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
@@ -82,7 +82,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 	return files, err
 }
 
-// Files lists the keys of a control-plane node, and what is made with them.
+// Files lists the keys of a control-plane node, and the files that are made with them.
 func Files() []string {
 	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, Confs...)
 	var bases []string

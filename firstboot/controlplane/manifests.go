@@ -63,7 +63,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			// What somebody has changed since stays.
+			// Later changes by others stay.
 			return e.Remove(ClusterManifests)
 		},
 	}
@@ -100,9 +100,10 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	return nil
 }
 
-// applyRound tries each object once that is not applied yet, and returns how many are left,
-// and why. The marker is read before each object: another control-plane node may have applied
-// it. It is written after each, so that only an object whose answer was lost in a power cut is
+// applyRound tries once to apply each object that is not applied yet, and
+// returns the number of those left, and their errors. The marker is read before
+// each object: another control-plane node may have applied it. It is written
+// after each, so that only an object whose answer was lost in a power cut is
 // applied again. own are those that this machine has applied, recorded or not.
 func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error

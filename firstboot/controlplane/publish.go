@@ -39,9 +39,9 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// PublishPhase gives a new cluster what kubeadm init gives it, and the objects of the Site.
-// cluster-info comes last: if it exists, everything does. This happens once in a cluster's
-// life, which kubeadm-config records; what somebody has changed since stays.
+// PublishPhase creates in a new cluster the objects that kubeadm init creates, and those
+// of the Site. cluster-info comes last: if it exists, everything does. This happens once
+// in a cluster's life, which kubeadm-config records; later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
@@ -132,8 +132,8 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := createObjects(ctx, e, c, site); err != nil {
 		return err
 	}
-	// Without one, kubeadm makes a token that is valid for a day. It prints either, and the
-	// journal keeps it.
+	// Without a token, kubeadm makes one that is valid for a day.
+	// It prints the token in any case, and the journal keeps it.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
@@ -145,7 +145,7 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 // published.
 const publishedKey = "edgebake.io/published"
 
-// publishedNote is whether kubeadm-config has publishedKey.
+// publishedNote is the state of publishedKey in kubeadm-config.
 type publishedNote int
 
 const (

@@ -22,14 +22,15 @@ import (
 const (
 	// SnapshotOnStick is the name of a snapshot on a stick.
 	SnapshotOnStick = "etcd-snapshot.db"
-	// RestoreDir is where the data is made, before it replaces etcd's at once.
+	// RestoreDir is the directory in which the data is made
+	// before it replaces etcd's in one step.
 	RestoreDir = ondisk.StateDir + "/restore"
 	// fromStick is the copy of a stick's snapshot.
 	fromStick = RestoreDir + "/snapshot.db"
 )
 
-// restoreSnapshot makes etcd's data of the snapshot that the Site names, with etcdutl from
-// etcd's container image. An interrupted restore begins again.
+// restoreSnapshot makes etcd's data from the snapshot that the Site names, with
+// etcdutl from etcd's container image. An interrupted restore begins again.
 func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	sum := strings.ToLower(site.ControlPlane.Restore)

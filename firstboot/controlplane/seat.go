@@ -119,7 +119,7 @@ type seatTaker struct {
 	named   time.Time    // since when the node to continue from lists this machine's member
 }
 
-// take decides again and again, until etcd was started.
+// take repeats the decision until etcd is started.
 func (t *seatTaker) take(ctx context.Context) error {
 	said := ""
 	for {

@@ -11,10 +11,10 @@ import (
 	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
-// Two machines with one control-plane node's Site have the same keys, name and address, and to
-// the second the first looks like its own former membership. The first runs if another member
-// of etcd is in touch with it, or its kubelet still renews the Node's lease. This machine
-// cannot ask it, since it has the same address.
+// Two machines with one control-plane node's Site have the same keys, name and address,
+// and to the second the first looks like its own former membership. The first runs if
+// another member of etcd is connected to it, or its kubelet still renews the Node's
+// lease. This machine cannot ask it, since it has the same address.
 
 // seatWatched is how long the lease of a former machine must not change. kubelet renews it
 // every 10 s. The lease's time is not compared with this machine's clock.

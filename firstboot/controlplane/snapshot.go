@@ -152,8 +152,8 @@ func roomForSnapshot(e *machine.Env) error {
 	return nil
 }
 
-// dropHalfSnapshots removes what a power cut has left: with a date in its name, the next
-// snapshot does not overwrite it. The caller holds SnapshotLock.
+// dropHalfSnapshots removes incomplete snapshots that a power cut left: their names have
+// a date, so the next snapshot does not overwrite them. The caller holds SnapshotLock.
 func dropHalfSnapshots(e *machine.Env) error {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -186,8 +186,8 @@ func dropSnapshots(e *machine.Env) error {
 	return nil
 }
 
-// SnapshotPhase keeps a snapshot that is not older than a day. A failure is a note, and does
-// not stop the node.
+// SnapshotPhase makes a snapshot if the newest is older than a
+// day. A failure only adds a note, and does not stop the node.
 func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{

@@ -89,8 +89,8 @@ func noteInFirmware(e *machine.Env, variable, word string) {
 	}
 }
 
-// restoreWord is what the firmware records of a restore: its cluster, and the time of the
-// request.
+// restoreWord returns the firmware's record of a restore:
+// its cluster, and the time of the request.
 func restoreWord(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }

@@ -17,8 +17,8 @@ import (
 // rewrites it.
 const upkeepTime = 20 * time.Minute
 
-// UpkeepPhase maintains etcd's databases, and removes data that was set aside. A failure is a
-// note, and does not stop the node.
+// UpkeepPhase maintains etcd's databases, and removes data that was
+// set aside. A failure only adds a note, and does not stop the node.
 func UpkeepPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: upkeepTime + time.Minute,
@@ -62,8 +62,8 @@ func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (sea
 	return u.Keep(ctx)
 }
 
-// RoomOn returns an error if /var of a control-plane node lacks space for so many bytes more,
-// beyond what kubelet and etcd need.
+// RoomOn returns an error if bytes more do not fit on /var of a
+// control-plane node, in addition to the space that kubelet and etcd need.
 func RoomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
