@@ -23,13 +23,13 @@ import (
 
 // Cache is a directory of blobs, and of keys that point to them. A session is one open Cache:
 //
-// blobs/<sha256>   the bytes
-// sound/<sha256>   the state of the blob's file when it was last hashed
-// used/<sha256>    an empty file; its modification time is the last use of the blob
-// keys/<sha256>    the digest of the blob that a recipe produced
-// locks/<sha256>   locked while a recipe runs
-// programs/<name>-<start of sha256>  executable copies of blobs
-// tmp/<session>/   unfinished blobs of one process
+//	blobs/<sha256>   the bytes
+//	sound/<sha256>   the state of the blob's file when it was last hashed
+//	used/<sha256>    an empty file; its modification time is the last use of the blob
+//	keys/<sha256>    the digest of the blob that a recipe produced
+//	locks/<sha256>   locked while a recipe runs
+//	programs/<name>-<start of sha256>  executable copies of blobs
+//	tmp/<session>/   unfinished blobs of one process
 //
 // A session's directory is locked while its process runs; the next session removes those of killed
 // processes. A session records only its first use of a blob. Without a record, the last use is the

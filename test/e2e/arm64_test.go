@@ -18,11 +18,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// Most machines at the edge are arm64, most that build are amd64. One document
-// and one command give an image for each. The arm64 one is sound to every
-// judge of disks, has the same bytes from a cold cache and from an edgebake that
-// is an arm64 program itself, boots through UEFI and systemd-boot, joins through
-// IPVS, and runs a container image that was baked.
+// TestArm64 builds images for both architectures from one document by one command, since most edge
+// machines are arm64 and most build machines amd64. The arm64 image must pass all disk checks, and
+// have the same bytes from a cold cache and from an arm64 edgebake. It boots through UEFI and
+// systemd-boot, joins through IPVS, and runs a baked container image.
 func TestArm64(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -72,7 +71,7 @@ func TestArm64(t *testing.T) {
 	if got := node.Status.NodeInfo.Architecture; got != "arm64" {
 		t.Errorf("the node is %s", got)
 	}
-	// Its images are on board, and there is no registry.
+	// Its images are part of the disk image, and there is no registry.
 	w.makePod(vm, "hello")
 	w.saysOnNode(vm, "uname -m; cat /proc/net/ip_vs; cat /sys/class/tty/console/active", "aarch64", "TCP ", "ttyAMA0")
 	w.off(vm)
@@ -81,8 +80,8 @@ func TestArm64(t *testing.T) {
 	w.checkDisk(disk)
 }
 
-// A disc installs the image on an arm64 machine: the installer is a program for
-// arm64 with libraries of the image's.
+// TestArm64Installer installs from a disc on an arm64 machine: the installer is an arm64 program
+// with the image's libraries.
 func TestArm64Installer(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -100,8 +99,7 @@ func TestArm64Installer(t *testing.T) {
 	w.startsWithout(vm)
 }
 
-// needArm64 skips where arm64 is neither built nor booted; in CI that is a
-// failure.
+// needArm64 skips the test if this computer cannot build or boot arm64; in CI that is a failure.
 func needArm64(t *testing.T) {
 	t.Helper()
 	var missing []string
@@ -118,14 +116,14 @@ func needArm64(t *testing.T) {
 	}
 }
 
-// severalDocument is the quickstart's Image for both architectures.
+// severalDocument writes the quickstart's Image for both architectures.
 func (w *world) severalDocument() string {
 	w.t.Helper()
 	return w.documentFor("[amd64, arm64]", "several", "configs/examples/quickstart.yaml", "")
 }
 
-// documentFor writes an Image like that of a file, for other architectures and
-// under another name, with more of it at its end.
+// documentFor writes an Image like the file like, for other architectures, with another name and
+// more text at its end.
 func (w *world) documentFor(arch, name, like, more string) string {
 	w.t.Helper()
 	layout := filepath.Join(w.lab.Dir, "images")
@@ -143,7 +141,8 @@ func (w *world) documentFor(arch, name, like, more string) string {
 	return file
 }
 
-// The image for real arm64 machines, under firmware that enforces Secure Boot.
+// TestArm64SecureBoot boots the image for real arm64 hardware under firmware that enforces Secure
+// Boot.
 func TestArm64SecureBoot(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -152,8 +151,8 @@ func TestArm64SecureBoot(t *testing.T) {
 	w.secureBoot("arm64", w.documentFor("arm64", "generic", "test/e2e/testdata/generic.yaml", ""))
 }
 
-// An edge node on arm64: it joins through IPVS with the first of two masters
-// dead, is Ready through yurthub, and runs a container image that was baked.
+// TestArm64Edge checks an arm64 edge node: it joins through IPVS with the first of two masters
+// dead, is Ready through yurthub, and runs a baked container image.
 func TestArm64Edge(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -183,7 +182,7 @@ func TestArm64Edge(t *testing.T) {
 	w.checkDisk(disk)
 }
 
-// mustIn is must, with settings of the environment.
+// mustIn is must with additional environment variables.
 func (w *world) mustIn(env []string, argv ...string) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), argv[0], argv[1:]...)
@@ -193,11 +192,11 @@ func (w *world) mustIn(env []string, argv ...string) {
 	}
 }
 
-// checkGolden has programs that are not ours judge an image that never ran.
+// checkGolden checks an image that never ran with other programs.
 func (w *world) checkGolden(image, arch string) {
 	w.t.Helper()
-	// The type by which systemd and others know a root partition, and the loader
-	// that firmware looks for.
+	// The type of a root partition for systemd and other programs, and the loader that firmware
+	// looks for.
 	rootType, loader := "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709", "BOOTX64  EFI"
 	if arch == "arm64" {
 		rootType, loader = "B921B045-1DF0-41C3-AF44-4C6F280D3FAE", "BOOTAA64 EFI"
@@ -227,7 +226,7 @@ func (w *world) checkGolden(image, arch string) {
 	}
 }
 
-// cut copies a range of a file to another.
+// cut copies a range of a file to another file.
 func cut(t *testing.T, from, to string, start, size int64) {
 	t.Helper()
 	in, err := os.Open(from)
@@ -245,7 +244,7 @@ func cut(t *testing.T, from, to string, start, size int64) {
 	}
 }
 
-// saysOnNode checks what a script says on the node.
+// saysOnNode checks the output of a script on the node.
 func (w *world) saysOnNode(vm *lab.VM, script string, wants ...string) {
 	w.t.Helper()
 	said := w.mustOnNode(vm, script)

@@ -9,9 +9,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// A node reaches its cluster through a bridge on a bond of two cards. Nothing gives it a
-// default route: it has one of last resort, without which no program of the host would
-// reach a Service.
+// TestBridgeOnBond checks a node that reaches its cluster through a bridge on a bond of two cards,
+// without a default route from its network: first boot's route of last resort lets the host's
+// programs reach Services.
 func TestBridgeOnBond(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

@@ -7,10 +7,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// soleMaster makes a cluster of one control-plane node and a worker, and is what the
-// former is switched on with. Switched on again with KeepVars it is the same machine
-// with an empty disk. It counts its instructions: a control-plane node that a busy
-// host starves ends its API server again and again.
+// soleMaster makes a cluster of one control-plane node and a worker, and returns the former's
+// machine. Switched on again with KeepVars, it is the same machine with an empty disk. It counts
+// its instructions: on a busy host its API server would end again and again.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
 	golden, err := madeControlPlane()
@@ -29,9 +28,9 @@ func (w *world) birthAgain(golden, minted, image string) {
 	w.must(w.bin, "stamp", golden, filepath.Join(again, "m1.yaml"), "--output", image, "--force")
 }
 
-// A sole control-plane node's disk is written again while its Site still allows a
-// birth: it stops and asks, since its firmware remembers. Told to, it begins with
-// nothing once more; another machine begins with a ticket that it has not used.
+// TestTicketIsForOneBirth reflashes a sole control-plane node while its Site still permits a
+// bootstrap. It stops, since its firmware has a record of the first one, and bootstraps again only
+// on request. Another machine bootstraps with a ticket that it has not used.
 func TestTicketIsForOneBirth(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
@@ -53,8 +52,8 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	born(w.start(config))
 }
 
-// A cluster is born again with the same keys: the worker of the former one keeps its
-// pods, and says why.
+// TestBornAgain bootstraps a cluster again with the same keys: a worker of the former cluster keeps
+// its pods and reports why it is not Ready.
 func TestBornAgain(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
@@ -72,7 +71,7 @@ func TestBornAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.podRuns(worker, "greeter")
-	// What asks the API server for nothing goes on.
+	// A process that needs no API server keeps running.
 	if err := w.c.SetOff(t.Context(), worker, "tells", helloImage, `systemd-run --quiet --unit=tells --collect bash -c '
 while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \n" " ")" >/dev/ttyS0; done'`); err != nil {
 		t.Fatal(err)
@@ -86,7 +85,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 		t.Error("the cluster that was born again has the Node of the former one")
 	}
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
-	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // since before
+	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // running since before
 	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
 		t.Errorf("the worker's Node in a cluster that it has not joined: %v", err)
 	}

@@ -9,15 +9,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// The clocks of a cluster's machines are eight hours ahead, as a PC's that has local
-// time in its hardware. A control plane is born of them, with certificates that are not
-// valid yet once a time server corrects the clock: it heals without a person, and a
-// worker whose clock is ahead joins. Then somebody deletes the control-plane node's
-// Node: it registers again, and snapshots are taken as before.
+// TestClockAhead starts a cluster whose clocks are eight hours ahead, like a PC with local time in
+// its hardware clock. The control plane's certificates are not valid yet once a time server
+// corrects the clock: it recovers without a person, and a worker whose clock is ahead joins. Then
+// the control-plane node's Node is deleted: it registers again and continues to take snapshots.
 //
-// It is a long run: the machines need this host's time, so they cannot run in lockstep,
-// and a busy host starves an emulated control plane; systemd-timesyncd asks a server
-// that did not answer every five minutes.
+// It is a long run: the machines need this host's time, so they cannot run in lockstep, and a busy
+// host slows down an emulated control plane. systemd-timesyncd asks a server that did not respond
+// only every five minutes.
 func TestClockAhead(t *testing.T) {
 	nightly(t)
 	const ahead = 8 * time.Hour
@@ -54,14 +53,14 @@ func TestClockAhead(t *testing.T) {
 	}
 	w.ready(master, nil)
 	w.t.Logf("%6.1f s from power-on: the API server answers a client whose clock is right", master.Serial.Note("").At.Seconds())
-	w.makePod(master, "hello") // its kubelet has a certificate that is valid
+	w.makePod(master, "hello") // works only if its kubelet has a valid certificate
 
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Clock: clock()})
 	w.ready(worker, nil)
 	w.makePod(worker, "hello2")
 	w.off(worker)
 
-	// First boot looks every two hours; here it is told to.
+	// First boot checks every two hours; run it now.
 	before, err := w.c.Node(t.Context(), "m1")
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +90,7 @@ echo "edgebake-test: set off" >/dev/ttyS0`); err != nil {
 	w.off(master)
 }
 
-// makePod has a pod of the hello image run on a node.
+// makePod creates a pod of the hello image on a node and waits until it runs.
 func (w *world) makePod(vm *lab.VM, name string) {
 	w.t.Helper()
 	if err := w.c.Pod(w.t.Context(), name, helloImage, vm.Node); err != nil {

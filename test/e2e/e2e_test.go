@@ -1,7 +1,6 @@
-// Package e2e tests the whole chain as a user walks it, on real parts: the
-// edgebake command bakes and stamps, QEMU boots through UEFI firmware, and
-// unmodified kubeadm joins a cluster of three API servers, in a network
-// namespace with a bridge and a tap for each machine. Needs root.
+// Package e2e tests the whole chain like a user, with real parts: the edgebake command bakes and
+// stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of three API
+// servers. A network namespace has a bridge and a tap for each machine. Needs root.
 package e2e
 
 import (
@@ -32,12 +31,12 @@ import (
 const (
 	pauseImage = "edgebake.test/pause:1"
 	helloImage = "edgebake.test/hello:1"
-	// bootLimit is some thirty times what power-on to Ready takes on a quiet
-	// machine without KVM. A machine that gives up fails its test at once.
+	// bootLimit is about thirty times the duration from power-on to Ready on an idle machine
+	// without KVM. A machine that gives up fails its test at once.
 	bootLimit = 25 * time.Minute
 )
 
-// parts are what the tests of this package share: made once, never changed.
+// parts are shared by the tests of this package: made once, never changed.
 type parts struct {
 	root   string // of the repository
 	bin    string // edgebake
@@ -47,8 +46,8 @@ type parts struct {
 
 var made = sync.OnceValues(makeParts)
 
-// need returns the shared parts, or skips where this machine cannot run
-// guests; in CI that is a failure.
+// need returns the shared parts, or skips the test if this machine cannot run VMs; in CI that is a
+// failure.
 func need(t *testing.T) *parts {
 	t.Helper()
 	if testing.Short() {
@@ -79,7 +78,7 @@ func makeParts() (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another document serves to look closer at something on the node.
+	// Another document helps to examine a node.
 	image := cmp.Or(os.Getenv("EDGEBAKE_E2E_IMAGE"), "configs/examples/quickstart.yaml")
 	p := &parts{root: root, bin: filepath.Join(root, "bin", "edgebake"), golden: filepath.Join(root, "build", "e2e", "golden.raw")}
 	for _, step := range [][]string{
@@ -123,9 +122,9 @@ type world struct {
 	net *lab.Namespace
 	c   *lab.Cluster
 
-	record  bool // what machines hand to their disks
-	scripts int  // that have run on nodes
-	disks   int  // that were read
+	record  bool // record the machines' writes to their disks
+	scripts int  // number of scripts run on nodes
+	disks   int  // number of disks read
 }
 
 func newWorld(t *testing.T, masters int) *world {
@@ -138,7 +137,7 @@ func newWorldOf(t *testing.T, p *parts, masters int) *world {
 	return newWorldIn(t, p, masters, false)
 }
 
-// newWorldIn is newWorldOf, with masters that speak IPv6 alone.
+// newWorldIn is newWorldOf, optionally with masters that use only IPv6.
 func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
 	t.Helper()
 	w := newNet(t, p)
@@ -150,7 +149,7 @@ func newWorldIn(t *testing.T, p *parts, masters int, ipv6 bool) *world {
 	return w
 }
 
-// newNet is a world without a cluster.
+// newNet returns a world without a cluster.
 func newNet(t *testing.T, p *parts) *world {
 	t.Helper()
 	w := &world{parts: p, t: t}
@@ -179,14 +178,13 @@ func newNet(t *testing.T, p *parts) *world {
 	return w
 }
 
-// boot stamps a site onto a copy of the golden image and switches a machine
-// with it on.
+// boot stamps a Site onto a copy of the golden image and switches on a machine with it.
 func (w *world) boot(guest int, site lab.Site) *lab.VM {
 	w.t.Helper()
 	return w.bootWith(lab.VMConfig{}, guest, site)
 }
 
-// bootWith is boot, of a machine with something special.
+// bootWith is boot for a machine with special hardware.
 func (w *world) bootWith(cfg lab.VMConfig, guest int, site lab.Site) *lab.VM {
 	w.t.Helper()
 	image := filepath.Join(w.lab.Dir, site.NodeName+".raw")
@@ -200,7 +198,7 @@ func (w *world) bootWith(cfg lab.VMConfig, guest int, site lab.Site) *lab.VM {
 	return w.start(cfg)
 }
 
-// start switches a machine on, in the test's network.
+// start switches a machine on in the test's network.
 func (w *world) start(cfg lab.VMConfig) *lab.VM {
 	w.t.Helper()
 	cfg.Net, cfg.Disk, cfg.Accel, cfg.Record = w.net, cmp.Or(cfg.Disk, 8<<30), os.Getenv("EDGEBAKE_ACCEL"), w.record
@@ -211,8 +209,7 @@ func (w *world) start(cfg lab.VMConfig) *lab.VM {
 	return vm
 }
 
-// site writes the site of the machine that is number guest in the network,
-// with an address of its own where it names none.
+// site writes the Site of a guest. If the Site has no address, it gets the guest's own.
 func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
 	w.t.Helper()
 	site.Cluster = w.c
@@ -232,8 +229,7 @@ func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
 	return file
 }
 
-// ready waits until the machine's node is Ready, in this boot of it, and
-// first boot has said so.
+// ready waits until the machine's node is Ready in this boot, and first boot has reported it.
 func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	node, err := w.becomesReady(vm, before)
@@ -243,7 +239,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	return node
 }
 
-// becomesReady is ready, for a test that goes on after an error.
+// becomesReady is ready, but returns an error instead of failing the test.
 func (w *world) becomesReady(vm *lab.VM, before *lab.Object) (*lab.Object, error) {
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
@@ -275,7 +271,7 @@ func (w *world) off(vm *lab.VM) {
 	}
 }
 
-// disk is the machine's disk, as it left it, for as long as the test runs.
+// disk returns a copy of a stopped machine's disk, which exists until the test ends.
 func (w *world) disk(vm *lab.VM) string {
 	w.t.Helper()
 	w.disks++ // a machine may run on a disk that was read before
@@ -287,7 +283,7 @@ func (w *world) disk(vm *lab.VM) string {
 	return path
 }
 
-// onNode runs a script on the node and returns what it printed.
+// onNode runs a script on the node and returns its output.
 func (w *world) onNode(vm *lab.VM, script string) (string, error) {
 	ctx, cancel := vm.Patience(w.t.Context(), 20*time.Minute)
 	defer cancel()
@@ -304,7 +300,7 @@ func (w *world) mustOnNode(vm *lab.VM, script string) string {
 	return out
 }
 
-// expect waits for a line on the console, and tells when it came.
+// expect waits for a line on the console, prints its time and returns the mark after it.
 func (w *world) expect(vm *lab.VM, from int, line string) int {
 	w.t.Helper()
 	l, mark := w.hear(vm, from, line)
@@ -324,12 +320,12 @@ func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 	return l, mark
 }
 
-// secretForms are the ways in which a secret may lie on a disk.
+// secretForms returns the encodings in which a secret may be on a disk.
 func secretForms(secret string) map[string][]byte {
 	forms := map[string][]byte{"as it is": []byte(secret)}
 	for shift := range 3 {
-		// base64 looks different at each of three alignments; the characters
-		// at the ends depend on the neighbours.
+		// base64 differs for each of three alignments; the characters at the ends depend on the
+		// neighbours.
 		enc := base64.StdEncoding.EncodeToString(append(bytes.Repeat([]byte{0}, shift), secret...))
 		from := []int{0, 2, 3}[shift]
 		forms["in base64, shifted by "+strconv.Itoa(shift)] = []byte(enc[from : len(enc)-4])
@@ -337,8 +333,8 @@ func secretForms(secret string) map[string][]byte {
 	return forms
 }
 
-// noSecret checks that a machine's disk and console do not hold the token's
-// secret, in free blocks neither.
+// noSecret checks that the token's secret is neither on a machine's disk, even in free blocks, nor
+// on its console.
 func (w *world) noSecret(vm *lab.VM, disk string) {
 	w.t.Helper()
 	_, secret, _ := strings.Cut(w.c.Token, ".")
@@ -355,10 +351,9 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 	}
 }
 
-// The way of a node: it joins with the first of three masters dead and its
-// power cut while kubeadm runs, runs a pod from an image on board, forgets its
-// token, comes back after a reboot with another master dead, and loses none of
-// its images to a full disk.
+// TestNodeJoinsAndComesBack checks a node that joins with the first of three masters dead and a
+// power cut while kubeadm runs. It runs a pod from a baked image, forgets its token, comes back
+// after a reboot with another master dead, and loses none of its images when its disk is full.
 func TestNodeJoinsAndComesBack(t *testing.T) {
 	pace.Takes(t, 350*time.Second)
 	w := newWorld(t, 3)
@@ -366,7 +361,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 	w.c.APIServers[0].Kill()
 	vm := w.boot(0, lab.Site{NodeName: "edge1", KubeletArgs: quickGC})
 	w.expect(vm, 0, `edgebake: .* waiting for kubeadm join`)
-	time.Sleep(2 * time.Second) // into the middle of it
+	time.Sleep(2 * time.Second) // into the middle of the phase
 	odd := false
 	w.cut(vm, func() bool { odd = !odd; return odd })
 	node := w.ready(vm, nil)
@@ -424,9 +419,8 @@ func (w *world) podRuns(vm *lab.VM, name string) {
 	w.t.Logf("%6.1f s from power-on: pod %s runs", vm.Serial.Note("").At.Seconds(), name)
 }
 
-// checkDisk looks at the disk of a machine that was switched off: a sound
-// partition table and sound file systems, DATA grown to the device, and first
-// boot's report on the slot.
+// checkDisk checks the disk of a machine that is off: valid partition table and file systems, DATA
+// grown to the device, and first boot's report in the slot.
 func (w *world) checkDisk(disk string) {
 	w.t.Helper()
 	w.oracle("No problems found", "sgdisk", "-v", disk)
@@ -447,7 +441,7 @@ func (w *world) checkDisk(disk string) {
 	}
 }
 
-// oracle runs a program that judges the disk.
+// oracle runs a program that checks the disk, and looks for want in its output.
 func (w *world) oracle(want string, argv ...string) {
 	w.t.Helper()
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -460,9 +454,8 @@ func (w *world) oracle(want string, argv ...string) {
 	}
 }
 
-// What comes is decided by where the power went away: always a node that is
-// Ready in the end. Each round cuts at a moment drawn from first boot's
-// length, several times over.
+// TestPowerCuts cuts the power at random moments of first boot, several times in each round. The
+// node must always become Ready in the end.
 func TestPowerCuts(t *testing.T) {
 	nightly(t)
 	r := chance(t)
@@ -480,8 +473,8 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
-// chance is where all that is random comes from; the seed that it prints
-// repeats it.
+// chance returns the source of all randomness, and prints its seed, with which a run can be
+// repeated.
 func chance(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -495,7 +488,7 @@ func chance(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// rounds is how often a test goes round.
+// rounds returns the number of rounds of a test.
 func rounds(t *testing.T, n int) int {
 	t.Helper()
 	if s := os.Getenv("EDGEBAKE_ROUNDS"); s != "" {
@@ -509,8 +502,8 @@ func rounds(t *testing.T, n int) int {
 
 var firstBootStarts = regexp.MustCompile(`edgebake: \[1[]/]`)
 
-// cutDuringFirstBoot cuts the power that long after first boot has begun. Of
-// what the disk had not promised to keep, it loses the writes that lose picks.
+// cutDuringFirstBoot cuts the power at that time after the start of first boot. Of the writes that
+// were not flushed, the disk loses those that lose selects.
 func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
@@ -522,7 +515,7 @@ func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() 
 	w.cut(vm, lose)
 }
 
-// cut takes the power away and gives it back.
+// cut cuts the power and switches the machine on again.
 func (w *world) cut(vm *lab.VM, lose func() bool) {
 	w.t.Helper()
 	w.t.Logf("%s: cut %.1f s after power-on, after:\n%s", vm.Name, vm.Serial.Note("").At.Seconds(), vm.Serial.Tail(2))

@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// The node pools here: that of the edge nodes, and that of the cloud nodes.
+// The node pools of these tests: one of edge nodes and one of cloud nodes.
 const (
 	pool = "hangzhou"
 	core = "core"
@@ -33,14 +33,14 @@ const (
 
 var pools = []lab.NodePool{{Name: pool, Type: "Edge"}, {Name: core, Type: "Cloud"}}
 
-// OpenYurt's programs, where a desk has real ones: CI has neither, and runs
-// the stand-in of test/yurthub and the lab's own approver.
+// OpenYurt's programs, if a developer has the real ones. CI has neither, and uses the stand-in in
+// test/yurthub and the lab's own approver.
 const (
 	envYurthub     = "EDGEBAKE_YURTHUB"
 	envYurtManager = "EDGEBAKE_YURT_MANAGER"
 )
 
-// madeEdge is the quickstart image with yurthub on board.
+// madeEdge makes the quickstart image with yurthub.
 var madeEdge = sync.OnceValues(func() (string, error) {
 	p, err := made()
 	if err != nil {
@@ -61,8 +61,8 @@ func (p *parts) bakeEdge(name, kubernetes string) (golden string, err error) {
 	return p.bakeHub(name, kubernetes, fmt.Sprintf("  version: v1.7.0\n  binary: {file: %q}\n", hub), "yurthub "+hub)
 }
 
-// bakeHub bakes the quickstart image under another name, with this version of
-// Kubernetes and yurthub as the Image's field has it.
+// bakeHub bakes the quickstart image under another name, with this version of Kubernetes and this
+// value of the Image's field yurthub.
 func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, err error) {
 	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {
@@ -72,7 +72,7 @@ func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, 
 	if kubeadm.Before(kubernetes, 31) {
 		doc = strings.Replace(doc, "containerd:\n", "containerd:\n  crictl: {version: v1.36.0, source: {goModule: {}}}\n", 1)
 	}
-	// As deep below the root as the examples, whose paths it keeps.
+	// As deep below the root as the examples, since their relative paths are kept.
 	base := filepath.Join(p.root, "build", "e2e", name)
 	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
 		return "", err
@@ -83,14 +83,13 @@ func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, 
 	return base + ".raw", err
 }
 
-// edgeWorld is a world whose cluster is OpenYurt's.
+// edgeWorld is a world whose cluster has OpenYurt.
 type edgeWorld struct {
 	*world
-	approver *lab.Approver // nil: a real yurt-manager runs
+	approver *lab.Approver // nil if a real yurt-manager runs
 }
 
-// newBareEdgeWorld has the image, and a cluster that knows nothing of
-// OpenYurt.
+// newBareEdgeWorld returns a world with the edge image and a cluster without OpenYurt.
 func newBareEdgeWorld(t *testing.T, masters int) *edgeWorld {
 	t.Helper()
 	w := &edgeWorld{world: newWorld(t, masters)}
@@ -111,8 +110,8 @@ func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
 	return w
 }
 
-// openYurt gives the cluster what yurthub needs, with NodePools in the version
-// that it lists.
+// openYurt adds the objects that yurthub needs to the cluster, with NodePools in the version that
+// it lists.
 func (w *edgeWorld) openYurt(v lab.Verdict, version string) {
 	w.t.Helper()
 	for _, step := range []func(context.Context) error{
@@ -137,7 +136,7 @@ func (w *edgeWorld) bootEdge(name string) *lab.VM {
 	return w.boot(0, lab.Site{NodeName: name, NodeType: "edge", NodePool: pool})
 }
 
-// greeter has a pod run that greets on the console.
+// greeter runs a pod that greets on the console.
 func (w *edgeWorld) greeter(vm *lab.VM) *lab.Object {
 	w.t.Helper()
 	if err := w.c.Greeter(w.t.Context(), "greeter", helloImage, vm.Node); err != nil {
@@ -159,8 +158,8 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 	return &pod
 }
 
-// firstPost checks that the very first request of a machine to make its Node
-// carried both labels: a controller of OpenYurt's acts on a Node that has one alone.
+// firstPost checks that a machine's very first request to create its Node had both labels:
+// controllers of OpenYurt act on a Node that has only one.
 func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()
@@ -180,8 +179,7 @@ func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	}
 }
 
-// behindHub prints what tells whether kubelet goes through yurthub. Each line
-// begins with what it is about.
+// behindHub prints facts that show whether kubelet uses yurthub. Each line begins with its subject.
 const behindHub = `
 echo "flags: $(cat /var/lib/kubelet/kubeadm-flags.env)"
 echo "server: $(grep server: /var/lib/openyurt/kubelet.conf)"
@@ -194,8 +192,8 @@ exec 4<>/dev/tcp/$NODE/10269 && echo "port: open on the node itself"
 echo "boot: $(systemctl is-enabled yurthub.service) $(systemctl is-active yurthub.service)"
 `
 
-// throughHub checks on the node and from outside it that kubelet talks to
-// yurthub, and that yurthub's port for others is closed.
+// throughHub checks, on the node and from outside, that kubelet uses yurthub, and that yurthub's
+// port cannot be reached from other hosts.
 func (w *edgeWorld) throughHub(vm *lab.VM) {
 	w.t.Helper()
 	addr := w.net.GuestAddr(0).String()
@@ -216,8 +214,8 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
 		w.t.Error("kubelet has a connection to a master, past yurthub")
 	}
-	// Port 10250 shows that the way is open; the others lend the node's rights
-	// to whoever reaches them.
+	// Port 10250 shows that the network works; the other ports would give anyone who reaches them
+	// the node's rights.
 	dial := func(port string) error {
 		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
 		defer cancel()
@@ -237,10 +235,9 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	}
 }
 
-// The way of an edge node: it joins with the first of three masters dead, and
-// is Ready through yurthub as soon as somebody approves what yurthub asks for;
-// the link goes, the power goes, and the pod runs again all the same; the link
-// comes back, and so does the node.
+// TestEdgeNodeLivesWithoutTheLink checks an edge node that joins with the first of three masters
+// dead and is Ready through yurthub as soon as its request is approved. Without the link and after
+// a power cut its pod runs again; with the link back, the node is Ready again.
 func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
 	pace.Takes(t, 350*time.Second)
 	w := newEdgeWorld(t, 3, lab.Hold)
@@ -266,8 +263,8 @@ func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
 	w.hubCached(disk)
 }
 
-// deniedFirst leaves yurthub's request alone until first boot names it, denies it
-// until that is said, and approves the next. A real yurt-manager approves at once.
+// deniedFirst ignores yurthub's request until first boot names it, denies it until first boot
+// reports that, and approves the next one. A real yurt-manager approves at once.
 func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.t.Helper()
 	if w.approver == nil {
@@ -280,8 +277,8 @@ func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.approver.Set(lab.Approve)
 }
 
-// offlineReboot pulls the cable, waits that long, presses the reset button,
-// waits until the pod runs, and plugs the cable in again.
+// offlineReboot unplugs the cable, waits for cut, presses the reset button, waits until the pod
+// runs, and plugs the cable in again.
 func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Duration) {
 	w.t.Helper()
 	link := func(up bool) {
@@ -291,8 +288,8 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 		w.t.Logf("%6.1f s from power-on: cable in: %v", vm.Serial.Note("").At.Seconds(), up)
 	}
 	link(false)
-	// What a real yurthub kept lately is on the disk after half a minute; what
-	// it loses of the last seconds is not what is tested here.
+	// A real yurthub writes its cache to the disk within half a minute. The test does not examine
+	// the loss of the last seconds.
 	mark := w.expect(vm, vm.Serial.Mark(), "hello from "+vm.Node+", up ([4-9][0-9]|[1-9][0-9]{2,}) s")
 	if cut > 0 {
 		w.waitNotReady(vm)
@@ -335,8 +332,8 @@ func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 	w.t.Logf("%6.1f s from power-on: the cluster takes the node for lost", vm.Serial.Note("").At.Seconds())
 }
 
-// hubCached checks on the disk of a machine that is off that yurthub has kept
-// what kubelet asked, which is what the node lives on without the link.
+// hubCached checks on the disk of a stopped machine that yurthub has cached kubelet's responses,
+// with which the node works without the link.
 func (w *edgeWorld) hubCached(disk string) {
 	w.t.Helper()
 	info, err := media.Inspect(disk)
@@ -364,7 +361,7 @@ func (w *edgeWorld) hubCached(disk string) {
 	w.t.Logf("kept for kubelet: %v", kept)
 }
 
-// Ten minutes without the link, then a reboot.
+// TestEdgeNodeCutForTenMinutes checks ten minutes without the link, then a reboot.
 func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	nightly(t)
 	w := newEdgeWorld(t, 3, lab.Approve)
@@ -373,7 +370,8 @@ func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	w.offlineReboot(vm, node, w.greeter(vm), 10*time.Minute)
 }
 
-// What the cluster lacks for yurthub is named until it is there.
+// TestClusterNotPrepared checks that objects which the cluster lacks for yurthub are named until
+// they exist.
 func TestClusterNotPrepared(t *testing.T) {
 	nightly(t)
 	w := newBareEdgeWorld(t, 1)
@@ -392,8 +390,7 @@ func TestClusterNotPrepared(t *testing.T) {
 
 const (
 	convert = "firstboot convert --nodepool-name " + pool
-	// killAt runs convert, kills it as soon as it has said that a step is
-	// over, and runs it again.
+	// killAt runs convert, kills it when it reports the end of a step, and runs it again.
 	killAt = `rm -f /run/convert.log
 ` + convert + ` >/run/convert.log 2>&1 & pid=$!
 until grep -q '^%s ' /run/convert.log; do kill -0 $pid 2>/dev/null || { cat /run/convert.log; exit 1; }; done
@@ -406,8 +403,8 @@ echo flags: $(cat /var/lib/kubelet/kubeadm-flags.env)
 systemctl is-active yurthub.service || true
 ls /etc/kubernetes
 `
-	// forget makes the node one that kubeadm joined and edgebake knows nothing
-	// of: kubelet goes to the master itself, as after a plain kubeadm join.
+	// forget makes the node look like one that kubeadm joined without edgebake: kubelet connects
+	// directly to the master.
 	forget = `set -e
 systemctl stop firstboot.service ipvscare.service
 ipvscare clean
@@ -426,10 +423,9 @@ systemctl restart kubelet.service
 `
 )
 
-// A native node becomes an edge node, a native one again, and an edge node
-// once more, and its pod runs on; a convert that is killed after any of its
-// steps is taken up by the next. At last the same on a node that edgebake did
-// not build.
+// TestConvertAndRevert converts a native node to an edge node, back, and again, while its pod keeps
+// running. If convert is killed after a step, the next run continues. Finally it converts a node
+// that edgebake did not build.
 func TestConvertAndRevert(t *testing.T) {
 	pace.Takes(t, 200*time.Second)
 	w := newEdgeWorld(t, 1, lab.Approve)
@@ -471,8 +467,8 @@ func TestConvertAndRevert(t *testing.T) {
 		}
 		check(false)
 	}
-	// Killed where kubelet has just been turned to yurthub, the step with most
-	// to undo; uncut at the end, on another's node. The long runs do the rest.
+	// Kill it after kubelet was redirected to yurthub, the step with most to undo, and never on the
+	// other node at the end. The long runs do the rest.
 	steps := []string{"kubelet-redirect"}
 	if os.Getenv("EDGEBAKE_NIGHTLY") != "" {
 		thereAndBack(convert)
@@ -489,10 +485,9 @@ func TestConvertAndRevert(t *testing.T) {
 	thereAndBack(convert)
 }
 
-// resetAndRename takes the node out of the cluster and puts another site into
-// the slot, as a person would from a laptop. The site comes packed, since what
-// this script's own pod leaves of the token on the disk is not what is looked
-// for there.
+// resetAndRename removes the node from the cluster and puts another Site into the slot, as a person
+// would with a laptop. The Site is compressed, so that the traces of this script's own pod on the
+// disk do not contain the token that the test looks for.
 const resetAndRename = `cat >/run/again.sh <<'END'
 set -e
 firstboot reset --yes
@@ -507,10 +502,9 @@ END
 systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p TTYPath=/dev/ttyS0 /bin/bash -c '/bin/bash /run/again.sh && systemctl reboot'
 `
 
-// A node is reset, gets another site, and joins under another name and as another
-// type, without being written anew. An earlier machine has left a Node of that
-// name, which keeps its labels, whatever kubelet registers with: that is said, and
-// the node labels it, as nobody else may.
+// TestResetAndJoinAgain resets a node, gives it another Site, and joins it under another name and
+// type without reflashing. An earlier machine's Node of that name keeps its labels, whatever
+// kubelet registers with: this is reported, and the node labels it itself, which only it may do.
 func TestResetAndJoinAgain(t *testing.T) {
 	pace.Takes(t, 260*time.Second)
 	w := newEdgeWorld(t, 3, lab.Approve)
@@ -531,7 +525,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Not waited for: the kubelet that would report its end is reset.
+	// Do not wait: the kubelet that would report the end is reset.
 	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, base64.StdEncoding.EncodeToString(packed.Bytes()))); err != nil {
 		t.Fatal(err)
 	}
@@ -550,7 +544,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	}
 	w.expect(vm, mark, "the Node cloud1 lacked labels of the Site, and has them now: .*"+regexp.QuoteMeta(lab.LabelNodePool+"="+core))
 	w.expect(vm, mark, "edgebake: node cloud1 is Ready")
-	vm.Node = "cloud1" // the Node that the machine is now
+	vm.Node = "cloud1" // the machine's current Node
 	w.ready(vm, nil)
 	w.firstPost("cloud1", "false", core)
 	w.throughHub(vm)

@@ -14,11 +14,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// A disk that was flashed boots by its own GUIDs, becomes a node, and DATA
-// fills it: with sectors of 512 bytes, and with sectors of 4096 bytes, where
-// firmware, kernel, systemd-repart and first boot meet another table and other
-// FATs. The disk is three times as large as the image and had something else
-// on it.
+// TestFlashedDisk checks that a flashed disk boots by its own GUIDs, becomes a node, and that DATA
+// fills it: with sectors of 512 bytes, and with sectors of 4096 bytes, which need another partition
+// table and other FATs. The disk is three times as large as the image and had other content.
 func TestFlashedDisk(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -68,7 +66,7 @@ func (w *world) flashed(guest int, sector int64) {
 	w.checkDisk(after)
 }
 
-// document is the quickstart's Image for disks with sectors of that size.
+// document writes the quickstart's Image for disks with sectors of that size.
 func (w *world) document(name string, sector int64) string {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata/first.yaml"))
@@ -85,7 +83,7 @@ func (w *world) document(name string, sector int64) string {
 	return path
 }
 
-// loop makes a device of a file.
+// loop makes a loop device of a file.
 func (w *world) loop(file string, sector int64) (dev string, detach func()) {
 	w.t.Helper()
 	out, err := exec.Command("losetup", "--find", "--show", "--sector-size", fmt.Sprint(sector), file).CombinedOutput()
@@ -93,7 +91,7 @@ func (w *world) loop(file string, sector int64) (dev string, detach func()) {
 		w.t.Fatalf("losetup: %v: %s", err, out)
 	}
 	dev = strings.TrimSpace(string(out))
-	// Detached while it is open, it exists until this process closes it, however it ends.
+	// Detached while open, the device exists until this process closes it or ends.
 	f, err := os.Open(dev)
 	if out, detachErr := exec.Command("losetup", "--detach", dev).CombinedOutput(); detachErr != nil {
 		w.t.Errorf("losetup --detach %s: %v: %s", dev, detachErr, out)

@@ -14,16 +14,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// An OCI layout with a real yurthub before 1.7 in it, for desks that have one,
-// and what its image is called.
+// An OCI layout with a real yurthub before 1.7, if a developer has one, and the name of its image.
 const (
 	envHubLayout = "EDGEBAKE_YURTHUB_LAYOUT"
 	hubImage     = "edgebake.test/yurthub:v1.6.1"
 )
 
-// madePod is the quickstart image with yurthub on board as a container image,
-// and with the newest Kubernetes that this yurthub can serve, which the
-// cluster has too.
+// madePod makes the quickstart image with yurthub as a container image and the newest Kubernetes
+// that this yurthub supports; the cluster uses the same version.
 var madePod = sync.OnceValues(func() (*parts, error) {
 	first, err := made()
 	if err != nil {
@@ -38,9 +36,9 @@ var madePod = sync.OnceValues(func() (*parts, error) {
 	return &p, err
 })
 
-// A node with yurthub before 1.7, a static pod: yurthub gets its identity with
-// the token, kubelet goes through it from its first start, and without the
-// link the node's pod runs again after a reboot.
+// TestStaticPodNode checks a node with yurthub before 1.7 as a static pod: yurthub gets its
+// identity with the token, kubelet uses it from its first start, and without the link the node's
+// pod runs again after a reboot.
 func TestStaticPodNode(t *testing.T) {
 	nightly(t)
 	need(t)
@@ -53,7 +51,7 @@ func TestStaticPodNode(t *testing.T) {
 	w.c.APIServers[0].Kill()
 	vm := w.bootEdge("edge1")
 	if w.approver != nil {
-		// No Node is there yet that could tell what is amiss.
+		// No Node exists yet that could report the problem.
 		w.expect(vm, 0, `yurthub's request for its client certificate \(CSR \S+, signer kubernetes.io/kube-apiserver-client\) is not approved yet`)
 		w.approver.Set(lab.Approve)
 	}
@@ -103,7 +101,7 @@ ls /run/edgebake/yurthub /var/lib/kubelet/pki | sed 's/^/left: /'
 	w.hubCached(disk)
 }
 
-// postedAs checks who made the Node.
+// postedAs checks which user created the Node.
 func (w *edgeWorld) postedAs(name, user string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()

@@ -24,18 +24,17 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// quickGC lets a kubelet collect an image as soon as it is unused, and admit
-// pods soon after disk pressure is gone, instead of minutes later.
+// quickGC makes a kubelet remove an image as soon as it is unused, and admit pods soon after the
+// disk pressure ends, instead of minutes later.
 var quickGC = map[string]string{
 	"minimum-image-ttl-duration":          "1s",
 	"eviction-pressure-transition-period": "15s",
 }
 
-// spareImage is one that nobody bakes: a node gets it by importing, and what
-// it has is not pinned.
+// spareImage is not baked: a node gets it by an import, so it is not pinned.
 const spareImage = "edgebake.test/spare:1"
 
-// podOf makes a pod of the hello image under a pull policy.
+// podOf creates a pod of the hello image with a pull policy.
 func (w *world) podOf(vm *lab.VM, name, policy string) {
 	w.t.Helper()
 	if err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/pods", map[string]any{
@@ -50,7 +49,7 @@ func (w *world) podOf(vm *lab.VM, name, policy string) {
 	}
 }
 
-// spareArchive is the spare image as an OCI archive.
+// spareArchive returns the spare image as an OCI archive.
 func spareArchive(t *testing.T) []byte {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "spare")
@@ -66,10 +65,9 @@ func spareArchive(t *testing.T) []byte {
 	return out
 }
 
-// fillScript fills DATA once the pod that started it is gone, waits until kubelet has
-// collected the spare image, has evicted every pod, so that no image is in
-// use, and has then looked for images to collect twice more; and makes room
-// again. Its steps are told on the console.
+// fillScript fills DATA after the pod that started it has ended. It waits until kubelet has removed
+// the spare image, has evicted every pod, so that no image is in use, and has then looked twice
+// more for images to remove; then it frees the space. It reports its steps on the console.
 const fillScript = `
 say() { printf '\nedgebake-test: %%s\n' "$*" >/dev/ttyS0; }
 passes() { journalctl -u kubelet -b --no-pager -o cat | grep -c 'Attempting to delete unused images'; }
@@ -88,9 +86,9 @@ rm /var/filler
 say there is room again
 `
 
-// underDiskPressure fills the node's disk until its kubelet has nothing left
-// to delete. An image that was imported goes; what was baked stays, used or
-// not, and pods run from it afterwards. The machine was booted with quickGC.
+// underDiskPressure fills the node's disk until its kubelet finds nothing more to delete. An
+// imported image is removed; baked images stay, used or not, and pods run from them afterwards. The
+// machine must have booted with quickGC.
 func (w *world) underDiskPressure(vm *lab.VM) {
 	w.t.Helper()
 	mark := vm.Serial.Mark()
@@ -155,16 +153,15 @@ journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Remov
 	}
 }
 
-// modeRun is one first boot with images on board.
+// modeRun is one first boot with baked images.
 type modeRun struct {
-	at      map[string]time.Duration // each event, since power-on
-	used    int64                    // bytes of DATA, once a pod runs
-	written int64                    // bytes given to the disk until then
+	at      map[string]time.Duration // time of each event since power-on
+	used    int64                    // bytes of DATA when a pod runs
+	written int64                    // bytes written to the disk until then
 }
 
-// TestFirstBootOfBothModes boots the same images once prebaked and once as
-// archives that first boot imports. EDGEBAKE_BENCH names a folder for the two
-// timelines, side by side.
+// TestFirstBootOfBothModes boots the same images once prebaked and once as archives that first boot
+// imports. EDGEBAKE_BENCH names a directory for the two timelines, side by side.
 func TestFirstBootOfBothModes(t *testing.T) {
 	results := os.Getenv("EDGEBAKE_BENCH")
 	if results == "" {
@@ -181,7 +178,7 @@ func TestFirstBootOfBothModes(t *testing.T) {
 			size = report.Images.Size
 		}
 		vm := w.boot(n, lab.Site{NodeName: mode})
-		// Importing may take longer than a whole first boot does otherwise.
+		// Importing may take longer than another whole first boot.
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, errors.New("an hour has passed"))
 		_, _, err := vm.Serial.Expect(ctx, 0, imagesThere)
 		cancel()
@@ -221,7 +218,7 @@ ctr -n k8s.io images ls -q`))
 		}
 		runs[mode] = run
 		w.off(vm)
-		// The next one is as large.
+		// The next image is as large.
 		os.Remove(w.golden)
 		os.Remove(vm.Overlay)
 	}
@@ -282,8 +279,8 @@ func loadAverage() string {
 	return one
 }
 
-// writeManyImages makes a layout of images as big as real ones, from files
-// that this machine has anyway, and returns their names.
+// writeManyImages makes a layout of images with realistic sizes from files of this machine, and
+// returns their names.
 func (w *world) writeManyImages() []string {
 	w.t.Helper()
 	goroot, err := exec.CommandContext(w.t.Context(), "go", "env", "GOROOT").Output()
@@ -313,13 +310,12 @@ func (w *world) writeManyImages() []string {
 	return refs
 }
 
-// layerOf is a file or a folder of this machine's as a layer.
+// layerOf returns a layer with a file or directory of this machine.
 func layerOf(from, to string) imagetest.Layer {
 	return imagetest.Layer{Tar: func(w *imagetest.Writer) error { return w.Tree(from, to) }}
 }
 
-// buildMode bakes the quickstart image with these images on board, as the
-// world's golden image from here on.
+// buildMode bakes the quickstart image with these images, which becomes the world's golden image.
 func (w *world) buildMode(mode string, refs []string) *builder.Report {
 	w.t.Helper()
 	b, err := os.ReadFile(filepath.Join(w.root, "configs", "examples", "quickstart.yaml"))

@@ -16,10 +16,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// A stick with an inventory installs the smaller of a machine's two disks with
-// the Site that matches it, through a power cut in the middle, starts it, and
-// it becomes a node. The stick is forgotten in the machine: it starts the disk.
-// Another machine, of which the inventory knows nothing, is not touched.
+// TestInstaller checks a stick with an Inventory: it installs the smaller of a machine's two disks
+// with the matching Site, through a power cut, and the disk becomes a node. A stick left in the
+// machine boots the disk. A machine that is not in the Inventory is not changed.
 func TestInstaller(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -65,8 +64,8 @@ func TestInstaller(t *testing.T) {
 	w.empty(w.disk(stranger))
 }
 
-// Under firmware that enforces Secure Boot, a USB stick installs and the machine
-// powers off; without the stick it boots its disk and becomes a node.
+// TestInstallerSecureBoot checks that under firmware that enforces Secure Boot a USB stick installs
+// and powers the machine off, and that without the stick the disk boots and becomes a node.
 func TestInstallerSecureBoot(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -84,7 +83,7 @@ func TestInstallerSecureBoot(t *testing.T) {
 	w.startsWithout(vm)
 }
 
-// An ISO in an optical drive installs.
+// TestInstallerISO installs from an ISO in an optical drive.
 func TestInstallerISO(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -101,15 +100,15 @@ func TestInstallerISO(t *testing.T) {
 	w.empty(large)
 }
 
-// Firmware fetches the installer by HTTP, which fetches the image: a machine
-// without any port installs itself, and its disk is a node's.
+// TestInstallerNetboot checks that firmware downloads the installer by HTTP, and the installer the
+// image: a machine without drives installs itself and becomes a node.
 func TestInstallerNetboot(t *testing.T) {
 	nightly(t)
 	newWorld(t, 1).installsFromNet(nil)
 }
 
-// The same by HTTPS: firmware and installer accept a server of the CA that they were
-// given, and firmware starts nothing of another.
+// TestInstallerNetbootHTTPS does the same by HTTPS: firmware and installer accept only a server of
+// the given CA.
 func TestInstallerNetbootHTTPS(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -131,7 +130,7 @@ func TestInstallerNetbootHTTPS(t *testing.T) {
 	vm.Cut()
 }
 
-// installsFromNet installs a machine from the network, by HTTPS with a CA.
+// installsFromNet installs a machine from the network, with HTTPS if a CA is given.
 func (w *world) installsFromNet(by *lab.HTTPSAuthority) {
 	w.t.Helper()
 	image, www := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "www")
@@ -154,7 +153,7 @@ func (w *world) installsFromNet(by *lab.HTTPSAuthority) {
 	w.startsWithout(vm)
 }
 
-// written makes a file of the test's.
+// written writes a file of the test.
 func (w *world) written(name string, b []byte) (path string) {
 	w.t.Helper()
 	path = filepath.Join(w.lab.Dir, name)
@@ -164,7 +163,7 @@ func (w *world) written(name string, b []byte) (path string) {
 	return path
 }
 
-// waitOff waits until the installer has switched the machine off.
+// waitOff waits until the installer has switched off the machine.
 func (w *world) waitOff(vm *lab.VM) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)
@@ -174,8 +173,8 @@ func (w *world) waitOff(vm *lab.VM) {
 	}
 }
 
-// startsWithout switches an installed machine on without its installer: the
-// disk becomes a node, and nothing of its token is left.
+// startsWithout switches on an installed machine without its installer: the disk becomes a node,
+// and no trace of its token is left.
 func (w *world) startsWithout(vm *lab.VM) {
 	w.t.Helper()
 	vm.Unplug()
@@ -185,7 +184,7 @@ func (w *world) startsWithout(vm *lab.VM) {
 	w.noSecret(vm, w.disk(vm))
 }
 
-// on switches a machine on that was off.
+// on switches on a machine that was off.
 func (w *world) on(vm *lab.VM) {
 	w.t.Helper()
 	if err := vm.On(); err != nil {
@@ -193,7 +192,7 @@ func (w *world) on(vm *lab.VM) {
 	}
 }
 
-// blank makes an empty file that plays a disk.
+// blank makes an empty file that serves as a disk.
 func (w *world) blank(name string, size int64) string {
 	w.t.Helper()
 	path := filepath.Join(w.lab.Dir, name)
@@ -208,8 +207,8 @@ func (w *world) blank(name string, size int64) string {
 	return path
 }
 
-// empty checks that nobody has written to where a table would be, or to the
-// middle.
+// empty checks that neither the place of a partition table nor the middle of a disk has been
+// written to.
 func (w *world) empty(path string) {
 	w.t.Helper()
 	f, err := os.Open(path)
@@ -223,7 +222,7 @@ func (w *world) empty(path string) {
 	}
 }
 
-// inventory has one site, for a serial number.
+// inventory writes an Inventory with one Site, for a serial number.
 func (w *world) inventory(name, serial string) string {
 	w.t.Helper()
 	text, err := os.ReadFile(w.site(0, lab.Site{NodeName: name}))

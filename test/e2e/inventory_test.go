@@ -12,9 +12,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// One stick with an inventory of three serves machines with different serial
-// numbers, each Ready under its own name; one that is in no site shows what it
-// is. No disk keeps what is another's.
+// TestOneStickForManyMachines checks that one stick with an Inventory of three Sites is enough for
+// machines with different serial numbers: each is Ready under its own name, and one that matches no
+// Site shows its facts. No disk has data of another machine's Site.
 func TestOneStickForManyMachines(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

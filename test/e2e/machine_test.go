@@ -21,11 +21,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// What people get wrong in a site, and how they put it right. A token that
-// the cluster does not know stops first boot with the fix; a stick with
-// another site is taken while the machine stands, here with a wrong pin; the
-// machine's own report is read off its disk; stamped anew, it joins. At last
-// it is told an address that leads nowhere, and goes back to the one that did.
+// TestCorrectedSite checks common mistakes in a Site and their correction. A token that the cluster
+// does not know stops first boot with the fix. The running machine accepts a stick with another
+// Site, here with a wrong pin. Its report is read from its disk; stamped again, it joins. Finally
+// it gets an address without connection, and returns to the working one.
 func TestCorrectedSite(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -48,7 +47,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.expect(vm, mark, `edgebake: FAILED discovery: .*caCertHashes`)
 	w.off(vm)
 
-	// The disk goes to a desk and comes back.
+	// A person takes the disk to a computer and back.
 	disk := w.disk(vm)
 	report := w.must(w.bin, "inspect", disk)
 	for _, want := range []string{"result:  failed", "discovery        failed", "fix: compare caCertHashes in site.yaml"} {
@@ -75,7 +74,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.noSecret(vm, w.disk(vm))
 }
 
-// must runs one of the commands that a person types.
+// must runs a command that a person would type.
 func (w *world) must(argv ...string) string {
 	w.t.Helper()
 	out, err := w.output(argv...)
@@ -95,12 +94,11 @@ func (w *world) output(argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// stick makes a USB stick as shops sell them, with one FAT32 partition in a
-// table of the old kind, and puts a site on it under the name that a laptop
-// gives.
+// stick makes a USB stick as sold in shops, with one FAT32 partition in an MBR, and puts a Site on
+// it under the name that a laptop gives.
 func (w *world) stick(site string) string { return w.stickWith("site.yaml", site) }
 
-// stickWith has the document under the name that first boot reads.
+// stickWith makes a stick with a document under the name that first boot reads.
 func (w *world) stickWith(name, document string) string {
 	w.t.Helper()
 	const start, size = 1 << 20, 64 << 20
@@ -130,7 +128,7 @@ func (w *world) stickWith(name, document string) string {
 	return path
 }
 
-// offset writes into a part of a file.
+// offset writes to a part of a file.
 type offset struct {
 	*os.File
 	start int64
@@ -138,7 +136,7 @@ type offset struct {
 
 func (o offset) WriteAt(p []byte, at int64) (int, error) { return o.File.WriteAt(p, o.start+at) }
 
-// partition returns where a partition of a disk begins.
+// partition returns the offset of a partition on a disk.
 func (w *world) partition(disk, label string) int64 {
 	w.t.Helper()
 	info, err := media.Inspect(disk)
@@ -154,14 +152,14 @@ func (w *world) partition(disk, label string) int64 {
 	return 0
 }
 
-// An image for real hardware under firmware that enforces Secure Boot: the
-// golden image as it was baked, which waits for a site, and a USB stick.
+// TestSecureBoot boots an image for real hardware under firmware that enforces Secure Boot: the
+// golden image as baked, which waits for a Site, and a USB stick.
 func TestSecureBoot(t *testing.T) {
 	nightly(t)
 	newWorld(t, 1).secureBoot("amd64", "test/e2e/testdata/generic.yaml")
 }
 
-// secureBoot boots the image of a document, which is for that architecture.
+// secureBoot boots the image of a document for an architecture.
 func (w *world) secureBoot(arch, document string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
@@ -187,7 +185,7 @@ func (w *world) secureBoot(arch, document string) {
 	w.off(vm)
 	w.noSecret(vm, w.disk(vm))
 
-	// What nobody has signed does not start.
+	// A kernel with a wrong signature does not start.
 	spoilt := filepath.Join(w.lab.Dir, "spoilt.raw")
 	w.must("cp", "--sparse=always", golden, spoilt)
 	w.spoilKernel(spoilt)
@@ -199,8 +197,8 @@ func (w *world) secureBoot(arch, document string) {
 	vm.Cut()
 }
 
-// secureBootSeen asks firmware and kernel. The variable's value follows four
-// bytes of attributes.
+// secureBootSeen prints the state according to firmware and kernel. Four bytes of attributes
+// precede the variable's value.
 const secureBootSeen = `mountpoint -q /sys/firmware/efi/efivars || mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 echo "SecureBoot: $(od -An -tu1 /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c)"
 journalctl -k -b --no-pager -o cat | grep -iE 'secure ?boot|locked down'
@@ -243,8 +241,8 @@ func (w *world) spoilKernel(image string) {
 	}
 }
 
-// File systems with faults are repaired at boot, and a machine that hangs is
-// reset by its watchdog: both without a person.
+// TestComesUpByItself checks that damaged file systems are repaired at boot, and that a machine
+// that hangs is reset by its watchdog, both without a person.
 func TestComesUpByItself(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -265,10 +263,10 @@ journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog
 systemd-analyze blame --no-pager | head -n 20`))
 
 	mark := vm.Serial.Mark()
-	// As kubeadm up to 1.34 left it on DATA, for a root with a later kubelet.
+	// As kubeadm up to 1.34 wrote it to DATA, for a root with a later kubelet.
 	w.mustOnNode(vm, `sed -i 's|^KUBELET_KUBEADM_ARGS="|&--pod-infra-container-image=registry.k8s.io/pause:3.10 |' /var/lib/kubelet/kubeadm-flags.env && sync
 grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
-	// Without systemd nobody feeds the watchdog.
+	// Without systemd the watchdog is not reset.
 	w.mustOnNode(vm, "systemd-run --collect /bin/sh -c 'sleep 20; echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze'")
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	w.readyAgain(vm, mark, node)
@@ -276,8 +274,8 @@ grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
 	w.checkDisk(w.disk(vm))
 }
 
-// tellsEverywhere looks at the places on the machine where first boot says how
-// it went; the serial console has been read already.
+// tellsEverywhere checks the places on the machine where first boot reports its result; the serial
+// console has already been checked.
 func (w *world) tellsEverywhere(vm *lab.VM) {
 	w.t.Helper()
 	for _, place := range []struct{ name, script, want string }{
@@ -294,8 +292,7 @@ func (w *world) tellsEverywhere(vm *lab.VM) {
 	}
 }
 
-// readyAgain is ready for a later boot, which began at that mark of the
-// console.
+// readyAgain is ready for a later boot, which began at that mark of the console.
 func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	w.expect(vm, mark, lab.FirstBootDone.String())
@@ -320,9 +317,8 @@ func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	return node
 }
 
-// damage makes a file system wrong in what a fault of the disk or the kernel
-// leaves: counts, bitmaps, a group descriptor's checksum, an inode's link
-// count.
+// damage changes a file system like a fault of disk or kernel: counts, bitmaps, a group
+// descriptor's checksum, an inode's link count.
 func (w *world) damage(disk, label string) {
 	w.t.Helper()
 	fs := fmt.Sprintf("%s?offset=%d", disk, w.partition(disk, label))

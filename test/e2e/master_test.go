@@ -17,13 +17,12 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// madeControlPlane is the quickstart image with the control plane's container images
-// on board.
+// madeControlPlane makes the quickstart image with the control plane's container images.
 var madeControlPlane = sync.OnceValues(func() (string, error) {
 	return bakeMaster("master", lab.Releases()[0])
 })
 
-// bakeMaster bakes the quickstart image with a release's control plane on board.
+// bakeMaster bakes the quickstart image with a release's control plane.
 func bakeMaster(name string, r lab.Release) (image string, err error) {
 	layout := "control-plane"
 	if r != lab.Releases()[0] {
@@ -35,8 +34,7 @@ func bakeMaster(name string, r lab.Release) (image string, err error) {
 	return bakeFor(name, func(quickstart string) string { return lab.ControlPlaneImage(quickstart, "../../build/"+layout, r) })
 }
 
-// madeAddons are images of control-plane nodes and of workers, with kube-proxy and
-// CoreDNS on board.
+// madeAddons makes images of control-plane nodes and of workers, with kube-proxy and CoreDNS.
 var madeAddons = sync.OnceValues(func() (images struct{ master, worker string }, err error) {
 	for _, kind := range []string{"control-plane", "addons"} {
 		if err := makeLayout(kind, "-"+kind); err != nil {
@@ -54,17 +52,16 @@ var madeAddons = sync.OnceValues(func() (images struct{ master, worker string },
 	return images, err
 })
 
-// podCIDR is where the pods of the nth machine are, if its image has them there.
+// podCIDR returns the CIDR of the pods on the nth machine, if its image assigns it.
 func podCIDR(n int) string { return fmt.Sprintf("10.244.%d.0/24", n) }
 
-// Layouts of container images, seen from the folder of the Images that are made
-// here.
+// Layouts of container images, relative to the directory of the Images made here.
 const (
 	controlPlaneLayout = "../../build/control-plane"
 	addonsLayout       = "../../build/addons"
 )
 
-// makeLayout makes one of them, by test/images with these flags.
+// makeLayout makes one of these layouts with test/images and these flags.
 func makeLayout(name string, flags ...string) error {
 	p, err := made()
 	if err != nil {
@@ -73,7 +70,7 @@ func makeLayout(name string, flags ...string) error {
 	return p.run(context.Background(), append([]string{"go", "run", "./test/images", "-o", "build/" + name}, flags...)...)
 }
 
-// bakeFor bakes an image that is made from the quickstart's.
+// bakeFor bakes an image whose document is made from the quickstart's.
 func bakeFor(name string, from func(quickstart string) string) (image string, err error) {
 	p, err := made()
 	if err != nil {
@@ -93,7 +90,7 @@ func bakeFor(name string, from func(quickstart string) string) (image string, er
 	return base + ".raw", err
 }
 
-// clusterManifest has an object in a namespace that comes behind it.
+// clusterManifest has an object in a namespace that comes after it.
 const clusterManifest = `apiVersion: v1
 kind: ConfigMap
 metadata: {name: prices, namespace: shop}
@@ -104,9 +101,9 @@ kind: Namespace
 metadata: {name: shop}
 `
 
-// The smallest cluster from images alone, in the wrong order: the worker waits, the
-// control-plane node is born, both become Ready and a pod runs. TestClusterFromImages
-// goes on from there.
+// TestClusterIsBorn makes the smallest cluster from images alone, in the wrong order: the worker
+// waits, the control-plane node bootstraps, both become Ready and a pod runs. TestClusterFromImages
+// tests more of it.
 func TestClusterIsBorn(t *testing.T) {
 	pace.Takes(t, 330*time.Second)
 	p := need(t)
@@ -117,13 +114,13 @@ func TestClusterIsBorn(t *testing.T) {
 	clusterIsBorn(t, p, golden, lab.KubernetesVersion)
 }
 
-// clusterIsBorn has a control-plane node from golden and a worker from the parts' image.
+// clusterIsBorn starts a control-plane node from golden and a worker from the parts' image.
 func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	t.Helper()
 	w := newNet(t, p)
 	both := w.machines(0, "m1", "shop1")
 	minted := w.mint(lab.Minted{Kubernetes: kubernetes, Masters: both[:1], Workers: both[1:]})
-	shop1, m1 := w.stamp(p.golden, minted, "shop1"), w.stamp(golden, minted, "m1") // before the clock begins
+	shop1, m1 := w.stamp(p.golden, minted, "shop1"), w.stamp(golden, minted, "m1") // before the clock starts
 	clock := w.lab.NewLockstep()
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForAPIServer.String())
@@ -143,9 +140,9 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	return w
 }
 
-// A cluster from images alone: minted at a desk, its worker switched on before
-// its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS do
-// their work, and the cluster's keys are where kubeadm keeps them and nowhere else.
+// TestClusterFromImages makes a cluster from images alone: minted on a computer, its worker
+// switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS
+// work, and the cluster's keys are only where kubeadm keeps them.
 func TestClusterFromImages(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -158,7 +155,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	both := w.machines(0, "m1", "shop1")
-	for n, other := range []int{1, 0} { // pods reach each other, and CoreDNS has somebody to ask
+	for n, other := range []int{1, 0} { // pods reach each other, and CoreDNS has clients
 		both[n].Cards = strings.Replace(both[n].Cards, "}", fmt.Sprintf(", routes: [{to: %s, via: %s}]}", podCIDR(other), both[other].Address), 1)
 		both[n].DNS = lab.Gateway
 	}
@@ -174,7 +171,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.ready(master, nil)
-	node, err := w.c.Node(t.Context(), "m1") // it was Ready before it was marked
+	node, err := w.c.Node(t.Context(), "m1") // it was Ready before it was labeled
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +187,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.makePod(worker, "hello")
 	w.addonsWork(master, worker)
 
-	// The power goes everywhere; the cluster comes back as it was.
+	// All lose power; the cluster comes back unchanged.
 	before := node
 	worker.Cut()
 	master.Cut()
@@ -210,7 +207,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.keysOn(disk, minted, 1)
 	w.keysOn(w.disk(worker), minted, 0)
 
-	// Its data is given up for the snapshot that first boot took.
+	// Its data is replaced with the snapshot that first boot took.
 	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
 	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"), "--in-place")
@@ -224,9 +221,8 @@ func TestClusterFromImages(t *testing.T) {
 	}
 }
 
-// addonsWork waits until kube-proxy runs on each node and CoreDNS is Ready, which
-// needs the API server's Service; and has a pod on each node ask a Service by its
-// name, which the pod hello answers.
+// addonsWork waits until kube-proxy runs on each node and CoreDNS, which needs the API server's
+// Service, is Ready. Then a pod on each node requests the pod hello by its Service's name.
 func (w *world) addonsWork(nodes ...*lab.VM) {
 	w.t.Helper()
 	for path, field := range map[string]string{"daemonsets/kube-proxy": "numberReady", "deployments/coredns": "readyReplicas"} {
@@ -277,8 +273,8 @@ func (w *world) addonsWork(nodes ...*lab.VM) {
 	}
 }
 
-// machines are named so, with the guests' addresses in the test's network from the
-// one that is number first.
+// machines returns machines with these names, and the guests' addresses in the test's network
+// beginning with number first.
 func (w *world) machines(first int, names ...string) []lab.MintedMachine {
 	var all []lab.MintedMachine
 	for i, name := range names {
@@ -289,7 +285,7 @@ func (w *world) machines(first int, names ...string) []lab.MintedMachine {
 	return all
 }
 
-// mint makes a cluster's keys and its machines' Sites.
+// mint makes the keys of a cluster and its machines' Sites.
 func (w *world) mint(c lab.Minted) (dir string) {
 	w.t.Helper()
 	c.Kubernetes = cmp.Or(c.Kubernetes, lab.KubernetesVersion)
@@ -307,7 +303,7 @@ func (w *world) mint(c lab.Minted) (dir string) {
 	return dir
 }
 
-// stamp makes the image of a machine of a minted cluster, anew if it has one.
+// stamp makes the image of a machine of a minted cluster, and replaces an existing one.
 func (w *world) stamp(golden, minted, name string) (image string) {
 	w.t.Helper()
 	image = filepath.Join(w.lab.Dir, name+".raw")
@@ -315,7 +311,7 @@ func (w *world) stamp(golden, minted, name string) (image string) {
 	return image
 }
 
-// snapshotOn copies the last snapshot of etcd off a disk.
+// snapshotOn copies the last snapshot of etcd from a disk.
 func (w *world) snapshotOn(disk string) string {
 	w.t.Helper()
 	const dir = "/lib/edgebake/snapshots"
@@ -334,8 +330,8 @@ func (w *world) snapshotOn(disk string) string {
 	return file
 }
 
-// keysOn scans a raw disk for the cluster's private keys: on a master each is there
-// once, as kubeadm's file, on a worker not at all.
+// keysOn searches a raw disk for the cluster's private keys: on a master each must be there once,
+// as kubeadm's file, on a worker not at all.
 func (w *world) keysOn(disk, minted string, times int) {
 	w.t.Helper()
 	for _, name := range []string{"ca.key", "etcd/ca.key", "front-proxy-ca.key", "sa.key"} {

@@ -12,13 +12,12 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// Three control-plane nodes and two workers, all from images: powered on in any
-// order, the cluster is born once each has seen the others. The one that was on
-// first may go, with its disk: the workers stay Ready, their pods run on, a new
-// worker joins. Written anew it takes its seat by itself, and votes: the cluster
-// survives the loss of another one. With two of three lost the next one that is
-// written anew stops: what the third alone has must not be written over. Once a
-// person names the third to continue from, it does, alone, and the other joins it.
+// TestClusterOfThree makes a cluster of three control-plane nodes and two workers, all from images.
+// Powered on in any order, it bootstraps once each has seen the others. The first one dies with its
+// disk: the workers stay Ready, their pods keep running, and a new worker joins. Reflashed, it
+// joins and votes, so that the cluster survives the loss of another one. With two of three lost,
+// the next reflashed one stops, since the third's data must not be overwritten. Once a person names
+// the third to continue from, it continues alone, and the other joins it.
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -36,9 +35,8 @@ func TestClusterOfThree(t *testing.T) {
 	for _, name := range workers {
 		images[name] = w.stamp(p.golden, minted, name)
 	}
-	// kube-apiserver ends when its own start takes more than 30 to 60 s, and where
-	// three of them start on two processors that emulate, each does so a dozen times
-	// and more.
+	// kube-apiserver ends if its start takes more than 30 to 60 s. If three of them start on two
+	// emulating processors, each ends a dozen times.
 	clock := w.lab.NewLockstep()
 	on := func(name string, guest, memory int) *lab.VM {
 		return w.start(lab.VMConfig{Name: name, Image: images[name], Guest: guest, CPUs: 1, Memory: memory, Lockstep: clock})
@@ -64,7 +62,7 @@ func TestClusterOfThree(t *testing.T) {
 	for _, vm := range []*lab.VM{m1, m2, m3} {
 		w.expect(vm, 0, `edgebake: etcd begins with nothing`)
 	}
-	before := map[string]*lab.Object{} // Nodes
+	before := map[string]*lab.Object{} // the Nodes
 	for _, vm := range []*lab.VM{m1, m2, m3} {
 		before[vm.Name] = w.ready(vm, nil)
 	}
@@ -101,7 +99,7 @@ func TestClusterOfThree(t *testing.T) {
 	w.keysOn(w.disk(m1), minted, 1)
 	w.keysOn(w.disk(m2), minted, 1)
 	w.keysOn(w.disk(shop1), minted, 0)
-	m1 = master(0) // m2 stays dead
+	m1 = master(0) // m2 stays off
 	w.expect(m1, 0, `FAILED seat: the cluster has been in use \(m3\), and has no quorum`)
 	passed("with two of three lost, the one that was written anew stops")
 	for _, vm := range []*lab.VM{m1, m3} {
@@ -130,7 +128,7 @@ func TestClusterOfThree(t *testing.T) {
 	passed("the worker and its pod are back")
 }
 
-// readySince is when a Node became Ready.
+// readySince returns when a Node became Ready.
 func (w *world) readySince(name string) time.Time {
 	w.t.Helper()
 	node, err := w.c.Node(w.t.Context(), name)
@@ -146,8 +144,7 @@ func (w *world) readySince(name string) time.Time {
 	return time.Time{}
 }
 
-// renews waits until the machine's kubelet has told the cluster that it lives,
-// from now on.
+// renews waits until the machine's kubelet renews its lease.
 func (w *world) renews(vm *lab.VM) {
 	w.t.Helper()
 	renewed := func() (at string) {
@@ -170,21 +167,21 @@ func (w *world) renews(vm *lab.VM) {
 	})
 }
 
-// writes waits until the cluster takes a write.
+// writes waits until the cluster accepts a write.
 func (w *world) writes(vm *lab.VM) {
 	w.t.Helper()
 	w.until(vm, "the cluster takes a write", func() error {
 		err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/configmaps", map[string]any{
 			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "written"}})
 		var se *lab.StatusError
-		if errors.As(err, &se) && se.Code == http.StatusConflict { // an answer was lost, not the write
+		if errors.As(err, &se) && se.Code == http.StatusConflict { // the response was lost, but not the write
 			return nil
 		}
 		return err
 	})
 }
 
-// until tries again until there is no error.
+// until retries until there is no error.
 func (w *world) until(vm *lab.VM, what string, try func() error) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)

@@ -23,23 +23,21 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// cutPoint is a moment of a recorded run at which the power goes.
+// cutPoint is a moment of a recorded run at which the power fails.
 type cutPoint struct {
-	n     int  // entries of the record
-	keeps bool // some of what was not flushed, by chance
+	n     int  // number of entries of the record
+	keeps bool // keep some writes that were not flushed, by chance
 }
 
-// lanes is how many machines TestPowerCutAtAnyWrite runs at once. Each has one
-// processor: two keep two cores busy where one with two would not, and QEMU
-// fails a guest that has several now and then.
+// lanes is the number of machines that TestPowerCutAtAnyWrite runs at once. Each has one processor:
+// two keep two cores busy better than one with two processors, with which QEMU sometimes fails.
 const lanes = 2
 
-// TestPowerCutAtAnyWrite records what the disks of two first boots are given,
-// until a minute after Ready, and boots from what a power cut would have left
-// of them: each ends Ready by itself. Of other points the disk is only read:
-// the machine can go on with its certificate, or with its token. CI boots from a
-// dozen and reads two dozen more, some just after Ready; the nightly run boots
-// from 200, among them each flush since the join.
+// TestPowerCutAtAnyWrite records the disk writes of two first boots until a minute after Ready, and
+// boots from the disk as a power cut would have left it: each machine must become Ready by itself.
+// At other points it only reads the disk: the machine must have its certificate or its token. CI
+// boots from a dozen points and reads two dozen, some just after Ready; the nightly run boots from
+// 200, including each flush since the join.
 func TestPowerCutAtAnyWrite(t *testing.T) {
 	pace.Takes(t, 300*time.Second)
 	r := chance(t)
@@ -55,8 +53,8 @@ func TestPowerCutAtAnyWrite(t *testing.T) {
 	}
 }
 
-// cutAnywhere records the first boot of one machine, cuts its power at many
-// points of the record, and boots from what is left.
+// cutAnywhere records the first boot of one machine, cuts its power at many points of the record,
+// and boots from the result.
 func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 	rec, marks := w.firstBoot(guest, name)
 	looks, boots := choose(r, marks, os.Getenv("EDGEBAKE_NIGHTLY") != "")
@@ -73,7 +71,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 			w.t.Fatal(err)
 		}
 		where := fmt.Sprintf("cut after entry %d of %d (%+v)", p.n, rec.Len(), loss)
-		if p.n >= marks.join { // before, the partitions themselves may be on their way
+		if p.n >= marks.join { // before, the partitions may not be complete
 			if err := w.wayBack(rec); err != nil {
 				w.t.Errorf("%s: %v", where, err)
 			}
@@ -91,7 +89,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 	w.t.Logf("the disk was read at %d points and booted from at %d", len(all), len(boots))
 }
 
-// moments are those of a recorded first boot, counted in entries of its record.
+// moments are moments of a recorded first boot, as numbers of entries in its record.
 type moments struct {
 	join, joined, ready, end int
 	flushes                  []int // since the join began
@@ -134,7 +132,7 @@ func (w *world) firstBoot(guest int, name string) (*lab.Recording, moments) {
 	return rec, m
 }
 
-// choose picks where the power goes: to look, and to boot.
+// choose selects the points of the power cuts: those to read, and those to boot.
 func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	if nightly {
 		for _, n := range m.flushes {
@@ -145,18 +143,18 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 		}
 		return nil, boots
 	}
-	// The flushes before and after Ready; without any, its end is one.
+	// The flushes before and after Ready. If there are none, use the end.
 	i, _ := slices.BinarySearch(m.flushes, m.ready+1)
 	early, late := m.flushes[:i], append(slices.Clone(m.flushes[i:]), m.end)
 	boots = []cutPoint{
 		{m.join + r.IntN(m.ready-m.join), true},           // in the middle of the join
-		{early[r.IntN(len(early))] - 1, true},             // before a flush of it: most is at stake
-		{m.ready, false},                                  // on the very moment, all lost that can be
-		{late[0], false},                                  // at the first flush after it
-		{max(m.ready, late[min(1, len(late)-1)]-1), true}, // before the next
+		{early[r.IntN(len(early))] - 1, true},             // before a flush of the join: most is lost
+		{m.ready, false},                                  // exactly at Ready, without any unflushed write
+		{late[0], false},                                  // at the first flush after Ready
+		{max(m.ready, late[min(1, len(late)-1)]-1), true}, // before the next flush
 		{late[min(len(late)-1, 1+r.IntN(len(late)))], false},
 	}
-	for i := range 6 { // spread over the join and what follows, and just after Ready
+	for i := range 6 { // spread over the join and the time just after Ready
 		looks = append(looks, cutPoint{m.flushes[i*(len(m.flushes)-1)/5], false}, cutPoint{m.join + r.IntN(m.end-m.join), true})
 		if i < len(late) {
 			looks = append(looks, cutPoint{late[i], false})
@@ -165,13 +163,12 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	return looks, boots
 }
 
-// emulatorTries is how often a point is booted anew where the emulator has
-// failed the guest.
+// emulatorTries is the number of boots from one point if the emulator fails the guest.
 const emulatorTries = 3
 
-// bootsFrom switches a machine on with the disk as the cut left it. Before the
-// join was over, the cluster did not know it. It returns how long the machine
-// had a processor, which tells on a busy host what a boot costs.
+// bootsFrom boots a machine from the disk after a cut. unknown means that the cluster did not know
+// the machine yet. It returns the processor time of the machine, which is meaningful even on a busy
+// host.
 func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bool) (ran time.Duration, err error) {
 	for try := 1; ; try++ {
 		if unknown {
@@ -183,7 +180,7 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 		if err != nil && !lab.NotFound(err) {
 			return 0, err
 		}
-		// On an overlay of its own: a further try is from the same bytes.
+		// On its own overlay, so that another try starts from the same bytes.
 		vm := w.start(lab.VMConfig{Name: name + "-again", Image: rec.Disk, Guest: guest, CPUs: 1})
 		vm.Node = name
 		_, err = w.becomesReady(vm, before)
@@ -200,8 +197,8 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 	}
 }
 
-// wayBack reads a disk after a power cut and reports why the machine could
-// neither go on as the node that it is nor join.
+// wayBack reads a disk after a power cut. It returns an error if the machine could neither continue
+// as its node nor join.
 func (w *world) wayBack(rec *lab.Recording) error {
 	dir, err := os.MkdirTemp(w.lab.Dir, "look-")
 	if err != nil {
@@ -241,8 +238,8 @@ func (w *world) wayBack(rec *lab.Recording) error {
 	return nil
 }
 
-// repaired runs e2fsck, which the machine's own boot does as well: that it
-// repaired something is not an error, that it could not is one.
+// repaired runs e2fsck, like the machine's own boot. Repairs are no error, but a failed repair is
+// one.
 func repaired(argv ...string) error {
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	var exit *exec.ExitError
@@ -255,8 +252,8 @@ func repaired(argv ...string) error {
 	return nil
 }
 
-// nodeFiles copies what makes a machine a node out of DATA, to where it would
-// be below /.
+// nodeFiles copies the files that make a machine a node from DATA to a root, at their paths below
+// /.
 func nodeFiles(data, root string) error {
 	persist := "/lib/edgebake/persist/kubernetes"
 	for _, f := range []struct{ from, to string }{
@@ -274,7 +271,7 @@ func nodeFiles(data, root string) error {
 		if f.from == "/lib/kubelet/pki" {
 			command = fmt.Sprintf("rdump %s %s", f.from, filepath.Dir(to))
 		}
-		// What is not there yet is said, and the program did not fail.
+		// For a missing file, debugfs prints a message but succeeds.
 		if out, err := exec.Command("debugfs", "-R", command, data).CombinedOutput(); err != nil {
 			return fmt.Errorf("debugfs %s: %w: %s", command, err, out)
 		}
@@ -282,7 +279,7 @@ func nodeFiles(data, root string) error {
 	return nil
 }
 
-// holdsToken returns nil where the slot has a token to join with.
+// holdsToken returns nil if the slot has a token to join with.
 func holdsToken(disk string, p media.Partition) error {
 	f, err := os.Open(disk)
 	if err != nil {
@@ -303,7 +300,7 @@ func holdsToken(disk string, p media.Partition) error {
 	return nil
 }
 
-// TestChoice: what CI and the nightly run promise of their points.
+// TestChoice checks the number and kind of points in CI and in the nightly run.
 func TestChoice(t *testing.T) {
 	m := moments{join: 3000, joined: 3500, ready: 4000, end: 5000}
 	for n := m.join + 3; n <= m.end; n += 20 {

@@ -19,12 +19,10 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// A system that was built from another Image is written by hand where an
-// update would write it: into the root partition that is not in use, with a
-// boot entry of three tries. It boots as the node that the machine was, and is
-// marked as good. Bad systems are left again without a person:
-// one that does not boot after its third try, one that does not get Ready
-// after its time.
+// TestAnotherRoot writes the system of another Image by hand like an update: into the unused root
+// partition, with a boot entry of three tries. It boots as the same node and is marked as good. Bad
+// systems are left without a person: one that does not boot, after its third try, and one that does
+// not become Ready, after its time.
 func TestAnotherRoot(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -64,8 +62,7 @@ func TestAnotherRoot(t *testing.T) {
 	}
 	w.off(vm)
 
-	// The root it came from is free for the next one, which does not arrive
-	// whole.
+	// The former root can be used for the next system, which is not written completely.
 	disk = w.disk(vm)
 	w.checkDisk(disk)
 	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
@@ -82,8 +79,8 @@ func TestAnotherRoot(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// toUpdate is a machine that runs the image of the first document and is Ready, and a web
-// server that has those of the others.
+// toUpdate returns a machine that is Ready with the image of the first document, and a web server
+// that has the images of the others.
 func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
@@ -114,8 +111,8 @@ func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.
 	return vm, w.ready(vm, nil), url
 }
 
-// TestUpdate updates a machine from a web server by one command: to a good image with
-// another container image, which it keeps, and to a bad one, which it leaves again by itself.
+// TestUpdate updates a machine from a web server with one command: to a good image with another
+// container image, which it keeps, and to a bad one, which it leaves automatically.
 func TestUpdate(t *testing.T) {
 	pace.Takes(t, 800*time.Second)
 	w := newWorld(t, 1)
@@ -135,8 +132,8 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
 		}
 	}
-	// No registry is in reach: the image came with the update. The former one is there,
-	// and kubelet may remove it.
+	// There is no registry: the image came with the update. The former one still exists, and
+	// kubelet may remove it.
 	if err := w.c.Pod(t.Context(), "new-hello", newHello, vm.Node); err != nil {
 		t.Fatal(err)
 	}
@@ -151,10 +148,10 @@ func TestUpdate(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// newHello is an image that the machine is not flashed with.
+// newHello is not in the image with which the machine was flashed.
 const newHello = "edgebake.test/hello:2"
 
-// withNewHello is the document of an Image that has newHello in place of helloImage.
+// withNewHello writes the document of an Image that has newHello instead of helloImage.
 func (w *world) withNewHello(name string) string {
 	w.t.Helper()
 	program := filepath.Join(w.lab.Dir, "hello")
@@ -173,7 +170,7 @@ func (w *world) withNewHello(name string) string {
 	return w.variant(name, "  - ref: "+helloImage+"\n    layout: ../../../build/images\n", "  - ref: "+newHello+"\n    layout: "+layout+"\n")
 }
 
-// variant is the document of that name with parts of its text replaced.
+// variant writes a copy of the document of that name with parts of its text replaced.
 func (w *world) variant(name string, oldNew ...string) string {
 	w.t.Helper()
 	b, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata", name+".yaml"))
@@ -194,7 +191,7 @@ func (w *world) variant(name string, oldNew ...string) string {
 	return file
 }
 
-// pinned checks that of both images of hello one alone is pinned.
+// pinned checks that only one of the two hello images is pinned.
 func (w *world) pinned(vm *lab.VM, want string) {
 	w.t.Helper()
 	out := w.mustOnNode(vm, `ctr -n k8s.io images ls -q 'labels."io.cri-containerd.pinned"==pinned'`)
@@ -205,8 +202,8 @@ func (w *world) pinned(vm *lab.VM, want string) {
 	}
 }
 
-// released checks that the last update is over: what it fetched is gone, and the EFI system
-// partition describes the system of that name.
+// released checks that the last update is complete: downloaded files are removed, and the EFI
+// system partition describes the system of that name.
 func (w *world) released(vm *lab.VM, name string) {
 	w.t.Helper()
 	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-release ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
@@ -214,9 +211,9 @@ func (w *world) released(vm *lab.VM, name string) {
 	w.saysOnNode(vm, "[ -e /var/lib/edgebake/update/esp ] || echo removed", "removed")
 }
 
-// TestUpdateMinor updates a machine to the next minor version of Kubernetes: first to a bad
-// image, after which kubelet has its own files again, and then to a good one. A pod of a
-// Deployment leaves before each restart and comes back; one without a controller stays.
+// TestUpdateMinor updates a machine to the next minor version of Kubernetes: first to a bad image,
+// after which kubelet has its own files again, and then to a good one. A pod of a Deployment is
+// evicted before each restart and comes back; one without a controller stays.
 func TestUpdateMinor(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -275,8 +272,8 @@ func TestUpdateMinor(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// updateAtOnce has the machine carry out an update, with a restart. It returns the mark on
-// the console from which on it does.
+// updateAtOnce makes the machine update and restart. It returns the mark on the console from which
+// on it does.
 func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -284,8 +281,8 @@ func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	return mark
 }
 
-// webRuns waits until the Deployment's pod, another one than before, is ready, and returns
-// its name.
+// webRuns waits until the Deployment's pod, a different one than before, is ready, and returns its
+// name.
 func (w *world) webRuns(vm *lab.VM, before string) (name string) {
 	w.t.Helper()
 	for range 90 {
@@ -301,8 +298,8 @@ func (w *world) webRuns(vm *lab.VM, before string) (name string) {
 	return ""
 }
 
-// TestTrialWithoutAPIServer has the API server die before a new system boots on trial. The
-// machine waits longer than a trial is, and keeps the system once an API server is back.
+// TestTrialWithoutAPIServer stops the API server before a new system boots on trial. The machine
+// waits longer than the trial's limit, and keeps the system once an API server is back.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -330,7 +327,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	w.released(vm, "second")
 	w.off(vm)
 
-	// A Site that is stamped now is for the new system.
+	// A Site stamped now is for the new system.
 	disk := w.disk(vm)
 	w.checkDisk(disk)
 	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: "edge2"}), "--in-place")
@@ -343,8 +340,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// startUpdate has the machine carry out an update and then these commands, and restart. It
-// returns the mark on the console from which on it does.
+// startUpdate makes the machine update, run these commands, and restart. It returns the mark on the
+// console from which on it does.
 func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -353,7 +350,7 @@ func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	return mark
 }
 
-// updates has the machine carry out an update, and waits until it is Ready again.
+// updates makes the machine update, and waits until it is Ready again.
 func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object {
 	w.t.Helper()
 	mark := w.startUpdate(vm, url)
@@ -361,11 +358,11 @@ func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object 
 	return w.readyAgain(vm, mark, before)
 }
 
-// onSecond is a machine that came back to the second image.
+// onSecond describes a machine that has returned to the second image.
 var onSecond = map[string]string{"partition": "ROOT-B", "system": "second"}
 
-// goesBack waits until the machine, which begins with a bad system at the mark, is the
-// node that it was with the one before.
+// goesBack waits until the machine, which starts a bad system at the mark, is the same node with
+// the system before it.
 func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int, want map[string]string) *lab.Object {
 	w.t.Helper()
 	var back lab.Line
@@ -385,8 +382,7 @@ func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int, wa
 	return node
 }
 
-// install writes an image's system into a root partition of a disk, and a boot
-// entry for it.
+// install writes an image's system into a root partition of a disk, with a boot entry for it.
 func (w *world) install(disk, image, root, entry string, version int) {
 	w.t.Helper()
 	from, err := media.Inspect(image)
@@ -409,7 +405,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 	}
 	w.copyBytes(image, source.Start, disk, target.Start, size)
 
-	// The entry of the image, with the partitions of this disk.
+	// The image's entry, with the partitions of this disk.
 	esp := func(path string, i *media.Info) string {
 		return fmt.Sprintf("%s@@%d", path, partitionOf(w.t, i, ondisk.LabelESP).Start)
 	}
@@ -435,7 +431,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	// Of a root there is one entry.
+	// Each root has one entry.
 	old := regexp.MustCompile(`^edgebake-[ab]`).FindString(entry) + "*"
 	if _, err := w.output("mdel", "-i", esp(disk, to), "::loader/entries/"+old); err != nil {
 		w.t.Logf("no former entry of %s: %v", root, err)
@@ -445,8 +441,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 	w.fsckESP(disk)
 }
 
-// wipe makes the beginning of a partition zeros: a file system that none can
-// mount.
+// wipe zeroes the beginning of a partition, so that its file system cannot be mounted.
 func (w *world) wipe(disk, label string) {
 	w.t.Helper()
 	f, err := os.OpenFile(disk, os.O_WRONLY, 0)
@@ -476,7 +471,7 @@ func (w *world) copyBytes(from string, at int64, to string, off, size int64) {
 	}
 }
 
-// fsckESP lets fsck.fat judge the ESP, which takes a file of its own.
+// fsckESP checks the ESP with fsck.fat, which requires a separate file.
 func (w *world) fsckESP(disk string) {
 	w.t.Helper()
 	i, err := media.Inspect(disk)
@@ -504,7 +499,7 @@ func partitionOf(t *testing.T, i *media.Info, label string) media.Partition {
 	return media.Partition{}
 }
 
-// about is what a node says of itself.
+// about has facts that a node reports about itself.
 type about map[string]string
 
 func (a about) want(t *testing.T, want map[string]string) {
@@ -514,13 +509,13 @@ func (a about) want(t *testing.T, want map[string]string) {
 			t.Errorf("%s is %q, want %q", k, a[k], v)
 		}
 	}
-	// What the boot entry mounts is checked and grown as by fstab.
+	// Partitions that the boot entry mounts are checked and grown as with an fstab.
 	for k, v := range map[string]string{"checked": "active", "grown": "active", "efi": "active"} {
 		if a[k] != v {
 			t.Errorf("%s is %q, want %q", k, a[k], v)
 		}
 	}
-	// journald goes by the id that systemd started with.
+	// journald uses the machine ID with which systemd started.
 	if a["journals"] != a["machine-id"] {
 		t.Errorf("the machine id is %s, there are journals of %s", a["machine-id"], a["journals"])
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// pairs are versions that people run together, the most common first.
+// pairs are common combinations of versions, the most common first.
 var pairs = []struct{ kubernetes, containerd, arch string }{
 	{"v1.36.5", "2.3.7", "amd64"},
 	{"v1.37.2", "2.4.2", "amd64"},
@@ -25,8 +25,8 @@ var pairs = []struct{ kubernetes, containerd, arch string }{
 	{"v1.37.2", "2.3.7", "arm64"},
 }
 
-// TestVersions: each pair joins a cluster of its Kubernetes and runs a pod. The lines
-// that begin with "RESULT" are for docs/compatibility.md.
+// TestVersions checks that each pair joins a cluster of its Kubernetes version and runs a pod. The
+// lines that begin with "RESULT" are for docs/compatibility.md.
 func TestVersions(t *testing.T) {
 	nightly(t)
 	for _, pair := range pairs {
@@ -53,10 +53,10 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestControlPlaneVersions: a cluster of images is born of each release.
+// TestControlPlaneVersions bootstraps a cluster from images of each release.
 func TestControlPlaneVersions(t *testing.T) {
 	nightly(t)
-	for _, r := range lab.Releases()[1:] { // TestClusterIsBorn has the first
+	for _, r := range lab.Releases()[1:] { // TestClusterIsBorn tests the first
 		t.Run(r.Kubernetes, func(t *testing.T) {
 			p, err := need(t).of(t.Context(), r.Kubernetes, configs.ExampleContainerd, "amd64")
 			if err != nil {
@@ -72,8 +72,8 @@ func TestControlPlaneVersions(t *testing.T) {
 	}
 }
 
-// TestOpenYurtVersions: an edge node of OpenYurt 1.7 on the newest Kubernetes that it is
-// certified for, and on a later one.
+// TestOpenYurtVersions checks an edge node of OpenYurt 1.7 on the newest Kubernetes for which
+// OpenYurt is certified, and on a later one.
 func TestOpenYurtVersions(t *testing.T) {
 	nightly(t)
 	for _, kubernetes := range []string{"v1.34.10", "v1.36.5"} {
@@ -106,7 +106,7 @@ func TestOpenYurtVersions(t *testing.T) {
 	}
 }
 
-// result prints what docs/compatibility.md records.
+// result prints a line for docs/compatibility.md.
 func (w *world) result(what, format string, args ...any) {
 	w.t.Helper()
 	commit, err := exec.CommandContext(w.t.Context(), "git", "-C", w.root, "describe", "--always", "--dirty").Output()
@@ -116,8 +116,8 @@ func (w *world) result(what, format string, args ...any) {
 	w.t.Logf("RESULT %s: %s (%s, %s)", what, fmt.Sprintf(format, args...), time.Now().UTC().Format("2 January 2006"), strings.TrimSpace(string(commit)))
 }
 
-// of are the parts with the quickstart image of these versions, and a control plane of
-// that Kubernetes.
+// of returns parts with the quickstart image of these versions, and a control plane of that
+// Kubernetes version.
 func (p *parts) of(ctx context.Context, kubernetes, containerd, arch string) (*parts, error) {
 	quickstart, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {

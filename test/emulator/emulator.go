@@ -8,10 +8,9 @@ import (
 	"regexp"
 )
 
-// A kernel switches its static keys by writing an int3 over an instruction,
-// then the rest of it, then its first byte. QEMU caches translated code: a
-// second processor may run an int3 that is no longer in memory, and that the
-// kernel cannot handle any more. It panics, whatever is on the disk. QEMU 7.2
+// A kernel switches its static keys by writing an int3 over an instruction, then the rest of the
+// new instruction, then its first byte. QEMU caches translated code, so a second processor may run
+// an int3 that is no longer in memory and that the kernel no longer handles: it panics. QEMU 7.2
 // and 8.0 do so; a guest with one processor is not affected.
 
 var (
@@ -25,8 +24,8 @@ var (
 	opcodes = regexp.MustCompile(`\bCode: .*\b([0-9a-f]{2}) <[0-9a-f]{2}>`)
 )
 
-// StaleTranslation returns how a console shows that the emulator ran an int3
-// that was not in memory, or "".
+// StaleTranslation returns the evidence on a console that the emulator ran an int3 that was not in
+// memory, or "".
 func StaleTranslation(console iter.Seq[string]) string {
 	seen, where := false, ""
 	for line := range console {
@@ -43,7 +42,7 @@ func StaleTranslation(console iter.Seq[string]) string {
 		}
 		if m := opcodes.FindStringSubmatch(line); m != nil {
 			if m[1] == "cc" {
-				return "" // it is in memory: an error of the kernel itself
+				return "" // it is in memory: a real fault of the kernel
 			}
 			return fmt.Sprintf("it ran an int3%s where memory has %s", where, m[1])
 		}

@@ -1,5 +1,5 @@
-// Package fleettest is the part of an API server that a rollout of updates uses: Nodes, Pods
-// and their eviction. test/cluster carries out the same rollouts with a real one.
+// Package fleettest simulates the part of an API server that a rollout of updates uses: Nodes, Pods
+// and their eviction. test/cluster runs the same rollouts with a real one.
 package fleettest
 
 import (
@@ -15,17 +15,19 @@ import (
 	"sync"
 )
 
-// Object is a Kubernetes object.
+// Object is a Kubernetes object in JSON.
 type Object = map[string]any
 
 // Server is the API server.
 type Server struct {
 	URL string
-	// Version is its answer at /version.
+	// Version is the version that it reports at /version.
 	Version string
-	// Before, unless nil, is called before each request. It returns the status of an error, or 0.
+	// Before, unless nil, is called before each request. It returns the HTTP status of an error, or
+	// 0.
 	Before func(r *http.Request) int
-	// Evicted, unless nil, decides about the eviction of a pod. By default it goes at once.
+	// Evicted, unless nil, returns the status of a pod's eviction. By default a pod is evicted at
+	// once.
 	Evicted func(path string) (status int)
 
 	server  *httptest.Server
@@ -43,7 +45,7 @@ type event struct {
 	object  []byte
 }
 
-// New starts a server, which ends with Close.
+// New starts a server. Close ends it.
 func New() *Server {
 	s := &Server{Version: "v1.37.2", objects: map[string]Object{}}
 	s.changed = sync.NewCond(&s.mu)
@@ -63,7 +65,7 @@ func (s *Server) Close() {
 
 const nodesPath = "/api/v1/nodes"
 
-// Node makes a Node, Ready, with labels and annotations.
+// Node creates a Ready Node with labels and annotations.
 func (s *Server) Node(name string, labels, annotations map[string]string) {
 	meta := Object{"name": name, "labels": anyOf(labels), "annotations": anyOf(annotations), "uid": "uid-" + name}
 	s.put(nodesPath+"/"+name, Object{"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": Object{},
@@ -78,7 +80,7 @@ func anyOf(in map[string]string) Object {
 	return out
 }
 
-// Pod makes a pod on a node, with a controller of that kind.
+// Pod creates a pod on a node, with a controller of that kind.
 func (s *Server) Pod(namespace, name, node, owner string) {
 	meta := Object{"name": name, "namespace": namespace, "uid": "uid-" + name}
 	if owner != "" {
@@ -118,7 +120,7 @@ func (s *Server) note(path, kind string, o Object) {
 	}
 }
 
-// Change patches a Node as RFC 7386 describes, as somebody else does.
+// Change patches a Node as RFC 7386 describes, like another client.
 func (s *Server) Change(name string, patch Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +142,7 @@ func (s *Server) Ready(name string, ready bool) {
 	s.Change(name, Object{"status": Object{"conditions": []any{Object{"type": "Ready", "status": status, "message": "kubelet stopped"}}}})
 }
 
-// Get returns a Node; nil: there is none.
+// Get returns a Node, or nil if it does not exist.
 func (s *Server) Get(name string) Object {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +161,7 @@ func (s *Server) Annotation(name, key string) string {
 	return ""
 }
 
-// Cordoned reports whether a Node is.
+// Cordoned reports whether a Node is cordoned.
 func (s *Server) Cordoned(name string) bool {
 	c, _ := s.Get(name)["spec"].(Object)["unschedulable"].(bool)
 	return c
@@ -177,7 +179,7 @@ func (s *Server) Delete(name string) {
 	s.note(path, "DELETED", o)
 }
 
-// Nodes are the names of all Nodes.
+// Nodes returns the names of all Nodes.
 func (s *Server) Nodes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +203,7 @@ func copyOf(o Object) (out Object) {
 	return out
 }
 
-// merged is a value after a merge patch.
+// merged returns a value after a merge patch.
 func merged(is, patch any) any {
 	p, ok := patch.(Object)
 	if !ok {
@@ -238,7 +240,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var in Object
-	_ = json.Unmarshal(body, &in) // a GET has none
+	_ = json.Unmarshal(body, &in) // a GET has no body
 	path := r.URL.Path
 	if path == nodesPath && r.URL.Query().Get("watch") != "" {
 		s.watch(w, r)
@@ -298,7 +300,7 @@ func (s *Server) list(w io.Writer, kind string, is func(string, Object) bool) {
 	json.NewEncoder(w).Encode(Object{"apiVersion": "v1", "kind": kind, "metadata": Object{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
 }
 
-// watch sends what happens to Nodes until the client goes.
+// watch sends the changes of Nodes until the client disconnects.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	from, _ := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	go func() {

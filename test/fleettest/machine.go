@@ -2,24 +2,24 @@ package fleettest
 
 import "github.com/edgebake/edgebake/ondisk/order"
 
-// How a Machine carries out an order.
+// Reactions of a Machine to an order.
 const (
 	Works   = "works"   // keeps the new system
-	Bad     = "bad"     // leaves it again, and is Ready on the former one
-	Dead    = "dead"    // does not come back
-	Rejects = "rejects" // takes no such image
-	Slow    = "slow"    // works, after some steps more
+	Bad     = "bad"     // leaves the new system, and is Ready with the former one
+	Dead    = "dead"    // does not start again
+	Rejects = "rejects" // rejects the image
+	Slow    = "slow"    // works, after some more steps
 )
 
-// Machine is a machine that takes orders.
+// Machine is a machine that carries out orders.
 type Machine struct {
 	Name, Outcome string
-	// Plan is that of the system that runs, Next that of the ordered image.
+	// Plan is the plan of the running system, Next that of the ordered image.
 	Plan, Next string
 
-	// Ready is what kubelet reports.
+	// Ready is the status that kubelet reports.
 	Ready bool
-	// AtRisk: it has restarted for an order, and has not kept the new system.
+	// AtRisk means that it has restarted for an order, and has not kept the new system.
 	AtRisk bool
 	// Restarts counts the restarts for orders.
 	Restarts int
@@ -28,12 +28,12 @@ type Machine struct {
 	steps              int
 }
 
-// NewMachine returns a machine that is Ready.
+// NewMachine returns a machine whose Node is Ready.
 func NewMachine(name, outcome, plan, next string) *Machine {
 	return &Machine{Name: name, Outcome: outcome, Plan: plan, Next: next, Ready: true}
 }
 
-// Step reads the order that the Node has, goes one step, and returns the answer.
+// Step reads the Node's order, does one step, and returns the answer.
 func (m *Machine) Step(text string, halted bool) order.Answer {
 	x, err := order.Parse(text)
 	stands := text != "" && err == nil && !halted
@@ -60,7 +60,7 @@ func (m *Machine) Step(text string, halted bool) order.Answer {
 	return order.Answer{Plan: m.Plan, Image: "edge", Serial: 1, Order: m.key, State: m.state, Reason: m.reason}
 }
 
-// restart goes one step of a restart.
+// restart does one step of a restart.
 func (m *Machine) restart() {
 	m.steps++
 	switch {

@@ -77,10 +77,10 @@ func fromModules(ctx context.Context, out string, archs []string, log io.Writer,
 type controlImage struct {
 	ref   string
 	parts []part
-	below []byte // a tar of files from elsewhere; nil: none
+	below []byte // a tar of other files, or nil
 }
 
-// part is a program of a recipe.
+// part is one program of a recipe.
 type part struct {
 	recipe    fetch.GoRecipe
 	pkg, name string

@@ -1,6 +1,6 @@
-// Command images makes the container images of the demo and the tests, each of
-// one static program, and writes them to an OCI layout. The same source and Go
-// release give the same digests. kube-proxy's also has programs from Debian.
+// Command images makes the container images of the demo and the tests, and writes them to an OCI
+// layout. Each has static programs. The same source and Go release give the same digests.
+// kube-proxy's image also has programs from Debian.
 package main
 
 import (
@@ -35,7 +35,7 @@ var images = []struct {
 }{
 	{"images/pause", "pause", "edgebake.test/pause:1", "65535:65535", nil},
 	{"images/hello", "hello", "edgebake.test/hello:1", "65534:65534", nil},
-	// The path in yurthub's own image, whose pod calls it by name.
+	// The path in yurthub's own image, whose pod runs the program by its name.
 	{"yurthub", "usr/local/bin/yurthub", "edgebake.test/yurthub:v1.6.1", "0:0", []string{"YURTHUB_STAND_IN=v1.6.1"}},
 }
 
@@ -76,8 +76,7 @@ type program struct {
 	binary []byte
 }
 
-// adder adds an image of programs, which starts the first one. below is a tar
-// of other files, or nil.
+// adder adds an image that starts the first of its programs. below is a tar of other files, or nil.
 type adder func(ref, user string, below []byte, programs []program, env []string) error
 
 func run(ctx context.Context, out string, archs []string, log io.Writer) error {

@@ -56,8 +56,8 @@ func TestImagesAreSoundAndTheSameEachTime(t *testing.T) {
 	}
 }
 
-// onlyFile checks that the image holds the program, static and for this machine, and
-// nothing else, and that it is what the image starts.
+// onlyFile checks that the image contains only the program, which is static and for this
+// architecture, and starts it.
 func onlyFile(t *testing.T, img v1.Image, program string) {
 	t.Helper()
 	cf, err := img.ConfigFile()
@@ -85,7 +85,7 @@ func onlyFile(t *testing.T, img v1.Image, program string) {
 	r := tar.NewReader(rc)
 	h, err := r.Next()
 	for err == nil && h.Typeflag == tar.TypeDir && strings.HasPrefix(program, h.Name) {
-		h, err = r.Next() // a folder above it
+		h, err = r.Next() // its directory
 	}
 	if err != nil || h.Name != program || h.Mode != 0o755 {
 		t.Fatalf("first entry %+v, %v", h, err)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Of a root file system programs and libraries are kept, under the names that they
-// are called by, in a whole archive that is the same each time.
+// TestProgramsOnly checks that programs and libraries of a root file system are kept under the
+// names by which they are run, and that the archive is complete and reproducible.
 func TestProgramsOnly(t *testing.T) {
 	var root bytes.Buffer
 	w := tar.NewWriter(&root)

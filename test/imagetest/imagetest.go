@@ -1,6 +1,6 @@
-// Package imagetest makes container images for tests, benchmarks and the
-// oracle: ordinary ones and nasty ones, as OCI layouts, without a registry or
-// a container engine. The same call gives the same bytes.
+// Package imagetest makes container images for tests, benchmarks and oracles: ordinary ones and
+// difficult ones, as OCI layouts, without a registry or a container engine. The same call gives the
+// same bytes.
 package imagetest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Date is the time of everything that has none in an image.
+// Date is the time of entries that have none in an image.
 var Date = time.Unix(1700000000, 0).UTC()
 
 // Layer writes a layer's entries.

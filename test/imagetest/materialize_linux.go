@@ -29,7 +29,7 @@ func Materialize(dir string, nodes []tree.Node, blobs tree.Blobs) error {
 	if err != nil {
 		return err
 	}
-	// Last, since creating a file changes its directory's time.
+	// Do this last, since creating a file changes its directory's time.
 	for _, n := range nodes {
 		t := unix.NsecToTimespec(n.MTime.UnixNano())
 		if err := unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(dir, n.Path), []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW); err != nil {

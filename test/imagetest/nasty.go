@@ -30,7 +30,7 @@ var ACL = func() string {
 	return string(b)
 }()
 
-// script is a list of tar.Header and file.
+// script is a list of tar.Header and file values.
 type script []any
 
 func (s script) write(w *Writer) error {
@@ -56,27 +56,27 @@ type file struct {
 	body string
 }
 
-// Dir is a directory entry for Script.
+// Dir returns a directory entry for Script.
 func Dir(name string, mode int64, uid, gid int) tar.Header {
 	return tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: mode, Uid: uid, Gid: gid}
 }
 
-// File is a regular file.
+// File returns a regular file for Script.
 func File(name string, mode int64, uid, gid int, body string) any {
 	return file{tar.Header{Name: name, Mode: mode, Uid: uid, Gid: gid}, body}
 }
 
-// Symlink is a symbolic link.
+// Symlink returns a symbolic link for Script.
 func Symlink(name, target string) tar.Header {
 	return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}
 }
 
-// Hardlink is a hard link.
+// Hardlink returns a hard link for Script.
 func Hardlink(name, target string) tar.Header {
 	return tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: target, Mode: 0o755}
 }
 
-// Whiteout removes what lower layers have at name.
+// Whiteout returns an entry that removes name from the lower layers.
 func Whiteout(name string) any {
 	dir, base := "", name
 	if i := strings.LastIndexByte(name, '/'); i >= 0 {
@@ -85,14 +85,14 @@ func Whiteout(name string) any {
 	return File(dir+".wh."+base, 0, 0, 0, "")
 }
 
-// Opaque hides what lower layers have in dir.
+// Opaque returns an entry that hides the contents of dir in the lower layers.
 func Opaque(dir string) any { return File(dir+"/.wh..wh..opq", 0, 0, 0, "") }
 
-// Script is a layer of these entries.
+// Script returns a layer with these entries.
 func Script(steps ...any) Layer { return Layer{Tar: script(steps).write} }
 
-// Nasty is an image of 20 layers with everything that makes unpacking hard.
-// hello is a static program, which becomes /bin/hello.
+// Nasty returns an image of 20 layers with all difficult cases of unpacking. hello is a static
+// program, which becomes /bin/hello.
 func Nasty(ref, hello string) Image {
 	long := strings.Repeat("n", 255)
 	layers := []Layer{
@@ -177,7 +177,7 @@ func Nasty(ref, hello string) Image {
 			Dir("home/app", 0o750, 1000, 1000),
 			File("usrlink/x", 0o644, 0, 0, "the link is below; here a directory"),
 		),
-		Script( // 3: a whiteout of what was whited out, opaque over opaque, back to a file
+		Script( // 3: a whiteout of a removed path, an opaque directory again, back to a file
 			Whiteout("opt/a/gone"),
 			Opaque("opt/opq"),
 			File("opt/opq/newer", 0o644, 3, 3, "newer"),
@@ -197,7 +197,7 @@ func Nasty(ref, hello string) Image {
 		Script(File("opt/swap", 0o640, 12, 13, "a file again")), // 4
 		Script(), // 5: empty
 	}
-	for n := 6; n <= 20; n++ { // each undoes and redoes
+	for n := 6; n <= 20; n++ { // each removes and creates again
 		name := fmt.Sprintf("gen/%d", n)
 		steps := []any{Dir("gen", 0o750, n, n), File(name, 0o644, n, n, strings.Repeat(name, n))}
 		if n > 6 {
@@ -218,8 +218,8 @@ func Nasty(ref, hello string) Image {
 	return Image{Ref: ref, Layers: layers, Config: map[string]any{"Entrypoint": []string{"/bin/hello"}, "Env": []string{"PATH=/bin"}}}
 }
 
-// Many is an image of n small files in one layer, and a second layer that
-// removes half of them.
+// Many returns an image of n small files in one layer, and a second layer that removes half of
+// them.
 func Many(ref string, n int) Image {
 	name := func(i int) string { return fmt.Sprintf("srv/%02x/file-%06d", i%256, i) }
 	return Image{Ref: ref, Layers: []Layer{

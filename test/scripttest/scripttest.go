@@ -33,20 +33,15 @@ const Dropped = "dropped"
 // Command is a command of scripts.
 type Command = func(ts *testscript.TestScript, neg bool, args []string)
 
-// Run runs the scripts in testdata/script. In addition to testscript's own
-// commands they have those given, and:
+// Run runs the scripts in testdata/script. In addition to testscript's own commands they have those
+// in commands, and:
 //
-// session FILE          run the lines of FILE that begin with $ in a shell, and
-//
-//	print what a terminal shows; `cmp stdout FILE` compares it
-//
-// json FILE [PATH WANT]...
-//
-//	each document in FILE is JSON, and the last one has these
-//	values at these paths, as in slot.state
-//
-// need PROGRAM PACKAGE  skip without a program at a desk, fail in CI
-// namespaces            the same for namespaces of users and mounts
+//	session FILE            run the lines of FILE that begin with $ in a shell, and print
+//	                        the terminal's content; `cmp stdout FILE` compares it
+//	json FILE [PATH WANT]…  check that each document in FILE is JSON, and that the last one
+//	                        has these values at these paths, such as slot.state
+//	need PROGRAM PACKAGE    skip the test without a program at a desk, fail it in CI
+//	namespaces              the same for namespaces of users and mounts
 func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Command) {
 	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // testscript makes its directories there
 	all := map[string]Command{

@@ -3,9 +3,9 @@
 // EDGEBAKE_BOOT_BEFORE names one, an image of an earlier version. All boot alternately in QEMU on
 // this computer. Results go to test/bench/results.
 //
-// EDGEBAKE_BENCH_RUNS    number of boots of each, 3 by default
-// EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
-// EDGEBAKE_ACCEL         as for `make demo`: kvm or tcg
+//	EDGEBAKE_BENCH_RUNS    number of boots of each, 3 by default
+//	EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
+//	EDGEBAKE_ACCEL         as for `make demo`: kvm or tcg
 package boot
 
 import (

@@ -2,8 +2,8 @@
 // go-containerregistry's client, over loopback and over a connection of 1 Gbit/s. It also measures
 // the cost of a connection that breaks in the middle. Results go to test/bench/results.
 //
-// EDGEBAKE_BENCH_RUNS   number of runs of each, 3 by default
-// EDGEBAKE_BENCH_DIR    directory of the image, by default that for temporary files
+//	EDGEBAKE_BENCH_RUNS   number of runs of each, 3 by default
+//	EDGEBAKE_BENCH_DIR    directory of the image, by default that for temporary files
 package carry
 
 import (

@@ -2,9 +2,9 @@
 // run: on a shared machine absolute times mean little, but ratios do. Results go to
 // test/bench/results.
 //
-// EDGEBAKE_BENCH_RUNS   number of runs of each writer, 5 by default
-// EDGEBAKE_BENCH_DIR    directory for the images; by default in memory (/dev/shm) if there is space
-// EDGEBAKE_BENCH_TAR    an additional uncompressed tar to measure
+//	EDGEBAKE_BENCH_RUNS   number of runs of each writer, 5 by default
+//	EDGEBAKE_BENCH_DIR    directory for the images; by default in memory (/dev/shm) if there is space
+//	EDGEBAKE_BENCH_TAR    an additional uncompressed tar to measure
 package disk
 
 import (

@@ -2,8 +2,8 @@
 // bmaptool, which also skips holes. All write alternately to the same loop device. Results go to
 // test/bench/results.
 //
-// EDGEBAKE_BENCH_RUNS   number of runs of each, 5 by default
-// EDGEBAKE_BENCH_DIR    directory of image and device, by default that for temporary files
+//	EDGEBAKE_BENCH_RUNS   number of runs of each, 5 by default
+//	EDGEBAKE_BENCH_DIR    directory of image and device, by default that for temporary files
 package flash
 
 import (

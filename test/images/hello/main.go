@@ -1,7 +1,6 @@
-// Command hello is the demo's pod: it prints a greeting, and answers HTTP on
-// port 8080 until a signal ends it. It also writes a greeting every two seconds
-// into files that are named, such as a console. Given only a URL, it prints the
-// answer from there, and ends.
+// Command hello is the demo's pod. It prints a greeting and answers HTTP on port 8080 until it gets
+// a signal. It also writes a greeting every two seconds to the files named in its arguments, such
+// as a console. If its only argument is a URL, it prints the response from there and exits.
 package main
 
 import (
