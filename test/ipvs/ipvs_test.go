@@ -1,5 +1,4 @@
-// Package ipvs_test boots a guest and runs in it the tests of ipvscare
-// against a real kernel. They are in package guest.
+// Package ipvs_test boots a VM and runs the tests of ipvscare, package guest, with a real kernel.
 package ipvs_test
 
 import (
@@ -25,20 +24,20 @@ var (
 	guestTimeout = flag.Duration("guest.timeout", 40*time.Minute, "how long the guest may take")
 )
 
-// What go test says: whose output follows, and how a test ended.
+// Lines of go test: the test whose output follows, and the end of a test.
 var (
 	current = regexp.MustCompile(`^=== (?:RUN|NAME|CONT)\s+(\S+)`)
 	result  = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
 	where   = regexp.MustCompile(`^\s+\w+_test\.go:\d+: `)
 )
 
-// outputs collects what each of the guest's tests says, to show it where the
-// test is reported. What a part of a test says belongs to the whole too.
+// outputs collects the output of each test in the VM, to show it with the test's result. A
+// subtest's output belongs to its test.
 type outputs struct {
 	now      string
 	lines    map[string][]string
 	verdicts map[string]string // PASS, FAIL or SKIP, by test
-	order    []string          // in which they ended
+	order    []string          // in the order of their ends
 }
 
 func newOutputs() *outputs {
@@ -50,7 +49,7 @@ func (o *outputs) add(line string) {
 		if o.verdicts[m[2]] == "" {
 			o.order = append(o.order, m[2])
 		}
-		if o.verdicts[m[2]] != "FAIL" { // run again, it may pass, and has failed all the same
+		if o.verdicts[m[2]] != "FAIL" { // a failed test stays failed if another run passes
 			o.verdicts[m[2]] = m[1]
 		}
 	}
@@ -65,7 +64,7 @@ func (o *outputs) add(line string) {
 	}
 }
 
-// finished selects, for go test -skip, the tests that have ended.
+// finished returns the tests that have ended, for go test -skip.
 func (o *outputs) finished() string {
 	var names []string
 	for _, name := range o.order {
@@ -83,11 +82,11 @@ func (o *outputs) failed() bool {
 	return slices.Contains(slices.Collect(maps.Values(o.verdicts)), "FAIL")
 }
 
-// most is how many lines a report shows.
+// most is the maximum number of lines that a report shows.
 const most = 50
 
-// tail is the end of what a test said. Of what came before, it keeps what the
-// test itself said, since a long journal of ipvscare may follow the reason.
+// tail returns the end of a test's output. From the earlier lines it keeps those of the test
+// itself, since a long journal of ipvscare may follow the reason.
 func (o *outputs) tail(name string) string {
 	lines := o.lines[name]
 	from := max(len(lines)-most, 0)
@@ -124,7 +123,7 @@ func TestOutputs(t *testing.T) {
 	if got := o.finished(); got != "" {
 		t.Errorf("nothing has ended, but %s", got)
 	}
-	// The parts of a test are told with the whole, whose output is cut off here.
+	// Subtests are reported with their test, whose output ends here.
 	for _, line := range []string{"--- PASS: TestA (1.2s)", "    --- PASS: TestA/part (0.10s)", "--- SKIP: TestB (0.00s)", "=== RUN   TestC"} {
 		o.add(line)
 	}
@@ -154,7 +153,7 @@ func TestGuest(t *testing.T) {
 		}
 	}
 	timeout := *guestTimeout
-	if os.Getenv("EDGEBAKE_NIGHTLY") != "" { // the long form of each
+	if os.Getenv("EDGEBAKE_NIGHTLY") != "" { // the long form of each test
 		timeout = max(timeout, 7*time.Hour)
 		env = append([]string{"GUEST_LOSS=10m", "GUEST_FAILOVERS=1000", "GUEST_PINGS=3600"}, env...)
 	}

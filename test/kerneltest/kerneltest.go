@@ -1,5 +1,5 @@
-// Package kerneltest is the kernel's IPVS table and routes in memory, for tests of
-// ipvscare's daemon. It rejects steps that a kernel would reject.
+// Package kerneltest simulates the kernel's IPVS table and routes in memory, for tests of
+// ipvscare's daemon. It rejects operations that a kernel would reject.
 package kerneltest
 
 import (
@@ -17,7 +17,8 @@ import (
 type Table struct {
 	Mu       sync.Mutex
 	Services []kernel.Service
-	// Packets is the number that was sent, Opened has the connections of each real server.
+	// Packets is the number of sent packets; Opened has the number of connections of each real
+	// server.
 	Packets uint64
 	Opened  map[netip.AddrPort]kernel.Conns
 	Routes  map[netip.Addr]netip.Addr // the sources of local routes
@@ -74,7 +75,7 @@ func (t *Table) Perform(op kernel.Op) error {
 	return nil
 }
 
-// Step returns a virtual server after one step; nil stands for no virtual server.
+// Step returns a virtual server after one operation; nil means no virtual server.
 func Step(s *kernel.Service, op kernel.Op) (*kernel.Service, error) {
 	if (s == nil) != (op.Kind == kernel.AddService) {
 		return nil, fmt.Errorf("%s on %v", op, s)

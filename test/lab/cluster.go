@@ -69,16 +69,16 @@ type Cluster struct {
 	last     int // the master that answered last
 }
 
-// Tuning is how a control plane differs from the default of the tests.
+// Tuning has the options of a control plane; the zero value is the default of the tests.
 type Tuning struct {
-	// Pods is the address range of pods; empty: one for 256 nodes.
+	// Pods is the CIDR of pods; if empty, one for 256 nodes.
 	Pods string
 	// Durable makes etcd sync its writes.
 	Durable bool
-	// ControllerManager are further arguments of kube-controller-manager.
+	// ControllerManager has additional arguments of kube-controller-manager.
 	ControllerManager []string
-	// AuditPolicy is the policy for the API servers' audit logs; empty: each
-	// creation of a Node.
+	// AuditPolicy is the policy for the API servers' audit logs; if empty, only creations of Nodes
+	// are logged.
 	AuditPolicy string
 }
 

@@ -7,10 +7,11 @@ import (
 	"testing"
 )
 
-// A boot that the emulator has spoilt is told from one that the disk has.
+// TestStaleTranslation checks that a boot spoilt by the emulator is distinguished from one spoilt
+// by the disk.
 func TestStaleTranslation(t *testing.T) {
-	// From a console of QEMU 7.2 with two processors, shortened; its first
-	// two lines were lost, and are as 6.12 words them.
+	// From a console of QEMU 7.2 with two processors, shortened. Its first two lines were lost and
+	// replaced with those of Linux 6.12.
 	const stale = `[   14.552114] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
 [   14.558710] CPU: 1 UID: 0 PID: 0 Comm: swapper/1 Not tainted 6.12.117+deb13-cloud-amd64 #1  Debian 6.12.117-1
 [   14.564530] Hardware name: QEMU Standard PC (Q35 + ICH9, 2009), BIOS 0.0.0 02/06/2015
@@ -53,8 +54,8 @@ func TestStaleTranslation(t *testing.T) {
 	}
 }
 
-// An image's kernel resets after a panic. One that the emulator has caused is
-// waited through; one of the next boot is judged by itself.
+// TestEmulatorsPanicIsNoEnd checks that a wait continues after a panic caused by the emulator,
+// since an image's kernel then resets, and that a panic in the next boot counts.
 func TestEmulatorsPanicIsNoEnd(t *testing.T) {
 	const (
 		boot  = "BdsDxe: starting Boot0001 \"UEFI Misc Device\" from PciRoot(0x0)/Pci(0x1,0x0)\n"

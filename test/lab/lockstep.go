@@ -7,21 +7,20 @@ import (
 	"time"
 )
 
-// Lockstep makes machines share one clock, which the load of this host does not
-// disturb. An emulated API server needs ten times the work of a real one; if
-// several start on few processors, their own deadlines end them first, and
-// etcd's members consider each other dead. So these machines count their
-// instructions instead of this host's time (qemu.Machine.Counted), and one that
-// is ahead of the others waits for them. They run as if each had its own
-// processor; an hour of their time may take three of this host's.
+// Lockstep makes machines share one clock that does not depend on the load of this host. An
+// emulated API server takes ten times the work of a real one; if several start on few processors,
+// their own deadlines end them first, and etcd's members consider each other dead. So these
+// machines count their instructions instead of this host's time (qemu.Machine.Counted), and one
+// that is ahead of the others waits. They run as if each had its own processor; an hour of their
+// time may take three hours.
 //
-// Nothing else is slowed down: waits of the host must be longer (VM.Patience),
-// and a Site must be stamped before the first machine is on, or it would set
-// its clock to that later time.
+// Other programs are not slowed down: the host's timeouts must be longer (VM.Patience), and a Site
+// must be stamped before the first machine is on, or its machine would set its clock to that later
+// time.
 type Lockstep struct {
 	mu  sync.Mutex
 	vms map[clocked]*stepped
-	now time.Time // of the machine that is last, or was last when all were switched off
+	now time.Time // time of the last machine, or of the one that was last when all were on
 }
 
 // clocked is the part of a VM that Lockstep needs.

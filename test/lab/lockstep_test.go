@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// guest is a machine whose clock runs at its own pace.
+// guest is a machine whose clock runs at its own rate.
 type guest struct {
 	mu           sync.Mutex
-	pace         float64 // of this host's clock
+	pace         float64 // relative to this host's clock
 	off, stopped bool
 	mute         bool
 	clock        time.Time
 	seen         time.Time
 }
 
-// at brings the clock to now, and lets f look at the guest.
+// at advances the clock to now and calls f with the guest locked.
 func (g *guest) at(f func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -57,8 +57,8 @@ func (g *guest) command(_ context.Context, name string) (err error) {
 	return err
 }
 
-// Machines of which this host runs each at another pace have the same time; one
-// that gets nothing holds up the others, and one that is off does not.
+// TestLockstep checks that machines that run at different rates have the same time, that a stalled
+// one holds up the others, and that a stopped one does not.
 func TestLockstep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := newLockstep()
@@ -116,7 +116,7 @@ func TestLockstep(t *testing.T) {
 	})
 }
 
-// What waits for such machines waits by their clock.
+// TestLockstepPatience checks that timeouts for such machines use their clock.
 func TestLockstepPatience(t *testing.T) {
 	for pace, want := range map[float64]struct {
 		after time.Duration

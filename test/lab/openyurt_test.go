@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// The approver takes yurthub's two requests, and nothing a bit different.
+// TestHubRequest checks that the approver accepts yurthub's two requests, and no variation of them.
 func TestHubRequest(t *testing.T) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

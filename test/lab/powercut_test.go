@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// recorded has QEMU write a disk and a record of it.
+// recorded makes QEMU write to a disk and returns the record.
 func recorded(t *testing.T, commands ...string) *os.File {
 	t.Helper()
 	tool := desk.NeedProgram(t, "qemu-io", "qemu-utils")
@@ -39,8 +39,8 @@ func recorded(t *testing.T, commands ...string) *os.File {
 	return log
 }
 
-// TestRecordingCutsAnywhere holds cuts of one recording, one after the other,
-// against a replay of the record from its beginning.
+// TestRecordingCutsAnywhere compares successive cuts of one recording with replays of the record
+// from its beginning.
 func TestRecordingCutsAnywhere(t *testing.T) {
 	log := recorded(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -P 3 0 4k", "write -f -P 4 8k 4k", "write -P 5 0 8k", "flush", "write -P 6 12k 4k")
 	entries, err := readRecord(log)
@@ -94,16 +94,16 @@ type ram []byte
 func (r ram) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
 func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
-	// qemu-io flushes when it ends; the record is cut before that, as a
-	// killed QEMU leaves it.
+	// qemu-io flushes when it ends; the record is truncated before that flush, as a killed QEMU
+	// leaves it.
 	log := recorded(t, "write -P 1 0 4k", "flush", "write -P 2 4k 4k", "write -f -P 3 8k 4k", "write -z 0 512", "discard 64k 4k", "write -P 4 12k 4k")
 	fi, err := log.Stat()
 	if err != nil {
 		t.Fatal(err)
 	}
 	const sector, page = 512, 4096
-	// Superblock, write, flush, write, FUA write (and the flush after it,
-	// where QEMU emulates FUA), zeroes, discard, write.
+	// Superblock, write, flush, write, FUA write (and the flush after it if QEMU emulates FUA),
+	// zeroes, discard, write.
 	whole := make([]byte, fi.Size())
 	if _, err := log.ReadAt(whole, 0); err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
 		t.Errorf("a write that was never flushed stands: %d; %+v", least[3*page], loss)
 	}
 
-	// Cut short anywhere, the record still replays.
+	// The record can be replayed if it is cut short anywhere.
 	for n := range last {
 		if n%97 != 0 && n > 40 {
 			continue

@@ -28,11 +28,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// benchRuns is how often each way is measured.
+// benchRuns is the number of measurements of each method.
 const benchRuns = 5
 
-// needBench runs a benchmark only where EDGEBAKE_BENCH names the folder for
-// its results.
+// needBench skips a benchmark unless EDGEBAKE_BENCH names the directory for its results.
 func needBench(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("EDGEBAKE_BENCH")
@@ -43,8 +42,8 @@ func needBench(t *testing.T) string {
 	return dir
 }
 
-// benchImages are nine images of programs and source files that every machine
-// with Go has; three share a base. compression is that of the layers.
+// benchImages returns nine images of programs and source files that every machine with Go has;
+// three share a base. compression is that of their layers.
 func benchImages(t *testing.T, compression string) []imagetest.Image {
 	t.Helper()
 	goroot := strings.TrimSpace(output(t, "go", "env", "GOROOT"))
@@ -89,7 +88,7 @@ func output(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// disk is a loop-mounted ext4 whose writes are counted.
+// disk is a mounted loop device with ext4 whose writes are counted.
 type disk struct {
 	t     *testing.T
 	image string
@@ -109,7 +108,7 @@ func newDisk(t *testing.T, dir string) *disk {
 
 func (d *disk) do(name string, args ...string) string {
 	d.t.Helper()
-	// Not with the test's context: unmounting is done after its end.
+	// Do not use the test's context: unmounting happens after its end.
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
 		d.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
@@ -123,7 +122,7 @@ func (d *disk) mount() {
 	d.do("mount", d.dev, d.mnt)
 }
 
-// unmount is lazy where a shim is slow to go.
+// unmount unmounts lazily if a shim ends slowly.
 func (d *disk) unmount() {
 	if d.dev == "" {
 		return
@@ -139,7 +138,7 @@ func (d *disk) unmount() {
 	d.dev = ""
 }
 
-// written is how many bytes went to the device since it was set up.
+// written returns the number of bytes written to the device since it was set up.
 func (d *disk) written() int64 {
 	d.t.Helper()
 	unix.Sync()
@@ -163,7 +162,7 @@ func (d *disk) used() int64 {
 	return int64(s.Blocks-s.Bfree) * s.Bsize
 }
 
-// sizeOf is what a file or folder takes of the disk, in whole blocks.
+// sizeOf returns the disk space of a file or directory, in whole blocks.
 func (d *disk) sizeOf(path string) int64 {
 	d.t.Helper()
 	size, _, _ := strings.Cut(d.do("du", "-s", "-B1", path), "\t")
@@ -174,21 +173,21 @@ func (d *disk) sizeOf(path string) int64 {
 	return n
 }
 
-// measured is one run's figures.
+// measured has the figures of one run.
 type measured struct {
-	first   time.Duration // to the first container, once every image is there
-	early   time.Duration // to the first container, its image imported first
+	first   time.Duration // to the first container, when all images exist
+	early   time.Duration // to the first container, with only its image imported
 	written int64
-	used    int64 // with what was imported
-	kept    int64 // once the archives are deleted
-	// What lies on the disk: archives, blobs of the content store, snapshots.
+	used    int64 // after the import
+	kept    int64 // after the archives are deleted
+	// Disk space of archives, blobs in the content store, and snapshots.
 	archives, blobs, snapshots int64
 }
 
-// way is one of the ways images get onto a node.
+// way is one way to get images onto a node.
 type way struct {
 	name     string
-	archives []string // nil: prebaked
+	archives []string // nil if prebaked
 }
 
 // TestBenchFirstContainer compares a baked store with importing archives.
@@ -204,7 +203,7 @@ func TestBenchFirstContainer(t *testing.T) {
 	if _, err := imagetest.WriteLayout(gz, imgs...); err != nil {
 		t.Fatal(err)
 	}
-	// As RKE2 and k3s ship them: uncompressed layers in a compressed archive.
+	// As RKE2 and k3s ship images: uncompressed layers in a compressed archive.
 	ways := []way{{name: "prebaked"}, {name: "import of OCI tars"}, {name: "import of .tar.zst"}}
 	for n, i := range imgs {
 		one := filepath.Join(work, fmt.Sprint("one-", n))
@@ -222,7 +221,7 @@ func TestBenchFirstContainer(t *testing.T) {
 		os.RemoveAll(one)
 	}
 
-	// One disk a way, filled once and copied for every run.
+	// One disk for each way, filled once and copied for every run.
 	var size int64
 	masters := map[string]string{}
 	for n := range ways {
@@ -247,7 +246,7 @@ func TestBenchFirstContainer(t *testing.T) {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, "# First container: prebaked against importing\n\n%d images, %d MB unpacked, containerd %s, one loop-mounted ext4 with direct I/O for each run, caches dropped; %d interleaved runs, median. %d CPUs, load %s at the start, %s.\n",
 		len(imgs), size>>20, configs.ExampleContainerd, benchRuns, runtime.NumCPU(), loadAverage(), time.Now().UTC().Format("2006-01-02"))
-	var disks map[string]measured // one run of each: they hardly differ
+	var disks map[string]measured // one run of each: the sizes hardly differ
 	for _, quarter := range []bool{false, true} {
 		figures := map[string][]measured{}
 		disks = map[string]measured{}
@@ -330,7 +329,7 @@ func loadAverage() string {
 	return one
 }
 
-// pack tars a layout, as one zstd stream where asked.
+// pack writes a tar of a layout, optionally compressed as one zstd stream.
 func pack(t *testing.T, dir, to string, compress bool) string {
 	t.Helper()
 	in, err := os.Open(tarOf(t, dir))
@@ -356,8 +355,8 @@ func pack(t *testing.T, dir, to string, compress bool) string {
 	return to
 }
 
-// measure boots, so to speak: starts containerd on a fresh disk with cold
-// caches and takes the time to the first container.
+// measure starts containerd on a fresh disk with cold caches, and measures the time to the first
+// container.
 func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "edgebake-bench-")
@@ -388,7 +387,7 @@ func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured)
 	const image = "edgebake.test/hello:1"
 	for n, a := range w.archives {
 		c.ctr("images", "import", filepath.Join(d.mnt, filepath.Base(a)))
-		if n == 1 { // pause and hello are there
+		if n == 1 { // pause and hello exist
 			m.early = c.timeToStart(start, image)
 		}
 	}
@@ -416,7 +415,7 @@ func measure(t *testing.T, bin, master string, w way, quarter bool) (m measured)
 	return m
 }
 
-// quarterCore makes a control group with a quarter of a core.
+// quarterCore makes a cgroup with a quarter of a core.
 func quarterCore(t *testing.T) string {
 	t.Helper()
 	name := fmt.Sprint("edgebake-bench-", time.Now().UnixNano())
@@ -424,7 +423,7 @@ func quarterCore(t *testing.T) string {
 		t.Cleanup(func() { os.Remove(dir) })
 		write(t, dir+"/cpu.cfs_period_us", "100000")
 		write(t, dir+"/cpu.cfs_quota_us", "25000")
-		write(t, dir+"/cpu.shares", "262144") // the quota decides, not who else works
+		write(t, dir+"/cpu.shares", "262144") // the quota alone limits it, not the other load
 		return dir
 	}
 	dir := filepath.Join("/sys/fs/cgroup", name)
@@ -433,7 +432,7 @@ func quarterCore(t *testing.T) string {
 	}
 	t.Cleanup(func() { os.Remove(dir) })
 	write(t, dir+"/cpu.max", "25000 100000")
-	write(t, dir+"/cpu.weight", "10000") // the quota decides, not who else works
+	write(t, dir+"/cpu.weight", "10000") // the quota alone limits it, not the other load
 	return dir
 }
 
@@ -444,7 +443,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// TestBenchBake compares the whole bake with uncompressing the layers alone.
+// TestBenchBake compares a whole bake with only uncompressing the layers.
 func TestBenchBake(t *testing.T) {
 	results := needBench(t)
 	work := t.TempDir()
@@ -500,8 +499,8 @@ func TestBenchBake(t *testing.T) {
 	}
 }
 
-// peakMemory bakes images of several sizes, each set in a process of its own,
-// and says what those took.
+// peakMemory bakes images of several sizes, each set in its own process, and returns a table of
+// their peak memory.
 func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string {
 	t.Helper()
 	zeros := func(ref string, size int64) imagetest.Image {
@@ -531,7 +530,7 @@ func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string
 	}
 	var parallel []imagetest.Image
 	for n := range 16 {
-		// Of different sizes, or they would be one layer.
+		// Different sizes, since equal layers would be one layer.
 		parallel = append(parallel, zeros(fmt.Sprintf("edgebake.test/p%d:1", n), int64(64+n)<<20))
 	}
 	var out strings.Builder
@@ -556,7 +555,7 @@ func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said)
 		}
-		// Not its rusage, which begins with the memory of who started it.
+		// The child's rusage would include the memory of its parent.
 		_, after, _ := strings.Cut(string(said), "VmHWM:")
 		var peak int64
 		if _, err := fmt.Sscanf(after, "%d kB", &peak); err != nil {
@@ -574,7 +573,7 @@ func peakMemory(t *testing.T, work string, many []configs.ContainerImage) string
 
 const envBakeList = "EDGEBAKE_BENCH_LIST"
 
-// TestBakeInOwnProcess is what peakMemory starts.
+// TestBakeInOwnProcess runs in the processes that peakMemory starts.
 func TestBakeInOwnProcess(t *testing.T) {
 	raw := os.Getenv(envBakeList)
 	if raw == "" {
@@ -599,10 +598,10 @@ func TestBakeInOwnProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Println(string(status)) // for who started us
+	fmt.Println(string(status)) // for the parent
 }
 
-// uncompressAll reads every layer to its end, four at a time as a bake does.
+// uncompressAll reads every layer to its end, four at a time like a bake.
 func uncompressAll(blobs []string) (int64, error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex

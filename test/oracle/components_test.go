@@ -22,8 +22,8 @@ var update = flag.Bool("update", false, "write what was made of others' types")
 
 const componentForms = "../../configs/kubeadm/componentforms.txt"
 
-// TestComponentForms: the fields by which documents of kubelet and kube-proxy are
-// judged are those of Kubernetes' own types.
+// TestComponentForms checks that the schemas of kubelet's and kube-proxy's documents have the
+// fields of Kubernetes' own types.
 func TestComponentForms(t *testing.T) {
 	var lines []string
 	add := func(path, value string) { lines = append(lines, path+" "+value+"\n") }
@@ -51,7 +51,7 @@ func TestComponentForms(t *testing.T) {
 	}
 }
 
-// componentForm adds the fields of a type, as JSON has them.
+// componentForm adds the JSON fields of a type.
 func componentForm(t reflect.Type, path string, add func(path, value string)) {
 	switch {
 	case t.Kind() == reflect.Pointer:
@@ -61,7 +61,7 @@ func componentForm(t reflect.Type, path string, add func(path, value string)) {
 		add(path, "string")
 		return
 	case reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()):
-		add(path, "any") // of several kinds
+		add(path, "any") // several types
 		return
 	}
 	switch t.Kind() {

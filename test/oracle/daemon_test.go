@@ -24,8 +24,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// versions are one release of each series that KnownContainerd lists, or the
-// programs in the folder that EDGEBAKE_CONTAINERD names: a distribution's own.
+// versions returns one release of each series in KnownContainerd, or the directory of existing
+// programs that EDGEBAKE_CONTAINERD names, for example a distribution's.
 func versions() []string {
 	if dir := os.Getenv("EDGEBAKE_CONTAINERD"); dir != "" {
 		return []string{dir}
@@ -36,8 +36,7 @@ func versions() []string {
 	return []string{"1.7.35", configs.ExampleContainerd}
 }
 
-// programs compiles a release of containerd and puts its programs, with a
-// runc, into one folder.
+// programs compiles a release of containerd and puts its programs and a runc into one directory.
 func programs(t *testing.T, version string) string {
 	t.Helper()
 	bin := t.TempDir()
@@ -86,7 +85,7 @@ func copyProgram(t *testing.T, from, to string) {
 	}
 }
 
-// runc compiles the runc of this module's go.mod.
+// runc compiles the runc in this module's go.mod.
 func runc(t *testing.T) string {
 	t.Helper()
 	return goBuild(t, "github.com/opencontainers/runc", "CGO_ENABLED=1")
@@ -117,8 +116,8 @@ func goBuild(t *testing.T, pkg, env string) string {
 type daemon struct {
 	t   *testing.T
 	bin string
-	dir string // holds var/lib/containerd
-	// group is a control group's folder that containerd is put into; "": none.
+	dir string // contains var/lib/containerd
+	// group is the directory of the cgroup for containerd; empty for none.
 	group string
 	pods  []string
 	cmd   *exec.Cmd
@@ -138,7 +137,7 @@ func start(t *testing.T, bin, dir string) *daemon {
 
 func (d *daemon) start() {
 	d.t.Helper()
-	// Unix socket paths are short, so the state is not below t.TempDir.
+	// Paths of Unix sockets must be short, so the state is not below t.TempDir.
 	state, err := os.MkdirTemp("/run", "edgebake-oracle-")
 	if err != nil {
 		d.t.Fatal(err)
@@ -175,8 +174,8 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt",
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}
-	// By default a client that comes before the socket waits a second before
-	// it tries again, which would be most of what a benchmark measures.
+	// By default, a client that connects before the socket exists waits a second before it tries
+	// again, which would dominate the measured time.
 	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.2, MaxDelay: 100 * time.Millisecond}, MinConnectTimeout: 5 * time.Second}
 	d.conn, err = grpc.NewClient("unix://"+state+"/c.sock", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
 	if err != nil {
@@ -199,7 +198,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt",
 	}
 }
 
-// stop ends containerd and leaves the store as it is.
+// stop ends containerd and leaves the store unchanged.
 func (d *daemon) stop() {
 	if d.cmd == nil {
 		return
@@ -223,7 +222,7 @@ func (d *daemon) call() context.Context {
 	return ctx
 }
 
-// ctr runs the client of the same release.
+// ctr runs the release's own client.
 func (d *daemon) ctr(args ...string) string {
 	d.t.Helper()
 	address := strings.TrimPrefix(d.conn.Target(), "unix://")
@@ -241,7 +240,7 @@ func (d *daemon) ctr(args ...string) string {
 	return string(out)
 }
 
-// images lists what the kubelet would see: tag → pinned.
+// images lists the images that kubelet would see: tag → pinned.
 func (d *daemon) images() map[string]bool {
 	d.t.Helper()
 	r, err := d.img.ListImages(d.call(), &cri.ListImagesRequest{})
@@ -260,8 +259,7 @@ func (d *daemon) images() map[string]bool {
 	return m
 }
 
-// waitImage waits until the CRI plugin knows an image: it learns of imported
-// ones by an event.
+// waitImage waits until the CRI plugin knows an image: it gets imported ones by an event.
 func (d *daemon) waitImage(image string) {
 	d.t.Helper()
 	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -308,7 +306,7 @@ func (d *daemon) startPod(image, logs string, args ...string) (pod, container st
 	return sandbox.PodSandboxId, c.ContainerId
 }
 
-// removePods takes all pods away.
+// removePods removes all pods.
 func (d *daemon) removePods() {
 	d.t.Helper()
 	for _, id := range d.pods {
@@ -361,7 +359,7 @@ func (d *daemon) runsHello(image string) {
 	}
 }
 
-// snapshotDirs lists the directories of snapshots on disk.
+// snapshotDirs lists the snapshot directories on disk.
 func (d *daemon) snapshotDirs() []string {
 	d.t.Helper()
 	names, err := store.DirFiles(d.dir).ReadDir(filepath.Join(store.Root, store.SnapshotterDir, "snapshots"))
@@ -395,8 +393,8 @@ func snapshotsOf(t *testing.T, s *store.State, ref string) []uint64 {
 	return ids
 }
 
-// TestContainerdRunsBakedStore starts real containerds on baked stores and
-// does with them what a kubelet does over months.
+// TestContainerdRunsBakedStore starts real containerds on baked stores, and does what a kubelet
+// does over months.
 func TestContainerdRunsBakedStore(t *testing.T) {
 	needRoot(t)
 	imgs := testImages(hello(t))
@@ -518,7 +516,7 @@ func tarOf(t *testing.T, dir string) string {
 	return out
 }
 
-// verifyDir checks a store that containerd has worked on.
+// verifyDir checks a store that containerd has changed.
 func verifyDir(t *testing.T, dir string) {
 	t.Helper()
 	f := store.DirFiles(dir)

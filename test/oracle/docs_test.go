@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 )
 
-// TestDocsOfKubernetes: every document for Kubernetes in the docs is one, by the
-// types of its API: no field is unknown, given twice or of another kind.
+// TestDocsOfKubernetes checks every Kubernetes document in the docs against its API types: no field
+// may be unknown, given twice or of another type.
 func TestDocsOfKubernetes(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{batchv1.AddToScheme, corev1.AddToScheme, rbacv1.AddToScheme} {

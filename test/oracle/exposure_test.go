@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// exposure is the last line of systemd-analyze security, in tenths of a point: 0 is
-// confined in every way, 100 in none.
+// exposure matches the last line of systemd-analyze security, in tenths of a point: 0 means fully
+// confined, 100 not at all.
 var exposure = regexp.MustCompile(`Overall exposure level for \S+: (\d+)\.(\d)`)
 
-// TestBenchExposure has systemd judge what the services on a node could do if somebody
-// took them over. firstboot sets up the whole machine, so much is left to it.
+// TestBenchExposure makes systemd rate what the services on a node could do if an attacker
+// controlled them. firstboot sets up the whole machine, so it keeps many permissions.
 func TestBenchExposure(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	version, _, _ := strings.Cut(output(t, "systemd-analyze", "--version"), "\n")

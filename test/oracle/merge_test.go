@@ -15,9 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// TestContainerdAfterMerge brings a new system's images to a node whose
-// containerd has worked for a while: it has containers, and an image that it
-// imported itself.
+// TestContainerdAfterMerge adds a new system's images to a node whose containerd has containers and
+// an image that it imported itself.
 func TestContainerdAfterMerge(t *testing.T) {
 	needRoot(t)
 	program := hello(t)
@@ -81,9 +80,9 @@ func TestContainerdAfterMerge(t *testing.T) {
 	}
 }
 
-// TestContainerdAfterUpdate stages the images of another system's DATA partition beside a
-// containerd at work, as an update does, and merges them. All images are pinned then; those
-// that lose their pin are kubelet's to remove.
+// TestContainerdAfterUpdate stages the images of another system's DATA partition while containerd
+// runs, as an update does, and merges them. All images are then pinned; kubelet may remove those
+// that lose their pin.
 func TestContainerdAfterUpdate(t *testing.T) {
 	needRoot(t)
 	program := hello(t)
@@ -174,7 +173,7 @@ func TestContainerdAfterUpdate(t *testing.T) {
 	}
 }
 
-// readData reads the store of a DATA partition with the images of a layout.
+// readData reads the store on a DATA partition with the images of a layout.
 func readData(t *testing.T, layout string, refs ...string) *imageupdate.Images {
 	t.Helper()
 	r, c := bakeNodes(t, layout, options(), refs...)

@@ -1,8 +1,7 @@
-// Package oracle checks builder/images against containerd itself: its own
-// packages unpack the same images and the trees and databases are compared, and
-// its daemon is started on a baked store. systemd rates the confinement of a
-// node's services. It is a separate module, so that containerd never becomes a
-// dependency of the product.
+// Package oracle checks builder/images against containerd itself: its own packages unpack the same
+// images, and the trees and databases are compared; its daemon is started on a baked store. systemd
+// rates the confinement of a node's services. The package is a separate module, so that containerd
+// never becomes a dependency of the product.
 //
 // Run it as root: cd test/oracle && go test ./...
 //

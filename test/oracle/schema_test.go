@@ -22,8 +22,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// beyondSchema are the documents of testdata/bad of which a JSON schema cannot
-// tell that they are wrong, and why.
+// beyondSchema lists the documents of testdata/bad whose errors a JSON schema cannot detect, and
+// why.
 var beyondSchema = map[string]string{
 	"cluster-certificate-validity-short":      "documents of kubeadm that follow",
 	"cluster-certificate-validity-unreadable": "documents of kubeadm that follow",
@@ -73,8 +73,8 @@ var beyondSchema = map[string]string{
 	"vip-taken":                               "fields compared with each other",
 }
 
-// TestSchemas: what validate rejects, the schema rejects where JSON schema can
-// say it; and it rejects nothing that validate accepts.
+// TestSchemas checks that a schema rejects what validate rejects, as far as JSON schema can express
+// it, and accepts everything that validate accepts.
 func TestSchemas(t *testing.T) {
 	schemas := compileSchemas(t)
 	bad, err := filepath.Glob("../../configs/testdata/bad/*.txtar")
@@ -158,11 +158,10 @@ func compileSchemas(t *testing.T) map[string]*jsonschema.Schema {
 	return schemas
 }
 
-// errNotJSON is about a document that no schema is asked about: it has no kind,
-// or its YAML is broken.
+// errNotJSON means that no schema applies to a document: it has no kind, or its YAML is broken.
 var errNotJSON = errors.New("not a document of ours")
 
-// checkSchema judges a document by the schema of its kind, as an editor does.
+// checkSchema checks a document with the schema of its kind, like an editor.
 func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
 	var v any
 	d, err := configs.Read("x", doc)
@@ -184,7 +183,7 @@ func checkSchema(schemas map[string]*jsonschema.Schema, doc []byte) error {
 	return schema.Validate(instance)
 }
 
-// asText leaves a value as it is; a mapping's keys become text.
+// asText returns a value with text as the keys of mappings.
 func asText(v any) any {
 	switch v := v.(type) {
 	case map[any]any:
@@ -207,8 +206,7 @@ func asText(v any) any {
 	return v
 }
 
-// documents are all that the repository has: the examples, and what its tests
-// are written with.
+// documents returns all documents of the repository: the examples, and those of tests.
 func documents(t *testing.T) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}

@@ -41,7 +41,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// needRoot skips, loudly, what only root can do. In CI that is a failure.
+// needRoot skips a test that only root can run, with a clear message. In CI it fails the test.
 func needRoot(t *testing.T) {
 	t.Helper()
 	desk.NeedRoot(t, "it makes files of others")
@@ -53,7 +53,7 @@ func options() baker.Options {
 	return baker.Options{Arch: "amd64", ContainerdVersion: configs.ExampleContainerd, SourceDate: sourceDate}
 }
 
-// testImages are what both sides unpack.
+// testImages are unpacked by both programs.
 func testImages(hello string) []imagetest.Image {
 	base := imagetest.Script(
 		imagetest.Dir("etc", 0o755, 0, 0),
@@ -113,8 +113,8 @@ func bakeNodes(t *testing.T, layout string, o baker.Options, refs ...string) (*b
 	return r, c
 }
 
-// containerdImport unpacks a layout's images below root with containerd's own
-// packages, and names them as its CRI plugin does.
+// containerdImport unpacks a layout's images below root with containerd's own packages, and names
+// them like its CRI plugin.
 func containerdImport(ctx context.Context, root, layout string, keepLayers bool) error {
 	ctx = namespaces.WithNamespace(ctx, store.Namespace)
 	at := func(p string) string { return filepath.Join(root, p) }
@@ -233,7 +233,7 @@ func TestStoreMatchesContainerd(t *testing.T) {
 			for key, s := range byKey(a) {
 				other, ok := byKey(b)[key]
 				if !ok {
-					continue // reported above
+					continue // already reported
 				}
 				entries += compareTrees(t, filepath.Join(theirs, store.SnapshotDir(s.ID)), filepath.Join(ours, store.SnapshotDir(other.ID)))
 			}
@@ -262,8 +262,8 @@ func byKey(s *store.State) map[string]store.Snapshot {
 	return m
 }
 
-// compareStates compares what must agree: everything but times, running
-// numbers, the schema's version, and sizes, which depend on the file system.
+// compareStates compares two states except for times, sequence numbers, the schema's version, and
+// sizes, which depend on the file system.
 func compareStates(t *testing.T, theirs, ours *store.State) {
 	t.Helper()
 	lines := func(s *store.State) []string {
@@ -273,7 +273,7 @@ func compareStates(t *testing.T, theirs, ours *store.State) {
 		}
 		for _, b := range s.Blobs {
 			labels := maps.Clone(b.Labels)
-			// Says where a blob was fetched from; ours came from nowhere.
+			// This label names the registry of a blob; ours have none.
 			maps.DeleteFunc(labels, func(k, _ string) bool { return strings.HasPrefix(k, "containerd.io/distribution.source") })
 			out = append(out, fmt.Sprintf("blob %s %d %s", b.Digest, b.Size, sorted(labels)))
 		}
@@ -305,8 +305,8 @@ func sorted(m map[string]string) string {
 	return strings.Join(out, " ")
 }
 
-// compareTrees compares two directories in everything but the times that
-// unpacking leaves to the clock: those of directories and whiteouts.
+// compareTrees compares two directories except for times that unpacking takes from the clock: those
+// of directories and whiteouts.
 func compareTrees(t *testing.T, theirs, ours string) (entries int) {
 	t.Helper()
 	a, b := describe(t, theirs), describe(t, ours)
@@ -329,7 +329,7 @@ func compareTrees(t *testing.T, theirs, ours string) (entries int) {
 func describe(t *testing.T, root string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	first := map[uint64]string{} // inode → first name, so that links compare
+	first := map[uint64]string{} // inode → first name, to compare links
 	err := filepath.WalkDir(root, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -382,7 +382,7 @@ func describe(t *testing.T, root string) map[string]string {
 		t.Fatal(err)
 	}
 	if strings.HasSuffix(root, "blobs") {
-		// Blob files carry the time they were written.
+		// Blob files have the time when they were written.
 		for k, v := range out {
 			before, rest, ok := strings.Cut(v, " mtime ")
 			if ok {

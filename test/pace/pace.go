@@ -1,6 +1,6 @@
-// Package pace fits the long tests into the time of a run. A machine may be
-// five times slower than an idle one; without this such a run would be killed
-// in the middle of a test, and none of it would count.
+// Package pace fits the long tests into the time of a run. A machine may be five times slower than
+// an idle one. Without this package such a run would be killed in the middle of a test, and all its
+// results would be lost.
 //
 // A run with a limit sets two variables, as .ci/run does. Without them every
 // test runs, however long it takes.
@@ -26,10 +26,9 @@ const (
 	Record = "EDGEBAKE_PACE"
 )
 
-// Takes declares how long a test takes on an idle machine with two processors.
-// If the tests before it show that it cannot end in time here, it is skipped
-// with a message that nobody can mistake for a pass; .ci/run repeats that at
-// its end.
+// Takes declares the duration of a test on an idle machine with two processors. If the tests before
+// it show that it cannot end in time here, it is skipped with a clear message, which .ci/run
+// repeats at its end.
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
 	if testing.Short() {
@@ -103,8 +102,8 @@ func limit() (time.Time, bool, error) {
 // took sums up the tests that have run.
 type took struct{ quiet, here time.Duration }
 
-// factor returns how many times longer a test takes here than on an idle
-// machine; at least 1, since a fast one does not predict the next.
+// factor returns how many times longer a test takes here than on an idle machine. It is at least 1,
+// since a fast test does not predict the next.
 func (t took) factor() float64 {
 	if t.quiet <= 0 {
 		return 1

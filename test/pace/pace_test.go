@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// run says what became of a test of that length with that long until the end.
+// run reports whether a test of that length ran with that time left.
 func run(t *testing.T, quiet, left time.Duration) (ran bool) {
 	t.Helper()
 	t.Setenv(Until, strconv.FormatInt(time.Now().Add(left).Unix(), 10))

@@ -1,7 +1,7 @@
-// Command recording makes README's picture of a terminal, docs/demo.svg, from a real run:
-// an image is built and stamped, a machine boots from it in QEMU, and joins a small real
-// cluster. What was printed, and when, is in docs/demo.json. From the root of the
-// repository, after `make demo`:
+// Command recording makes README's picture of a terminal, docs/demo.svg, from a real run: an image
+// is built and stamped, a machine boots from it in QEMU and joins a small real cluster.
+// docs/demo.json has the output with times. Run it from the root of the repository after `make
+// demo`:
 //
 //	go run ./test/recording          # record and draw
 //	go run ./test/recording -draw    # draw docs/demo.json again
@@ -90,8 +90,7 @@ const (
 	remark  kind = "remark"  // by this program
 )
 
-// recorder collects the events. Its commands and the machine print at the same
-// time.
+// recorder collects the events. Its commands and the machine may print at the same time.
 type recorder struct {
 	mu     sync.Mutex
 	start  time.Time
@@ -106,7 +105,7 @@ func (r *recorder) show(k kind, text string) {
 	fmt.Println(text)
 }
 
-// run runs a command and shows its lines as they come.
+// run runs a command and shows its lines as they arrive.
 func (r *recorder) run(ctx context.Context, args ...string) error {
 	r.show(command, strings.Join(args, " "))
 	program, err := filepath.Abs(filepath.Join("bin", args[0]))

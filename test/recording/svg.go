@@ -19,15 +19,14 @@ const (
 	titleBar      = 26.0
 )
 
-// How long the picture pauses, in seconds: as long as the commands took, within
-// these limits.
+// Pauses of the picture, in seconds: the durations of the commands, within these limits.
 const (
 	shortest, longest = 0.12, 1.0
-	typing            = 0.9 // after a command is shown
+	typing            = 0.9 // after a command appears
 )
 
-// style draws the last screen. Unless less motion is preferred, lines appear
-// one after the other.
+// style draws the last screen. Lines appear one after the other, unless the viewer prefers less
+// motion.
 const style = `
 text{font:%gpx ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono","DejaVu Sans Mono",monospace;white-space:pre;fill:var(--fg)}
 svg{--bg:#0d1117;--bar:#21262d;--fg:#d1d7e0;--dim:#9198a1;--strong:#f0f6fc;--good:#3fb950;--border:#3d444d}
@@ -74,8 +73,8 @@ func render(events []event) []byte {
 	return b.Bytes()
 }
 
-// isResult matches the machine's lines about results. The picture omits lines
-// about work and waiting.
+// isResult matches the machine's lines with results. The picture omits lines about work and
+// waiting.
 var isResult = regexp.MustCompile(`: done in |: as it should be$| is Ready$`)
 
 // layOut breaks the events into rows, and returns when the last one has appeared.

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// TestPicture: README's picture is what the recording says, and needs nothing from elsewhere.
+// TestPicture checks that README's picture matches the recording and uses no external files.
 func TestPicture(t *testing.T) {
 	var events []event
 	b, err := os.ReadFile("../../" + session)

@@ -1,6 +1,5 @@
-// Package scripttest runs the scripts of a command's tests: archives in
-// testdata/script in the language of testscript. Their files have what a
-// terminal shows. For tests only.
+// Package scripttest runs the scripts of a command's tests: archives in testdata/script in the
+// language of testscript. They contain terminal sessions as files. For tests only.
 package scripttest
 
 import (
@@ -26,8 +25,8 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print now into the scripts")
 
-// Dropped is the key of a *regexp.Regexp in testscript.Env.Values: text that
-// sessions omit.
+// Dropped is the key of a *regexp.Regexp in testscript.Env.Values that matches text omitted from
+// sessions.
 const Dropped = "dropped"
 
 // Command is a command of scripts.

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// reveals lists the files that take a Secret's value out, and what for. Each is a
-// place where a secret can get lost: think of one more twice.
+// reveals lists the files that read the value of a Secret, and why. A secret can leak at each of
+// these places, so add one only after careful thought.
 var reveals = map[string]string{
 	"configs/strict/encode.go":        "the slot, where all secrets of a Site are",
 	"configs/parse_inventory.go":      "an Inventory's token, into each machine's Site",
@@ -50,7 +50,7 @@ var reveals = map[string]string{
 	"cluster/mint/write.go":           "how large the manifests are",
 }
 
-// TestReveals: ARCHITECTURE.md says that this list is whole.
+// TestReveals checks that this list is complete, as ARCHITECTURE.md claims.
 func TestReveals(t *testing.T) {
 	found := map[string]string{}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
@@ -76,7 +76,7 @@ func TestReveals(t *testing.T) {
 	}
 }
 
-// section is what ARCHITECTURE.md says after these words, up to the next blank line.
+// section returns the text of ARCHITECTURE.md from these words to the next blank line.
 func section(t *testing.T, words string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
@@ -91,7 +91,8 @@ func section(t *testing.T, words string) string {
 	return after
 }
 
-// TestSharedPackages: ARCHITECTURE.md lists what builder and a node's programs share.
+// TestSharedPackages checks the list in ARCHITECTURE.md of packages that builder shares with a
+// node's programs.
 func TestSharedPackages(t *testing.T) {
 	carried := func(prefix string) map[string]bool {
 		all := map[string]bool{}
@@ -125,7 +126,8 @@ func TestSharedPackages(t *testing.T) {
 	}
 }
 
-// TestIPVSDoors: one file of ipvs/kernel has netlink, one the paths of /proc.
+// TestIPVSDoors checks that only one file of ipvs/kernel uses netlink, and only one the paths of
+// /proc.
 func TestIPVSDoors(t *testing.T) {
 	doors := map[string][]string{}
 	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
@@ -159,8 +161,8 @@ func TestIPVSDoors(t *testing.T) {
 	}
 }
 
-// trees lists the files that read documents as trees, which yamltree checks before one is
-// decoded, and those that decode single values.
+// trees lists the files that read documents as trees, which yamltree checks before decoding, and
+// those that decode single values.
 var trees = map[string]string{
 	"configs/yamltree/foreign.go": "checks each tree first",
 	"configs/yamltree/objects.go": "single values",
@@ -174,8 +176,8 @@ var trees = map[string]string{
 	"cluster/mint/mint.go":        "JSON",
 }
 
-// TestYAMLIsChecked: package yaml compares each key of a mapping with each other, and has
-// an error for every equal pair. What is decoded goes through yamltree, which bounds that.
+// TestYAMLIsChecked checks that documents are decoded through yamltree. Package yaml compares each
+// key of a mapping with all others and has an error for every equal pair; yamltree limits that.
 func TestYAMLIsChecked(t *testing.T) {
 	used := map[string]bool{}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
@@ -214,9 +216,8 @@ func TestYAMLIsChecked(t *testing.T) {
 	}
 }
 
-// TestStreamsArePrintable: a terminal obeys control characters, which certificates, sticks,
-// disks and servers of others have in their words. What the programs print goes through
-// printable.To.
+// TestStreamsArePrintable checks that the programs print through printable.To: a terminal obeys
+// control characters, which certificates, sticks, disks and servers may contain.
 func TestStreamsArePrintable(t *testing.T) {
 	wrapped := map[string]bool{"cmd/internal/console/streams.go": false, "cmd/firstboot/cli.go": false, "cmd/ipvscare/run.go": false}
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {

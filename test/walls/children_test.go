@@ -8,19 +8,19 @@ import (
 	"testing"
 )
 
-// children are the packages that run on an operator's computer, where passwords and
-// tokens may be in the environment; procgroup alone makes commands for them.
+// children are the packages that run on an operator's computer, where passwords and tokens may be
+// in the environment. Only procgroup may make commands for them.
 var children = []string{"builder/", "cmd/edgebake/", "installer/", "packaging/"}
 
-// TestSecretsStayWithUs: what edgebake starts runs scripts of others, and gets none
-// of its variables.
+// TestSecretsStayWithUs checks that programs that edgebake starts, which run scripts of others, do
+// not get its variables.
 func TestSecretsStayWithUs(t *testing.T) {
 	eachGoFile(t, func(rel string, at func(ast.Node) token.Position, f *ast.File) {
 		ours := slices.ContainsFunc(children, func(p string) bool { return strings.HasPrefix(rel, p) })
 		if !ours || strings.HasSuffix(rel, "_test.go") || strings.HasPrefix(rel, "builder/procgroup/") {
 			return
 		}
-		names := map[string]string{} // by which the file calls them
+		names := map[string]string{} // names under which the file calls them
 		for _, i := range f.Imports {
 			p := strings.Trim(i.Path.Value, `"`)
 			if p != "os" && p != "os/exec" && p != "syscall" {

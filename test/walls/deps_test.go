@@ -12,12 +12,11 @@ import (
 	"testing"
 )
 
-// everywhere are the packages that no Debian machine with Go and this
-// repository lacks.
+// everywhere are the packages that every Debian machine with Go and this repository has.
 var everywhere = []string{"apt", "coreutils", "dpkg", "git", "mount", "util-linux"}
 
-// TestNeededProgramsAreInstalled: what a test asks test/desk for is on the list
-// that `make test` installs, so no test fails on a machine that has nothing yet.
+// TestNeededProgramsAreInstalled checks that `make test` installs all programs that tests request
+// from test/desk, so that no test fails on a new machine.
 func TestNeededProgramsAreInstalled(t *testing.T) {
 	script, err := os.ReadFile("../deps/install.sh")
 	if err != nil {

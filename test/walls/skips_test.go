@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// skips are the tests that leave something out in CI too, and why that is no
-// hole. All others go through test/desk, which fails there.
+// skips lists the tests that are skipped in CI too, and why that is acceptable. All others use
+// test/desk, which fails them there.
 var skips = map[string]string{
 	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not say",
 	"builder/memory_test.go":            "with -short",
@@ -54,8 +54,8 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 	}
 }
 
-// eachGoFile parses each Go file of the repository, tests too. rel is its path,
-// at says where in it a node is.
+// eachGoFile parses each Go file of the repository, including tests. rel is its path; at returns
+// the position of a node.
 func eachGoFile(t *testing.T, f func(rel string, at func(ast.Node) token.Position, file *ast.File)) {
 	t.Helper()
 	const root = "../.."

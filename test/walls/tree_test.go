@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// TestNoPrograms: what a compiler makes is not kept beside the source. `go build
-// ./cmd/edgebake` leaves a program where it is called, and one that is committed is in
-// every clone from then on.
+// TestNoPrograms checks that no compiled program is in the source tree. `go build ./cmd/edgebake`
+// writes one to the current directory, and once committed it would be in every clone.
 func TestNoPrograms(t *testing.T) {
 	const root = "../.."
 	made := []string{filepath.Join(root, "bin"), filepath.Join(root, "build"), filepath.Join(root, ".git")}
@@ -19,7 +18,7 @@ func TestNoPrograms(t *testing.T) {
 			return err
 		}
 		for _, dir := range made {
-			if path == dir && d.IsDir() { // of a linked worktree .git is a file
+			if path == dir && d.IsDir() { // in a linked worktree .git is a file
 				return fs.SkipDir
 			}
 		}

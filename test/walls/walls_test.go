@@ -1,6 +1,6 @@
-// Package walls tests which package may import which: the rooms and walls of
-// ARCHITECTURE.md. They keep the programs on a node small, the core free of
-// effects, and each foreign library behind one door.
+// Package walls tests which package may import which, as described in ARCHITECTURE.md. The rules
+// keep the programs on a node small, the core free of effects, and each foreign module in one
+// package.
 package walls
 
 import (
@@ -14,8 +14,8 @@ import (
 
 const self = "github.com/edgebake/edgebake"
 
-// rooms lists, for each package of ours, what it may import of ours. A name
-// that ends in /... stands for all below it too.
+// rooms lists, for each of our packages, which of our packages it may import. A name that ends in
+// /... includes all packages below it.
 var rooms = map[string][]string{
 	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
@@ -34,8 +34,8 @@ var rooms = map[string][]string{
 	"ondisk/file":        {},
 	"configs/printable":  {},
 	"configs/joined":     {},
-	// What builder and node share lies apart from builder: the node carries
-	// nothing of that.
+	// Packages that builder and node share are outside of builder, of which the node has no
+	// package.
 	"ondisk/tree":        {},
 	"configs/yamltree":   {},
 	"ondisk/seekable":    {},
@@ -63,15 +63,15 @@ var rooms = map[string][]string{
 	"builder/qemu":       {"builder/procgroup"},
 	"builder/device":     {"builder/procgroup", "ondisk/file", "configs/forms"},
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
-	// Above the build: what commands read and write.
+	// Above the build: documents and files that commands read and write.
 	"builder/documents": {"configs/joined", "builder", "builder/media", "overlays/node", "configs", "configs/clusterdoc", "configs/ignition", "configs/manifest", "configs/sealed", "ondisk", "ondisk/slot"},
 	"builder/outputs":   {"configs/joined", "builder", "builder/plan", "configs", "ondisk/file"},
 	"builder/signing":   {"builder/media", "ondisk", "ondisk/file", "ondisk/slot"},
 	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/node"},
 	"overlays/node":     {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
-	// First boot: run is above machine, member above run, network, site and kubeadm above
-	// that in this order. join, hub, controlplane and update are above those, and not above each
-	// other. The lists of phases are above all.
+	// First boot: run is above machine, member above run, then network, site and kubeadm in this
+	// order. join, hub, controlplane and update are above those, and not above each other. The
+	// lists of phases are above all.
 	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/node", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
 	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/node", "cluster/api", "firstboot/seat", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
@@ -89,8 +89,8 @@ var rooms = map[string][]string{
 	"firstboot/machine":      {"ondisk", "ondisk/slot", "ondisk/tree", "overlays/node", "cluster/api", "firstboot/beneath", "firstboot/facts"},
 	"firstboot/run":          {"configs", "configs/printable", "ondisk", "firstboot/machine"},
 	"firstboot/...":          {"configs", "configs/ignition", "configs/printable", "overlays/node", "firstboot/beneath"},
-	// The installer runs on the machine before it is a node: it flashes as
-	// edgebake does, and knows the machine as first boot does.
+	// The installer runs on the machine before it is a node: it flashes like edgebake, and reads
+	// the machine's facts like first boot.
 	"installer":          {"firstboot/efivar", "builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/node", "configs", "ondisk"},
 	"ipvs":               {"ipvs/kernel", "ipvs/probe", "ondisk", "ondisk/file", "configs/printable"},
 	"ipvs/kernel":        {},
@@ -106,8 +106,7 @@ var rooms = map[string][]string{
 	"packaging":          {"builder", "builder/procgroup"},
 }
 
-// doors lists foreign modules and the only packages of ours that may import
-// them.
+// doors lists foreign modules and the only packages that may import them.
 var doors = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd/..."},
 	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
@@ -123,7 +122,7 @@ var doors = map[string][]string{
 	"testing":                               {"test/...", "firstboot/worldtest"},
 }
 
-// burdens are modules that a binary must not even carry indirectly.
+// burdens are modules that a program must not contain, even indirectly.
 var burdens = map[string][]string{
 	"cmd/firstboot": {self + "/builder", self + "/firstboot/worldtest", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
@@ -137,7 +136,7 @@ type pkg struct {
 	Standard   bool
 }
 
-// list runs go list once for all packages of ours.
+// list runs go list once for all our packages.
 func list(t *testing.T) []pkg {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps,Standard", self+"/...")
@@ -167,8 +166,7 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
-// room returns the entry that holds for a package: its own name first, then
-// the longest pattern.
+// room returns the entry for a package: its own name, or else the longest matching pattern.
 func room(name string) ([]string, bool) {
 	if may, ok := rooms[name]; ok {
 		return may, true
@@ -183,7 +181,7 @@ func room(name string) ([]string, bool) {
 	return may, ok
 }
 
-// table returns the packages that ARCHITECTURE.md says the purpose of, as patterns.
+// table returns the packages in ARCHITECTURE.md's table as patterns.
 func table(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../ARCHITECTURE.md")
@@ -269,7 +267,7 @@ func TestBinariesCarryNoBurden(t *testing.T) {
 	}
 }
 
-// TestRowsStandForSomething finds rows that outlived what they were about.
+// TestRowsStandForSomething finds rows whose package or module no longer exists.
 func TestRowsStandForSomething(t *testing.T) {
 	pkgs := list(t)
 	ours := func(pattern string) bool {
@@ -313,7 +311,7 @@ func TestRowsStandForSomething(t *testing.T) {
 	}
 }
 
-// The tables above are only as good as the matching.
+// TestMatching tests the matching on which the tables above depend.
 func TestMatching(t *testing.T) {
 	for _, c := range []struct {
 		pattern, name string

@@ -14,8 +14,8 @@ import (
 	"sync"
 )
 
-// cache stores on disk what each component received: a directory for each
-// collection it read (path and selectors), and a file for each object.
+// cache stores each component's responses on disk: a directory for each collection that it has read
+// (path and selectors), with a file for each object.
 type cache struct {
 	dir string
 	mu  sync.Mutex
@@ -76,7 +76,7 @@ func write(path string, b []byte) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// putList replaces a collection with the answer to a list.
+// putList replaces a collection with the response to a list.
 func (c *cache) putList(dir string, body []byte) error {
 	var l list
 	if err := json.Unmarshal(body, &l); err != nil {
@@ -108,8 +108,7 @@ func (c *cache) file(dir string, o *object) string {
 	return filepath.Join(dir, o.Metadata.Namespace+"_"+o.Metadata.Name+".json")
 }
 
-// put stores an item of a list. In the list an item has no kind; alone it must
-// have one.
+// put stores an item of a list. An item has no kind, but a stored object must have one.
 func (c *cache) put(dir string, raw json.RawMessage, apiVersion, kind string) error {
 	var o object
 	if err := json.Unmarshal(raw, &o); err != nil {
@@ -166,8 +165,7 @@ func (c *cache) event(dir string, line []byte) error {
 	return nil
 }
 
-// items returns the objects of a collection; ok reports whether it was ever
-// read.
+// items returns the objects of a collection; ok reports whether it was ever read.
 func (c *cache) items(dir string) (l list, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +202,7 @@ func (p *proxy) getCached(component string, u *url.URL) ([]byte, error) {
 	if err == nil {
 		return b, nil
 	}
-	// The object may have come through a list or a watch only.
+	// The object may have been received only in a list or a watch.
 	name := filepath.Base(u.Path)
 	parent := &url.URL{Path: filepath.Dir(u.Path), RawQuery: url.Values{"fieldSelector": {"metadata.name=" + name}}.Encode()}
 	l, ok, lerr := p.cache.items(p.cache.collection(component, parent))

@@ -31,16 +31,16 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestContract drives the stand-in through bootstrap, service, loss of every
-// server, and a restart without any, and holds what it answers against the
-// transcript of the real program of each version. To record one, name the real
-// binary in YURTHUB_BINARY and its version in YURTHUB_STAND_IN.
+// TestContract drives the stand-in through bootstrap, normal service, loss of every server, and a
+// restart without any. It compares the responses with the transcript of the real program of each
+// version. To record a transcript, name the real binary in YURTHUB_BINARY and its version in
+// YURTHUB_STAND_IN.
 func TestContract(t *testing.T) {
 	transcript := func(version string) string { return "testdata/transcripts/yurthub-" + version + ".txt" }
 	if program := os.Getenv("YURTHUB_BINARY"); program != "" {
 		version := os.Getenv("YURTHUB_STAND_IN")
-		// Under another name it does not know its own requests, and refuses
-		// them for ever.
+		// Under another name the program does not recognize its own requests, and rejects them
+		// forever.
 		bin := filepath.Join(t.TempDir(), "yurthub")
 		if err := os.Symlink(program, bin); err != nil {
 			t.Fatal(err)
@@ -56,7 +56,7 @@ func TestContract(t *testing.T) {
 	}
 	for _, version := range []string{"v1.6.1", "v1.7.0"} {
 		t.Run(version, func(t *testing.T) {
-			t.Parallel() // they wait
+			t.Parallel() // the subtests mostly wait
 			want, err := os.ReadFile(transcript(version))
 			if err != nil {
 				t.Fatal(err)
@@ -77,7 +77,7 @@ func drive(t *testing.T, bin, version string) string {
 		t.Logf(format, args...)
 	}
 
-	// What is refused at once.
+	// Arguments that are rejected at once.
 	good := []string{"--node-name=edge1", "--nodepool-name=shops", "--node-ip=127.0.0.1", "--server-addr=https://127.0.0.1:1", "--bootstrap-file=/nonexistent/bootstrap"}
 	type start struct {
 		name string
@@ -129,7 +129,7 @@ func drive(t *testing.T, bin, version string) string {
 		}
 	})
 
-	// Bootstrap: nothing listens before both certificates are there.
+	// Bootstrap: no port is open before both certificates exist.
 	first := api.waitCSR(0)
 	say("first CSR: %s", first)
 	say("health before the client certificate: %s", h.settled("/v1/healthz"))
@@ -141,7 +141,7 @@ func drive(t *testing.T, bin, version string) string {
 	h.until("/v1/healthz", "200 OK")
 	say("health with both certificates: %s", h.health("/v1/healthz"))
 
-	// Ready needs ConfigMaps and NodePools, these in one version alone.
+	// Ready requires ConfigMaps and NodePools, the latter in only one version.
 	say("ready without the right to list configmaps: %s", h.settled("/v1/readyz"))
 	say("request while not ready: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	api.allow("configmaps")
@@ -152,7 +152,7 @@ func drive(t *testing.T, bin, version string) string {
 	h.until("/v1/readyz", "200 OK")
 	say("ready with both: %s", h.health("/v1/readyz"))
 
-	// Service.
+	// Normal service.
 	h.until2("kubelet/v1.36.3", "/api/v1/nodes/edge1", "200 edge1")
 	say("kubelet gets its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes/edge1"))
 	say("kubelet lists its node: %s", h.get("kubelet/v1.36.3", "/api/v1/nodes?fieldSelector=metadata.name%3Dedge1&limit=500&resourceVersion=0"))
@@ -167,7 +167,7 @@ func drive(t *testing.T, bin, version string) string {
 	}
 	say("kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 
-	// Every server gone.
+	// All servers are down.
 	time.Sleep(time.Second)
 	api.stop()
 	h.until2("curl/8", "/api/v1/nodes/edge1", "400")
@@ -181,7 +181,7 @@ func drive(t *testing.T, bin, version string) string {
 	say("offline, kubelet's lease: %s", h.send("kubelet/v1.36.3", "PUT", leasePath, lease))
 	say("offline, a watch: %s", h.watch("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&timeoutSeconds=300&resourceVersion=10"))
 
-	// Restart without any server, and without the token.
+	// A restart without any server and without the token.
 	h.stop()
 	h.noToken = true
 	h.start(api.addr)
@@ -191,7 +191,7 @@ func drive(t *testing.T, bin, version string) string {
 	say("restarted offline, kubelet lists its pods: %s", h.get("kubelet/v1.36.3", "/api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&limit=500&resourceVersion=0"))
 	h.stop()
 
-	// A list that has lost the server of yurthub.conf.
+	// A server list that no longer has the server in yurthub.conf.
 	say("identity before: %v", fileExists(filepath.Join(root, "pki", "yurthub-current.pem")))
 	h.start("127.0.0.1:1")
 	deadline := time.Now().Add(2 * time.Minute)
@@ -206,12 +206,12 @@ const leasePath = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/lease
 
 const lease = `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":"edge1","namespace":"kube-node-lease"},"spec":{"holderIdentity":"edge1","leaseDurationSeconds":40}}`
 
-// hub runs the program under test.
+// hub runs the tested program.
 type hub struct {
 	t         *testing.T
 	bin, root string
 	before17  bool
-	noToken   bool // the bootstrap file is gone
+	noToken   bool // the bootstrap file has been removed
 	env       []string
 	api       *api
 	port      [4]int
@@ -255,7 +255,7 @@ current-context: x
 	}
 	h.cmd = exec.Command(h.bin, args...)
 	h.cmd.Env, h.cmd.Stdout, h.cmd.Stderr = h.env, &h.log, &h.log
-	// Child and grandchildren end with the test.
+	// The child's processes end with the test.
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := h.cmd.Start(); err != nil {
 		h.t.Fatal(err)
@@ -287,8 +287,8 @@ func (h *hub) fatal(what, last string) {
 	h.t.Fatalf("%s did not come; last: %s\nlog:\n%s", what, last, b[max(0, len(b)-6000):])
 }
 
-// settled is what the health port answers for good, as far as can be told: the same for
-// two seconds. The stand-in tries again every second.
+// settled returns the response of the health port after it has not changed for two seconds. The
+// stand-in retries every second.
 func (h *hub) settled(path string) string {
 	h.t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
@@ -352,8 +352,7 @@ func (h *hub) getTLS(agent, path string) string {
 	return h.do(c, agent, "GET", fmt.Sprintf("https://127.0.0.1:%d%s", port, path), "")
 }
 
-// do sums an answer up: the status, and the name of an object or the names in
-// a list.
+// do returns a summary of a response: the status, and the name of an object or the names in a list.
 func (h *hub) do(c *http.Client, agent, method, url, body string) string {
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
@@ -387,7 +386,7 @@ func (h *hub) do(c *http.Client, agent, method, url, body string) string {
 	return sum
 }
 
-// watch reports whether a watch is accepted and then stays silent.
+// watch reports whether a watch is accepted and then silent.
 func (h *hub) watch(path string) string {
 	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
 	defer cancel()
@@ -407,7 +406,7 @@ func (h *hub) watch(path string) string {
 	return fmt.Sprintf("%d, open and silent: %v", resp.StatusCode, n == 0 && err != nil && ctx.Err() != nil)
 }
 
-// api is as much of an API server as yurthub needs.
+// api has the parts of an API server that yurthub needs.
 type api struct {
 	t      *testing.T
 	addr   string
@@ -422,7 +421,7 @@ type api struct {
 	rights  map[string]bool
 	subject string
 	leases  map[string]any
-	pools   string // the one version of NodePools
+	pools   string // the only version of NodePools
 }
 
 func newAPI(t *testing.T) *api {
@@ -483,7 +482,7 @@ func (a *api) sign(tmpl *x509.Certificate, pub any) []byte {
 	return der
 }
 
-// waitCSR waits for the i-th request and sums it up.
+// waitCSR waits for the i-th request and returns its summary.
 func (a *api) waitCSR(i int) string {
 	a.t.Helper()
 	deadline := time.Now().Add(3 * time.Minute)
@@ -585,8 +584,8 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return map[string]any{"apiVersion": "v1", "kind": kind, "metadata": map[string]any{"name": name, "namespace": ns, "uid": name, "resourceVersion": "5"}}
 	}
 	node := object("Node", "", "edge1")
-	// The real program sets this condition through the server, and without a
-	// server fails the request when it would have to.
+	// The real program sets this condition through the server. Without a server it fails the
+	// request if it would have to set it.
 	node["status"] = map[string]any{"conditions": []any{map[string]any{"type": "Autonomy", "status": "False"}}}
 	p := r.URL.Path
 	switch {
@@ -613,7 +612,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				}
 			}
 			if isWatch(r) {
-				// The client sees the certificate by listing again.
+				// The client gets the certificate by listing again.
 				w.Header().Set("Content-Type", "application/json")
 				w.WriteHeader(200)
 				w.(http.Flusher).Flush()
@@ -639,7 +638,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case r.Method == "GET":
 			answer(200, a.leases)
 		default:
-			// The real program sends protobuf; what is in it does not matter.
+			// The real program sends protobuf, whose content does not matter.
 			a.leases = map[string]any{
 				"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
 				"metadata": map[string]any{"name": "edge1", "namespace": "kube-node-lease", "resourceVersion": fmt.Sprint(time.Now().UnixNano())},
@@ -672,7 +671,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case p == "/api/v1/nodes":
 		serveList("v1", "Node", node)
 	case p == "/api/v1/services":
-		// With none kept, the real 1.7.0 is not ready offline.
+		// Without a cached Service, the real 1.7.0 is not ready offline.
 		serveList("v1", "Service", object("Service", "default", "kubernetes"))
 	case p == "/api/v1/configmaps":
 		serveList("v1", "ConfigMap")
@@ -696,9 +695,9 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// protobufCSR takes the spec out of a CertificateSigningRequest in Kubernetes'
-// protobuf encoding: four magic bytes, then an envelope whose field 2 is the
-// object; there field 2 is the spec, with request 1, usages 5, signerName 7.
+// protobufCSR returns the spec of a CertificateSigningRequest in Kubernetes' protobuf encoding:
+// four magic bytes, then an envelope whose field 2 is the object; field 2 of that is the spec, with
+// request 1, usages 5, signerName 7.
 func protobufCSR(b []byte) (spec csrSpec, ok bool) {
 	b, ok = bytes.CutPrefix(b, []byte("k8s\x00"))
 	if !ok {

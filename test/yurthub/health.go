@@ -13,9 +13,8 @@ import (
 	"time"
 )
 
-// health probes every server by renewing the node's lease. A server is
-// unhealthy after one failed probe, and healthy again after two good ones. In
-// cloud mode no server is probed.
+// health probes every server by renewing the node's lease. A server becomes unhealthy after one
+// failed probe and healthy after two successful ones. In cloud mode no server is probed.
 type health struct {
 	o      *options
 	client *http.Client
@@ -108,7 +107,7 @@ func (h *health) renew(ctx context.Context, s *url.URL) error {
 	}
 	lease["spec"] = spec
 	status, err = h.call(ctx, method, u, lease, nil)
-	// Another probe was faster, and the server has answered.
+	// Another probe was faster, but the server has responded.
 	if err == nil && status >= 300 && status != http.StatusConflict {
 		err = fmt.Errorf("renewing the lease: status %d", status)
 	}
@@ -144,7 +143,7 @@ func (h *health) call(ctx context.Context, method string, u *url.URL, in, out an
 	return resp.StatusCode, nil
 }
 
-// pick chooses a healthy server, or nil.
+// pick returns a healthy server, or nil.
 func (h *health) pick() *url.URL {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -234,7 +234,7 @@ func (id *identity) transport(sni string) http.RoundTripper {
 	t := &http.Transport{
 		TLSClientConfig: &tls.Config{RootCAs: id.ca, ServerName: sni},
 		DialContext:     (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 5 * time.Second}).DialContext,
-		// kubelet must get what the API server has sent, not unpacked.
+		// kubelet must get the API server's bytes without decompression.
 		DisableCompression: true,
 		ForceAttemptHTTP2:  true,
 	}
@@ -310,7 +310,7 @@ func (id *identity) request(ctx context.Context, c *http.Client, signer string, 
 			return &cert, err
 		case len(got.Status.Conditions) > 0 && got.Status.Conditions[0].Type != "Approved":
 			log.Printf("CSR %s for %s is %s", csrName, signer, got.Status.Conditions[0].Type)
-			csrName = "" // request another
+			csrName = "" // request another certificate
 		default:
 			csrName, _ = got.Metadata["name"].(string)
 		}
@@ -322,7 +322,7 @@ func (id *identity) request(ctx context.Context, c *http.Client, signer string, 
 	}
 }
 
-// csr creates the request, or reads it if it has a name.
+// csr creates the request, or reads it if it already has a name.
 func (id *identity) csr(ctx context.Context, c *http.Client, name string, body []byte) (*csr, error) {
 	method, path, r := http.MethodPost, csrPath, io.Reader(bytes.NewReader(body))
 	if name != "" {

@@ -65,8 +65,7 @@ type options struct {
 	before17                       bool
 }
 
-// parse reads and checks the command line; it reports the first problem, as
-// yurthub does.
+// parse reads and checks the command line. Like yurthub, it reports only the first problem.
 func parse(args []string, version string) (*options, error) {
 	o := &options{before17: strings.HasPrefix(version, "v1.6.")}
 	fs := flag.NewFlagSet("yurthub", flag.ContinueOnError)

@@ -28,7 +28,7 @@ type proxy struct {
 	health *health
 	cache  *cache
 
-	ready    atomic.Pointer[string] // nil: ready; else what is missing
+	ready    atomic.Pointer[string] // nil when ready, else the reason
 	remoteMu sync.Mutex
 	remote   map[string]*httputil.ReverseProxy
 }
@@ -164,7 +164,7 @@ func isWatch(r *http.Request) bool {
 	return w == "true" || w == "1"
 }
 
-// isCollection distinguishes a list from a get by the path's form.
+// isCollection distinguishes a list from a get by the form of the path.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) > 0 && parts[0] == "api" {
@@ -235,7 +235,7 @@ func (p *proxy) backend(s *url.URL) *httputil.ReverseProxy {
 	return rp
 }
 
-// keep copies an answer into the cache while it is passed on.
+// keep copies a response into the cache while it is passed on.
 func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") {
 		return nil
@@ -260,7 +260,7 @@ func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	return write(p.cache.single(component(r), r.URL), b)
 }
 
-// watchTee calls line with every line of a watch, after the client got it.
+// watchTee calls line with every line of a watch after the client has received it.
 type watchTee struct {
 	io.ReadCloser
 	buf  []byte
@@ -282,7 +282,7 @@ func (t *watchTee) Read(b []byte) (int, error) {
 	}
 }
 
-// local answers without a server.
+// local responds without a server.
 func (p *proxy) local(w http.ResponseWriter, r *http.Request) {
 	if p.o.workingMode == "cloud" || !strings.HasPrefix(r.URL.Path, "/api") {
 		status(w, http.StatusBadRequest, "BadRequest", "no server is reachable, and this request is not served from the cache")
@@ -332,9 +332,9 @@ func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// hold keeps a watch open and silent until a server is back. The real program
-// does the same for a client that wants the state first (sendInitialEvents): a
-// kubelet that requests lists in that way gets none.
+// hold keeps a watch open and silent until a server is back. Like the real program, it does so even
+// for a client that requests the state first (sendInitialEvents): a kubelet that reads lists in
+// that way gets none.
 func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	online := p.health.online()
 	w.Header().Set("Content-Type", "application/json")
@@ -353,8 +353,8 @@ func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// token returns a token for a pod's service account that no server will accept,
-// so that the pod can start; kubelet soon requests another.
+// token returns a token for a pod's service account that no server will accept, so that the pod can
+// start. kubelet soon requests another one.
 func (p *proxy) token(w http.ResponseWriter, _ *http.Request) {
 	exp := time.Now().Add(time.Minute)
 	part := func(v any) string {
@@ -382,7 +382,7 @@ func echo(w http.ResponseWriter, r *http.Request, code int) {
 	w.Write(b)
 }
 
-// status answers with a Kubernetes Status.
+// status writes a Kubernetes Status.
 func status(w http.ResponseWriter, code int, reason, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

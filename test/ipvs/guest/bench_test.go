@@ -18,20 +18,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// The measurements print lines that begin with RESULT; test/bench/ipvs makes
-// a table of them. They run when GUEST_BENCH names how many runs.
+// The benchmarks print lines that begin with RESULT, of which test/bench/ipvs makes a table. They
+// run if GUEST_BENCH gives a number of runs.
 
-// tool is one of those that are compared, on a node of its own.
+// tool is one of the compared programs, on its own node.
 type tool struct {
 	name  string
 	start func(n *machine)
 	n     *machine
-	// probes is how many requests a day it makes to each master by its
-	// configuration; 0 where they are counted.
+	// probes is the number of requests per day to each master according to its configuration; 0 if
+	// they are counted.
 	probes int
 }
 
-// care and metered are ipvscare's profiles.
+// care and metered start ipvscare with its profiles.
 func care(n *machine) {
 	n.configure(n.l.virtual())
 	n.care()
@@ -44,7 +44,7 @@ func metered(n *machine) {
 	n.care()
 }
 
-// rivals are those that GUEST_RIVALS names.
+// rivals returns the tools named in GUEST_RIVALS.
 func rivals() []tool {
 	var chosen []tool
 	for _, r := range []tool{
@@ -60,13 +60,13 @@ func rivals() []tool {
 	return chosen
 }
 
-// settings are those that the rivals expect of somebody else.
+// settings makes the kernel settings that the other tools expect.
 func (n *machine) settings() {
 	n.in(func() { check(os.WriteFile("/proc/sys/net/ipv4/vs/expire_nodest_conn", []byte("1"), 0)) })
 }
 
-// lvscare starts it in route mode, its default; the sealos clusters that it
-// comes from give it the node's own address.
+// lvscare starts lvscare in route mode, its default. The clusters of sealos, from which it comes,
+// give it the node's own address.
 func (n *machine) lvscare(interval, timeout string) {
 	n.l.t.Helper()
 	n.settings()
@@ -78,8 +78,8 @@ func (n *machine) lvscare(interval, timeout string) {
 	n.expect("m1 m2 m3")
 }
 
-// keepalived starts it with the same local route as ours, and returns when all
-// masters serve.
+// keepalived starts keepalived with the same local route as ipvscare, and returns when all masters
+// serve.
 func (n *machine) keepalived(delay, timeout int, retry string) {
 	n.l.t.Helper()
 	var b strings.Builder
@@ -122,7 +122,7 @@ func family(pid int) []int {
 	return pids
 }
 
-// cpu is the time that processes spent on a processor.
+// cpu returns the processor time of processes.
 func cpu(pids []int) (total time.Duration) {
 	for _, pid := range pids {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
@@ -137,8 +137,8 @@ func cpu(pids []int) (total time.Duration) {
 	return total
 }
 
-// rss is the resident memory of processes in kB, anon that part of it which is
-// not the program itself.
+// rss returns the resident memory of processes in kB; anon is the part that is not mapped from
+// files.
 func rss(pids []int) (total, anon int) {
 	for _, pid := range pids {
 		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -159,9 +159,9 @@ func rss(pids []int) (total, anon int) {
 	return total, anon
 }
 
-// leastRSS is the least that a process takes within two seconds, in kB: at 120
-// requests a second, one look meets garbage that is about to be collected, and a
-// busy computer lets more of it wait.
+// leastRSS returns the minimum memory of a process within two seconds, in kB. At 120 requests per
+// second a single value may include garbage that is about to be collected, more so on a busy
+// computer.
 func leastRSS(pid int) (total, anon int) {
 	total, anon = rss([]int{pid})
 	for range 20 {
@@ -172,7 +172,7 @@ func leastRSS(pid int) (total, anon int) {
 	return total, anon
 }
 
-// wire counts the bytes that went in and out of the node.
+// wire returns the number of bytes sent and received by the node.
 func (n *machine) wire() (bytes uint64) {
 	n.in(func() {
 		link, err := netlink.LinkByName("eth0")
@@ -217,7 +217,7 @@ func (n *machine) tryMetric(name string) (int64, bool) {
 	return 0, false
 }
 
-// compared starts the tools, each on a node of its own.
+// compared starts the tools, each on its own node.
 func (l *lab) compared(tools []tool) {
 	for i := range tools {
 		tools[i].n = l.nodes[i]
@@ -228,7 +228,7 @@ func (l *lab) compared(tools []tool) {
 	}
 }
 
-// TestBench: the rivals side by side under the same fault.
+// TestBench compares the tools under the same fault at the same time.
 func TestBench(t *testing.T) {
 	runs := number(t, "GUEST_BENCH", 0)
 	if runs == 0 {
@@ -242,7 +242,7 @@ func TestBench(t *testing.T) {
 		for _, fault := range []string{"kill", "stop", "drop"} {
 			k := rand.IntN(3)
 			m := l.masters[k]
-			// At any phase of anybody's period, five seconds at most.
+			// At a random phase of each tool's period, which is at most five seconds.
 			time.Sleep(time.Duration(rand.Int64N(int64(5 * time.Second))))
 			var hammers []*hammer
 			watches := make([][]*watch, len(tools))
@@ -302,8 +302,8 @@ func TestBench(t *testing.T) {
 	}
 }
 
-// TestCost: what peace costs, side by side at the same time: processor,
-// memory, wire.
+// TestCost compares the processor time, memory and traffic of the tools without faults, at the same
+// time.
 func TestCost(t *testing.T) {
 	secs := number(t, "GUEST_COST", 0)
 	if secs == 0 {
@@ -348,22 +348,22 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// TestMemory: an hour's worth of sensing, sped up, stays within 10 MB and
-// does not grow.
+// TestMemory checks that after an hour's number of requests, made faster, memory stays below 10 MB
+// and does not grow.
 func TestMemory(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
 	l.virtual() // writes the CA
-	// A tenth of what it is in a node. Faster, an emulated guest is behind with its
-	// masters' answers, and ipvscare dials them again and again.
+	// A tenth of the interval on a node. If it were shorter, the masters' responses in an emulated
+	// VM would be late, and ipvscare would reconnect all the time.
 	every := 100 * time.Millisecond
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", "10.103.0.11:6443,10.103.0.12:6443,10.103.0.13:6443",
 		"--ca-file", "/run/lab/ca.crt", "--interval", every.String(), "--run-dir", n.dir+"/run", "--metrics", "127.0.0.1:10271"))
 	n.expect("m1 m2 m3")
-	total := number(t, "GUEST_PINGS", 600) // requests of each master
+	total := number(t, "GUEST_PINGS", 600) // requests to each master
 	var sizes, anons []int
 	for range 4 {
-		// A guest without processor time asks less in four times the time.
+		// A VM without processor time sends fewer requests in four times the time.
 		began, until := n.metric("requests_total"), time.Now().Add(time.Duration(total)*every)
 		for n.metric("requests_total")-began < int64(3*total/4) && time.Now().Before(until) {
 			time.Sleep(time.Second)
@@ -376,7 +376,7 @@ func TestMemory(t *testing.T) {
 	if kb := sizes[len(sizes)-1]; kb > 10<<10 {
 		t.Errorf("%d kB resident in the end, more than 10 MB: %v", kb, sizes)
 	}
-	// The program's own pages come in as they are used; growth is of the rest.
+	// The program's own pages are loaded when they are used; only other memory counts as growth.
 	if grown := anons[3] - anons[1]; grown > 512 {
 		t.Errorf("it grew by %d kB: %v", grown, anons)
 	}

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// nameServer answers for one name, inside the node: with addresses, with an
-// error, or not at all.
+// nameServer answers for one name inside the node: with addresses, with an error, or not at all.
 type nameServer struct {
 	mu    sync.Mutex
 	addrs []netip.Addr
@@ -86,8 +85,8 @@ func (s *nameServer) run() {
 	}
 }
 
-// TestNames: masters that are named are looked up again, and the last answer
-// stays while there is none.
+// TestNames checks that masters' names are looked up again, and that the last answer stays valid
+// while there is none.
 func TestNames(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -98,14 +97,14 @@ func TestNames(t *testing.T) {
 	n.configure(v)
 	n.care()
 	n.expect("m1 m3")
-	// The name moves. Nobody tells ipvscare.
+	// The name's address changes, and ipvscare gets no signal.
 	dns.set(func() { dns.addrs = []netip.Addr{m2.addr} })
 	n.expect("m2 m3")
-	// Two addresses, and it is told to look.
+	// Two addresses, and a signal to look up again.
 	dns.set(func() { dns.addrs = []netip.Addr{m2.addr, m1.addr} })
 	n.signal(syscall.SIGHUP)
 	n.expect("m1 m2 m3")
-	// No answers change nothing, of whichever kind.
+	// Missing answers of each kind change nothing.
 	for _, silence := range []func(){
 		func() { dns.rcode = dnsmessage.RCodeServerFailure },
 		func() { dns.rcode = dnsmessage.RCodeNameError },
@@ -121,21 +120,21 @@ func TestNames(t *testing.T) {
 	if n.log.count("looking up masters.example") == 0 {
 		t.Error("it does not say that the name cannot be looked up")
 	}
-	// While look-ups hang, a dead master goes all the same.
+	// While look-ups hang, a dead master is still removed.
 	m3.kill()
 	n.expect("m1 m2")
-	// A boot with DNS dead and masters alive: only what is on the disk is there.
+	// A boot with dead DNS and live masters: only the saved answers are available.
 	n.stopProcess()
 	n.must("/bin/ipvsadm", "-C")
 	n.care()
 	n.expect("m1 m2")
-	// One that dies is looked up at once: it may be somewhere else by now.
+	// The name of a master that dies is looked up at once: its address may have changed.
 	m3.serve()
 	n.expect("m1 m2 m3")
 	dns.set(func() { dns.mute, dns.addrs = false, []netip.Addr{m1.addr} })
 	m2.kill()
 	eventually(t, "the name is looked up and the dead one forgotten", func() bool {
-		// Once in this life: since the restart, nothing else has answered.
+		// Once since the restart: no other answer was given.
 		return n.log.count("masters.example is [10.103.0.11]") == 1 && n.serving() == "m1 m3"
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// settle lets the node find all masters and its connections become steady.
+// settle waits until the node has found all masters and its connections are stable.
 func (l *lab) settle() *machine {
 	l.t.Helper()
 	n := l.nodes[0]
@@ -24,8 +24,8 @@ func (l *lab) settle() *machine {
 	return n
 }
 
-// TestFaults: after a fault on one master new connections fail for a bounded
-// time, its watches break, those on live masters stay, and it comes back.
+// TestFaults checks that after a fault of one master new connections fail only for a limited time,
+// its watches break, watches on live masters stay, and the master comes back.
 func TestFaults(t *testing.T) {
 	for _, f := range []struct {
 		name        string
@@ -71,9 +71,9 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestUse: after the first packets to API servers that nobody used for some seconds, PINGs
-// follow with the next look at the kernel's table. The kernel's own counters of a real server
-// are up to two seconds late.
+// TestUse checks that after the first packets to API servers that were unused for some seconds,
+// PINGs follow the next read of the kernel's table. The kernel's own counters of a real server lag
+// up to two seconds.
 func TestUse(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -97,7 +97,7 @@ func TestUse(t *testing.T) {
 		took := time.Since(began)
 		h.end(began)
 		if longest > 200*time.Millisecond {
-			continue // the guest stalled
+			continue // the VM stalled
 		}
 		measured++
 		t.Logf("PINGs to three API servers after %s", took)
@@ -107,9 +107,8 @@ func TestUse(t *testing.T) {
 	}
 }
 
-// TestHTTP2Watches: idle watches over TLS and HTTP/2, as kubelet holds them,
-// move within a second after a stopped master was found out, whether the
-// client sends PINGs of its own or not.
+// TestHTTP2Watches checks that idle watches over TLS and HTTP/2, as kubelet holds them, move within
+// a second after a stopped master was detected, whether or not the client sends its own PINGs.
 func TestHTTP2Watches(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -139,19 +138,18 @@ func TestHTTP2Watches(t *testing.T) {
 	}
 }
 
-// TestFailovers: over many failovers no request is lost that its client
-// tries once more, half a second later. Clients that try again at once are
-// counted too: until a killed master is noticed, which the emulator makes
-// long, the second try may meet it again. Several nodes live through the same
-// faults, each with an ipvscare and clients of its own: a fault is a failover
-// to each of them.
+// TestFailovers checks over many failovers that no request is lost if its client tries again once
+// after half a second. It also counts the failures of clients that try again at once: until a
+// killed master is detected, which takes long under emulation, the second try may reach it again.
+// Several nodes, each with its own ipvscare and clients, have the same faults; each fault counts as
+// one failover per node.
 //
-// In a short look a second try that began while the dead master was still
-// listed is told apart: an emulated machine that stood still for half a second
-// explains it. The long one, at night, takes no excuse.
+// In the short run, a second try that began while the dead master was still listed does not fail
+// the test: an emulated machine that stalled for half a second explains it. In the long run, at
+// night, it does.
 func TestFailovers(t *testing.T) {
-	// So many masters that each has its peace for half a minute: one that
-	// flaps would have to prove itself longer.
+	// With this number of masters, each is unchanged for half a minute: a flapping master would
+	// have to be healthy for longer.
 	const masters, nodes = 6, 5
 	l := newLab(t, masters, nodes)
 	all := func(but int) string {
@@ -180,7 +178,7 @@ func TestFailovers(t *testing.T) {
 	type outcome struct{ retried, lost, early atomic.Int64 }
 	var patient, hasty outcome
 	const nobody = -1
-	var dead atomic.Int64 // index of the master that must not be met
+	var dead atomic.Int64 // index of the master that must not be reached
 	dead.Store(nobody)
 	client := func(n *machine, pause time.Duration, o *outcome) {
 		for {

@@ -14,8 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// strict is a host's firewall as they are: what belongs to a connection is let
-// through, what belongs to none is dropped, in both directions.
+// strict is a common host firewall: packets of known connections pass, others are dropped, in both
+// directions.
 const strict = `table inet host {
 	chain input {
 		type filter hook input priority filter; policy drop;
@@ -59,9 +59,9 @@ func (n *machine) set(name, value string) {
 	n.in(func() { check(os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644)) })
 }
 
-// TestFirewall: a stateful firewall on the node lets through what IPVS
-// forwards: connections of the node's own processes, pods on its network among
-// them, and of pods that have a network of their own.
+// TestFirewall checks that a stateful firewall on the node accepts the connections that IPVS
+// forwards: those of the node's own processes and pods on its network, and those of pods with their
+// own network.
 func TestFirewall(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -120,7 +120,7 @@ func TestFirewall(t *testing.T) {
 		eventually(t, "it is on again", func() bool { return n.setting("ipv4/vs/conntrack") == "1" })
 		reach(n)(t)
 	})
-	// The test's own test: this firewall is one that matters.
+	// Check that without the settings this firewall does block connections.
 	l.run("without it the firewall is in the way", func(t *testing.T) {
 		n.signal(syscall.SIGSTOP)
 		n.set("ipv4/vs/conntrack", "0")
@@ -133,7 +133,7 @@ func TestFirewall(t *testing.T) {
 	})
 }
 
-// TestFirewallIPv6: the same over IPv6.
+// TestFirewallIPv6 is TestFirewall over IPv6.
 func TestFirewallIPv6(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -155,7 +155,7 @@ func TestFirewallIPv6(t *testing.T) {
 	}
 }
 
-// pod makes a pod on the node, with an address of its own behind it.
+// pod makes a pod on the node with its own address.
 func (n *machine) pod() *machine {
 	p := n.l.bare("pod")
 	n.l.t.Cleanup(func() { p.ns.Close() })

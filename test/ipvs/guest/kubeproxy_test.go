@@ -12,20 +12,19 @@ import (
 	"time"
 )
 
-// TestKubeProxy: the real kube-proxy starts on a node with ipvscare, in each of its
-// modes. In mode nftables it flushes IPVS before anything else: open connections break
-// at once, as the rules come back, and no later ones. In the other modes it comes to
-// serve a Service, and no rule of ipvscare's is ever missing.
+// TestKubeProxy starts the real kube-proxy on a node with ipvscare, in each of its modes. In mode
+// nftables it first flushes IPVS: open connections break at once when the rules are restored, and
+// no later ones. In the other modes it serves a Service, and ipvscare's rules are never missing.
 func TestKubeProxy(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
-	n.set("ipv6/conf/all/disable_ipv6", "1") // or each sync is made twice
+	n.set("ipv6/conf/all/disable_ipv6", "1") // otherwise each sync is done twice
 	for i, mode := range []string{"iptables", "ipvs", "nftables"} {
 		l.run(mode, func(t *testing.T) {
 			service := fmt.Sprintf("10.96.0.%d", 11+i)
 			check(os.WriteFile(serviceFile, []byte(service), 0o644))
 			defer os.Remove(serviceFile)
-			// A virtual server that nobody restores after a flush.
+			// A virtual server that no program restores after a flush.
 			defer n.output("/bin/ipvsadm", "-D", "-t", "10.103.97.2:7777")
 			n.must("/bin/ipvsadm", "-A", "-t", "10.103.97.2:7777", "-s", "wrr")
 			marker := func() bool { return strings.Contains(n.rules(), "0A676102:1E61") }
@@ -43,7 +42,7 @@ func TestKubeProxy(t *testing.T) {
 			defer end()
 			began := time.Now()
 			n.kubeProxy(t, mode)
-			if mode == "nftables" { // it flushes first of all, and needs a minute here for the rest
+			if mode == "nftables" { // it flushes at first, and needs a minute for the rest
 				eventually(t, "IPVS is flushed", func() bool { return !marker() })
 			} else {
 				eventually(t, "the Service answers", func() bool {
@@ -74,7 +73,7 @@ func TestKubeProxy(t *testing.T) {
 			}
 			for _, w := range watches {
 				if flushed {
-					n.breaks(w) // though it was idle
+					n.breaks(w) // although it was idle
 					w.close()
 				}
 			}
@@ -84,7 +83,7 @@ func TestKubeProxy(t *testing.T) {
 			for _, w := range watches {
 				w.conn.Write([]byte("x"))
 			}
-			n.stays("m1 m2 m3", 2*time.Second) // longer than until the next look at the rules
+			n.stays("m1 m2 m3", 2*time.Second) // longer than until the next check of the rules
 			for _, w := range watches {
 				n.unbroken(w)
 				w.close()
@@ -93,12 +92,11 @@ func TestKubeProxy(t *testing.T) {
 	}
 }
 
-// restored is the time within which ipvscare has all rules again after a flush: a second by its
-// promise, and more for an emulated guest.
+// restored is the maximum time until ipvscare has restored all rules after a flush: one second as
+// promised, longer in an emulated VM.
 const restored = 5 * time.Second
 
-// kubeProxy runs kube-proxy on the node until the test ends. What it has set up
-// stays, as on a node.
+// kubeProxy runs kube-proxy on the node until the test ends. Its rules stay, as on a real node.
 func (n *machine) kubeProxy(t *testing.T, mode string) {
 	config := n.dir + "/kube-proxy.yaml"
 	check(os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -123,7 +121,7 @@ clusterCIDR: 10.244.0.0/16
 	})
 }
 
-// dips watches for how long not all masters serve, until the result is asked for.
+// dips measures how long not all masters serve; total stops the measurement and returns the sum.
 func (n *machine) dips() (total func() time.Duration) {
 	stop, sum := make(chan struct{}), make(chan time.Duration)
 	go func() {
@@ -150,8 +148,7 @@ func (n *machine) dips() (total func() time.Duration) {
 	})
 }
 
-// serviceFile has the cluster IP of the one Service, which leads to the first
-// master.
+// serviceFile contains the cluster IP of the only Service, whose endpoint is the first master.
 const serviceFile = "/run/service"
 
 // kubeAPI answers kube-proxy's watches: one node, one Service and its endpoint.

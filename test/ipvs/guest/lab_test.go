@@ -32,7 +32,7 @@ import (
 
 const vip = "10.103.97.2:6443"
 
-// lab is a bridge with masters and nodes, each in a network namespace.
+// lab is a bridge with masters and nodes, each in its own network namespace.
 type lab struct {
 	t       *testing.T
 	home    netns.NsHandle
@@ -43,7 +43,7 @@ type lab struct {
 	began   time.Time
 }
 
-// machine is one namespace.
+// machine is one network namespace.
 type machine struct {
 	l    *lab
 	name string
@@ -52,12 +52,12 @@ type machine struct {
 	dir  string
 	veth string // the end on the bridge
 
-	cmd  *exec.Cmd // master's or ipvscare's process
+	cmd  *exec.Cmd // process of the master or of ipvscare
 	log  *journal
 	past []*journal // log and those of earlier processes
 }
 
-// journalled makes cmd the machine's process and keeps what it says.
+// journalled makes cmd the machine's process and keeps its output.
 func (m *machine) journalled(cmd *exec.Cmd) {
 	m.log = &journal{since: m.l.began}
 	m.past = append(m.past, m.log)
@@ -66,7 +66,7 @@ func (m *machine) journalled(cmd *exec.Cmd) {
 	m.start(cmd)
 }
 
-// journal keeps what a process says, with the time.
+// journal keeps the output of a process with times.
 type journal struct {
 	mu    sync.Mutex
 	lines []string
@@ -106,7 +106,7 @@ func (j *journal) count(text string) int {
 	return n
 }
 
-// newLab makes masters and starts them, and makes nodes.
+// newLab makes nodes, and makes and starts masters.
 func newLab(t *testing.T, masters, nodes int) *lab {
 	t.Helper()
 	runtime.LockOSThread()
@@ -127,8 +127,8 @@ func newLab(t *testing.T, masters, nodes int) *lab {
 	}
 	for i := range nodes {
 		n := l.machine(fmt.Sprintf("n%d", i+1), netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + i)}))
-		// Nodes see masters only: ARP for the virtual address must not leak
-		// from one node under test to the other.
+		// Nodes see only masters: ARP for the virtual address must not reach another node under
+		// test.
 		link, err := netlink.LinkByName(n.veth)
 		check(err)
 		check(netlink.LinkSetIsolated(link, true))
@@ -143,14 +143,14 @@ func newLab(t *testing.T, masters, nodes int) *lab {
 	return l
 }
 
-// bare makes a machine without a network.
+// bare makes a machine without network interfaces.
 func (l *lab) bare(name string) *machine {
 	m := &machine{l: l, name: name, dir: filepath.Join("/run/lab", name), veth: "v" + name}
 	os.RemoveAll(m.dir)
 	check(os.MkdirAll(m.dir, 0o755))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ns, err := netns.New() // and enters it
+	ns, err := netns.New() // also enters it
 	check(err)
 	m.ns = ns
 	check(netns.Set(l.home))
@@ -180,7 +180,7 @@ func (l *lab) machine(name string, addr netip.Addr) *machine {
 	return m
 }
 
-// in runs f in the machine's namespace.
+// in runs f in the machine's network namespace.
 func (m *machine) in(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -189,7 +189,7 @@ func (m *machine) in(f func()) {
 	f()
 }
 
-// command prepares a program to be run in the machine. start starts it.
+// command prepares a program that is to run in the machine. start starts it.
 func (m *machine) command(argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=/bin:/sbin", "HOME=/"}
@@ -200,7 +200,7 @@ func (m *machine) start(cmd *exec.Cmd) {
 	m.in(func() { check(cmd.Start()) })
 }
 
-// output runs a program to its end.
+// output runs a program to its end and returns its output.
 func (m *machine) output(argv ...string) (string, error) {
 	cmd := m.command(argv...)
 	var b bytes.Buffer
@@ -225,8 +225,8 @@ func (l *lab) close() {
 		if l.t.Failed() && m.log != nil {
 			l.t.Logf("%s said:\n%s", m.name, m.log)
 		}
-		// A socket that a test left open would keep the namespace, and its
-		// rules the modules.
+		// A socket that a test left open would keep the namespace, and its rules would keep the
+		// modules loaded.
 		m.output("/bin/ipvsadm", "-C")
 		m.ns.Close()
 		if link, err := netlink.LinkByName(m.veth); err == nil {
@@ -247,7 +247,7 @@ func (m *machine) stopProcess() {
 	}
 }
 
-// certificate makes the master's certificate. It is used from its next start.
+// certificate makes the master's certificate, used from its next start.
 func (m *machine) certificate(a *authority, from, to time.Time) {
 	check(os.WriteFile(m.dir+"/tls.pem", a.issue([]net.IP{m.addr.AsSlice()}, from, to), 0o600))
 }
@@ -269,15 +269,15 @@ func (m *machine) awaitServing() {
 	})
 }
 
-// kill is kill -9. The process is reaped, its sockets are closed.
+// kill kills the process with SIGKILL and reaps it, so that its sockets are closed.
 func (m *machine) kill() { m.stopProcess() }
 
 func (m *machine) signal(s syscall.Signal) { check(m.cmd.Process.Signal(s)) }
 
-// mode tells the master how to answer /readyz.
+// mode sets the master's response to /readyz.
 func (m *machine) mode(s string) { check(os.WriteFile(m.dir+"/mode", []byte(s), 0o644)) }
 
-// netem sets loss in percent and delay, both ways. Without any it is removed.
+// netem sets loss in percent and delay, in both directions, or removes both if they are 0.
 func (m *machine) netem(loss float32, delay time.Duration) {
 	set := func(name string) {
 		link, err := netlink.LinkByName(name)
@@ -294,7 +294,7 @@ func (m *machine) netem(loss float32, delay time.Duration) {
 	m.in(func() { set("eth0") })
 }
 
-// virtual is the node's configuration for all masters, to be changed.
+// virtual returns the node's configuration for all masters, which a test may change.
 func (l *lab) virtual() ondisk.IPVSVirtual {
 	v := ondisk.IPVSVirtual{VIP: vip, Host: "apiserver.cluster.local", CAFile: "/run/lab/ca.crt"}
 	for _, m := range l.masters {
@@ -304,7 +304,7 @@ func (l *lab) virtual() ondisk.IPVSVirtual {
 	return v
 }
 
-// configure writes ipvs.json by rename.
+// configure replaces ipvs.json with a rename.
 func (n *machine) configure(vs ...ondisk.IPVSVirtual) {
 	b, err := json.Marshal(ondisk.IPVS{Version: 1, Servers: vs})
 	check(err)
@@ -327,7 +327,7 @@ func (n *machine) careStart(args ...string) {
 	n.journalled(n.command(append([]string{"/bin/ipvscare", "run", "--config", n.dir + "/ipvs.json", "--hosts", hosts, "--state", n.dir + "/state", "--run-dir", n.dir + "/run"}, args...)...))
 }
 
-// rules is the kernel's table of the node, connections left out.
+// rules returns the node's kernel table, without connections.
 func (n *machine) rules() string {
 	b, err := n.procFile("ip_vs")
 	if err != nil {
@@ -353,7 +353,7 @@ func (n *machine) rules() string {
 	return strings.Join(out, "; ")
 }
 
-// procFile reads a file of /proc/net as the node sees it.
+// procFile reads a file of /proc/net in the node's namespace.
 func (n *machine) procFile(name string) (b []byte, err error) {
 	n.in(func() { b, err = os.ReadFile("/proc/thread-self/net/" + name) })
 	return b, err
@@ -370,7 +370,7 @@ func (n *machine) source(dst string) (src string) {
 	return src
 }
 
-// run is t.Run for a part of a test that shares its lab.
+// run is t.Run for a subtest that uses the lab.
 func (l *lab) run(name string, f func(t *testing.T)) {
 	outer := l.t
 	outer.Run(name, func(t *testing.T) {
@@ -403,9 +403,9 @@ func (n *machine) expect(want string) {
 	eventually(n.l.t, fmt.Sprintf("%s serves %q", n.name, want), func() bool { return n.serving() == want })
 }
 
-// stays fails if another master serves at any time, or one that should is
-// taken out, unless it is back soon: a machine that was held up may see no
-// answer for a while, but a verdict stays as long as its cause.
+// stays fails if another master serves at any time, or if one of these is removed for longer than a
+// moment: a machine that stalled may get no response for a while, but a verdict with a real cause
+// stays.
 func (n *machine) stays(want string, during time.Duration) {
 	n.l.t.Helper()
 	wanted := strings.Fields(want)
@@ -423,15 +423,15 @@ func (n *machine) stays(want string, during time.Duration) {
 	}
 }
 
-// heldUp reports whether ipvscare found any master down for want of an answer.
-// Where no fault explains it, the emulated machine was held up for seconds,
-// and what follows from such a verdict is right.
+// heldUp reports whether ipvscare found any master down because of a missing response. If no fault
+// explains it, the emulated machine stalled for seconds, and the consequences of that verdict are
+// correct.
 func (n *machine) heldUp() bool {
 	return slices.ContainsFunc(n.past, func(j *journal) bool { return j.count("(no answer") > 0 })
 }
 
-// unbroken fails if a watch on a live master broke, unless ipvscare had reason
-// to believe that master dead.
+// unbroken fails if a watch on a live master broke, unless ipvscare had a reason to consider that
+// master dead.
 func (n *machine) unbroken(w *watch) {
 	n.l.t.Helper()
 	if w.brokenAt().IsZero() {
@@ -449,16 +449,15 @@ func (n *machine) unbroken(w *watch) {
 	n.l.t.Errorf("a watch on the live master %s broke", w.master)
 }
 
-// breaks waits until a watch on a dead master broke, and returns when it did.
+// breaks waits until a watch on a dead master breaks, and returns the time.
 func (n *machine) breaks(w *watch) time.Time {
 	n.l.t.Helper()
 	eventually(n.l.t, "the watch on "+w.master+" breaks", func() bool { return !w.brokenAt().IsZero() })
 	return w.brokenAt()
 }
 
-// patience is how long to wait for a state. The guest is emulated, on machines
-// that do other things besides: how long something took is for the benchmark
-// to say, a test waits until it is so.
+// patience is the timeout for a state. The VM is emulated on a busy machine: durations are measured
+// by benchmarks, while a test only waits until the state is reached.
 const patience = 3 * time.Minute
 
 func eventually(t *testing.T, what string, ok func() bool) {
@@ -478,7 +477,7 @@ func (n *machine) dial(addr string, timeout time.Duration) (c net.Conn, err erro
 	return c, err
 }
 
-// ask makes one new connection to addr and returns who answered.
+// ask makes one new connection to addr and returns the name of the master that answers.
 func (n *machine) ask(addr string, timeout time.Duration) (net.Conn, string, error) {
 	end := time.Now().Add(timeout)
 	c, err := n.dial(addr, timeout)
@@ -498,7 +497,7 @@ func (n *machine) ask(addr string, timeout time.Duration) (net.Conn, string, err
 	return nil, "", err
 }
 
-// hammer makes new connections all the time until it is stopped.
+// hammer makes new connections continuously until it is stopped.
 type hammer struct {
 	mu     sync.Mutex
 	failed []time.Time
@@ -537,8 +536,8 @@ func (n *machine) hammer(every, timeout time.Duration) *hammer {
 	return h
 }
 
-// end stops and returns how long after since the last failing connection was
-// begun, how many failed since, and how many went well.
+// end stops and returns how long after since the last failing connection began, and how many
+// connections failed and succeeded since.
 func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
 	close(h.stop)
 	h.wg.Wait()
@@ -555,7 +554,7 @@ func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
 type watch struct {
 	master string
 	conn   net.Conn
-	end    func() // of an HTTP/2 one
+	end    func() // of an HTTP/2 watch
 	mu     sync.Mutex
 	broken time.Time
 }
@@ -579,8 +578,7 @@ func (n *machine) tryWatch() (*watch, error) {
 	return w, nil
 }
 
-// watchHTTP2 opens a watch as client-go does: TLS, HTTP/2, a response without
-// an end.
+// watchHTTP2 opens a watch like client-go: TLS, HTTP/2, and a response without end.
 func (n *machine) watchHTTP2(pings bool) *watch {
 	n.l.t.Helper()
 	roots := x509.NewCertPool()
@@ -611,7 +609,7 @@ func (n *machine) watchHTTP2(pings bool) *watch {
 	return w
 }
 
-// await notes when the watch ends.
+// await records when the watch ends.
 func (w *watch) await(r io.Reader) {
 	var b [1]byte
 	r.Read(b[:])

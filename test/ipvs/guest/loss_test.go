@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// during is how long a test of patience lasts: short in CI, from the
-// environment at night.
+// during returns the duration of a test: short in CI, from the environment at night.
 func during(t *testing.T, key string, short time.Duration) time.Duration {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
@@ -22,8 +21,7 @@ func during(t *testing.T, key string, short time.Duration) time.Duration {
 	return short
 }
 
-// number is how often something is done: few times in CI, from the environment
-// at night.
+// number returns a number of repetitions: few in CI, from the environment at night.
 func number(t *testing.T, key string, few int) int {
 	t.Helper()
 	if v := os.Getenv(key); v != "" {
@@ -34,10 +32,10 @@ func number(t *testing.T, key string, few int) int {
 	return few
 }
 
-// TestLoss: a bad network alone removes nobody. A second node has a good one:
-// what both of them remove at once, the emulated machine held up. A short look
-// on a busy computer may meet a stall that one node alone had, so it is taken
-// up to three times; the long one, at night, has to be clean at once.
+// TestLoss checks that packet loss alone removes no master. A second node has a good network: a
+// removal on both at once means that the emulated machine stalled. The short run may meet a stall
+// of only one node on a busy computer, so it may run up to three times; the long one, at night,
+// must pass at once.
 func TestLoss(t *testing.T) {
 	l := newLab(t, 3, 2)
 	bad, good := l.nodes[0], l.nodes[1]
@@ -54,7 +52,7 @@ func TestLoss(t *testing.T) {
 		for _, n := range l.nodes {
 			n.expect("m1 m2 m3")
 		}
-		bad.netem(20, 20*time.Millisecond) // each way
+		bad.netem(20, 20*time.Millisecond) // in each direction
 		removed, heldUp := falseRemovals(t, bad, good, d)
 		t.Logf("RESULT loss20 minutes=%.1f removed=%d held_up=%d pings=%d dials=%d", d.Minutes(), removed, heldUp,
 			bad.metric("pings_total"), bad.metric("dials_total"))
@@ -68,8 +66,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// falseRemovals counts how often masters were taken out on the bad node alone,
-// and on both nodes at the same moment, while all of them serve.
+// falseRemovals counts the removals of masters on the bad node alone and on both nodes at the same
+// moment, while all masters work.
 func falseRemovals(t *testing.T, bad, good *machine, d time.Duration) (removed, heldUp int) {
 	t.Helper()
 	removals := map[*machine][]time.Time{}

@@ -1,8 +1,7 @@
 //go:build linux
 
-// Package guest is what runs inside the test guest: its init, the masters,
-// and the tests of ipvscare against a real kernel. On any other machine it
-// does nothing; test/ipvs boots it.
+// Package guest runs inside the test VM: its init, the masters, and the tests of ipvscare with a
+// real kernel. On any other machine it does nothing. test/ipvs boots it.
 package guest
 
 import (
@@ -35,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// boot is the guest's init. It never returns.
+// boot is the VM's init. It never returns.
 func boot() {
 	for _, m := range [][3]string{{"proc", "/proc", "proc"}, {"sys", "/sys", "sysfs"}, {"dev", "/dev", "devtmpfs"}, {"run", "/run", "tmpfs"}} {
 		if err := unix.Mount(m[0], m[1], m[2], 0, ""); err != nil {
@@ -71,8 +70,8 @@ func boot() {
 	if err := cmd.Start(); err != nil {
 		fmt.Println("starting the tests:", err)
 	}
-	code := -1 // of a process that a signal ended, too
-	for {      // init reaps everybody
+	code := -1 // also for a process ended by a signal
+	for {      // init reaps all processes
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, 0, nil)
 		if err == syscall.EINTR {
@@ -93,11 +92,11 @@ func boot() {
 	select {}
 }
 
-// noModprobe, when it exists, makes modprobe fail.
+// noModprobe is a file that makes modprobe fail.
 const noModprobe = "/run/no-modprobe"
 
-// modprobe loads what it is asked for, and everything if it is asked for
-// nothing. /modules/order has the dependencies first.
+// modprobe loads the named modules, or all modules without arguments. /modules/order lists
+// dependencies first.
 func modprobe(args []string) int {
 	if _, err := os.Stat(noModprobe); err == nil {
 		return 1
@@ -122,7 +121,7 @@ func modprobe(args []string) int {
 	}
 	for _, name := range all[:last+1] {
 		if len(args) > 0 && !strings.HasPrefix(name, "ip_vs") {
-			continue // was loaded at boot and stays
+			continue // it was loaded at boot and stays loaded
 		}
 		if len(args) > 0 && strings.HasPrefix(name, "ip_vs_") && name != all[last] {
 			continue

@@ -24,13 +24,12 @@ import (
 	"time"
 )
 
-// A master stands for a kube-apiserver: TLS and HTTP/2 with the certificate
-// it is given, /readyz as its mode file says. The same without TLS, for
-// lvscare's --health-schem=http. So that clients can be cheap under emulation,
-// any other connection is served one line in clear: the master's name, then
-// silence.
+// A master simulates a kube-apiserver: TLS and HTTP/2 with the given certificate, and /readyz as
+// its mode file says. It does the same without TLS for lvscare's --health-schem=http. Any other
+// connection gets one line of plain text, the master's name, and then silence, so that clients are
+// cheap under emulation.
 
-// masterMain is the program. GUEST_MASTER is its folder.
+// masterMain is the program of a master. GUEST_MASTER is its directory.
 func masterMain() {
 	dir := os.Getenv("GUEST_MASTER")
 	name := filepath.Base(dir)
@@ -62,7 +61,7 @@ func masterMain() {
 		}
 	}
 	mux.HandleFunc("/readyz", readyz)
-	mux.HandleFunc("/healthz", readyz) // which lvscare asks for
+	mux.HandleFunc("/healthz", readyz) // requested by lvscare
 	mux.HandleFunc("/watch", func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, name)
 		w.(http.Flusher).Flush()
@@ -84,7 +83,7 @@ func masterMain() {
 		fmt.Println("master:", err)
 		os.Exit(1)
 	}
-	quiet := log.New(io.Discard, "", 0) // of handshakes that ipvscare gave up
+	quiet := log.New(io.Discard, "", 0) // for handshakes that ipvscare aborts
 	srv := &http.Server{Handler: mux, ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}}}
 	tlsLn := &sniffer{Listener: ln, name: name, conns: make(chan net.Conn)}
 	plainLn := &sniffer{Listener: ln, conns: make(chan net.Conn)}
@@ -95,7 +94,7 @@ func masterMain() {
 	os.Exit(1)
 }
 
-// sniffer passes TLS connections on and answers the others by itself.
+// sniffer passes TLS connections on, and answers the others itself.
 type sniffer struct {
 	net.Listener
 	name  string
@@ -134,7 +133,7 @@ func (s *sniffer) run(plain chan<- net.Conn) {
 				return
 			}
 			fmt.Fprintln(c, s.name)
-			io.Copy(io.Discard, br) // until the client goes
+			io.Copy(io.Discard, br) // until the client disconnects
 			c.Close()
 		}()
 	}
@@ -162,10 +161,10 @@ func newAuthority(name string) *authority {
 	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
 }
 
-// epoch is when the guest was booted: certificates are made around it.
+// epoch is the boot time of the VM: certificates are valid around it.
 var epoch = time.Now()
 
-// issue makes a certificate and its key in one PEM file.
+// issue returns a certificate and its key in PEM.
 func (a *authority) issue(ips []net.IP, from, to time.Time) []byte {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(err)

@@ -14,11 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confinedMain runs a program as the static pod does: with no capability but
-// NET_ADMIN, no way to new ones, /proc/sys read-only, and a mount of the
-// node's network settings elsewhere.
+// confinedMain runs a program like the static pod: with no capability except NET_ADMIN, no way to
+// gain others, read-only /proc/sys, and the node's network settings mounted elsewhere.
 func confinedMain() {
-	runtime.LockOSThread() // all of this is the thread's, and exec keeps it
+	runtime.LockOSThread() // all of this applies to the thread, and exec keeps it
 	check(unix.Unshare(unix.CLONE_NEWNS))
 	check(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
 	settings := os.Getenv("GUEST_SETTINGS")
@@ -30,7 +29,7 @@ func confinedMain() {
 		if c == unix.CAP_NET_ADMIN {
 			continue
 		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != unix.EINVAL { // newer than the kernel
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0); err != unix.EINVAL { // not known to the kernel
 			check(err)
 		}
 	}
@@ -40,8 +39,7 @@ func confinedMain() {
 	check(syscall.Exec(argv[0], argv, []string{"PATH=/bin:/sbin", "HOME=/"}))
 }
 
-// TestStaticPod: what the static pod is allowed is enough for all that ipvscare
-// does.
+// TestStaticPod checks that the static pod's permissions suffice for everything that ipvscare does.
 func TestStaticPod(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -63,7 +61,7 @@ func TestStaticPod(t *testing.T) {
 	if !strings.Contains(string(b), "CapEff:\t0000000000001000\n") {
 		t.Errorf("it has other capabilities than NET_ADMIN:\n%s", b)
 	}
-	// Somebody replaces the file.
+	// Another program replaces the file.
 	check(os.WriteFile(n.dir+"/etc/new", []byte("127.0.0.1 localhost\n10.1.1.1 printer\n"), 0o644))
 	check(os.Rename(n.dir+"/etc/new", n.dir+"/etc/hosts"))
 	eventually(t, "the line is in the new file", func() bool {
@@ -84,14 +82,14 @@ func TestStaticPod(t *testing.T) {
 	}
 }
 
-// TestMetered: a master that goes silent is taken out long before the next
-// request is due, because the node's own connection to it waits.
+// TestMetered checks that a silent master is removed long before the next request is due, because
+// the node's own connection to it waits.
 func TestMetered(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
 	metered(n)
 	n.expect("m1 m2")
-	time.Sleep(3 * time.Second) // the requests are answered; the next ones are 75 s away
+	time.Sleep(3 * time.Second) // all requests are answered; the next ones are due in 75 s
 	w := n.watch()
 	m := l.masters[0]
 	if w.master == "m2" {
@@ -100,7 +98,7 @@ func TestMetered(t *testing.T) {
 	other := map[string]string{"m1": "m2", "m2": "m1"}[w.master]
 	m.netem(100, 0)
 	at := time.Now()
-	_, err := w.conn.Write([]byte("x")) // as kubelet renews its lease
+	_, err := w.conn.Write([]byte("x")) // like kubelet when it renews its lease
 	check(err)
 	n.expect(other)
 	took := time.Since(at)

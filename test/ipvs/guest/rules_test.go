@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestRepair: whatever somebody else does to the rules, they are right again
-// within a second, and what is not ours is left alone.
+// TestRepair checks that the rules are restored within a second after any change by another
+// program, and that other programs' rules are not changed.
 func TestRepair(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
-	// Somebody else's virtual server.
+	// Another program's virtual server.
 	n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
 	n.must("/bin/ipvsadm", "-a", "-t", "10.96.0.10:53", "-r", "10.244.0.5:53", "-m")
 	foreign := n.rules()
@@ -86,7 +86,7 @@ func TestRepair(t *testing.T) {
 	l.run("address changed", func(t *testing.T) {
 		n.must("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		n.must("/bin/ip", "addr", "del", "10.103.0.101/24", "dev", "eth0")
-		// The kernel drops both addresses if the second is a secondary one.
+		// The kernel removes both addresses if the second is a secondary one.
 		n.output("/bin/ip", "addr", "add", "10.103.0.202/24", "dev", "eth0")
 		eventually(t, "the route has the new source", func() bool {
 			return n.source("10.103.97.2") == "10.103.0.202"
@@ -98,7 +98,7 @@ func TestRepair(t *testing.T) {
 	})
 }
 
-// TestLife: restart, kill, upgrade, clean, and a second one.
+// TestLife checks restart, kill, upgrade, clean, and a second instance.
 func TestLife(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -212,7 +212,7 @@ func TestLife(t *testing.T) {
 			t.Errorf("hosts: %q", b)
 		}
 	})
-	l.run("after a reboot", func(t *testing.T) { // nothing is there but files
+	l.run("after a reboot", func(t *testing.T) { // only files are left
 		n.care()
 		n.expect("m1 m2 m3")
 	})
@@ -234,7 +234,7 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// TestList: the list of masters follows its file.
+// TestList checks that the masters follow the list in the file.
 func TestList(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -286,13 +286,13 @@ func TestList(t *testing.T) {
 		check(os.WriteFile(v.CAFile, []byte("nonsense"), 0o644))
 		eventually(t, "it says so", func() bool { return n.log.count("keeping the previous authorities") > 0 })
 		n.stays("m1 m2 m3", time.Second)
-		l.virtual() // writes it again
+		l.virtual() // writes the file again
 	})
 	l.run("nobody listed is there: the old ones serve on", func(t *testing.T) {
 		v.Masters = []string{"10.103.0.77:6443"}
 		n.configure(v)
 		eventually(t, "it tries the new one", func() bool {
-			out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run") // which fails, as none is up
+			out, _ := n.output("/bin/ipvscare", "status", "--run-dir", n.dir+"/run") // fails, since no master is up
 			return strings.Contains(out, "10.103.0.77:6443")
 		})
 		n.stays("m1 m2 m3", 4*time.Second)
@@ -313,7 +313,7 @@ func TestList(t *testing.T) {
 	})
 }
 
-// TestLearn: the cluster's own list replaces the configured one, guarded.
+// TestLearn checks that the cluster's own list replaces the configured one, and its safeguards.
 func TestLearn(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]
@@ -340,14 +340,13 @@ func TestLearn(t *testing.T) {
 	n.stays("m1 m2 m3", time.Second)
 	list(all[1:]...)
 	n.expect("m2 m3")
-	// The learned list outlives a power cut at this very moment, although m1
-	// alone is configured.
+	// The learned list survives a power cut at this moment, although only m1 is configured.
 	n.stopProcess()
 	n.must("/bin/ipvsadm", "-C")
 	os.Remove("/run/configmap.json")
 	n.care(args...)
 	n.expect("m2 m3")
-	// Whoever turns learning off gets what is configured, at once.
+	// Without learning, the configured list applies at once.
 	list(all[1:]...)
 	v.LearnMasters = false
 	n.configure(v)
@@ -358,7 +357,7 @@ func TestLearn(t *testing.T) {
 	n.expect("m2 m3")
 }
 
-// TestModule: IP_VS goes and comes, and was never there.
+// TestModule unloads and loads IP_VS, and starts without it.
 func TestModule(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.settle()
@@ -366,7 +365,7 @@ func TestModule(t *testing.T) {
 	unload := func() {
 		check(os.WriteFile(noModprobe, nil, 0o644))
 		eventually(t, "ip_vs is unloaded", func() bool {
-			n.signal(syscall.SIGSTOP) // or it would make its rules again
+			n.signal(syscall.SIGSTOP) // otherwise it would restore its rules
 			n.must("/bin/ipvsadm", "-C")
 			for _, m := range schedulers {
 				if err := unix.DeleteModule(m, unix.O_NONBLOCK); err != nil && err != unix.ENOENT {
@@ -432,7 +431,7 @@ func TestModule(t *testing.T) {
 	}
 }
 
-// TestMany: 200 real servers, and 1,000 open connections.
+// TestMany uses 200 real servers and 1,000 open connections.
 func TestMany(t *testing.T) {
 	l := newLab(t, 3, 1)
 	m := l.masters[2]
@@ -450,7 +449,7 @@ func TestMany(t *testing.T) {
 	n.must("/bin/ip", "route", "add", "10.103.1.0/24", "dev", "eth0")
 	addrs = append(addrs, l.virtual().Masters[:2]...)
 	began := time.Now()
-	// Without TLS: two hundred handshakes would measure the emulator.
+	// Without TLS: the time of two hundred handshakes would depend on the emulator.
 	n.journalled(n.command("/bin/ipvscare", "care", "--vs", vip, "--rs", strings.Join(addrs, ","), "--health-schem", "http", "--profile", "metered", "--run-dir", n.dir+"/run"))
 	eventually(t, "200 real servers serve", func() bool { return strings.Count(n.rules(), "Masq 1") == 200 })
 	t.Logf("200 real servers after %s", time.Since(began))
@@ -467,7 +466,7 @@ func TestMany(t *testing.T) {
 	var watches []*watch
 	for range 1000 {
 		w, err := n.tryWatch()
-		if err != nil { // among so many at once; a client tries again, once
+		if err != nil { // may happen among so many; a client tries again once
 			t.Logf("opening a watch, tried again: %v", err)
 			w = n.watch()
 		}
@@ -495,7 +494,7 @@ func TestMany(t *testing.T) {
 	t.Logf("of 1000 watches %d broke, the last %s after the removal, which came after %s", moved, worst, removed.Sub(at))
 }
 
-// TestIPv6: the same over IPv6.
+// TestIPv6 checks the rules and faults over IPv6.
 func TestIPv6(t *testing.T) {
 	l := newLab(t, 2, 1)
 	n := l.nodes[0]
@@ -536,7 +535,7 @@ func TestIPv6(t *testing.T) {
 	})
 }
 
-// TestCare: lvscare's flags.
+// TestCare checks lvscare's flags.
 func TestCare(t *testing.T) {
 	l := newLab(t, 3, 1)
 	n := l.nodes[0]

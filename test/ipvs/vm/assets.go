@@ -1,7 +1,6 @@
-// Package vm boots the small guest in which ipvscare is tested: Debian's kernel
-// and an initramfs with a static test binary, ipvscare, kernel modules and
-// keepalived. The guest has no disk and no network card: its nodes and masters
-// are network namespaces.
+// Package vm boots the small VM in which ipvscare is tested: Debian's kernel and an initramfs with
+// a static test binary, ipvscare, kernel modules and keepalived. The VM has no disk and no network
+// card: its nodes and masters are network namespaces.
 package vm
 
 import (
@@ -33,14 +32,13 @@ func packages() []string {
 	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables", "iptables", "ipset"}
 }
 
-// programs returns the files of the packages that the guest gets, with the
-// libraries that they need.
+// programs returns the packages' files for the VM, with the libraries that they need.
 func programs() []string {
 	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft",
 		"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"}
 }
 
-// iptables returns the names by which xtables-nft-multi is called.
+// iptables returns the names under which xtables-nft-multi is run.
 func iptables() []string {
 	var names []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -55,8 +53,7 @@ const extensions = "usr/lib/x86_64-linux-gnu/xtables/"
 // buildOptions is a file without which keepalived prints an error.
 const buildOptions = "etc/keepalived/keepalived.config-opts"
 
-// modules returns the kernel modules that the guest loads; their dependencies
-// are added.
+// modules returns the kernel modules for the VM. Their dependencies are added.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
 		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
@@ -67,7 +64,7 @@ func modules() []string {
 		"ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net", "ip_set_bitmap_port"}
 }
 
-// Missing reports what this machine lacks to run the guest.
+// Missing returns an error that says what this machine lacks to run the VM.
 func Missing() error {
 	var errs []error
 	for _, p := range []string{"qemu-system-x86_64", "mmdebstrap"} {
