@@ -41,8 +41,8 @@ func TestExcludeVIP(t *testing.T) {
 	}
 }
 
-// What is not a kubeconfig is called that, by its name, and not how client-go reads one;
-// what is neither a token nor its id is not looked for.
+// The error for a file that is not a kubeconfig names the file; a text that is neither a
+// token nor an ID is rejected without a request.
 func TestBadArguments(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"cluster.yaml": "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\n", "notes.txt": "garbage\n"} {
@@ -82,7 +82,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// By the rules of Kubernetes' own --controllers.
+// runs follows the rules of Kubernetes' --controllers.
 func TestRuns(t *testing.T) {
 	for _, tt := range []struct {
 		args string
@@ -123,8 +123,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestReport: a machine's own word says what the cluster cannot know, and never
-// what the cluster knows better.
+// TestReport: reports of machines add states that the cluster does not know, and
+// never replace newer states of the cluster.
 func TestReport(t *testing.T) {
 	early, late := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)
 	all := []Site{

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The CA is told of in its last two years, the operator's certificate in its last months.
+// The CA is reported in its last two years, the operator's certificate in its last months.
 func TestEndings(t *testing.T) {
 	now := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,7 +41,7 @@ func TestEndings(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		ca, admin time.Time
-		want      string // names of what ends
+		want      string // names of the ending certificates
 	}{
 		"new":          {now.AddDate(10, 0, 0), now.AddDate(1, 0, 0), ""},
 		"year seven":   {now.AddDate(3, 0, 0), now.AddDate(0, 6, 0), ""},

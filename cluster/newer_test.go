@@ -8,8 +8,8 @@ import (
 )
 
 // TestVerifyKnowsNewerOpenYurt: the rights of OpenYurt's main branch (at commit fbefb6ba)
-// are enough, its second ClusterRole stays as it is, and edge nodes without a zone are
-// named.
+// are sufficient, its second ClusterRole is not changed, and edge nodes without a zone are
+// listed.
 func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	rule := func(group, resource string, verbs ...string) any {
 		return map[string]any{"apiGroups": anyList(group), "resources": anyList(resource), "verbs": anyList(verbs...)}

@@ -29,13 +29,13 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// impostor is a server that knows one token, and so can sign cluster-info for
-// it, and notes every token that it is shown.
+// impostor is a server that knows one token, so it can sign cluster-info for that token,
+// and records every token that it receives.
 type impostor struct {
 	kubeconfig, id, secret string
-	// stuck are paths that it never answers.
+	// stuck lists paths that the server never answers.
 	stuck string
-	// version is what it says at /version.
+	// version is the answer at /version.
 	version string
 	end     chan struct{}
 	mu      sync.Mutex
@@ -67,7 +67,7 @@ func (i *impostor) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// serve returns the address.
+// serve starts the server and returns its address.
 func (i *impostor) serve(t *testing.T) string {
 	t.Helper()
 	i.end = make(chan struct{})
@@ -84,7 +84,7 @@ func unpinned(name, token, master string) PreflightSite {
 	return PreflightSite{Name: name, Site: s}
 }
 
-// A server that one site's token vouches for is not shown another's.
+// A server that was verified with one Site's token does not get another Site's token.
 func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
@@ -109,7 +109,7 @@ func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	}
 }
 
-// A master that stops answering holds nothing up.
+// An API server that stops answering does not block preflight.
 func TestPreflightEnds(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), stuck: "/api/v1/nodes/"}
 	master := i.serve(t)
@@ -121,8 +121,8 @@ func TestPreflightEnds(t *testing.T) {
 	}
 }
 
-// The kubeconfig of another cluster is found out, however the Site names its CA:
-// what that cluster says of tokens and names is worth nothing.
+// The kubeconfig of another cluster is detected, however the Site names its CA: that
+// cluster's tokens and node names are irrelevant.
 func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	store, c := newStore(t)
 	i := &impostor{}
@@ -149,8 +149,8 @@ func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	}
 }
 
-// A kubeconfig that is of no use is told once: its fix is neither the CA's nor
-// the token's. The rest is asked as without one.
+// An unusable kubeconfig is reported once, with its own fix. The other checks are made
+// as without a kubeconfig.
 func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
@@ -179,8 +179,8 @@ func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	}
 }
 
-// What the kubeconfig's user may not see is unknown: no other token would change
-// that, nor cluster-info written again.
+// Checks that the kubeconfig's user may not make are unknown, and their fix is another
+// kubeconfig, not another token or cluster-info.
 func TestPreflightWithoutRights(t *testing.T) {
 	forbidden := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	defer forbidden.Close()
@@ -199,7 +199,7 @@ func TestPreflightWithoutRights(t *testing.T) {
 	}
 }
 
-// anotherCA is a certificate of nobody here.
+// anotherCA returns an unrelated certificate.
 func anotherCA(t *testing.T) string {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -214,7 +214,7 @@ func anotherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// What masters say is one line of the table, in words, and once.
+// Errors of API servers are one readable line of the table, without repetitions.
 func TestPreflightInWords(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	good := i.serve(t)
@@ -249,7 +249,7 @@ func TestPreflightInWords(t *testing.T) {
 	}
 }
 
-// A server that tells nonsense for its version is quoted.
+// An invalid version of a server is quoted.
 func TestPreflightOddVersion(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), version: `{"gitVersion":"latest"}`}
 	master := i.serve(t)
@@ -261,8 +261,8 @@ func TestPreflightOddVersion(t *testing.T) {
 	}
 }
 
-// A master whose certificate has none of the names that a node expects is told
-// apart from one of another cluster.
+// An API server whose certificate has none of the names that a node expects is
+// distinguished from one of another cluster.
 func TestPreflightCertificateNames(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
@@ -278,9 +278,8 @@ func TestPreflightCertificateNames(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesWhatYurthubLacks: what prepare would change is what preflight
-// says is missing. A role that is there and lacks one of the rules leaves yurthub
-// waiting on the machine.
+// TestPreflightSeesWhatYurthubLacks: preflight reports the rights that prepare would
+// add. With a role that lacks one of the rules, yurthub would wait on the machine.
 func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 	roleRules := func(but string) []any {
 		var rules []any
@@ -328,7 +327,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 		if (k.State == CheckOK) != (tt.want == "") || !strings.Contains(k.Detail, tt.want) || (k.Fix == "") != (tt.want == "") {
 			t.Errorf("%s: %+v, want %q", name, k, tt.want)
 		}
-		// Prepare makes it so.
+		// The state after Prepare.
 		for _, w := range hubObjects() {
 			obj, err := c.get(t.Context(), w.resource, "", w.name)
 			if err != nil {

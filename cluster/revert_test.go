@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// store is what of an API server Prepare and Revert need: objects by path,
-// with versions, conflicts and preconditions.
+// store is a fake API server for Prepare and Revert: objects by path, with
+// versions, conflicts and preconditions.
 type store struct {
 	mu      sync.Mutex
 	objects map[string]map[string]any
@@ -36,7 +36,7 @@ func newStore(t *testing.T) (*store, *Client) {
 	return s, c
 }
 
-// put stores an object, as somebody else does.
+// put stores an object on behalf of another client.
 func (s *store) put(path string, obj map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *store) keep(path string, obj map[string]any) map[string]any {
 	return obj
 }
 
-// is the object without what the server counts; nil: none.
+// is returns the object without the fields that the server sets; nil: none.
 func (s *store) is(path string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func revert(t *testing.T, c *Client) []Reverted {
 
 func same(a, b map[string]any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// What somebody else made of an object between two preparations comes back.
+// Revert restores a change that somebody else made between two preparations.
 func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -159,15 +159,15 @@ func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	}
 }
 
-// Without somebody else the first state comes back, also when a power cut kept
-// the second preparation from being carried out.
+// Without such a change, revert restores the first state, also if a power cut
+// interrupted the second preparation.
 func TestRevertComesBackToTheFirst(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		s, c := newStore(t)
 		s.put(hubPath, hub("old"))
 		prepare(t, c, hubChange(hub("old"), hub("old", "ours")))
 		second := hubChange(hub("old", "ours"), hub("old", "ours", "more"))
-		if cut { // twice: the command again, cut again
+		if cut { // twice: the repeated command is interrupted again
 			if err := errors.Join(c.record(t.Context(), second), c.record(t.Context(), second)); err != nil {
 				t.Fatal(err)
 			}
@@ -180,13 +180,13 @@ func TestRevertComesBackToTheFirst(t *testing.T) {
 	}
 }
 
-// A change while revert runs stays, is named, and stays recorded.
+// A change during revert is kept, reported, and stays in the record.
 func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
 	prepare(t, c, hubChange(hub("old"), hub("old", "ours")))
 	s.before = func(_, path string) {
-		if strings.HasSuffix(path, "/selfsubjectaccessreviews") { // planned, not begun
+		if strings.HasSuffix(path, "/selfsubjectaccessreviews") { // the plan is made, no change yet
 			s.put(hubPath, hub("theirs"))
 		}
 	}
@@ -196,7 +196,7 @@ func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	}
 }
 
-// What another prepare records while revert runs is not removed.
+// Entries that another prepare records during revert are not removed.
 func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -215,8 +215,8 @@ func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	}
 }
 
-// The record is carried out with an administrator's rights: what prepare never
-// writes is not carried out, whoever wrote it.
+// Revert applies the record with an administrator's rights, so it rejects entries that
+// prepare never writes.
 func TestRevertRejectsARecordOfSomebodyElse(t *testing.T) {
 	admin := rbac("ClusterRoleBinding", "", "evil", map[string]any{"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}})
 	for name, change := range map[string]Change{

@@ -33,7 +33,7 @@ type fleet struct {
 	client   *Client
 	mu       sync.Mutex
 	machines map[string]*fleettest.Machine
-	// most of each that there ever was at the same time
+	// the maximum of each at the same time
 	atRisk, orders int
 	end            chan struct{}
 	told           []string
@@ -47,7 +47,7 @@ func newFleet(t *testing.T) *fleet {
 	return f
 }
 
-// newStill is a fleet whose machines go a step when the test says so.
+// newStill returns a fleet whose machines take a step only when the test calls for it.
 func newStill(t *testing.T) *fleet {
 	f := &fleet{t: t, Server: fleettest.New(), machines: map[string]*fleettest.Machine{}, end: make(chan struct{})}
 	t.Cleanup(f.Close)
@@ -58,8 +58,8 @@ func newStill(t *testing.T) *fleet {
 	return f
 }
 
-// simulate carries out a rollout without a client: each machine goes one step in each second.
-// left is how many pods of a node do not go.
+// simulate carries out a rollout without a client: each machine takes one step per second.
+// left is the number of pods that stay on a node.
 func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	f.t.Helper()
 	now := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
@@ -89,7 +89,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	return nil
 }
 
-// add adds machines that take an order so.
+// add adds machines with this behaviour.
 func (f *fleet) add(outcome string, labels map[string]string, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +99,7 @@ func (f *fleet) add(outcome string, labels map[string]string, names ...string) {
 	}
 }
 
-// run has each machine take a step, again and again.
+// run makes each machine take steps until the test ends.
 func (f *fleet) run() {
 	for {
 		select {
@@ -155,7 +155,7 @@ func (f *fleet) update(ctx context.Context, r *Rollout) error {
 	return f.client.Update(ctx, r, func(row UpdateRow) { f.told = append(f.told, row.Node+" "+row.State) }, func(string) {})
 }
 
-// updated are the machines that keep the new system.
+// updated returns the machines that keep the new system.
 func (f *fleet) updated() (out []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -168,7 +168,7 @@ func (f *fleet) updated() (out []string) {
 	return out
 }
 
-// clean checks that nothing of a rollout is left but its marks.
+// clean checks that a rollout leaves nothing except its marks.
 func (f *fleet) clean() {
 	f.t.Helper()
 	for _, name := range f.Nodes() {
@@ -192,7 +192,8 @@ func names(prefix string, n int) (out []string) {
 	return out
 }
 
-// One node after another, drained before its restart. What somebody else cordoned stays.
+// Nodes are updated one after another, and drained before the restart. A Node that somebody
+// else cordoned stays cordoned.
 func TestRollout(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -231,7 +232,7 @@ func TestRollout(t *testing.T) {
 	}
 	f.Change("shop-10", fleettest.Object{"spec": fleettest.Object{"unschedulable": nil}})
 	f.clean()
-	// Again: nothing to do.
+	// A second run has nothing to do.
 	before := f.machines["shop-1"].Restarts
 	if err := f.update(t.Context(), rollout(nil)); err != nil || f.machines["shop-1"].Restarts != before {
 		t.Errorf("%v, %d restarts", err, f.machines["shop-1"].Restarts)
@@ -241,8 +242,8 @@ func TestRollout(t *testing.T) {
 // cordonedUnlocked is Cordoned inside a request.
 func (f *fleet) cordonedUnlocked(string) bool { return true }
 
-// The first failure ends a rollout; the budget is never exceeded, whatever fails, and however
-// many nodes fetch.
+// The first failure ends a rollout. The budget is never exceeded, however many nodes fail or
+// fetch.
 func TestRolloutBudget(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -267,7 +268,7 @@ func TestRolloutBudget(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "that is the budget") {
 			t.Errorf("%+v: %v", c, err)
 		}
-		// Of those that work the last may be held when the budget is used up.
+		// The last working node may be held when the budget is used up.
 		if f.atRisk > r.Budget.of(40) || len(f.updated()) < 10-r.Parallel.of(40) {
 			t.Errorf("%+v: %d at risk, %d updated", c, f.atRisk, len(f.updated()))
 		}
@@ -281,14 +282,14 @@ func TestRolloutBudget(t *testing.T) {
 			t.Errorf("%+v: %d bad machines restarted", c, restarted)
 		}
 		f.clean()
-		// The budget is used up for whoever runs the same command.
+		// The budget stays used up if the command is repeated.
 		if err := f.simulate(r, nil); err == nil {
 			t.Errorf("%+v: run again, it succeeded", c)
 		}
 	}
 }
 
-// Killed at any point and run again, a rollout ends as one that was not, and no machine
+// A rollout that is killed at any point and run again has the same result, and no machine
 // restarts twice.
 func TestRolloutKilled(t *testing.T) {
 	t.Parallel()
@@ -327,7 +328,7 @@ func TestRolloutKilled(t *testing.T) {
 	f.clean()
 }
 
-// A ring begins once the one before is updated and has stayed Ready.
+// A ring begins after the ring before it is updated and has stayed Ready.
 func TestRolloutRings(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -353,8 +354,8 @@ func TestRolloutRings(t *testing.T) {
 	f.clean()
 }
 
-// Paused, nothing goes on; stopped, no order is left, and the rollout ends. Resumed and run
-// again, it goes on.
+// After --pause nothing continues; after --stop no order is left, and the rollout ends. After
+// --resume it can be run again.
 func TestRolloutHalted(t *testing.T) {
 	t.Parallel()
 	for _, stop := range []bool{false, true} {
@@ -384,7 +385,7 @@ func TestRolloutHalted(t *testing.T) {
 				t.Errorf("run again while stopped: %v", err)
 			}
 		}
-		time.Sleep(100 * time.Millisecond) // those that restart end
+		time.Sleep(100 * time.Millisecond) // machines that are restarting finish
 		had := len(f.updated())
 		time.Sleep(100 * time.Millisecond)
 		if n := len(f.updated()); n != had || n == 16 {
@@ -412,7 +413,7 @@ func TestRolloutHalted(t *testing.T) {
 	}
 }
 
-// Failed nodes get the order again with Retry alone; one that was repaired by hand is done.
+// Failed nodes get the order again only with Retry; a node that was repaired by hand is done.
 func TestRolloutRetry(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -433,8 +434,8 @@ func TestRolloutRetry(t *testing.T) {
 	f.clean()
 }
 
-// Nodes that cannot be drained fail, and are uncordoned; those that are away, or never answered,
-// are left and named.
+// Nodes that cannot be drained fail, and are uncordoned. Nodes that are not Ready or never
+// answered are skipped and listed.
 func TestRolloutLeaves(t *testing.T) {
 	t.Parallel()
 	f := newStill(t)
@@ -461,7 +462,7 @@ func TestRolloutLeaves(t *testing.T) {
 	f.clean()
 }
 
-// All that is wrong with a rollout is told at once, before anything changes.
+// All reasons to reject a rollout are reported together, before any change.
 func TestRolloutAdmit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestSeveralArchitectures: one document is an Image for each that it lists,
-// with that one's defaults, paths and packages.
+// TestSeveralArchitectures: a document yields one Image for each listed architecture,
+// with the architecture's defaults, paths and packages.
 func TestSeveralArchitectures(t *testing.T) {
 	doc := strings.Replace(smallImage, "kind: Image\n", `kind: Image
 arch: [amd64, arm64]
@@ -43,7 +43,7 @@ files: [{path: /etc/motd, contents: "{{.Arch}}", template: true}]
 	}
 }
 
-// One digest for the files of two architectures is told before anything is made.
+// The same digest for the files of two architectures is rejected.
 func TestOneDigestForTwo(t *testing.T) {
 	i := strings.Index(smallImage, "base:")
 	doc := smallImage[:i] + "arch: [amd64, arm64]\nbase: {tar: {url: \"https://example.test/{arch}.tar\", sha256: " + strings.Repeat("ab", 32) + "}}\n"
@@ -59,7 +59,7 @@ func TestOneDigestForTwo(t *testing.T) {
 	}
 }
 
-// TestGivenArchitectures take the place of the document's.
+// TestGivenArchitectures: given architectures replace those of the document.
 func TestGivenArchitectures(t *testing.T) {
 	for doc, listed := range map[string][]string{
 		smallImage:                     {"amd64"},
@@ -90,8 +90,8 @@ func TestPackagesForArchitectures(t *testing.T) {
 	}
 }
 
-// TestDigestsForArchitectures: where a file has the same name for all, its
-// digest is asked for each.
+// TestDigestsForArchitectures: if a file has the same name for all architectures, a
+// digest is required for each.
 func TestDigestsForArchitectures(t *testing.T) {
 	sums := func(names ...string) string {
 		var b strings.Builder

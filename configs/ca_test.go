@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// testCert makes a certificate, PEM, and its pin.
+// testCert makes a certificate (PEM) and its pin.
 func testCert(t *testing.T, name string, isCA bool) (pemText, pin string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -37,7 +37,7 @@ func testCert(t *testing.T, name string, isCA bool) (pemText, pin string) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), caPin(c)
 }
 
-// siteWith is a Site of this CA, without pins.
+// siteWith returns a Site with this CA and without pins.
 func siteWith(lines ...string) []byte {
 	return []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [10.0.0.1:6443]\ncredentials: {token: abcdef.0123456789abcdef}\n" + strings.Join(lines, "\n") + "\n")
 }
@@ -93,8 +93,8 @@ func TestSiteCA(t *testing.T) {
 	}
 }
 
-// TestCAFileIsForStamping: on a node there is no file to read, and a site that
-// counts on one must not join whatever answers.
+// TestCAFileIsForStamping: on a node the file does not exist, and a Site with caFile
+// must not join an unverified cluster.
 func TestCAFileIsForStamping(t *testing.T) {
 	if _, err := ParseSite("site.yaml", siteWith("caFile: ca.crt")); err != nil {
 		t.Error(err)

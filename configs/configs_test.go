@@ -21,7 +21,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// TestWrongKind: each parser says which document it wants.
+// TestWrongKind: the error of each parser names the expected kind of document.
 func TestWrongKind(t *testing.T) {
 	if _, err := parseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
@@ -105,7 +105,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestValidateChangesNothing: the same value, before and after.
+// TestValidateChangesNothing: Validate does not change the document.
 func TestValidateChangesNothing(t *testing.T) {
 	s, again := mustSite(t, examples.Site), mustSite(t, examples.Site)
 	if probs := s.Validate(); probs != nil {
@@ -120,7 +120,8 @@ func TestValidateChangesNothing(t *testing.T) {
 	}
 }
 
-// TestScalarsAsTheyStand: versions, modes and labels look like numbers.
+// TestScalarsAsTheyStand: versions, modes and labels that look like numbers keep their
+// text.
 func TestScalarsAsTheyStand(t *testing.T) {
 	s := mustSite(t, smallSite+"labels: {a: true, b: 1.10, c: 0755, d: 2026-01-01, e: yes, f: ~}\n")
 	want := map[string]string{"a": "true", "b": "1.10", "c": "0755", "d": "2026-01-01", "e": "yes", "f": ""}
@@ -129,7 +130,7 @@ func TestScalarsAsTheyStand(t *testing.T) {
 	}
 }
 
-// TestEditors: what editors on other systems, and programs, make of YAML.
+// TestEditors: YAML as written by editors on other systems and by programs is accepted.
 func TestEditors(t *testing.T) {
 	want := mustSite(t, smallSite)
 	for name, doc := range map[string]string{
@@ -149,7 +150,7 @@ func TestEditors(t *testing.T) {
 	}
 }
 
-// TestAliases: anchors work, and cannot blow a document up.
+// TestAliases: anchors work, and cannot make a document too large.
 func TestAliases(t *testing.T) {
 	s := mustSite(t, smallSite+"taints: [&t {key: a, effect: NoSchedule}]\nlabels: {x: &v hello, y: *v}\n")
 	if s.Labels["y"] != "hello" {
@@ -164,7 +165,7 @@ func TestAliases(t *testing.T) {
 	}
 }
 
-// fill sets every field of v to something, in a form that needs quoting.
+// fill sets every field of v to a value that needs quoting.
 func fill(v reflect.Value, depth int) {
 	switch {
 	case v.Type() == reflect.TypeFor[Secret]():
@@ -191,8 +192,8 @@ func fill(v reflect.Value, depth int) {
 	}
 }
 
-// TestEncode: the slot's document holds every field, and comes back as it
-// was; the public one differs in the secrets alone.
+// TestEncode: the slot's document contains every field, and is parsed to the same
+// value; the public form differs only in the secrets.
 func TestEncode(t *testing.T) {
 	site := new(Site)
 	fill(reflect.ValueOf(site).Elem(), 0)
@@ -217,7 +218,7 @@ func TestEncode(t *testing.T) {
 		t.Errorf("no secrets:\n%s", slot)
 	}
 
-	// A whole one, through the parsers.
+	// A complete Site, through the parsers.
 	s := mustSite(t, examples.Site)
 	slot, err = EncodeSlot(s)
 	if err != nil {
@@ -226,7 +227,7 @@ func TestEncode(t *testing.T) {
 	if again := mustSite(t, string(slot)); !reflect.DeepEqual(s, again) {
 		t.Errorf("came back changed:\n%s", slot)
 	}
-	// As it stands once the token is forgotten.
+	// The form after the token is wiped.
 	s.Credentials = Credentials{}
 	public, err := EncodeSlot(s)
 	if err != nil {
@@ -244,7 +245,7 @@ func TestEncode(t *testing.T) {
 	}
 }
 
-// TestSecretsStayHidden prints a Site in every way Go has.
+// TestSecretsStayHidden prints a Site with every printing function of Go.
 func TestSecretsStayHidden(t *testing.T) {
 	const secret = "s3cretS3CRETs3cret"
 	site := new(Site)
@@ -325,7 +326,7 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// TestKubeletMaySet: the verdicts of kubelet v1.36.3, asked with
+// TestKubeletMaySet compares with the results of kubelet v1.36.3 for
 // --node-labels=KEY=1.
 func TestKubeletMaySet(t *testing.T) {
 	for key, want := range map[string]bool{
@@ -345,7 +346,7 @@ func TestKubeletMaySet(t *testing.T) {
 	}
 }
 
-// TestSSHKeys: the kinds that sshd takes, with options and without.
+// TestSSHKeys: the types of keys that sshd accepts, with and without options.
 func TestSSHKeys(t *testing.T) {
 	key := func(kind string) string {
 		blob := binary.BigEndian.AppendUint32(nil, uint32(len(kind)))
@@ -370,8 +371,8 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
-// FuzzParse: no document makes a parser panic, every problem has a place,
-// and what is taken survives the slot.
+// FuzzParse: no document makes a parser panic, every problem has a position, and
+// an accepted document can be encoded for the slot and read again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(examples.Image))
 	f.Add([]byte(examples.Site))
@@ -430,7 +431,7 @@ func FuzzIgnition(f *testing.F) {
 	})
 }
 
-// TestIgnitionIsJSON: whoever gives another file, or a Butane config, is told.
+// TestIgnitionIsJSON: the error for another file, or for a Butane config, names the cause.
 func TestIgnitionIsJSON(t *testing.T) {
 	const tail = "; a Butane config must be translated first (butane --strict)"
 	for text, want := range map[string]string{
@@ -444,7 +445,7 @@ func TestIgnitionIsJSON(t *testing.T) {
 	}
 }
 
-// TestAccepted: what looks like a mistake and is none.
+// TestAccepted: unusual documents that are valid.
 func TestAccepted(t *testing.T) {
 	for name, more := range map[string]string{
 		"the default VIP, said":              "vip: 10.103.97.2\n",

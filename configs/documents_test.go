@@ -15,7 +15,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Tests of all kinds of documents. They are in a package of their own, since clusterdoc
+// Tests of all kinds of documents. They are in package configs_test, since clusterdoc
 // imports configs.
 
 var update = flag.Bool("update", false, "rewrite the golden files, schemas and references")

@@ -1,6 +1,6 @@
 package configs
 
-// Forms of fields, for the schemas that the tests make.
+// Patterns of fields, for the schemas that the tests generate.
 var (
 	ConsoleForm   = consoleForm
 	CountryCode   = countryCode

@@ -20,8 +20,8 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// comments returns what the sources say of each type ("Image") and field
-// ("Image.Name"), as one paragraph.
+// comments returns the comment of each type ("Image") and field ("Image.Name") in
+// the sources, as one paragraph.
 func comments(t *testing.T) map[string]string {
 	t.Helper()
 	docs := map[string]string{}
@@ -70,7 +70,7 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	for _, verb := range []string{"is ", "are "} {
 		rest = strings.TrimPrefix(rest, verb)
 	}
-	// What is written in the document stands as it is written there.
+	// Values are shown as they are written in a document.
 	first, _, _ := strings.Cut(rest, " ")
 	first = strings.TrimRight(first, ",.:;")
 	if slices.Contains(strict.TagValues(f, "enum"), first) || slices.Contains(strict.TagValues(f, "default"), first) {
@@ -92,7 +92,7 @@ func TestEveryFieldIsExplained(t *testing.T) {
 		walkTypes(root, map[reflect.Type]bool{}, func(st reflect.Type) {
 			for i := range st.NumField() {
 				f := st.Field(i)
-				// yaml's omitempty leaves out a struct without values, which is json's omitzero.
+				// yaml's omitempty omits a struct without values, like json's omitzero.
 				json := strings.Replace(f.Tag.Get("json"), "omitzero", "omitempty", 1)
 				if !f.Anonymous && json != f.Tag.Get("yaml") {
 					t.Errorf("%s.%s: json and yaml tags differ", st.Name(), f.Name)
@@ -167,8 +167,8 @@ func TestSchemas(t *testing.T) {
 	}
 }
 
-// partSites makes the Sites in an Inventory's schema what may stand there: part
-// of one, without what begins a document.
+// partSites changes the Sites in an Inventory's schema to parts of a Site: no field
+// is required, and apiVersion and kind are not allowed.
 func partSites(s *jsonschema.Schema) {
 	for _, name := range []string{"Site", "InventorySite"} {
 		d := s.Definitions[name]
@@ -176,7 +176,7 @@ func partSites(s *jsonschema.Schema) {
 			d.Properties.Delete(field)
 		}
 		if name == "Site" {
-			d.Properties.Delete("match") // defaults are of all machines
+			d.Properties.Delete("match") // defaults apply to all machines
 		}
 		d.Required = slices.DeleteFunc(d.Required, func(field string) bool { return field != "match" })
 	}
@@ -197,7 +197,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 	walk = func(t reflect.Type, path string) {
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if !f.IsExported() || f.Anonymous { // the Site in an Inventory's: documented there
+			if !f.IsExported() || f.Anonymous { // the Site in an Inventory, which has its own section
 				continue
 			}
 			r := row{path: strict.Join(path, strict.FieldName(f)), required: strict.Required(f), doc: fieldDoc(docs, t, f), allowed: strict.TagValues(f, "enum")}
@@ -242,7 +242,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 	return out
 }
 
-// cell makes s fit into a cell of a Markdown table.
+// cell escapes s for a cell of a Markdown table.
 func cell(s string) string { return strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(s) }
 
 func code(s string) string {
@@ -252,7 +252,7 @@ func code(s string) string {
 	return "`" + cell(s) + "`"
 }
 
-// TestReference keeps docs/reference.md what the types say.
+// TestReference compares docs/reference.md with the types.
 func TestReference(t *testing.T) {
 	docs := comments(t)
 	var b bytes.Buffer
@@ -305,7 +305,7 @@ How documents are read:
 	golden(t, "../docs/reference.md", b.Bytes())
 }
 
-// listed gives the items of a comment's list lines of their own again.
+// listed puts the items of a comment's list on separate lines again.
 func listed(doc string) string {
 	return strings.Replace(strings.ReplaceAll(doc, ". - ", ".\n- "), ": - ", ":\n\n- ", 1)
 }

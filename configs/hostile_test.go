@@ -15,10 +15,10 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// hostileSite is what a stranger's stick may have: at most 256 KiB.
+// hostileSite is the maximum size of a Site on an untrusted stick, 256 KiB.
 const hostileSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nnodeName: a\nmasters: [10.0.0.1:6443]\n"
 
-// packText packs any text as the manifests of a Site are.
+// packText packs any text like the manifests of a Site.
 func packText(t *testing.T, text string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -32,8 +32,8 @@ func packText(t *testing.T, text string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// TestASiteThatIsABurden: what a stranger's stick says costs a machine that reads it
-// little time and memory, and few words.
+// TestASiteThatIsABurden: reading a Site on an untrusted stick costs little time and
+// memory, and yields few messages.
 func TestASiteThatIsABurden(t *testing.T) {
 	many := func(n int, format string) string {
 		var b strings.Builder
@@ -92,7 +92,7 @@ func TestASiteThatIsABurden(t *testing.T) {
 	}
 }
 
-// TestTheRest: what is not told is counted, behind all that is.
+// TestTheRest: omitted problems are counted, after the reported ones.
 func TestTheRest(t *testing.T) {
 	doc := hostileSite + "caCertHashes: [" + strings.Repeat("a,", 70) + "]\n"
 	_, err := ParsePublicSite("site.yaml", []byte(doc))

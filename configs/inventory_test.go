@@ -30,8 +30,7 @@ func mustInventory(t *testing.T, doc string) *Inventory {
 	return inv
 }
 
-// TestInventoryMerge goes through the rules that the documentation of Inventory
-// has.
+// TestInventoryMerge checks the rules in the documentation of Inventory.
 func TestInventoryMerge(t *testing.T) {
 	inv := mustInventory(t, inventoryHead+`
   - name: one
@@ -63,7 +62,7 @@ func TestInventoryMerge(t *testing.T) {
 		len(three.Network.NTP) != 0 || len(three.Network.DNS) != 2 {
 		t.Errorf("three: %+v", three.Site)
 	}
-	// What is written out is read back as the same.
+	// The encoded Inventory is parsed to the same value.
 	out, err := EncodeSlotInventory(inv)
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +79,8 @@ func TestInventoryMerge(t *testing.T) {
 	}
 }
 
-// TestInventoryPlaces: one place has an address once, another place may have it
-// again.
+// TestInventoryPlaces: an address must be unique in a node pool, but other pools may
+// use it too.
 func TestInventoryPlaces(t *testing.T) {
 	const site = `
   - name: %s
@@ -96,7 +95,7 @@ func TestInventoryPlaces(t *testing.T) {
 	}
 }
 
-// TestInventoryFiles: files that an Inventory names become part of it.
+// TestInventoryFiles: the files that an Inventory names are copied into it.
 func TestInventoryFiles(t *testing.T) {
 	inv := mustInventory(t, strings.Replace(inventoryHead, "  caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]\n", "  caFile: ca.crt\n", 1)+`
   - name: one
@@ -129,8 +128,8 @@ func TestInventoryFiles(t *testing.T) {
 	}
 }
 
-// TestInventoryOfThousands stays within what a document may be, and finds what
-// two of five thousand have in common.
+// TestInventoryOfThousands: an Inventory of 5,000 Sites is accepted, and duplicates among
+// them are found.
 func TestInventoryOfThousands(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(inventoryHead)
@@ -148,7 +147,7 @@ func TestInventoryOfThousands(t *testing.T) {
 	}
 }
 
-// TestInventoryBomb: aliases cannot make a document more than it may be.
+// TestInventoryBomb: aliases cannot make a document larger than the limits.
 func TestInventoryBomb(t *testing.T) {
 	doc := inventoryHead + "  - &a {name: a, match: {macs: &m [x, x, x, x, x, x, x, x, x, x]}}\n"
 	prev := "m"
@@ -185,8 +184,7 @@ func FuzzInventory(f *testing.F) {
 	})
 }
 
-// TestInventorySpread: the more machines an Inventory has, the longer is the time
-// over which they spread what they do at once.
+// TestInventorySpread: the default of spreadSeconds grows with the number of machines.
 func TestInventorySpread(t *testing.T) {
 	for _, tt := range []struct {
 		sites int
@@ -216,7 +214,7 @@ func TestInventorySpread(t *testing.T) {
 		} else if !room && !strings.Contains(warned.Error(), "has room for 256 nodes (a /24 for each), and these are") {
 			t.Errorf("%d sites: %v", tt.sites, warned)
 		}
-		// A Site that is stamped by itself says it.
+		// A Site that is stamped separately contains the value.
 		text, err := EncodeSlot(&inv.Sites[0].Site)
 		if err != nil {
 			t.Fatal(err)

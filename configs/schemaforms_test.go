@@ -16,10 +16,9 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// What tags cannot say of the forms that validate checks, for the schemas. The
-// rule of writing one down: it rejects nothing that validate accepts, in any
-// document. test/oracle runs all documents of testdata/bad and all examples
-// through a validator.
+// Rules of validate that struct tags cannot express, for the schemas. A rule here
+// must accept everything that validate accepts, in any document. test/oracle runs
+// all documents of testdata/bad and all examples through a validator.
 
 func form(r *regexp.Regexp) func(*jsonschema.Schema) { return pattern(r.String()) }
 
@@ -27,12 +26,12 @@ func pattern(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Pattern = p }
 }
 
-// each is about the items of a list.
+// each constrains the items of a list.
 func each(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { both(forms...)(s.Items) }
 }
 
-// items is about a list without repetitions.
+// items constrains a list without repetitions.
 func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.UniqueItems = true
@@ -40,7 +39,7 @@ func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	}
 }
 
-// mapOf is about a map of strings.
+// mapOf constrains a map of strings.
 func mapOf(names, values string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.PropertyNames = &jsonschema.Schema{Pattern: names}
@@ -73,7 +72,7 @@ func except(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Not = &jsonschema.Schema{Pattern: p} }
 }
 
-// orList takes several of a field's values as well.
+// orList also accepts a list of a field's values.
 func orList(s *jsonschema.Schema) {
 	one := &jsonschema.Schema{Type: s.Type, Enum: s.Enum}
 	least := uint64(1)
@@ -81,13 +80,13 @@ func orList(s *jsonschema.Schema) {
 	s.Type, s.Enum = "", nil
 }
 
-// orNull takes a field that is named without a value.
+// orNull also accepts a field without a value.
 func orNull(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{{Ref: s.Ref}, {Type: "null"}}
 	s.Ref = ""
 }
 
-// Forms that are functions in Go.
+// Patterns for rules that are functions in Go.
 const (
 	ipForm       = `^[0-9A-Fa-f:.]+$`
 	nodeIPForm   = `^[0-9A-Fa-f:.]+(/[0-9]{1,3})?( *, *[0-9A-Fa-f:.]+(/[0-9]{1,3})?)?$`
@@ -104,7 +103,7 @@ const (
 	everyName    = `^([lL][oO][cC][aA][lL][hH][oO][sS][tT]|.*\.localhost|localhost\.localdomain)$`
 )
 
-// schemaForms are by type and field.
+// schemaForms has the rules by type and field.
 func schemaForms() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Site.masters":               both(length(1, 0), items(pattern(hostPortForm))),
@@ -190,7 +189,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// has asks for a field, and for one of these values of it.
+// has requires a field, with one of these values.
 func has(field string, values ...any) *jsonschema.Schema {
 	s := &jsonschema.Schema{Required: []string{field}}
 	if len(values) > 0 {
@@ -200,7 +199,7 @@ func has(field string, values ...any) *jsonschema.Schema {
 	return s
 }
 
-// oneOf asks for exactly one of the fields.
+// oneOf requires exactly one of the fields.
 func oneOf(fields ...string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		for _, f := range fields {
@@ -209,12 +208,12 @@ func oneOf(fields ...string) func(*jsonschema.Schema) {
 	}
 }
 
-// needs asks for one of others where a field is there.
+// needs requires one of the other fields if a field is set.
 func needs(field *jsonschema.Schema, others ...*jsonschema.Schema) *jsonschema.Schema {
 	return &jsonschema.Schema{If: field, Then: &jsonschema.Schema{AnyOf: others}}
 }
 
-// schemaRules are what a type says of its fields together.
+// schemaRules has the rules about several fields of a type.
 func schemaRules() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Base":      oneOf("debian", "oci", "tar"),
@@ -230,7 +229,7 @@ func schemaRules() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// siteRules hold for a Site of its own: in an Inventory defaults complete it.
+// siteRules apply to a Site document; in an Inventory, defaults complete a Site.
 func siteRules(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{has("caCertHashes"), has("caCert"), has("caFile"), has("unsafeSkipCAVerification", true)}
 	s.AllOf = append(s.AllOf,
@@ -243,7 +242,7 @@ func siteRules(s *jsonschema.Schema) {
 	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))
 }
 
-// where asks for a field of that kind.
+// where requires a value of a field.
 func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	s := has(field)
 	s.Properties = jsonschema.NewProperties()
@@ -251,7 +250,7 @@ func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	return s
 }
 
-// inside asks for a form of a field of a field.
+// inside constrains a field of a field.
 func inside(field, sub, form string) *jsonschema.Schema {
 	inner := has(sub)
 	inner.Properties = jsonschema.NewProperties()
@@ -259,7 +258,7 @@ func inside(field, sub, form string) *jsonschema.Schema {
 	return where(field, inner)
 }
 
-// imageRules hold for an Image as a whole.
+// imageRules apply to a whole Image.
 func imageRules(s *jsonschema.Schema) {
 	hub := where("nodeTypes", &jsonschema.Schema{Contains: &jsonschema.Schema{Enum: []any{"edge", "cloud"}}})
 	pi := has("hardware", "raspberry-pi")
@@ -277,13 +276,13 @@ func imageRules(s *jsonschema.Schema) {
 	)
 }
 
-// constrained adds to a schema what validate checks and a schema can say.
+// constrained adds to a schema the rules of validate that a schema can express.
 func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
 	t.Helper()
 	root := strings.ToUpper(kind[:1]) + kind[1:]
 	all := maps.Clone(s.Definitions)
 	all[root] = s
-	// A site of an Inventory has a Site's fields among its own.
+	// A site of an Inventory also has the fields of a Site.
 	typeOf := func(name string) []string {
 		if name == "InventorySite" {
 			return []string{name, "Site"}
@@ -316,7 +315,7 @@ func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[strin
 	}
 }
 
-// TestTypoIsOneProblem: a misspelt field is not also missing, unless it is there besides.
+// TestTypoIsOneProblem: a misspelt field is not also reported as missing.
 func TestTypoIsOneProblem(t *testing.T) {
 	image := examples.Image
 	site := string((&starter.Input{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"}).Site())

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/configs/examples"
 )
 
-// TestWhereYAMLIsWrong: the problem names the parser's line, marked ¶, which is the one to
-// edit or the one after it, and what usually causes the parser's message.
+// TestWhereYAMLIsWrong: the problem names the parser's line, marked ¶, which is the line to
+// edit or the one after it, and the usual cause of the parser's message.
 func TestWhereYAMLIsWrong(t *testing.T) {
 	const head = "apiVersion: edgebake.io/v1alpha1\nkind: Site\n"
 	for _, tt := range []struct{ name, text, says string }{
@@ -60,7 +60,7 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 		if err == nil || !ok {
 			return
 		}
-		lines := 1 // YAML knows more ends of lines than editors
+		lines := 1 // YAML has more line breaks than editors
 		for _, end := range []string{"\n", "\r", "\u0085", "\u2028", "\u2029"} {
 			lines += strings.Count(text, end)
 		}
@@ -70,7 +70,7 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 	})
 }
 
-// TestPlainMaster: one API server is one, however it is written.
+// TestPlainMaster: all spellings of an API server have the same normalized form.
 func TestPlainMaster(t *testing.T) {
 	for spelling, want := range map[string]string{
 		"192.0.2.11:6443":           "192.0.2.11:6443",

@@ -88,7 +88,7 @@ func TestVersionPairs(t *testing.T) {
 	}
 }
 
-// What Debian itself has is known of its releases, unless other sources come first.
+// Debian's own version is known for its releases, unless other sources are set.
 func TestContainerdOfDebian(t *testing.T) {
 	if _, err := versionsImage(t, "bookworm", ExampleKubernetes, "{debian: true}"); err == nil || !strings.Contains(err.Error(), "containerd.debian: Debian bookworm has containerd 1.6, which is not supported") {
 		t.Errorf("bookworm's own containerd: %v", err)

@@ -18,9 +18,9 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestAPodsRouterAdvertisement: a pod may send router advertisements, and not every
-// network add-on makes the node's end of its cable ignore them. They must not give the
-// node a route.
+// TestAPodsRouterAdvertisement: a pod may send router advertisements, and not every network
+// plugin makes the node's side of the veth pair ignore them. They must not give the node a
+// route.
 func TestAPodsRouterAdvertisement(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "ip", "iproute2")
@@ -29,7 +29,7 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var settings string // of a network; the others are the whole machine's
+	var settings string // sysctls of a network; others are of the whole machine
 	for line := range strings.Lines(string(conf)) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " = "); ok && strings.HasPrefix(name, "net.ipv6.") {
 			settings += fmt.Sprintf("echo %s >/proc/sys/%s\n", value, strings.ReplaceAll(name, ".", "/"))
@@ -49,7 +49,7 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 		}()
 		return <-done
 	}
-	// Where they are accepted the first of them may come too early to give a route.
+	// If advertisements are accepted, the first one may arrive too early to set a route.
 	accepted := try(settings+"echo 2 >/proc/sys/net/ipv6/conf/default/accept_ra\n", 1<<30)
 	if accepted.err != nil || !accepted.route {
 		t.Fatalf("accepted: %+v", accepted)
@@ -59,9 +59,9 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	}
 }
 
-// advertise makes a node's network and a pod's, connected by a cable, and has the pod
-// advertise itself as a router until the node has a default route, or has received
-// enough. Each network is that of a thread, which ends with its goroutine.
+// advertise makes the network namespaces of a node and a pod, connected by a veth pair. The
+// pod advertises itself as a router until the node has a default route, or has received
+// enough. Each namespace belongs to a thread, which ends with its goroutine.
 func advertise(settings string, enough int) (received int, route bool, err error) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -97,7 +97,7 @@ func advertise(settings string, enough int) (received int, route bool, err error
 	return received, route, err
 }
 
-// advertisements counts those that this thread's network has received.
+// advertisements counts the advertisements that this thread's network has received.
 func advertisements() (int, error) {
 	counters, err := os.ReadFile("/proc/thread-self/net/snmp6")
 	if err != nil {
@@ -111,7 +111,7 @@ func advertisements() (int, error) {
 	return 0, errors.New("the kernel counts no router advertisements")
 }
 
-// sendAdvertisements sends some each second until stop is closed.
+// sendAdvertisements sends several each second until stop is closed.
 func sendAdvertisements(stop <-chan struct{}) error {
 	if _, err := shell("ip link set eth0 up\nip addr add fe80::2/64 dev eth0 nodad"); err != nil {
 		return err

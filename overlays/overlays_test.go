@@ -82,7 +82,7 @@ func TestRootGolden(t *testing.T) {
 	golden(t, "root.golden", s.String())
 }
 
-// TestRootIsContentOnly: a root of the same plan is the same on any disk.
+// TestRootIsContentOnly: the root of a plan has the same bytes on any disk.
 func TestRootIsContentOnly(t *testing.T) {
 	here, elsewhere := testFacts(), testFacts()
 	elsewhere.Info.Partitions = []ondisk.PartitionInfo{{Label: "OTHER", GUID: "99999999-9999-4999-8999-999999999999"}}
@@ -107,8 +107,8 @@ func TestRootIsContentOnly(t *testing.T) {
 	}
 }
 
-// TestSSHKeys: host keys are made on DATA, survive an exchanged root, and are
-// made anew where a power cut left half of them.
+// TestSSHKeys: host keys are made on DATA, survive a replaced root, and are made
+// again if a power cut left them incomplete.
 func TestSSHKeys(t *testing.T) {
 	desk.NeedProgram(t, "ssh-keygen", "openssh-client")
 	dir := t.TempDir()
@@ -170,8 +170,8 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
-// TestColdplug: each device is looked at while the machine boots or once the node
-// is Ready, and what may lead to a disk, a network or a console while it boots.
+// TestColdplug: each device is triggered either during boot or once the node is Ready;
+// devices that may lead to a disk, a network or a console during boot.
 func TestColdplug(t *testing.T) {
 	const units = "files/base/usr/lib/systemd/system/"
 	subsystems := func(file, flag string) []string {
@@ -268,8 +268,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestUnitsVerify lets systemd judge our units in a root of their own that
-// has the host's units and, for programs, empty executables.
+// TestUnitsVerify checks our units with systemd-analyze, in a root that has the host's
+// units and empty executables as programs.
 func TestUnitsVerify(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	root := t.TempDir()
@@ -381,7 +381,7 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// TestCheckPlaces names the layer of what stands where a directory must be.
+// TestCheckPlaces: the error names the layer of a file in the place of a directory.
 func TestCheckPlaces(t *testing.T) {
 	node := func(p string, mode uint32, target string) tree.Node {
 		return tree.Node{Path: p, Layer: "base", Inode: &tree.Inode{Mode: mode, Target: target}}
@@ -425,8 +425,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestSplitSystemState: the package database follows the root, and DATA of a
-// machine that was updated leads to that of the root it booted.
+// TestSplitSystemState: the package database is on the root, and the link on DATA of an
+// updated machine leads to that of the booted root.
 func TestSplitSystemState(t *testing.T) {
 	dir := &tree.Inode{Mode: tree.ModeDir | 0o755}
 	file := &tree.Inode{Mode: tree.ModeRegular | 0o644}
@@ -485,15 +485,15 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFresh: systemd makes nothing at boot that Debian's packages have made,
-// and everything where the user's layers bring something to make it from.
+// TestFresh: systemd does not generate files again that Debian's packages have
+// generated, unless the user's layers contain sources for them.
 func TestFresh(t *testing.T) {
 	img := testImage()
 	marks := func(l tree.Layer) (n int) {
 		for _, node := range l.Nodes {
 			if node.Path == "etc/.updated" || node.Path == "var/.updated" {
 				n++
-				// Older than /usr it says the opposite.
+				// A file older than /usr means the opposite.
 				if node.MTime != testFacts().SourceDate {
 					t.Errorf("%s is of %v", node.Path, node.MTime)
 				}
@@ -532,8 +532,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestUnitsKeepModes: systemd gives the directory of a unit its mode at each start,
-// 0755 by default, whatever tmpfiles.d says.
+// TestUnitsKeepModes: systemd sets the mode of a unit's directory at each start, by default
+// to 0755, whatever tmpfiles.d contains.
 func TestUnitsKeepModes(t *testing.T) {
 	const base = "files/base/usr/lib/"
 	modes := map[string]string{}

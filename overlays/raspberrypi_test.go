@@ -18,7 +18,7 @@ func piImage() *configs.Image {
 	return img
 }
 
-// files are regular ones, each of which holds its own name.
+// files returns regular files, each with its own name as contents.
 func files(paths ...string) (nodes []tree.Node) {
 	for _, p := range paths {
 		nodes = append(nodes, tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(p))}})
@@ -26,8 +26,8 @@ func files(paths ...string) (nodes []tree.Node) {
 	return nodes
 }
 
-// The kernels of Debian 13 and of its backports, in November 2026: what their
-// packages have in them for these boards, in which places.
+// The kernels of Debian 13 and of its backports, in November 2026: the files of their
+// packages for these boards.
 func trixie() ([]tree.Node, string) {
 	const k = "6.12.107+deb13-arm64"
 	m := "usr/lib/modules/" + k + "/kernel/drivers/"
@@ -77,7 +77,7 @@ func TestPiBoards(t *testing.T) {
 	}
 }
 
-// piESP is the ESP for the boards that the kernel serves, as text.
+// piESP returns the ESP for the boards that the kernel supports, as text.
 func piESP(t *testing.T, nodes []tree.Node, kernel string) (map[string]tree.Node, string) {
 	t.Helper()
 	facts := testFacts()
@@ -103,9 +103,8 @@ func piESP(t *testing.T, nodes []tree.Node, kernel string) (map[string]tree.Node
 	return nodeMap(t, esp), s.String()
 }
 
-// TestPiESP: what the firmware reads of a system lies in the directory that
-// os_prefix names, kernel and a device tree among it, without which the firmware
-// ignores os_prefix.
+// TestPiESP: the files of a system are in the directory that os_prefix names. The
+// firmware ignores os_prefix unless kernel and a device tree are there.
 func TestPiESP(t *testing.T) {
 	for name, base := range map[string]func() ([]tree.Node, string){"pi4": trixie, "pi5": backports} {
 		nodes, kernel := base()
@@ -133,7 +132,7 @@ func TestPiESP(t *testing.T) {
 	}
 }
 
-// TestPiESPLacks names all that the base lacks.
+// TestPiESPLacks: the error names all files that the base lacks.
 func TestPiESPLacks(t *testing.T) {
 	nodes, _ := trixie()
 	_, err := ESP(piImage(), testFacts(), slices.DeleteFunc(nodes, func(n tree.Node) bool { return strings.HasPrefix(n.Path, "boot/initrd") }))
@@ -144,8 +143,8 @@ func TestPiESPLacks(t *testing.T) {
 	}
 }
 
-// TestPiCommandLine: one that the firmware would cut is rejected, one that just
-// fits is not; where there is UEFI neither matters.
+// TestPiCommandLine: a command line that the firmware would truncate is rejected, one that
+// just fits is not; with UEFI, both are accepted.
 func TestPiCommandLine(t *testing.T) {
 	img := piImage()
 	line, err := CommandLine(img, testFacts(), "ROOT-A")
@@ -168,7 +167,7 @@ func TestPiCommandLine(t *testing.T) {
 	}
 }
 
-// TestPiPackages: no loader of UEFI's, and no kernel for virtual machines.
+// TestPiPackages: no boot loader for UEFI, and no kernel for virtual machines.
 func TestPiPackages(t *testing.T) {
 	all := strings.Join(Packages(piImage()), " ")
 	if strings.Contains(all, "systemd-boot") || strings.Contains(all, "shim") || strings.Contains(all, "cloud") || !strings.Contains(all, "linux-image-arm64 ") || !strings.Contains(all, "raspi-firmware") {

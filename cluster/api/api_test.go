@@ -92,14 +92,14 @@ func (a *authority) servingAs(t *testing.T, subject pkix.Name, names ...string) 
 
 // master is an API server that publishes cluster-info.
 type master struct {
-	ca []byte // what it publishes
+	ca []byte // the published CA
 	// kubeconfig, if set, is published in place of one with ca.
 	kubeconfig string
 	sig        func(payload string) map[string]string
 	revoked    bool
-	anon       int  // status for anonymous readers, 0: fine
-	ready      int  // status of /readyz, 0: it has none
-	accepts    bool // the token, once it was asked whether it is ready
+	anon       int  // status for anonymous readers, 0: 200
+	ready      int  // status of /readyz, 0: not served
+	accepts    bool // accepts the token after a request for /readyz
 	bearers    []string
 	requests   int
 }
@@ -165,8 +165,8 @@ func discovery(ca *authority, masters ...string) Discovery {
 	}
 }
 
-// dead is an address where nobody listens, and which nobody is given who asks
-// for any that is free.
+// dead is an address on which nothing listens, and which the system does not
+// assign as a free port.
 const dead = "127.0.0.1:1"
 
 func TestDiscoverFirstDead(t *testing.T) {
@@ -190,8 +190,8 @@ func TestDiscoverFirstDead(t *testing.T) {
 	}
 }
 
-// TestDiscoverConnectsOnce: a thousand machines come up at once, and a
-// handshake is most of what one costs a master.
+// TestDiscoverConnectsOnce: discovery makes one handshake, which is most of the
+// cost for an API server when a thousand machines start at once.
 func TestDiscoverConnectsOnce(t *testing.T) {
 	ca := newAuthority(t)
 	d := discovery(ca, serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1")))
@@ -224,8 +224,8 @@ func TestDiscoverConnectsOnce(t *testing.T) {
 	}
 }
 
-// TestWays: clients share a connection where they are the same to the server and
-// the server is the same to them. What one of them trusts is nothing to another.
+// TestWays: clients share a connection only if CA, server name and client
+// certificate are equal.
 func TestWays(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	m := &master{ca: ca.pem, sig: signed}
@@ -282,7 +282,7 @@ func TestWays(t *testing.T) {
 func TestDiscoverSilentMasterDoesNotHoldUpTheOthers(t *testing.T) {
 	ca := newAuthority(t)
 	live := serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1"))
-	l, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, says nothing
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,8 +353,8 @@ func TestDiscoverRefuses(t *testing.T) {
 	}
 }
 
-// TestClientMeetsANode: a neighbour's yurthub has a certificate of the right CA, for the
-// right name.
+// TestClientMeetsANode: a client rejects another node's yurthub, whose certificate has
+// the right CA and the right name.
 func TestClientMeetsANode(t *testing.T) {
 	ca, m := newAuthority(t), &master{sig: signed}
 	addr := serve(t, m, ca.servingAs(t, pkix.Name{CommonName: "system:node:edge-1"}, "kubernetes"))
@@ -366,8 +366,8 @@ func TestClientMeetsANode(t *testing.T) {
 	}
 }
 
-// TestTokenIsRefusedForGood: a 401 is the last word of an API server that says it is
-// ready, and says it again.
+// TestTokenIsRefusedForGood: a 401 is final only if the API server reports that it is
+// ready, and answers 401 again.
 func TestTokenIsRefusedForGood(t *testing.T) {
 	ca := newAuthority(t)
 	for _, tc := range []struct {
@@ -396,9 +396,8 @@ func TestTokenIsRefusedForGood(t *testing.T) {
 	}
 }
 
-// TestTokenIsNotShownToANeighbourOfThePinnedCA: a man in the middle may
-// publish the true CA beside his own; without a signature only the pinned one
-// counts.
+// TestTokenIsNotShownToANeighbourOfThePinnedCA: an attacker may publish the real
+// CA beside another one. Without a signature, only the pinned CA is trusted.
 func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	m := &master{ca: append(append([]byte(nil), ca.pem...), evil.pem...), sig: unsigned}
@@ -411,9 +410,9 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfThePinnedCA: whoever has a token of his own can sign a cluster-info with
-// the true CA beside his. Only the pinned certificates count: his API server is believed
-// by none, and what is found never has his CA.
+// TestNeighbourOfThePinnedCA: anyone with a token can sign a cluster-info that has another
+// CA beside the real one. Only pinned certificates are trusted: an API server of the other
+// CA is rejected, and the result never contains that CA.
 func TestNeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {
@@ -429,7 +428,7 @@ func TestNeighbourOfThePinnedCA(t *testing.T) {
 		if err != nil || string(f.CA) != string(ca.pem) {
 			t.Errorf("with the pinned CA alone: %v, %v", err == nil, err)
 		}
-		// Both pinned, as while a cluster exchanges its CA.
+		// Both are pinned, as during a change of the cluster's CA.
 		d := discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1")))
 		d.Pins = append(d.Pins, Pin(evil.cert))
 		if f, err := Discover(t.Context(), d); err != nil || string(f.CA) != string(bundle) {
@@ -490,8 +489,8 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// TestWordsOfAStranger: what a server says goes to consoles, systemd and
-// reports before anybody knows whose server it is.
+// TestWordsOfAStranger: errors of unverified servers are printed on consoles, so
+// they contain no control characters and are short.
 func TestWordsOfAStranger(t *testing.T) {
 	body, err := json.Marshal(map[string]string{"message": "no\x1b[2J\nMAINPID=1\r" + strings.Repeat("é", 1<<20)})
 	if err != nil {
@@ -575,7 +574,7 @@ func FuzzKubeconfig(f *testing.F) {
 		}
 		k, err := ParseKubeconfig(out)
 		if err != nil {
-			return // what it kept may still be nothing we read
+			return // the result may still be rejected by ParseKubeconfig
 		}
 		for _, c := range k.Clusters {
 			if c.Cluster.Server != "https://name:6443" {
@@ -593,8 +592,8 @@ func FuzzJWS(f *testing.F) {
 		if verifyJWS(sig, payload, "abcdef", secret) != nil {
 			return
 		}
-		// What passes is the true signature of this very payload, under
-		// whatever header with our algorithm and key.
+		// Only the signature of exactly this payload passes, with any
+		// header that names the algorithm and the key.
 		h, _, _ := strings.Cut(sig, ".")
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))
@@ -604,8 +603,8 @@ func FuzzJWS(f *testing.F) {
 	})
 }
 
-// TestDiscoverKnownCA: with the CA at hand nothing is asked anonymously, and
-// what it does not vouch for sees no token.
+// TestDiscoverKnownCA: with a known CA there is no anonymous request, and a
+// server with another CA does not get the token.
 func TestDiscoverKnownCA(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	for _, tc := range []struct {

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// TestLongChain: whoever answers at an API server's address decides what it sends.
+// TestLongChain: an unverified server that sends too many certificates is rejected.
 func TestLongChain(t *testing.T) {
 	for n, want := range map[int]string{maxChain: "", maxChain + 1: "it sends 9 certificates"} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())
@@ -41,8 +41,8 @@ func TestLongChain(t *testing.T) {
 	}
 }
 
-// TestEarlyCertificates: the beginning of a certificate shows that a moment has passed
-// if the CA's key has signed it; the CA's own beginning too.
+// TestEarlyCertificates: the start of a certificate signed with the CA's key proves that
+// this time has passed; so does the start of a self-signed CA.
 func TestEarlyCertificates(t *testing.T) {
 	day := func(n int) time.Time { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC) }
 	newKey := func() *ecdsa.PrivateKey {
@@ -69,7 +69,7 @@ func TestEarlyCertificates(t *testing.T) {
 		now, leaf time.Time
 		by        *ecdsa.PrivateKey
 		ca        []byte
-		want      time.Time // zero: nothing is certain
+		want      time.Time // zero: no proof
 		ok        bool
 	}{
 		"valid":                       {day(20), day(10), key, ca(day(1), key), time.Time{}, true},

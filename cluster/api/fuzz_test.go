@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// FuzzObjects reads manifests of any content: what comes out is JSON that the API server
-// may get, and each object has what names it.
+// FuzzObjects reads arbitrary manifests: each object is valid JSON with apiVersion, kind and
+// name.
 func FuzzObjects(f *testing.F) {
 	for _, doc := range []string{
 		"apiVersion: v1\nkind: Secret\nmetadata: {name: a, namespace: b}\nstringData: {password: x}\n",
@@ -40,7 +40,7 @@ func FuzzObjects(f *testing.F) {
 	})
 }
 
-// chain makes a CA, an authority below it and a leaf, PEM.
+// chain makes a CA, an intermediate CA and a leaf certificate, PEM.
 func chain(f *testing.F) (ca, inter, leaf []byte) {
 	f.Helper()
 	var parent *x509.Certificate
@@ -71,8 +71,8 @@ func chain(f *testing.F) (ca, inter, leaf []byte) {
 	return out[0], out[1], out[2]
 }
 
-// FuzzChain reads certificates of any content as a cluster's CAs and pins: what is kept
-// is pinned, and is read again as it is.
+// FuzzChain reads arbitrary text as a cluster's CAs: only pinned certificates are kept, and
+// they are parsed again unchanged.
 func FuzzChain(f *testing.F) {
 	ca, inter, leaf := chain(f)
 	pins, err := Pins(ca)

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestAKubeconfigThatIsABurden comes from a server that has not proved itself:
-// it is rejected by its signature, before it is parsed. What is signed with the token is
-// bounded in size, aliases and keys.
+// TestAKubeconfigThatIsABurden: an expensive kubeconfig of an unverified server is
+// rejected by its signature before it is parsed. One that is signed with the token is
+// limited in size, aliases and keys.
 func TestAKubeconfigThatIsABurden(t *testing.T) {
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
@@ -47,7 +47,7 @@ func TestAKubeconfigThatIsABurden(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2000 {
 				t.Errorf("got %.3000v", err)
 			}
-			// The answer itself, as JSON and as a string, takes some of it.
+			// The answer itself, as JSON and as a string, needs some memory.
 			if got := after.TotalAlloc - before.TotalAlloc; got > 64<<20 {
 				t.Errorf("it took %d bytes of memory", got)
 			}

@@ -32,8 +32,8 @@ kind: InitConfiguration
 nodeRegistration: {taints: [], kubeletExtraArgs: [{name: v, value: "3"}]}
 `
 
-// A control plane that takes long to start is not killed before it has: kubelet's
-// startup probes have more patience than kubeadm's own, or what the Cluster says.
+// A control plane that starts slowly is not killed: kubelet's startup probes have a
+// longer timeout than kubeadm's default, or the timeout in the Cluster.
 func TestPatienceOfProbes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	doc := strings.Replace(threeMasters, "nodeRegistration: {", "timeouts: {controlPlaneComponentHealthCheck: 7m0s, tlsBootstrap: 3m0s}\nnodeRegistration: {", 1)
@@ -50,9 +50,9 @@ func TestPatienceOfProbes(t *testing.T) {
 	}
 }
 
-// In a cluster of both families a control-plane node is a Node of both, where its network
-// gives it both for good, and the certificates of all API servers have its addresses. etcd
-// and the API server stay on one.
+// In a dual-stack cluster, a control-plane node with static addresses of both families
+// registers both, and the certificates of all API servers have them. etcd and the API
+// server use one address.
 func TestDualStackMasters(t *testing.T) {
 	const networks = "podCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\nserviceCIDRs: [10.96.0.0/16, \"fd00:10:96::/112\"]\n"
 	for name, tt := range map[string]struct {
@@ -97,8 +97,9 @@ func TestDualStackMasters(t *testing.T) {
 	}
 }
 
-// A master's Site is valid, has the cluster's keys, kubeadm's documents of this
-// machine, and a birth that ends; what it leaves behind has no key.
+// The Site of a control-plane node is valid, and has the cluster's keys, kubeadm's
+// documents for this machine and the end of the time to initialize the cluster. Its
+// public form has no key.
 func TestMasterSites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, strings.Replace(threeMasters, "nodes:", "manifests: [a.yaml]\nnodes:", 1), Options{Now: now(),
@@ -147,7 +148,7 @@ func TestMasterSites(t *testing.T) {
 		}
 	}
 
-	// Once the time is over, a Site no longer gives birth, until somebody says so.
+	// After that time, a Site cannot initialize the cluster, until --birth allows it.
 	late := now().Add(200 * time.Hour)
 	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BirthUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)
@@ -166,8 +167,8 @@ func TestMasterSites(t *testing.T) {
 	}
 }
 
-// TestManifests: the directory keeps the files of the document's manifests, as
-// secret as the rest, and masters' Sites carry them in their order.
+// TestManifests: the directory keeps the document's manifests, as secret as the
+// other files, and the Sites of control-plane nodes contain them in order.
 func TestManifests(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// In a parent that others can write to, the name of the minting may be a link
-// or a directory that somebody else put there: nothing of it is touched.
+// In a parent that others can write to, the temporary directory may be a link or
+// a directory of another user: it is not touched.
 func TestNewMintingOfSomebodyElse(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(t *testing.T, victim, work string)
@@ -50,8 +50,7 @@ func TestNewMintingOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// A directory whose owner is another user is not taken for a secret one,
-// whatever its mode.
+// A directory of another user is rejected as not secret, whatever its mode.
 func TestOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -67,14 +66,14 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// A full disk is said of the file that a person knows, with what to do, and
-// without the name that it had so far.
+// The error about a full disk has the fix and the final name of the file, not its
+// temporary name.
 func TestWritingToAFullDisk(t *testing.T) {
 	err := writing("shops", "pki/ca.key", &fs.PathError{Op: "write", Path: "/srv/.shops.minting/pki/.new-1", Err: syscall.ENOSPC})
 	if want := "writing shops/pki/ca.key: no space left on device: make room there and run the command again"; err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	// What is in the way is somebody's: it stays, and nothing is left beside it.
+	// An existing file in the way stays, and no other file is left beside it.
 	parent := t.TempDir()
 	if err := os.WriteFile(filepath.Join(parent, "shops"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -87,7 +86,7 @@ func TestWritingToAFullDisk(t *testing.T) {
 	}
 }
 
-// The lock follows no link, whatever becomes of the name in between.
+// The lock follows no symbolic link, even if one replaces the directory meanwhile.
 func TestLockFollowsNoLink(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(t.TempDir(), link); err != nil {
@@ -116,9 +115,8 @@ func TestUpdateLocksBeforeItReads(t *testing.T) {
 	}
 }
 
-// A power cut between the record and the removal of a token leaves a secret
-// that nothing names, and one in a write a half file: the next run takes both
-// away, and nothing else.
+// After a power cut, a token may remain that the record does not name, or a partial
+// file: the next run removes both, and nothing else.
 func TestNewSweeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -143,7 +141,7 @@ func TestNewSweeps(t *testing.T) {
 	}
 }
 
-// No two tokens have one id: the cluster would know one of them only.
+// No two tokens have the same ID, since the cluster would know only one of them.
 func TestDrawTokenAgain(t *testing.T) {
 	draws := []string{"aaaaaa.1", "bbbbbb.2", "cccccc.3"}
 	draw := func() (id, secret string) {

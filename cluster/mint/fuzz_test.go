@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzSnapshot reads files of any content as a snapshot of etcd: it takes those that
-// have their checksum, and finds the CA wherever it is in pieces of any size.
+// FuzzSnapshot reads arbitrary files as snapshots of etcd: only those with the right
+// checksum are accepted, and the CA is found wherever the reads divide it.
 func FuzzSnapshot(f *testing.F) {
 	dir := filepath.Join(f.TempDir(), "shops")
 	if _, err := newOf(dir, document, Options{Now: now()}); err != nil {

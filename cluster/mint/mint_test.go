@@ -38,7 +38,7 @@ users: [{name: admin, passwordHash: "$6$saltsalt$Ywt6vPsKHvpWwpoUej7GUvITYqLjHa7
 
 func now() time.Time { return time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC) }
 
-// newOf is New of a document's text.
+// newOf calls New with a document's text.
 func newOf(dir, text string, o Options) (*Change, error) {
 	doc, err := clusterdoc.Parse("cluster.yaml", []byte(text))
 	if err != nil {
@@ -56,7 +56,7 @@ func mustNew(t *testing.T, dir, text string, to ...string) *Change {
 	return c
 }
 
-// contents are the files of a directory.
+// contents returns the files of a directory.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -87,7 +87,7 @@ func same(a, b map[string]string) bool {
 	return true
 }
 
-// The same command again changes nothing; what can change is added.
+// The same command again changes nothing; permitted changes of the document are added.
 func TestNewAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "shops")
 	first := mustNew(t, dir, document)
@@ -122,7 +122,7 @@ func TestNewAgain(t *testing.T) {
 	}
 }
 
-// A document that changed in what cannot change, or of another cluster.
+// A document with changes of fixed fields, or of another cluster, is rejected.
 func TestNewRefuses(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -151,14 +151,14 @@ func TestNewRefuses(t *testing.T) {
 	if !same(was, contents(t, dir)) {
 		t.Error("a refused document changed the directory")
 	}
-	// The order of masters means nothing.
+	// The order of masters does not matter.
 	mustNew(t, dir, strings.Replace(document, "[{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12},", "[{name: m2, address: 192.168.7.12}, {name: m1, address: 192.168.7.11},", 1))
 }
 
-// What is not a minted directory, or no longer the one that was minted.
+// A directory that was not minted, or was changed since, is rejected.
 func TestNewDirectory(t *testing.T) {
-	// Held to the end: a file that nothing refers to is closed by the
-	// collector, and its lock is gone.
+	// Keep a reference to the file: otherwise the garbage collector closes it,
+	// which releases its lock.
 	var held *os.File
 	defer func() { held.Close() }()
 	for name, tt := range map[string]struct {
@@ -210,8 +210,8 @@ func TestNewDirectory(t *testing.T) {
 	}
 }
 
-// A power cut while minting leaves no half directory, and what it leaves is
-// taken away by the next run.
+// A power cut while minting leaves no incomplete directory, and the next run
+// removes the temporary one.
 func TestNewAfterPowerCut(t *testing.T) {
 	parent := t.TempDir()
 	dir, work := filepath.Join(parent, "shops"), filepath.Join(parent, ".shops.minting")
@@ -221,7 +221,7 @@ func TestNewAfterPowerCut(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(work, "pki", "ca.key"), []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil { // empty, as a person makes it
+	if err := os.Mkdir(dir, 0o755); err != nil { // empty, as made by a person
 		t.Fatal(err)
 	}
 	mustNew(t, dir, document)
@@ -233,9 +233,9 @@ func TestNewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// A power cut while a directory is brought up to date leaves any of its files new,
-// and one unfinished; the record is written last. Nothing is read from it that
-// does not fit together, and the same command completes it.
+// A power cut during an update leaves any number of files updated and one unfinished;
+// the record is written last. An inconsistent directory is not read, and the same
+// command completes it.
 func TestUpdateAfterPowerCut(t *testing.T) {
 	namespace := func(name string) manifest.File {
 		return manifest.File{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
@@ -261,7 +261,7 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 			changed = append(changed, name)
 		}
 	}
-	if len(changed) != 4 { // a token, a manifest of another name, one of the same, and the document
+	if len(changed) != 4 { // a token, a renamed manifest, a changed manifest, and the document
 		t.Fatalf("changed: %q", changed)
 	}
 	for some := range 1 << len(changed) {
@@ -296,14 +296,14 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 	}
 }
 
-// A file that is gone or another's is said by its own name, with what to do, and by
-// the command that would use it.
+// The error for a missing or replaced file has its name and the fix, in each command
+// that uses the file.
 func TestDamagedDirectory(t *testing.T) {
 	const fix = "restore the directory from your copy of it"
 	for name, tt := range map[string]struct {
 		damage func(dir string) error
 		want   string
-		again  bool // New says it too
+		again  bool // New reports it too
 	}{
 		"no token":    {func(dir string) error { return os.Remove(filepath.Join(dir, "tokens/a.yaml")) }, "tokens/a.yaml: no such file or directory: " + fix, false},
 		"empty token": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "tokens/a.yaml"), nil, 0o600) }, "tokens/a.yaml is not the token that was minted", false},
@@ -329,7 +329,7 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// A directory of the future was minted by a clock that was wrong, or is read by one.
+// A directory with a date in the future is rejected: one of the two clocks is wrong.
 func TestMintedInTheFuture(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -343,8 +343,8 @@ func TestMintedInTheFuture(t *testing.T) {
 	}
 }
 
-// Encrypted, no secret lies in the directory in clear, and Sites come out of
-// it with the key alone.
+// An encrypted directory contains no secret in clear text, and Sites can be written
+// only with the key.
 func TestEncrypted(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -378,7 +378,7 @@ func TestEncrypted(t *testing.T) {
 	if _, err := Sites(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), "--identity") {
 		t.Error(err)
 	}
-	// Without --encrypt-to the directory stays as it was made, and grows.
+	// Without --encrypt-to the directory stays encrypted, and is updated.
 	if c := mustNew(t, dir, document); !c.Nothing() {
 		t.Errorf("%+v", c)
 	}
@@ -395,11 +395,11 @@ func TestEncrypted(t *testing.T) {
 	}
 }
 
-// A worker's Site joins it and gives it nothing else.
+// A worker's Site has only what it needs to join, and no key.
 func TestSites(t *testing.T) {
 	dir, other := filepath.Join(t.TempDir(), "shops"), filepath.Join(t.TempDir(), "other")
 	mustNew(t, other, document)
-	cert := contents(t, other)["pki/ca.crt"] // any will do
+	cert := contents(t, other)["pki/ca.crt"] // any certificate
 	record := mustNew(t, dir, document+"report:\n  url: https://192.0.2.9:8443\n  key: k3k3k3k3k3k3k3k3k3k3k3k3k3\n  caCert: |\n    "+strings.ReplaceAll(strings.TrimSpace(cert), "\n", "\n    ")+"\n").Record
 	sites, err := Sites(dir, sealed.Identity{}, now())
 	if err != nil || len(sites) != 2 {
@@ -454,8 +454,8 @@ func TestSites(t *testing.T) {
 	}
 }
 
-// The administrator's kubeconfig has a client certificate of the CA, and a way
-// to each master.
+// The administrator's kubeconfig has a client certificate of the CA, and a context
+// for each API server.
 func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -475,8 +475,8 @@ func TestAdminConfig(t *testing.T) {
 }
 
 // TestRenewTokens: a cluster that was not switched on in time gets new tokens for
-// the workers whose own have expired, also when that is cut off, and masters bring
-// them along.
+// workers whose tokens have expired, also after an interruption, and the Sites of
+// control-plane nodes contain them.
 func TestRenewTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	change, err := newOf(dir, document, Options{Now: now()})
@@ -491,7 +491,7 @@ func TestRenewTokens(t *testing.T) {
 	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--birth makes new ones") {
 		t.Errorf("expired: %v", err)
 	}
-	// What a power cut before the record leaves.
+	// The state after a power cut before the record is written.
 	if err := os.WriteFile(filepath.Join(dir, tokenFile("a")), []byte("apiVersion: v1\nkind: Secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -535,8 +535,8 @@ func TestRenewTokens(t *testing.T) {
 	}
 }
 
-// TestRecordOfAnotherVersion: a directory of an earlier edgebake is read and brought up to
-// date; one of a later edgebake is rejected by name, whatever fields it has.
+// TestRecordOfAnotherVersion: a directory of an earlier edgebake is read and updated; one
+// of a later edgebake is rejected because of its version, whatever fields it has.
 func TestRecordOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "shops")
@@ -578,8 +578,8 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestRecordFields: earlier edgebakes reject fields that they do not know. A further one
-// comes with a further version.
+// TestRecordFields: earlier edgebakes reject unknown fields, so a new field needs a new
+// version.
 func TestRecordFields(t *testing.T) {
 	t.Parallel()
 	fields := map[int]string{2: "version id created caHash recipients cluster kubernetesVersion document tokens manifests births said adminUntil formerCAs"}
@@ -593,8 +593,8 @@ func TestRecordFields(t *testing.T) {
 	}
 }
 
-// TestInventoryOfMany: what the Inventory's size makes of spreadSeconds by itself is not
-// written, since first boot of an earlier image does not know the field.
+// TestInventoryOfMany: spreadSeconds is not written if it has the default for the size of
+// the Inventory, since first boot of an earlier image does not know the field.
 func TestInventoryOfMany(t *testing.T) {
 	t.Parallel()
 	var sites []NodeSite

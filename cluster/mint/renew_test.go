@@ -37,7 +37,7 @@ func parseCert(t *testing.T, text string) *x509.Certificate {
 	return cert
 }
 
-// adminOf is the certificate of an administrator's kubeconfig, and the CA in it.
+// adminOf returns the certificate and the CA in an administrator's kubeconfig.
 func adminOf(t *testing.T, conf string) (cert, ca *x509.Certificate) {
 	t.Helper()
 	k, err := api.ParseKubeconfig([]byte(conf))
@@ -54,7 +54,7 @@ func adminOf(t *testing.T, conf string) (cert, ca *x509.Certificate) {
 	return parseCert(t, decode(k.Users[0].User.CertData)), parseCert(t, decode(k.Clusters[0].Cluster.CAData))
 }
 
-// accepts reports whether who trusts ca accepts cert at that time.
+// accepts reports whether a client that trusts ca accepts cert at that time.
 func accepts(ca, cert *x509.Certificate, at time.Time) error {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
@@ -62,8 +62,8 @@ func accepts(ca, cert *x509.Certificate, at time.Time) error {
 	return err
 }
 
-// The same command again makes admin.conf anew in the second half of its year, and each
-// CA in its last two years: with its own key, so that pins and certificates stay good.
+// The same command again renews admin.conf in the second half of its year, and each CA in
+// its last two years, with the same key, so that pins and certificates stay valid.
 func TestRenew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -120,8 +120,8 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// TestRenewByAClockThatWasAhead: nobody accepts certificates of a time that is still to
-// come. The next run, with the right clock, makes them anew.
+// TestRenewByAClockThatWasAhead: certificates that start in the future are not valid. The
+// next run, with the right clock, makes them again.
 func TestRenewByAClockThatWasAhead(t *testing.T) {
 	all := []string{"pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt", "admin.conf"}
 	for _, years := range []int{1, 9} {
@@ -148,7 +148,7 @@ func TestRenewByAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// Cut off before any of its files, the next run ends with all of them renewed.
+// After an interruption before any of the files, the next run renews all of them.
 func TestRenewAfterPowerCut(t *testing.T) {
 	made := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, made, document)
@@ -186,7 +186,8 @@ func TestRenewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// An encrypted directory is renewed with its key; without, its user is told.
+// An encrypted directory is renewed with its key; without the key, the certificates that
+// end soon are reported.
 func TestRenewEncrypted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	id, err := age.GenerateX25519Identity()
@@ -221,7 +222,7 @@ func TestRenewEncrypted(t *testing.T) {
 	}
 }
 
-// A snapshot of a time before the CA was issued again is the cluster's own.
+// A snapshot from before the CA was issued again is recognized as the cluster's own.
 func TestSnapshotOfTheFormerCA(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestWordsAreLater: each word is later than the last one, even if the clock was ahead then.
+// TestWordsAreLater: each request has a later time than the last one, even if the clock was
+// ahead then.
 func TestWordsAreLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {
@@ -29,7 +30,7 @@ func TestWordsAreLater(t *testing.T) {
 }
 
 // TestBirthRenewsTokens: a cluster that was not switched on while its workers' tokens were
-// valid can still be born, and the workers can join it.
+// valid can still be initialized with --birth, and the workers can join it.
 func TestBirthRenewsTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

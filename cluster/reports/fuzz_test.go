@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// FuzzReport sends a report of any content: it is rejected, or kept within its bound and
-// read again as it was, and shows nothing that a terminal obeys.
+// FuzzReport sends arbitrary reports: each is rejected, or stored within the limits and read
+// again unchanged, and contains no control characters.
 func FuzzReport(f *testing.F) {
 	for _, seed := range []string{
 		`{"node":"shop-1","result":"running","phases":[{"name":"join","status":"running","waiting":"an API server"}]}`,

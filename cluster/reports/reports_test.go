@@ -27,7 +27,7 @@ func state(node, result string, phases ...ondisk.PhaseState) ondisk.State {
 
 var identity = &Identity{Path: "/secret", Key: configs.NewSecret("k3k3k3k3k3k3k3k3k3k3k3k3k3")}
 
-// fileOf is where a machine's report is kept.
+// fileOf returns the path of a machine's report.
 func fileOf(dir, node string) string { return filepath.Join(dir, subdir, node+suffix) }
 
 func open(t *testing.T, dir string) *Store {
@@ -60,8 +60,8 @@ func encode(t *testing.T, v any) []byte {
 	return b
 }
 
-// TestReceive: the last word of each machine is kept, over a restart too, and
-// only what is new is told.
+// TestReceive: the last report of each machine is kept, also after a restart, and
+// News gets only changes.
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -90,8 +90,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveRejects: what first boot does not send is answered with what is
-// wrong, and leaves nothing behind.
+// TestReceiveRejects: requests that first boot does not send are rejected with a
+// reason, and leave no file.
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -134,8 +134,8 @@ func TestReceiveRejects(t *testing.T) {
 	}
 }
 
-// TestFull: machines that are known still report when there is no room for
-// another one.
+// TestFull: known machines can still report when there is no space for another
+// machine.
 func TestFull(t *testing.T) {
 	s := open(t, t.TempDir())
 	for i := range maxCommon {
@@ -150,7 +150,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestDiskFull: the receiver says so, and keeps what it had.
+// TestDiskFull: the receiver reports the error, and keeps the former report.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -168,8 +168,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestIdentity: it is made once, machines know it by its names, and another name
-// needs another identity.
+// TestIdentity: an identity is made once, its certificate has the names, and another
+// name requires another identity.
 func TestIdentity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	if _, err := LoadIdentity(filepath.Join(dir, "new"), nil, noon); err == nil || !strings.Contains(err.Error(), "--name is required") {
@@ -198,14 +198,14 @@ func TestIdentity(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(dir, keyFile)); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("the key: %v %v", fi.Mode(), err)
 	}
-	// A cut between key and certificate: made anew.
+	// Interrupted between key and certificate: both are made again.
 	if err := os.Remove(filepath.Join(dir, certFile)); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
 		t.Errorf("after a cut: %v", err)
 	}
-	// A version without the machines' own URLs made it.
+	// Made by a version without the machines' own URLs.
 	if err := os.Remove(filepath.Join(dir, secretFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -233,8 +233,8 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestPage: what machines send is text on it, and whoever comes by a foreign
-// name gets nothing.
+// TestPage: the page shows reports as text, and rejects requests with another
+// host name.
 func TestPage(t *testing.T) {
 	s := open(t, t.TempDir())
 	evil := state("shop-1", ondisk.ResultFailed, ondisk.PhaseState{Name: "<i>join", Status: ondisk.PhaseFailed, Error: "<script>alert(1)</script>\x1b[2J", Fix: `"><img src=x onerror=x>`})
@@ -267,7 +267,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageOrder: names are sorted as people count, and the page says when there is
+// TestPageOrder: names are sorted in natural order, and the page states when there is
 // nothing to do.
 func TestPageOrder(t *testing.T) {
 	told := func(node, result string) Told { return Told{Node: node, Result: result, Received: noon} }
@@ -287,7 +287,7 @@ func TestPageOrder(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers: what lies in the directory and is not a report is left alone.
+// TestFilesOfOthers: files in the directory that are not reports are not touched.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {
@@ -303,8 +303,8 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 }
 
-// TestInventedMachines: who knows the address can report machines that do not exist. They
-// take bounded room, and real machines get theirs.
+// TestInventedMachines: anyone who knows the common URL can report machines that do not
+// exist. Their space is limited, and real machines can still report.
 func TestInventedMachines(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -312,7 +312,7 @@ func TestInventedMachines(t *testing.T) {
 	s.now(t, Report{State: state("real", ondisk.ResultRunning), From: "192.0.2.9:1", Received: at})
 	s.now(t, Report{State: state("ready", ondisk.ResultDone), From: "198.51.100.7:1", Received: at})
 	s.now(t, Report{State: state("ready", ondisk.ResultRunning), From: "198.51.100.7:1", Received: at})
-	for i := range maxOfSender { // as if they were sent
+	for i := range maxOfSender { // as if they had been sent
 		s.all[fmt.Sprintf("n%d", i)] = Report{State: state(fmt.Sprintf("n%d", i), ondisk.ResultRunning), From: "198.51.100.7:9", Received: at.Add(time.Duration(i+1) * time.Second)}
 	}
 	s.now(t, Report{State: state("new", ondisk.ResultRunning), From: "198.51.100.7:9", Received: at.Add(time.Hour)})
@@ -339,8 +339,8 @@ func TestInventedMachines(t *testing.T) {
 	}
 }
 
-// TestReportsOfBefore: a file that an earlier version kept does not say that its machine
-// was Ready, which invented machines must not push out.
+// TestReportsOfBefore: a file of an earlier version has no field ready. Its machine, which
+// was Ready, must not be displaced by invented machines.
 func TestReportsOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"received": "2026-11-20T12:00:00Z", "from": "192.0.2.9:1", "state": {"version": 1, "node": "shop-1", "result": "done"}}`
@@ -348,7 +348,7 @@ func TestReportsOfBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := open(t, dir)
-	s.bytes += maxBytes // as if others were sent
+	s.bytes += maxBytes // as if other reports had been sent
 	if err := s.Add(Report{State: state("invented", ondisk.ResultRunning), Received: s.all["shop-1"].Received}); !errors.Is(err, ErrFull) || s.all["shop-1"].State.Node == "" {
 		t.Errorf("a machine that was Ready is forgotten: %v", err)
 	}
@@ -361,8 +361,8 @@ func (s *Store) now(t *testing.T, r Report) {
 	}
 }
 
-// TestRoom: a report keeps what is shown of it, as long as it came, and all of them
-// together have a bound.
+// TestRoom: only the shown fields of a report are kept, and all reports together have a
+// limit.
 func TestRoom(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -404,8 +404,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestOwnURL: invented machines that say that they are Ready cannot keep out a machine
-// with its own URL, nor speak for it, also after a restart.
+// TestOwnURL: invented machines that claim to be Ready cannot keep out a machine with its
+// own URL, nor report in its name, also after a restart.
 func TestOwnURL(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -417,7 +417,7 @@ func TestOwnURL(t *testing.T) {
 			t.Fatalf("%d %s", code, text)
 		}
 	}
-	for i := invented; i < MaxNodes; i++ { // as if they were sent by many addresses to an earlier version, which took all
+	for i := invented; i < MaxNodes; i++ { // as if sent from many addresses to an earlier version without this limit
 		s.all[fmt.Sprintf("invented-%d", i)] = Report{State: state("invented", ondisk.ResultDone), Ready: true, Received: at}
 	}
 	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
@@ -436,14 +436,14 @@ func TestOwnURL(t *testing.T) {
 	if code, text := send(t, h, "/secret", encode(t, state("shop-1", ondisk.ResultDone))); code != http.StatusForbidden || !strings.Contains(text, "its own URL") {
 		t.Errorf("another speaks for it: %d %s", code, text)
 	}
-	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one made room
+	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
 	}
-	// A machine that reported by the common URL before has its own from now on.
+	// A machine that reported to the common URL before now uses its own.
 	if code, text := send(t, h, clusterdoc.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
 		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
 	}
-	// After a while without a word, those that were Ready make room too.
+	// After some time without a report, machines that were Ready are removed too.
 	for i := range maxCommon {
 		s.all[fmt.Sprintf("old-%d", i)] = Report{State: state("old", ondisk.ResultDone), Ready: true, Received: at}
 	}
@@ -453,8 +453,8 @@ func TestOwnURL(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfReports: no name of a machine is that of another file of the
-// receiver's directory, and reports that an earlier version kept there move.
+// TestDirectoryOfReports: a machine's name cannot collide with another file in the
+// receiver's directory, and reports of an earlier version are moved.
 func TestDirectoryOfReports(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -478,7 +478,7 @@ func TestDirectoryOfReports(t *testing.T) {
 		t.Errorf("the report of before stays: %v", err)
 	}
 	s.now(t, Report{State: state("shop-1", ondisk.ResultFailed), Received: noon.Add(time.Hour)})
-	write("shop-1.json", string(old)) // a copy that somebody brought back
+	write("shop-1.json", string(old)) // a restored copy
 	for range 2 {
 		if all := open(t, dir).All(); len(all) != 2 || all[0].Node != "mint" || all[1].Result != ondisk.ResultFailed {
 			t.Errorf("%+v", all)

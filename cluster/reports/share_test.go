@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// One address has its share of connections, and another one its own; who closes one
-// may open another.
+// Each address has its own limit of connections; after closing one, it may open another.
 func TestShare(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -25,7 +24,7 @@ func TestShare(t *testing.T) {
 			taken <- c
 		}
 	}()
-	// dial returns the server's side; nil: it was turned away.
+	// dial returns the server's side of a connection; nil: it was closed.
 	dial := func(from string) net.Conn {
 		t.Helper()
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", in.Addr().String())
@@ -60,7 +59,7 @@ func TestShare(t *testing.T) {
 		t.Error("another address is turned away")
 	}
 	open[1].Close()
-	open[1].Close() // counts once
+	open[1].Close() // a second Close has no effect
 	if dial("127.0.0.1") == nil || dial("127.0.0.1") != nil {
 		t.Error("one was closed: one other may be opened")
 	}
@@ -75,8 +74,8 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestCrowd: where all places are taken, the connection that has been silent for longest
-// makes room for the next.
+// TestCrowd: at the limit, the connection that has been silent for longest is closed for
+// the next one.
 func TestCrowd(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -10,8 +10,7 @@ import (
 	"github.com/edgebake/edgebake/builder/signing"
 )
 
-// TestFleetArguments: the Jobs of docs/fleet.md give commands and flags that
-// there are.
+// TestFleetArguments: the Jobs of docs/fleet.md use commands and flags that exist.
 func TestFleetArguments(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/fleet.md")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// cli runs the program in a directory of its own.
+// cli runs the program in its own directory.
 type cli struct {
 	t        *testing.T
 	dir      string
@@ -30,7 +30,7 @@ func newCLI(t *testing.T) *cli {
 	return c
 }
 
-// run wants the exit code.
+// run runs a command line and checks the exit code.
 func (c *cli) run(code int, args ...string) {
 	c.t.Helper()
 	c.runIn(c.t.Context(), "", code, args...)
@@ -99,8 +99,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestInterruptedPromises: that nothing is left is said by those commands that
-// see to it.
+// TestInterruptedPromises: only commands that remove their output report that nothing
+// was left behind.
 func TestInterruptedPromises(t *testing.T) {
 	c := newCLI(t)
 	c.project(nil)
@@ -133,8 +133,8 @@ func TestInterruptedPromises(t *testing.T) {
 	}
 }
 
-// TestInterruptedBehindTheImage: an interrupt after the image was written does
-// not say that nothing was left behind.
+// TestInterruptedBehindTheImage: after an interrupt that follows the writing of the
+// image, the message does not claim that nothing was left behind.
 func TestInterruptedBehindTheImage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := errors.New("writing image.lock: no space left on device")
@@ -148,7 +148,7 @@ func TestInterruptedBehindTheImage(t *testing.T) {
 	}
 }
 
-// TestWouldBeRead: no document is written that would not be read.
+// TestWouldBeRead: a document that is too large to be read is not written.
 func TestWouldBeRead(t *testing.T) {
 	if err := checkReadable("stores.csv", documents.MaxSize, 49_000); err != nil {
 		t.Error(err)

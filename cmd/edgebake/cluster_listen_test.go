@@ -22,7 +22,7 @@ import (
 	"golang.org/x/net/html"
 )
 
-// said is an output that is read while it is written.
+// said is an output that can be read while it is written.
 type said struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -71,13 +71,13 @@ func listening(t *testing.T, dir string, args ...string) *said {
 	return out
 }
 
-// TestClusterListen: with the lines that it prints a Site is valid and a
-// machine reaches it; a browser shows what machines said, in light and dark.
+// TestClusterListen: with the printed lines a Site is valid and a machine reaches
+// the receiver; a browser shows the reports, in light and dark.
 func TestClusterListen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	out := listening(t, dir, "--name", "127.0.0.1")
 	lines := out.until(t, `(?s)(report:\n.*-----END CERTIFICATE-----\n).*\n(  url: \S+)\n.*The page: (http://\S+/)\n`)
-	elsewhere := strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9") // no Cluster has a loopback address
+	elsewhere := strings.ReplaceAll(lines[1], "127.0.0.1", "192.0.2.9") // a Cluster cannot have a loopback address
 	cluster, err := clusterdoc.Parse("cluster.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\n"+
 		"masters: [{name: m1, address: 192.0.2.1}]\nnodes: [{name: shop-1}, {name: shop-2}]\n"+elsewhere))
 	if err != nil {
@@ -156,11 +156,11 @@ func TestClusterListen(t *testing.T) {
 	}
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
 	inTheme(t, chromium, "light", "1280,700", lines[3])
-	inTheme(t, chromium, "dark", "500,1000", lines[3]) // a phone
+	inTheme(t, chromium, "dark", "500,1000", lines[3]) // the size of a phone
 }
 
-// TestClusterListenRejects: all that keeps it from listening is said with the
-// flag that fixes it.
+// TestClusterListenRejects: each error that prevents listening names the flag that
+// fixes it.
 func TestClusterListenRejects(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	c := newCLI(t)

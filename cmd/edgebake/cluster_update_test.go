@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestClusterUpdate: a rollout from the command line, with its bad input, its table, and its end.
+// TestClusterUpdate: a rollout from the command line: rejected input, table and result.
 func TestClusterUpdate(t *testing.T) {
 	c := newCLI(t)
 	image := filepath.Join(c.dir, "update.raw.zst")

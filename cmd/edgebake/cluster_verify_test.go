@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestClusterVerifyAsJSON: scripts read what, and missing in place of failed; name is
-// every command's. The cluster has an API server and nothing that nodes need.
+// TestClusterVerifyAsJSON: the JSON has the fields that scripts read. The cluster has an
+// API server, but no object that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
 	rates, mask, nodes := []string{"--kube-api-qps=150", "--kube-api-qps=50"}, "--v=2", 0

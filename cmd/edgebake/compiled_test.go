@@ -27,7 +27,7 @@ func TestCompiledInTwoWays(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "edgebake")
 	cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=true", "-o", bin, "./cmd/edgebake")
 	cmd.Dir = repository
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as `make build`, whose compiled packages serve here too
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // as in `make build`, so that its compiled packages are reused
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -59,13 +59,13 @@ func TestCompiledInTwoWays(t *testing.T) {
 	}
 }
 
-// repositoryOf copies the source into a repository of its own, where Go stamps
-// a version into what it compiles.
+// repositoryOf copies the source into a separate repository, where Go stamps a
+// version into programs.
 func repositoryOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := t.TempDir()
 	git := desk.NeedProgram(t, "git", "git")
-	// In CI somebody else may own the clone.
+	// In CI the clone may belong to another user.
 	list := exec.Command(git, "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root
 	names, err := list.Output()

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// examples calls do with each line of each command's examples, in words.
+// examples calls do with each line of each command's examples, split into words.
 func examples(t *testing.T, do func(path string, words []string)) {
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
@@ -43,7 +43,8 @@ func examples(t *testing.T, do func(path string, words []string)) {
 	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
 }
 
-// debianOf has mmdebstrap make this base, and count how often in base.made.
+// debianOf installs a fake mmdebstrap that makes this base, and counts its runs in
+// base.made.
 func debianOf(t *testing.T, base string) {
 	t.Helper()
 	bin := t.TempDir()
@@ -55,8 +56,8 @@ func debianOf(t *testing.T, base string) {
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// TestInitBuilds is a newcomer's first build: what init writes, as it is, on a
-// base that has what Debian's has. Only the compiler is left out.
+// TestInitBuilds is a first build from the unedited documents of init, on a base like
+// Debian's. Only the compiler is left out.
 func TestInitBuilds(t *testing.T) {
 	c := newCLI(t)
 	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
@@ -82,7 +83,7 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
-	// What is exported is the base in the image, not one more.
+	// The exported base is the one in the image; no other is made.
 	c.run(0, "build", "image.yaml", "--update", "--force", "--export-base", "kept.tar")
 	if made, err := os.ReadFile("base.tar.made"); err != nil || len(made) != 2 {
 		t.Errorf("two builds made %d bases, %v", len(made), err)
@@ -90,9 +91,9 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "build", "image.yaml", "--locked", "--base", "kept.tar", "--output", "again.raw")
 }
 
-// TestExamples: every example of --help is a line of testdata/script/examples.txtar,
-// where it works. Only machines are not booted there and living clusters not asked;
-// test/e2e and test/cluster do that.
+// TestExamples: every example of --help is a line of testdata/script/examples.txtar, where
+// it works. Booting machines and requests to running clusters are in test/e2e and
+// test/cluster.
 func TestExamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "script", "examples.txtar"))
 	if err != nil {
@@ -121,7 +122,7 @@ func TestExamples(t *testing.T) {
 			}
 			return
 		}
-		// Nobody is there to ask, a file plays the disk, and the registry has no certificate.
+		// There is no terminal, a file replaces the disk, and the registry has no certificate.
 		want := there.Replace("edgebake " + strings.Join(words, " "))
 		if !slices.ContainsFunc(lines, func(line string) bool {
 			return line == want || slices.Contains([]string{" --yes", " --insecure", " --in-place"}, strings.TrimPrefix(line, want))
@@ -131,7 +132,7 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestMigrationNamesOurCommands: what docs/migrate.md says of edgebake exists.
+// TestMigrationNamesOurCommands: the commands of edgebake in docs/migrate.md exist.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")
 	if err != nil {

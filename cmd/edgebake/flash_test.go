@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// flashable is a directory with an image, a Site and a disk.
+// flashable returns a directory with an image, a Site and a disk.
 func flashable(t *testing.T) *cli {
 	t.Helper()
 	c := newCLI(t)
@@ -25,7 +25,7 @@ func flashable(t *testing.T) *cli {
 	return c
 }
 
-// disk makes a file that plays one.
+// disk makes a file that replaces a disk.
 func (c *cli) disk(name string, size int64) {
 	c.t.Helper()
 	c.file(name, "old data")
@@ -34,7 +34,7 @@ func (c *cli) disk(name string, size int64) {
 	}
 }
 
-// TestFlashInterrupted: an interrupt says what it leaves.
+// TestFlashInterrupted: the message after an interrupt describes the state of the disk.
 func TestFlashInterrupted(t *testing.T) {
 	c := flashable(t)
 	ctx, cancel := context.WithCancel(t.Context())

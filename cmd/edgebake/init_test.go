@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// living is an API server with what kubeadm, flannel and three nodes leave on one.
+// living is a fake API server with the objects of kubeadm, flannel and three nodes.
 type living struct {
 	*httptest.Server
 	answers map[string]string
@@ -85,13 +85,14 @@ func (l *living) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// kubeconfig of the cluster's administrator.
+// kubeconfig writes the kubeconfig of the cluster's administrator.
 func (l *living) kubeconfig(c *cli) {
 	c.file("kubeconfig", "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n"+
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }
 
-// TestInitFromCluster: from a living cluster to documents that build and stamp take.
+// TestInitFromCluster: from a running cluster, init writes documents that build and stamp
+// accept.
 func TestInitFromCluster(t *testing.T) {
 	c, l := newCLI(t), newLiving(t)
 	l.kubeconfig(c)
@@ -130,7 +131,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("others may read the token: %v, %v", st.Mode(), err)
 	}
 
-	// A second time it keeps everything, edits too, and makes no token.
+	// A second run keeps all files, also edited ones, and makes no token.
 	before := text("site.yaml")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.out, "kept site.yaml, which exists", "the Site's token is still valid", "Next: edgebake build\n")
@@ -140,7 +141,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
-	// What the cluster told is kept by the other forms of init.
+	// Other forms of init keep the values from the cluster.
 	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
 		c.run(0, form...)
 		c.want(c.out, "kept image.yaml, which exists")
@@ -149,7 +150,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A token that has ended is replaced, but not in an edited file.
+	// An expired token is replaced, but not in an edited file.
 	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "site.yaml exists and is not changed; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
@@ -160,7 +161,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
-	// What the cluster has otherwise now, an edited Image is told.
+	// If the cluster has changed, the values that an edited Image lacks are listed.
 	l.answers["/version"] = `{"gitVersion": "v1.36.5"}`
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.err, "image.yaml exists and is not changed; write these values into it, or replace it with --force:\n  kubernetes.version: v1.36.5\n")
@@ -170,8 +171,8 @@ func TestInitFromCluster(t *testing.T) {
 	}
 }
 
-// TestInitFromClusterFails: nothing is written, and no token made, where the cluster
-// cannot be described.
+// TestInitFromClusterFails: nothing is written, and no token made, if the cluster cannot be
+// read.
 func TestInitFromClusterFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(l *living)

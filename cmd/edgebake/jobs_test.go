@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestJobsOfTheFleet: the containers of the Jobs in docs/fleet.md call commands of
-// ours, with flags that these have, on files below what is mounted there.
+// TestJobsOfTheFleet: the containers of the Jobs in docs/fleet.md call existing commands
+// with existing flags, on files below their mounts.
 func TestJobsOfTheFleet(t *testing.T) {
 	text, err := os.ReadFile("../../docs/fleet.md")
 	if err != nil {

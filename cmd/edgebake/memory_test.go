@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-// memoryArgs, in the environment, are what the process of a test's own runs.
+// memoryArgs is the environment variable with the command line of a child process.
 const memoryArgs = "EDGEBAKE_TEST_MEMORY_ARGS"
 
-// TestMemoryOfThousands: to make an Inventory of a table of 5,000 rows, to stamp it and
-// to inspect the result take at most 256 MiB each. What validate and preflight do, stamp
-// does too: they are left out with -short.
+// TestMemoryOfThousands: making an Inventory from a table of 5,000 rows, stamping it and
+// inspecting the result need at most 256 MiB each. validate and preflight do a part of
+// stamp's work: they are left out with -short.
 func TestMemoryOfThousands(t *testing.T) {
 	if args := os.Getenv(memoryArgs); args != "" {
 		memoryChild(t, args)
@@ -66,7 +66,7 @@ func TestMemoryOfThousands(t *testing.T) {
 	}
 }
 
-// memoryChild runs one command in a process of its own.
+// memoryChild runs one command in its own process.
 func memoryChild(t *testing.T, args string) {
 	var given []string
 	if err := json.Unmarshal([]byte(args), &given); err != nil {

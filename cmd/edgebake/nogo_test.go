@@ -19,12 +19,12 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// withoutGo leaves on PATH what a Debian base is made with, and no Go.
+// withoutGo sets PATH to the programs that make a Debian base, without Go.
 func withoutGo(t *testing.T, base string) {
 	t.Helper()
 	debianOf(t, base)
 	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator))
-	cat, err := exec.LookPath("cat") // which the stand-in for mmdebstrap calls
+	cat, err := exec.LookPath("cat") // which the fake mmdebstrap calls
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,8 +34,8 @@ func withoutGo(t *testing.T, base string) {
 	t.Setenv("PATH", bin)
 }
 
-// TestReleaseServerExample builds the example of an image without Go, from a server
-// that has what the guide says.
+// TestReleaseServerExample builds the guide's example of an image without Go, from a server
+// with the files that the guide names.
 func TestReleaseServerExample(t *testing.T) {
 	const example = "../../configs/examples/release-server.yaml"
 	doc, err := os.ReadFile(example)
@@ -88,7 +88,7 @@ func TestReleaseServerExample(t *testing.T) {
 	text := strings.ReplaceAll(string(doc), "https://mirror.example.com", server.URL) + "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n"
 	withoutGo(t, filepath.Join(c.dir, "base.tar"))
 
-	// As it is, the digest is what a person has to look at.
+	// Unedited, the example's digest is a placeholder.
 	c.file("image.yaml", text)
 	c.run(0, "validate", "image.yaml")
 	c.run(1, "build", "image.yaml")

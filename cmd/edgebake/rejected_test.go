@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Who has a disk in hand can write into its slot, and must not write to the
-// terminal of whoever inspects it.
+// Anyone with the disk can write into its slot. Control characters in it must not
+// reach the terminal of the person who inspects the disk.
 func TestInspectObeysNoControlCharacters(t *testing.T) {
 	var out bytes.Buffer
 	i := &media.Info{Image: ondisk.ImageInfo{Name: "a\x1b]0;b\a"}}

@@ -33,7 +33,7 @@ const hostile = `<img src=x onerror=alert(1)>&"'.conf`
 // writeReported writes an Image with a hostile file name.
 func writeReported(dir string) error {
 	base := buildtest.Base()
-	// As dpkg has it: some paths go through /bin and /lib, which are links.
+	// As in dpkg's lists: some paths go through /bin and /lib, which are links.
 	for name, text := range map[string]string{
 		"systemd.list":          "/.\n/lib\n/lib/systemd\n/lib/systemd/systemd\n/usr/bin/su\n",
 		"containerd:amd64.list": "/.\n/bin\n/bin/ping\n",
@@ -56,7 +56,7 @@ func writeReported(dir string) error {
 		{"name": "join", "status": "done", "attempts": 3, "since": "2026-01-01T00:00:50Z", "seconds": 36.5, "error": "<b>no</b>"}]}`), 0o644))
 }
 
-// reported builds it and writes its report.
+// reported builds the Image and writes its report.
 func reported(t *testing.T) *cli {
 	t.Helper()
 	c := newCLI(t)
@@ -79,7 +79,7 @@ func TestReport(t *testing.T) {
 	if a.Boot == nil || fmt.Sprint(a.Boot.Before) != before || a.Boot.Finished != 24 {
 		t.Errorf("boot: %+v", a.Boot)
 	}
-	// Every byte has a group, and every group what it is.
+	// Every byte belongs to a group, and every group has a kind.
 	kinds := map[string]bool{}
 	packages := map[string]bool{}
 	for _, part := range a.Contents {
@@ -102,7 +102,7 @@ func TestReport(t *testing.T) {
 	}; !maps.Equal(packages, want) {
 		t.Errorf("files of packages: %v, want %v", packages, want)
 	}
-	// Every byte of a partition is used, free or behind its file system.
+	// Every byte of a partition is used, free or after its file system.
 	for _, p := range a.Partitions {
 		behind := p.Label == ondisk.LabelRootA
 		if p.FS != "" && (p.Used+p.Free+p.Reserve != p.Size || p.Used <= 0 || (p.Reserve > 0) != behind) {
@@ -122,8 +122,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestBuildCountsAsReport: what a build says of its partitions is what report and
-// inspect say, and adds up.
+// TestBuildCountsAsReport: build, report and inspect print the same sizes of partitions,
+// and these add up.
 func TestBuildCountsAsReport(t *testing.T) {
 	c := reported(t)
 	c.run(0, "report", "tiny.raw", "-o", "json")
@@ -155,8 +155,8 @@ func TestBuildCountsAsReport(t *testing.T) {
 	}
 }
 
-// TestReportPageExplainsItself: what opens shows that it does, and where an input came
-// from is said in words.
+// TestReportPageExplainsItself: elements that open are marked as such, and the origin of an
+// input is described in words.
 func TestReportPageExplainsItself(t *testing.T) {
 	c := reported(t)
 	raw, err := os.ReadFile("report.html")
@@ -170,8 +170,8 @@ func TestReportPageExplainsItself(t *testing.T) {
 	}
 }
 
-// TestReportInABrowser: Chromium shows the page, and every number on it is the
-// JSON's.
+// TestReportInABrowser: Chromium shows the page, and every number on it is that of the
+// JSON.
 func TestReportInABrowser(t *testing.T) {
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
 	c := reported(t)
@@ -221,7 +221,7 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// inTheme has Chromium show a page, which must be light or dark and not empty.
+// inTheme renders a page in Chromium, and checks that it is light or dark and not empty.
 func inTheme(t *testing.T, chromium, theme, size, url string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -249,7 +249,7 @@ func attribute(n *html.Node, key string) string {
 	return ""
 }
 
-// at is a value of the JSON by its path: names, indices and length.
+// at returns a value of the JSON by its path: names, indices and length.
 func at(v any, path string) string {
 	for part := range strings.SplitSeq(path, ".") {
 		switch x := v.(type) {
@@ -274,7 +274,7 @@ func at(v any, path string) string {
 	return fmt.Sprint(v)
 }
 
-// brightness is a picture's, from 0 to 1, and how many colours it has.
+// brightness returns the brightness of a picture, from 0 to 1, and its number of colours.
 func brightness(t *testing.T, name string) (float64, int) {
 	t.Helper()
 	f, err := os.Open(name)

@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"edgebake": main})
 }
 
-// dropped is progress, and what is said of every image that buildtest makes.
+// dropped matches progress, and messages that appear for every image of buildtest.
 var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version|no kube-proxy on board): .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version|no kube-proxy on board): .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
 
 // TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
@@ -69,7 +69,7 @@ func TestScript(t *testing.T) {
 	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito, "picmdline": piCommandLine, "overwrite": overwrite})
 }
 
-// hurt writes over the first bytes of a partition: `hurt IMAGE LABEL`.
+// hurt overwrites the first bytes of a partition: `hurt IMAGE LABEL`.
 func hurt(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.OpenFile(ts.MkAbs(args[0]), os.O_RDWR, 0)
 	ts.Check(err)
@@ -88,7 +88,7 @@ func hurt(ts *testscript.TestScript, _ bool, args []string) {
 
 const oldData = "old data"
 
-// makeDisk makes a file that plays a disk, with old data on it: `disk FILE SIZE`.
+// makeDisk makes a file that replaces a disk, with old data on it: `disk FILE SIZE`.
 func makeDisk(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(oldData), 0o644))
 	ts.Check(ts.Exec("truncate", "--size", args[1], args[0]))
@@ -115,7 +115,7 @@ func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
 }
 
 // encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`, or with a
-// passphrase in the place of a file with an identity.
+// passphrase instead of KEYFILE.
 func encrypt(ts *testscript.TestScript, _ bool, args []string) {
 	armored := args[0] == "-armor"
 	if armored {
@@ -160,7 +160,7 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 		}
 		b := []byte(ts.ReadFile(filepath.Join(args[0], e.Name())))
 		switch e.Name() {
-		case ondisk.SlotClaims: // the machines', and no part of a slot
+		case ondisk.SlotClaims: // written by machines, not part of a slot
 		case "site.minisig":
 			made.Signature = b
 		default:
@@ -181,9 +181,9 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// elTorito finds the EFI system partition of an ISO as firmware does: where El Torito
-// gives no size, it reaches to the end of the volume, so it must be in it. A stick with
-// the ISO boots by the partition table.
+// elTorito finds the EFI system partition of an ISO as firmware does: without a size in El
+// Torito, it extends to the end of the volume, so it must be inside. A stick with the ISO
+// boots from the partition table.
 func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -212,7 +212,7 @@ func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// piCommandLine has fsck.fat judge the ESP of a disk for Raspberry Pi boards, and prints
+// piCommandLine checks the ESP of a disk for Raspberry Pi boards with fsck.fat, and prints
 // the command line of its system, which names the disk's own partitions.
 func piCommandLine(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
@@ -246,8 +246,8 @@ func piCommandLine(ts *testscript.TestScript, _ bool, args []string) {
 	fmt.Fprint(ts.Stdout(), string(text))
 }
 
-// overwrite copies an image, and writes over the first place where a text is in it:
-// `overwrite FROM TO TEXT WITH`. Most of an image is a hole, which stays one.
+// overwrite copies an image, and overwrites the first occurrence of a text:
+// `overwrite FROM TO TEXT WITH`. The holes of the image stay holes.
 func overwrite(ts *testscript.TestScript, _ bool, args []string) {
 	text, over := []byte(strings.ReplaceAll(args[2], `\n`, "\n")), []byte(strings.ReplaceAll(args[3], `\n`, "\n"))
 	ts.Check(ts.Exec("cp", "--sparse=always", args[0], args[1]))
@@ -270,8 +270,8 @@ func overwrite(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// fixtures are directories with an Image and what was built of it. Each is made once,
-// by the first script that has it copied.
+// fixtures are directories with an Image and the results of its build. Each is made once,
+// for the first script that copies it.
 type fixtures struct {
 	t    testing.TB
 	dir  string
@@ -281,7 +281,7 @@ type fixtures struct {
 func newFixtures(t testing.TB) *fixtures {
 	f := &fixtures{t: t, dir: t.TempDir(), once: map[string]func() error{}}
 	for name, fill := range map[string]func(dir string) error{
-		// an Image and all that it names
+		// an Image and all files that it names
 		"project": func(dir string) error { return buildtest.Write(dir, buildtest.Base(), nil) },
 		// the same, built into tiny.raw and tiny.raw.zst
 		"golden": func(dir string) error {
@@ -293,9 +293,9 @@ func newFixtures(t testing.TB) *fixtures {
 		},
 		// an Image for Raspberry Pi boards
 		"pi": func(dir string) error { return buildtest.WritePi(dir, buildtest.PiBase(false), nil) },
-		// golden, of files as an attacker names them and of a dpkg that knows whose they are
+		// golden image with hostile file names, and a dpkg database that lists them
 		"reported": func(dir string) error { return errors.Join(writeReported(dir), f.build(dir)) },
-		// golden, of a base of which installers can be made, and the source of a small installer
+		// golden image of a base that supports installers, and the source of a small installer
 		"installable": func(dir string) error {
 			err := errors.Join(buildtest.Write(dir, buildtest.InstallableBase(), nil), os.MkdirAll(filepath.Join(dir, "cmd", "installer"), 0o755))
 			return errors.Join(err,
@@ -324,8 +324,7 @@ func (f *fixtures) build(dir string) error {
 	return nil
 }
 
-// command copies a fixture into the current directory. Most of a raw image is holes,
-// which stay holes.
+// command copies a fixture into the current directory. The holes of raw images stay holes.
 func (f *fixtures) command(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 || f.once[args[0]] == nil {
 		ts.Fatalf("usage: fixture NAME")

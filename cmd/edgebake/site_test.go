@@ -19,8 +19,8 @@ RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAARURHRUJB
 `
 )
 
-// TestClaimsGetRoom: a stick that is made again for more machines has room for the
-// notes of all of them, and keeps those that are there.
+// TestClaimsGetRoom: a stick that is made again for more machines has space for the claims
+// of all of them, and keeps existing claims.
 func TestClaimsGetRoom(t *testing.T) {
 	c := newCLI(t)
 	c.file("office.key", plainKey)
@@ -29,7 +29,7 @@ func TestClaimsGetRoom(t *testing.T) {
 	c.run(0, sign...)
 	claims := filepath.Join("stick", ondisk.SlotClaims)
 	noted := bytes.Repeat([]byte("note"), 128)
-	if err := os.WriteFile(claims, noted, 0o600); err != nil { // cut short too
+	if err := os.WriteFile(claims, noted, 0o600); err != nil { // truncated too
 		t.Fatal(err)
 	}
 	many := inventory

@@ -18,8 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestInterruptedWhileWaiting: a command that waits for standard input hears
-// Ctrl-C.
+// TestInterruptedWhileWaiting: Ctrl-C ends a command that waits for standard input.
 func TestInterruptedWhileWaiting(t *testing.T) {
 	newCLI(t)
 	for _, args := range [][]string{{"validate", "-"}, {"init", "--join", "-"}, {"inventory", "import", "-", "--template", "site.yaml"}} {
@@ -34,8 +33,8 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	}
 }
 
-// TestOneMeaningOfOutput: -o is where to write, with files of the right kind
-// offered, or a form, of which text and json are offered.
+// TestOneMeaningOfOutput: -o is either a path, for which completion offers files of the
+// right kind, or a format, for which it offers text and json.
 func TestOneMeaningOfOutput(t *testing.T) {
 	var visit func(c *cobra.Command)
 	seen := map[string][]string{}
@@ -73,7 +72,8 @@ func TestOneMeaningOfOutput(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger: a report beside an image can be anybody's.
+// TestWordsOfAStranger: control characters in an untrusted report beside an image are not
+// printed.
 func TestWordsOfAStranger(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "a.raw")
 	if err := os.WriteFile(strings.TrimSuffix(image, ".raw")+".report.json", []byte(`{"plan":"\u001b]0;x\u0007\u009b2J"}`), 0o600); err != nil {

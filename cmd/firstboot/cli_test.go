@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestMigrationNamesOurCommands: what docs/migrate.md says of firstboot exists.
+// TestMigrationNamesOurCommands: the commands of firstboot in docs/migrate.md exist.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")
 	if err != nil {

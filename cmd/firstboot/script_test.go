@@ -39,9 +39,9 @@ func TestScript(t *testing.T) {
 	}, nil)
 }
 
-// aMachine is one whose disk is below a directory, with nothing that runs. What a person
-// in front of it reads goes to standard output. Once it says what to fix it would only
-// look for another site: systemd stops it then.
+// aMachine returns a machine whose disk is a directory and on which no program runs. Its
+// console is standard output. After it has printed a fix it would only wait for another
+// Site, so the run is stopped then, as by systemd.
 func aMachine(dir string, root bool, stop func()) target {
 	f := host.Files{Root: dir}
 	env := &machine.Env{

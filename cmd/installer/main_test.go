@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestOffAStick: whoever calls it anywhere else is told what it is, and nothing is done.
+// TestOffAStick: outside of an installer's initrd, the program explains itself and changes
+// nothing.
 func TestOffAStick(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "install.json")
 	for _, c := range []struct {

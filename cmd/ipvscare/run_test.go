@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSpread: nodes that boot together ask apart, and nobody else waits.
+// TestSpread: only nodes that are booting delay their first request.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
 		age, up time.Duration
@@ -45,7 +45,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestLvscareFlags: every flag of lvscare's is taken, and every variable.
+// TestLvscareFlags: every flag and every environment variable of lvscare is accepted.
 func TestLvscareFlags(t *testing.T) {
 	line := `--vs 10.103.97.2:6443 --rs 10.0.0.1:6443 --rs 10.0.0.2:6443 --scheduler wlc -i lvscare --logger INFO --mode link
 		--interval 7s --ip 10.0.0.9 --masqueradebit 14 --health-path /healthz --health-schem https --health-req-method HEAD
@@ -92,9 +92,9 @@ func TestLvscareFlags(t *testing.T) {
 	check("masters", s.Masters, "[10.0.0.1:1 10.0.0.2:1]")
 	check("path", s.Probe.Path, "/livez")
 	check("run once", c.runOnce, true)
-	check("scheduler", s.Scheduler, "sh") // a flag is worth more
+	check("scheduler", s.Scheduler, "sh") // flags have priority
 	check("verified", s.Probe.Unsafe, false)
-	env = map[string]string{"CARE_INTERVAL": "7"} // as lvscare takes it, too
+	env = map[string]string{"CARE_INTERVAL": "7"} // lvscare also accepts a bare number
 	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil || c.interval != 7*time.Second {
 		t.Errorf("interval %s, %v", c.interval, err)
 	}
@@ -146,15 +146,15 @@ func TestStaticPod(t *testing.T) {
 	if c.Image != "a/b:1" || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
 		t.Errorf("%+v", c)
 	}
-	// No more rights than it needs: not privileged, nothing but NET_ADMIN.
+	// Only the required rights: not privileged, only NET_ADMIN.
 	if p := c.Security.Privileged; p == nil || *p {
 		t.Error("the pod is privileged")
 	}
 	if caps := c.Security.Capabilities; !slices.Equal(caps.Drop, []string{"ALL"}) || !slices.Equal(caps.Add, []string{"NET_ADMIN"}) {
 		t.Errorf("its capabilities: %+v", caps)
 	}
-	// The hosts file is reached through its directory, or the pod would go on
-	// with the old file when somebody replaces it.
+	// The directory of the hosts file is mounted: otherwise the pod would keep the
+	// old file when it is replaced.
 	if !slices.Contains(c.Args, "--hosts=/host/etc/hosts") || !slices.Contains(c.Args, "--sysctls=/host/proc/sys/net") {
 		t.Errorf("arguments: %q", c.Args)
 	}
@@ -168,7 +168,7 @@ func TestStaticPod(t *testing.T) {
 			t.Errorf("a file is mounted: %+v", v)
 		}
 	}
-	// What it says is understood by care.
+	// care accepts the printed arguments.
 	flags := &careFlags{}
 	f := pflag.NewFlagSet("care", pflag.ContinueOnError)
 	flags.register(f)
@@ -215,7 +215,8 @@ problem: x: y
 	}
 }
 
-// TestCleanWithoutAConfiguration: what was noted is removed whatever the file says.
+// TestCleanWithoutAConfiguration: recorded virtual servers are removed, whatever the
+// configuration contains.
 func TestCleanWithoutAConfiguration(t *testing.T) {
 	for text, said := range map[string]string{
 		"": "EOF", "{}": "unsupported version 0",
@@ -237,7 +238,8 @@ func TestCleanWithoutAConfiguration(t *testing.T) {
 	}
 }
 
-// TestWrongConfigurationIsSaidOnce: the program waits for another one, and goes on.
+// TestWrongConfigurationIsSaidOnce: the program logs an invalid configuration once, and
+// waits for a valid one.
 func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ipvs.json")
 	write := func(text string) {
@@ -272,7 +274,8 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	})
 }
 
-// TestStatusOfAStranger: an API server's certificate can have any names, and many.
+// TestStatusOfAStranger: the certificate of an API server may contain any number of hostile
+// names.
 func TestStatusOfAStranger(t *testing.T) {
 	evil := "it is for \x1b]0;owned\a\x1b[2J\u009b2J\r\n10.0.0.1:6443 up" + strings.Repeat("x", 100_000)
 	var b bytes.Buffer

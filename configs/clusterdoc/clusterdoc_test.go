@@ -48,7 +48,7 @@ func TestClusterDefaults(t *testing.T) {
 	}
 }
 
-// An even number of masters is allowed, and warned of where it is written.
+// An even number of masters is allowed, with a warning at its position.
 func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
 	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive the loss of 0, as 1 would") {
@@ -80,7 +80,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// A node's Site is one that stamping takes.
+// A node's Site is valid for stamping.
 func TestNodeSite(t *testing.T) {
 	c := mustCluster(t, examples.Cluster)
 	if len(c.Kubeadm) != 2 {
@@ -101,7 +101,7 @@ func TestNodeSite(t *testing.T) {
 	}
 }
 
-// TestMachineFields: what a machine of a Cluster has is in its Site too.
+// TestMachineFields: the fields of a machine of a Cluster are in its Site too.
 func TestMachineFields(t *testing.T) {
 	c := mustCluster(t, smallCluster)
 	match := configs.Match{Serial: "PC0Q1234"}
@@ -127,8 +127,8 @@ func TestMachineFields(t *testing.T) {
 	}
 }
 
-// TestClusterReport: with the receiver's key each machine has a URL of its own, and
-// what would make none is rejected.
+// TestClusterReport: with the receiver's key each machine has its own URL. Values from
+// which no URL can be made are rejected.
 func TestClusterReport(t *testing.T) {
 	const doc = smallCluster + "nodes: [{name: a}, {name: b}]\nreport: {url: 'https://192.0.2.9:8443/', key: k3k3k3k3k3k3k3k3k3k3k3k3k3}\n"
 	c := mustCluster(t, doc)
@@ -171,8 +171,8 @@ nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24
 	}
 }
 
-// A control-plane node's network is checked as a worker's: nothing resolves the name of a
-// time server on a machine without DNS.
+// The network of a control-plane node is checked like that of a worker: without DNS, the
+// name of a time server cannot be resolved.
 func TestNamesOnAMaster(t *testing.T) {
 	_, err := Parse("c", []byte(strings.Replace(smallCluster, "7.11}", "7.11, network: {interfaces: [{name: eth0, addresses: [192.168.7.11/24]}], ntp: [time.example.com]}}", 1)))
 	if err == nil || !strings.Contains(err.Error(), "masters[0].network.ntp[0]: time.example.com is a name") {
@@ -180,12 +180,12 @@ func TestNamesOnAMaster(t *testing.T) {
 	}
 }
 
-// Without a network agent a machine has a route to the pods of each other one.
+// Without a network plugin, each machine has a route to the pods of every other machine.
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{
 		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,
 		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // the other node
-		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // a router: somebody else's network
+		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // a router: another network
 		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // its own pods, too
 		"{to: 10.240.0.0/12, via: 192.168.7.11}":    false,
 		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // Services
@@ -210,7 +210,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Of a later Kubernetes than this program's, nobody here knows all fields.
+// For a Kubernetes newer than the schemas, unknown fields are only warnings.
 func TestFieldsOfALaterKubernetes(t *testing.T) {
 	doc := smallCluster + "---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nnewest: 1\n"
 	if _, err := Parse("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
@@ -223,7 +223,7 @@ func TestFieldsOfALaterKubernetes(t *testing.T) {
 }
 
 // TestManagerRates: kube-controller-manager of a cluster that edgebake builds approves
-// certificates fast enough for many machines, unless the Cluster says another rate.
+// certificates fast enough for many machines, unless the Cluster sets another rate.
 func TestManagerRates(t *testing.T) {
 	const doc = "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n  - {name: %s, value: '7'}\n"
 	for name, tt := range map[string]struct {

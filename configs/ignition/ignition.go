@@ -123,8 +123,8 @@ func plain(message string) string {
 	return fmt.Sprintf("%s is %s, expected %s", field, map[string]string{"string": "a string", "number": "a number", "bool": "true or false", "array": "a list", "object": "an object"}[m[1]], want)
 }
 
-// isHarmless reports a warning of Ignition's library about settings that
-// Ignition and first boot apply anyway.
+// isHarmless reports whether a warning of Ignition's library is about settings
+// that Ignition and first boot apply anyway.
 func isHarmless(message string) bool {
 	return message == ignerrors.ErrModeSpecialBits.Error() || message == ignerrors.ErrHardLinkSpecifiesOwner.Error()
 }
@@ -132,8 +132,8 @@ func isHarmless(message string) bool {
 // decimalModes warns about modes that were written in octal. JSON has only
 // decimal numbers: 644 is 01204, and 420 is 0644.
 func decimalModes(data []byte) (warnings strict.Problems) {
-	// The original values: the library clears special bits for specs before
-	// 3.6.
+	// Read the original values: the library clears special bits for specs
+	// before 3.6.
 	type nodes []struct{ Mode *int }
 	var cfg struct {
 		Storage struct{ Files, Directories nodes }
@@ -225,8 +225,8 @@ func contextPath(field string) vpath.ContextPath {
 	return at
 }
 
-// Unsupported is a part of an Ignition config that first boot does not apply,
-// because it configures an existing system without downloads.
+// Unsupported is a part of an Ignition config that first boot does not apply:
+// first boot configures an existing system, and downloads nothing.
 type Unsupported struct {
 	Section string // name for messages
 	Problem strict.Problem

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Names and digests are written as the text they were read from, and nothing
-// else becomes one: whoever reads a plan or a manifest need not check them.
+// Names and digests are encoded as the text from which they were parsed, and invalid
+// text is rejected: readers of a plan or a manifest need not check them.
 func TestRefsTravelAsText(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	type pinned struct {

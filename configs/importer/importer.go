@@ -169,8 +169,8 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 
 // unsolved removes the problems of the template that columns may solve, for
 // example a missing address; validation of the Inventory reports the rows that
-// do not. If the header is invalid, columns might complete any field that has
-// fields of its own.
+// do not solve them. If the header is invalid, any field with subfields might
+// be completed by a column.
 func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
@@ -500,9 +500,9 @@ var (
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
-// notValue returns a message if a spreadsheet replaced the text of a cell: no
-// machine has such a serial number, so it would wait for its Site forever.
-// Passwords may look like formulas, and are never quoted.
+// notValue returns a message if a spreadsheet replaced the text of a cell, for
+// example a serial number by 1E+10; otherwise "". Passwords may look like
+// formulas, and are never quoted.
 func notValue(text string, c column) string {
 	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {

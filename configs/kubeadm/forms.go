@@ -118,7 +118,7 @@ func shownValue(n *yaml.Node, kind string) string {
 // 1.1) parses as booleans if they are not quoted.
 var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
 
-// fits reports whether a component accepts a value as this type. They are
+// fits reports whether a component accepts a value as this type. Components are
 // strict: 5 is not a string.
 func fits(n *yaml.Node, kind string) bool {
 	if n.Kind != yaml.ScalarNode {

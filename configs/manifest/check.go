@@ -100,8 +100,8 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 // Unrendered is the hint for a manifest that contains {{ }}.
 const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey returns the first key that is not a scalar, such as {{
-// .Values.name }} to a YAML parser.
+// complexKey returns the first key that is not a scalar: a YAML parser reads
+// {{ .Values.name }} as such a key.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {
@@ -114,8 +114,8 @@ func complexKey(n *yaml.Node) *yaml.Node {
 	return nil
 }
 
-// Decodes reports why kubectl could not decode a document, for example because
-// of a repeated key.
+// Decodes reports whether kubectl can decode a document. It adds the problems,
+// for example a repeated key, to d.
 func Decodes(d *strict.Document) bool {
 	if faults(d, d.Root) {
 		return false
@@ -148,7 +148,8 @@ func Decodes(d *strict.Document) bool {
 	return false
 }
 
-// faults reports what package yaml cannot decode at a bounded cost.
+// faults adds to d the parts that package yaml cannot decode at a bounded cost,
+// and reports whether there are any.
 func faults(d *strict.Document, root *yaml.Node) bool {
 	found := yamltree.Check(root)
 	for _, f := range found {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A manifest that does not parse: file, line, document.
+// The problem of an invalid manifest names file, line and document.
 func TestCheckManifest(t *testing.T) {
 	const ok = "# a comment\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n"
 	for name, tt := range map[string]struct{ text, want string }{

@@ -40,7 +40,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestJSON: what a terminal could obey is escaped in JSON, which means the same.
+// TestJSON: control characters are escaped in JSON, without a change of its value.
 func TestJSON(t *testing.T) {
 	want := map[string]string{"a\u009b2J": "b\x7f\x1b[2J\u0085 Größe\u202e\n\t"}
 	var b strings.Builder
@@ -58,8 +58,8 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestWriter: whatever way a text is divided, no control character comes through, and
-// no letter is lost.
+// TestWriter: however a text is divided into writes, control characters are replaced, and
+// no other character is lost.
 func TestWriter(t *testing.T) {
 	const text, want = "a\x1b]0;x\a\u009b2J\r\nGrö\xffße\t€\n", "a?]0;x??2J\nGrö\ufffdße\t€\n"
 	for n := 1; n <= len(text); n++ {

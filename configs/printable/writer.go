@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Writer replaces control characters that a terminal interprets in what is
-// written to it. If two writes divide a character, its first part is kept until
-// the second write.
+// Writer replaces control characters, which a terminal would interpret, in the
+// text written to it. If two writes divide a character, its first part is kept
+// until the second write.
 type Writer struct {
 	to   io.Writer
 	text func(string) string

@@ -76,7 +76,7 @@ func TestSealOpen(t *testing.T) {
 	}
 }
 
-// What is not a key is rejected, and a secret key is not quoted.
+// A text that is not a key is rejected, and a secret key is not quoted.
 func TestBadKeys(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -108,9 +108,10 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
-// TestPassphraseThatIsABurden: how much work a passphrase takes stands in the file.
+// TestPassphraseThatIsABurden: the file determines the work factor of its passphrase, which
+// is limited.
 func TestPassphraseThatIsABurden(t *testing.T) {
-	// The work is said before it is done: a small file is changed to ask for more.
+	// Raise the work factor in the file's header.
 	r, err := age.NewScryptRecipient("pp")
 	if err != nil {
 		t.Fatal(err)

@@ -243,8 +243,8 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	}
 }
 
-// checkOneOf reports structs in which not exactly one, or with oneof:"atmost"
-// more than one, of the fields with the tag oneof is set.
+// checkOneOf reports structs in which the number of set fields with the tag
+// oneof is not one or, with oneof:"atmost", greater than one.
 func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():

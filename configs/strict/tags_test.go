@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestTags has each tag broken in a document that no package knows, and each problem once.
+// TestTags violates each tag in a test document; each problem is reported once.
 func TestTags(t *testing.T) {
 	type item struct {
 		Name string `yaml:"name"`

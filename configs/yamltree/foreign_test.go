@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// within fails a test whose work takes more of a processor than any linear way through it.
+// within fails the test if its work uses much more processor time than a linear algorithm.
 func within(t *testing.T, what string, work func()) {
 	t.Helper()
 	if took := desk.Processor(t, work); took > 10*time.Second {
@@ -20,8 +20,8 @@ func within(t *testing.T, what string, work func()) {
 	}
 }
 
-// TestUnmarshalOthers: what package yaml takes minutes and gigabytes for is rejected at
-// a cost that grows with the text.
+// TestUnmarshalOthers: texts for which package yaml needs minutes and gigabytes are rejected
+// in linear time.
 func TestUnmarshalOthers(t *testing.T) {
 	distinct := func(n int) string {
 		var b strings.Builder
@@ -66,7 +66,7 @@ func TestUnmarshalOthers(t *testing.T) {
 	}
 }
 
-// TestUnmarshal: what is no burden comes out as package yaml has it.
+// TestUnmarshal: ordinary texts are decoded as by package yaml.
 func TestUnmarshal(t *testing.T) {
 	for _, text := range []string{
 		"", "# nothing\n", "a: 1\nb: {c: [x, y], d: &d {e: f}}\ng: *d\nh: {<<: *d, i: 1}\n", "--- # first\na: b\n---\na: c\n", "[1, 2]\n", "x: '---'\n",
@@ -83,7 +83,7 @@ func TestUnmarshal(t *testing.T) {
 	}
 }
 
-// TestTooDense counts each document by itself, and not the dashes of words.
+// TestTooDense: each document is counted separately, and dashes in words are not counted.
 func TestTooDense(t *testing.T) {
 	object := "a: [b, c]\n- d\nwell-known: e-f\n"
 	if err := DenserThan([]byte(strings.Repeat("---\n"+object, 1000)), 6); err != nil {

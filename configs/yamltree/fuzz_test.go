@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// FuzzDecode reads texts of any content: it returns, a tree that kubectl would read is
-// JSON, and what is edited is read back as it was set.
+// FuzzDecode reads arbitrary texts: decoding ends, a tree that kubectl would accept can be
+// encoded as JSON, and edited values are read back.
 func FuzzDecode(f *testing.F) {
 	for _, text := range []string{
 		"a: 1\nb: [x, *c, &c {d: e}]\n", "a: &a [*a, *a]\n", "<<: {a: b}\na: c\n", "a: b\na: c\n", "? [a, b]\n: c\n", "{.nan: .inf, 2026-01-01: yes, 0x10: ~}\n",
@@ -29,7 +29,7 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("the text: %v, a copy of its tree: %v", direct, err)
 		}
 		if len(Check(doc)) > 0 {
-			return // its aliases may lead in a circle
+			return // its aliases may form a cycle
 		}
 		if bad := AsKubectl(copied); bad == nil {
 			var o map[string]any

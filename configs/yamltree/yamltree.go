@@ -292,7 +292,7 @@ func True(n *yaml.Node) bool {
 	return err == nil && yes
 }
 
-// itemsAtOnce is large enough that the cost per part is small.
+// itemsAtOnce is the number of items that EncodeWithList encodes at once.
 const itemsAtOnce = 100
 
 // EncodeWithList encodes a mapping, and as its last field a list with each item

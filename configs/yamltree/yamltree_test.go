@@ -15,7 +15,7 @@ func TestTree(t *testing.T) {
 	if Value(m, "b").Kind != yaml.AliasNode || Text(Get(Get(m, "b"), "k")) != "v" || Get(Value(m, "b"), "k") == nil {
 		t.Error("an alias is not followed")
 	}
-	// A list is not a mapping, and nothing has no fields.
+	// A list and nil have no fields.
 	if Get(m, "none") != nil || Get(nil, "a") != nil || Get(Get(m, "list"), "b") != nil || Text(m) != "" || Text(nil) != "" {
 		t.Error("found what is not there")
 	}

@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestGolden renders each site in testdata and compares everything that
-// comes out, file by file: site.yaml, machine.json and config.ign go in.
+// TestGolden renders each site in testdata, from site.yaml, machine.json and
+// config.ign, and compares all outputs file by file.
 func TestGolden(t *testing.T) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(cases) == 0 {
@@ -72,7 +72,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// renderAll returns every output for a site as files, Ignition taken apart.
+// renderAll returns every output for a site as files, with the files of the Ignition
+// config separated.
 func renderAll(t *testing.T, site *configs.Site, m Machine, ign []byte) []txtar.File {
 	t.Helper()
 	var out []txtar.File
@@ -211,7 +212,7 @@ func TestEditHosts(t *testing.T) {
 	}
 }
 
-// exampleSite is the one that edgebake init starts from.
+// exampleSite is the Site that edgebake init starts from.
 func exampleSite(t testing.TB) []byte {
 	t.Helper()
 	doc, err := os.ReadFile("../../configs/examples/site.yaml")

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// need skips the test where an oracle is missing; in CI that is a failure.
+// need skips the test if an oracle is missing; in CI that is a failure.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	if !ok {
@@ -27,8 +27,8 @@ func need(t *testing.T, ok bool, what string) {
 	}
 }
 
-// TestNetworkdReadsIt has systemd-networkd itself read every file that the
-// golden sites give, in namespaces of its own, and fails on any complaint.
+// TestNetworkdReadsIt runs systemd-networkd, in its own namespaces, on every file of
+// the golden sites, and fails on any warning.
 func TestNetworkdReadsIt(t *testing.T) {
 	const networkd = "/usr/lib/systemd/systemd-networkd"
 	_, err := os.Stat(networkd)
@@ -55,14 +55,14 @@ func TestNetworkdReadsIt(t *testing.T) {
 	if n < 10 {
 		t.Fatalf("only %d files to read", n)
 	}
-	// One that must be complained about, so that silence means something.
+	// An invalid file, for which networkd must print a warning.
 	if err := os.WriteFile(filepath.Join(dir, "99-bad.network"), []byte("[Match]\nName=x\n[Network]\nNoSuchKey=1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// networkd runs as another user, who must be able to read what it finds.
+	// networkd runs as another user, who must be able to read the files.
 	script := `umask 022 && mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/network &&
 		install -m 644 "$1"/* /run/systemd/network/ && exec ` + networkd
 	cmd := exec.CommandContext(ctx, unshare, "--net", "--mount", "sh", "-c", script, "sh", dir)
@@ -91,13 +91,13 @@ func TestNetworkdReadsIt(t *testing.T) {
 		}
 	}
 	cancel()
-	_ = cmd.Wait() // killed, by us
+	_ = cmd.Wait() // killed above
 	if !done || !complained {
 		t.Errorf("networkd did not get that far:\n%s", strings.Join(log, "\n"))
 	}
 }
 
-// networkFiles renders a golden case and returns what goes to networkd.
+// networkFiles renders a golden case and returns networkd's files.
 func networkFiles(t *testing.T, file string) map[string]string {
 	t.Helper()
 	ar, err := txtar.ParseFile(file)
@@ -133,8 +133,8 @@ func networkFiles(t *testing.T, file string) map[string]string {
 	return out
 }
 
-// TestZeroMachine: at a desk, without a machine, a name that needs one is
-// left out; a machine without the fact is an error.
+// TestZeroMachine: without a machine, a name that depends on it is omitted; a machine
+// without the required value is an error.
 func TestZeroMachine(t *testing.T) {
 	site := &configs.Site{NodeName: "n-{{.Serial}}"}
 	raw, err := Render(site, Machine{}, nil)
@@ -152,8 +152,8 @@ func TestZeroMachine(t *testing.T) {
 	}
 }
 
-// FuzzRender: whatever the parser takes can be rendered, and the result is
-// what Ignition's library takes (Render asks it) and the same twice.
+// FuzzRender: every accepted Site can be rendered, Ignition's library accepts the
+// result (Render checks it), and a second result is the same.
 func FuzzRender(f *testing.F) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {
@@ -191,8 +191,7 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
-// FuzzEditHosts: foreign lines stay, in order, and a second edit changes
-// nothing.
+// FuzzEditHosts: other lines stay, in order, and a second edit changes nothing.
 func FuzzEditHosts(f *testing.F) {
 	f.Add([]byte("127.0.0.1 localhost\n# BEGIN a\nx\n# END a\ny"))
 	f.Add([]byte("# BEGIN a\n# BEGIN a\nx\n# END a\n"))

@@ -12,7 +12,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// A long line is cut between characters.
+// A long line is truncated between characters.
 func TestBarCutsBetweenCharacters(t *testing.T) {
 	for _, text := range []string{strings.Repeat("ä", 100), "x" + strings.Repeat("漢", 100)} {
 		b := &bar{text: text}
@@ -25,7 +25,7 @@ func TestBarCutsBetweenCharacters(t *testing.T) {
 	}
 }
 
-// TestPlainLinesRemind: whoever watches a log sees that a long step goes on, and where it is.
+// TestPlainLinesRemind: a log shows that a long step is still running, and its last detail.
 func TestPlainLinesRemind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
