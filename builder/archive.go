@@ -16,6 +16,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/procgroup"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/strict"
 )
 
 // aptIndex looks up names in Debian's archive with apt. It takes seconds, while mmdebstrap finds a
@@ -145,7 +146,7 @@ func (b *executor) missingSuites(r debianRecipe, said string) error {
 		}); i >= 0 {
 			field = fmt.Sprintf("base.debian.sources[%d]", i)
 		}
-		errs = append(errs, fieldError(field, fmt.Errorf("the archive %s has no suite %s%s", uri, suite, configs.DidYouMean(suite, known))))
+		errs = append(errs, fieldError(field, fmt.Errorf("the archive %s has no suite %s%s", uri, suite, strict.DidYouMean(suite, known))))
 	}
 	return errors.Join(errs...)
 }
@@ -173,7 +174,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 			what = fmt.Sprintf("there is no %s for %s in %s: check the suite, and that base.debian.sources has it", name, r.Arch, m[5])
 		default:
 			bare, _, _ := strings.Cut(name, ":")
-			what = fmt.Sprintf("suite %s has no package %s for %s (components: %s)%s", r.Suite, name, r.Arch, strings.Join(r.Components, ", "), configs.DidYouMean(bare, known))
+			what = fmt.Sprintf("suite %s has no package %s for %s (components: %s)%s", r.Suite, name, r.Arch, strings.Join(r.Components, ", "), strict.DidYouMean(bare, known))
 		}
 		i := -1
 		if b.doc != nil {

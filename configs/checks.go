@@ -313,3 +313,13 @@ func badEndpoint(s string) string {
 	}
 	return ""
 }
+
+// repeats is the set of texts that occurred in a list.
+type repeats map[string]bool
+
+// again reports whether text occurred before, and adds it.
+func (r repeats) again(text string) bool {
+	was := r[text]
+	r[text] = true
+	return was
+}

@@ -314,12 +314,12 @@ func TestSecretComesIn(t *testing.T) {
 }
 
 func TestParseSize(t *testing.T) {
-	for in, want := range map[string]int64{"1Mi": 1 << 20, "512MiB": 512 << 20, "3Gi": 3 << 30, "2G": 2e9, "2GB": 2e9, "1TiB": 1 << 40, "64Ti": 64 << 40} {
+	for in, want := range map[string]int64{"1Mi": 1 << 20, "512MiB": 512 << 20, "3Gi": 3 << 30, "2G": 2e9, "2GB": 2e9, "500k": 5e5, "1TiB": 1 << 40, "64Ti": 64 << 40} {
 		if got, err := forms.ParseSize(in); err != nil || got != want {
 			t.Errorf("%s: %d, %v", in, got, err)
 		}
 	}
-	for _, in := range []string{"", "3", "3g", "3iB", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
+	for _, in := range []string{"", "3", "3g", "3iB", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "500K", "500Ki", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
 		if got, err := forms.ParseSize(in); err == nil {
 			t.Errorf("%q was taken: %d", in, got)
 		}

@@ -1,8 +1,6 @@
 package configs
 
-import (
-	"github.com/edgebake/edgebake/configs/strict"
-)
+import "github.com/edgebake/edgebake/configs/strict"
 
 // Locate returns the position of a field of a document, or of the nearest value
 // around it; 0, 0 if data is not a document.

@@ -1,8 +1,6 @@
 package configs
 
-import (
-	"regexp"
-)
+import "regexp"
 
 // Patterns of values in documents.
 var (

@@ -423,3 +423,7 @@ func encodeSite(s *Site, keep func(path string) bool) ([]byte, error) {
 	}
 	return b, nil
 }
+
+// OpenYurt reports whether the node is an OpenYurt node, whose kubelet uses
+// yurthub.
+func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }

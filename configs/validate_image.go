@@ -235,7 +235,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 	i.validatePair(probs)
 	i.validateCrictl(probs)
 	if c := i.CNI.Config; c != "bridge" && c != "none" && !strings.HasSuffix(c, ".conflist") {
-		probs.Add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", strict.Shorten(c), DidYouMean(c, []string{"bridge", "none"}))
+		probs.Add("cni.config", "%q must be bridge, none or the path of a file that ends in .conflist%s", strict.Shorten(c), strict.DidYouMean(c, []string{"bridge", "none"}))
 	}
 	if y := i.Yurthub; y != nil {
 		y.validate(probs)

@@ -1,8 +1,6 @@
 package configs
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // Count returns a number with a noun, for example "1 site" or "2 sites".
 func Count(n int, what string) string {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/update"
 	"github.com/edgebake/edgebake/openyurt"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // firstPhases returns the phases that need no Site; the last one reads it.
@@ -29,12 +29,12 @@ func firstPhases(reader *site.Reader) []run.Phase {
 
 // Phases returns the phases after firstPhases, for an active Site.
 func Phases(active *site.Active) []run.Phase {
-	spec, image := active.Site, active.Image
+	image := active.Image
 	var joining []run.Phase
 	switch {
-	case spec.NodeType == configs.NodeControlPlane:
+	case active.Site.NodeType == configs.NodeControlPlane:
 		return controlPlanePhases(active)
-	case spec.NodeType == configs.NodeNative:
+	case active.Site.NodeType == configs.NodeNative:
 		joining = []run.Phase{kubeadm.WithSettings(join.Phase(active), active)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
@@ -45,19 +45,19 @@ func Phases(active *site.Active) []run.Phase {
 		joining = []run.Phase{
 			kubeadm.WithSettings(join.Phase(active), active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
 			hub.Phase(active), // serves before kubelet is redirected to it
-			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(spec.NodePool, spec.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
+			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}
 	}
 	before := []run.Phase{
-		network.Phase(spec), // an API server must be in reach for the rest
-		network.ClockPhase(spec, image, stampedAt(active)), // before the first certificate is judged
-		clusterPhase(active),        // before API servers are verified with the CA on the disk
-		join.IPVSPhase(spec),        // so that even the first request survives a dead API server
-		join.DiscoveryPhase(active), // gets the CA, before anything trusts an API server
-		join.ImagesPhase(),          // takes long, so it follows all that may fail early; kubelet needs the images
+		network.Phase(active.Site),                                // an API server must be in reach for the rest
+		network.ClockPhase(active.Site, image, stampedAt(active)), // before the first certificate is judged
+		clusterPhase(active),                                      // before API servers are verified with the CA on the disk
+		join.IPVSPhase(active.Site),                               // so that even the first request survives a dead API server
+		join.DiscoveryPhase(active),                               // gets the CA, before anything trusts an API server
+		join.ImagesPhase(),                                        // takes long, so it follows all that may fail early; kubelet needs the images
 	}
 	after := []run.Phase{
-		join.VIPPhase(spec),                      // only a member may query the cluster
+		join.VIPPhase(active.Site),               // only a member may query the cluster
 		join.ArgsPhase(active),                   // only on a member; the next phase checks the result
 		join.ReadyPhase(active, hubNode(active)), // queries the cluster, on an OpenYurt node through yurthub
 		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to start over
@@ -117,12 +117,12 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 
 // nodeOf returns the part of a Site that the Runner uses.
 func nodeOf(active *site.Active) run.Node {
-	spec := active.Site
+	s := active.Site
 	return run.Node{
-		Name: active.Node, Type: spec.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
-		Secrets: site.SecretsOf(spec), Report: spec.Report, Proxy: node.ProxyEnv(spec), Spread: spec.Spread(),
+		Name: active.Node, Type: s.NodeType, MAC: active.MAC, NotTaken: active.NotTaken,
+		Secrets: site.SecretsOf(s), Report: s.Report, Proxy: siteconf.ProxyEnv(s), Spread: s.Spread(),
 		OfflineHealthy: func(ctx context.Context, e *machine.Env) error {
-			if err := network.OfflineHealthy(ctx, e, spec); err != nil {
+			if err := network.OfflineHealthy(ctx, e, s); err != nil {
 				return err
 			}
 			return update.ProvenOffline(e)

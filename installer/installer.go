@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Env is the installer's access to the machine.
@@ -40,7 +40,7 @@ type Env struct {
 	// Disks lists the machine's disks.
 	Disks func(context.Context) ([]device.Disk, error)
 	// Machine returns the identity of this machine.
-	Machine func() node.Machine
+	Machine func() siteconf.Machine
 	// BootNext makes the firmware boot that disk next, once.
 	BootNext func(path string, found media.Found) error
 	// PowerOff and Reboot return only if they fail.
@@ -421,7 +421,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	if !ok {
 		o.Slot = s.Bytes
 		site, err := configs.ParsePublicSite(ondisk.SlotSite, s.Files[ondisk.SlotSite])
-		if err == nil && !site.Match.IsZero() && !node.Matches(site.Match, machine) { // firstboot reports other errors
+		if err == nil && !site.Match.IsZero() && !siteconf.Matches(site.Match, machine) { // firstboot reports other errors
 			return o, "", wait("the Site is for another machine (match), and nothing is installed. This machine: " + machine.String())
 		}
 		return o, "", nil
@@ -430,7 +430,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 	if err != nil {
 		return o, "", fmt.Errorf("the inventory has problems: %w: make the installer again", err)
 	}
-	found, err := node.FindSite(inv, machine)
+	found, err := siteconf.FindSite(inv, machine)
 	if err != nil {
 		return o, "", wait(err.Error() + ": let each machine match one Site, and make the installer again")
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
@@ -79,7 +79,7 @@ type room struct {
 	c     ondisk.Install
 	src   Source
 	disks []device.Disk
-	me    node.Machine
+	me    siteconf.Machine
 	said  []string
 	// each is called with every line, and may change the machine or stop it.
 	each func(line string)
@@ -125,7 +125,7 @@ func newRoom(t *testing.T, document string, sizes ...int64) *room {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	r := &room{t: t, src: Source{Image: media.Source{Name: image}}, me: node.Machine{Serial: "EB-ONE", MACs: []string{"52:54:00:00:00:09"}}}
+	r := &room{t: t, src: Source{Image: media.Source{Name: image}}, me: siteconf.Machine{Serial: "EB-ONE", MACs: []string{"52:54:00:00:00:09"}}}
 	r.c = ondisk.Install{Version: ondisk.InstallVersion, ID: "0123456789abcdef0123456789abcdef", Image: p.Image.Name, Golden: p.Slot.Golden, Slot: p.SlotSum,
 		Need: p.Need, Sector: p.Sector, Disk: device.OnlyDisk, Then: ondisk.ThenPowerOff}
 	for i, size := range sizes {
@@ -172,7 +172,7 @@ func (r *room) run(limit time.Duration) error {
 		},
 		Source:   func(context.Context) (Source, error) { return r.src, nil },
 		Disks:    func(context.Context) ([]device.Disk, error) { return slices.Clone(r.disks), nil },
-		Machine:  func() node.Machine { return r.me },
+		Machine:  func() siteconf.Machine { return r.me },
 		BootNext: func(path string, _ media.Found) error { r.next = path; return r.bootErr },
 		PowerOff: func() error { r.ended = "poweroff"; return nil },
 		Reboot:   func() error { r.ended = "reboot"; return nil },
@@ -365,9 +365,9 @@ func TestWaits(t *testing.T) {
 			r.disks[0].Refusals = []string{"sda1 is part of LVM", "sda1 is in use by dm-0"}
 			r.disks[0].Members = r.disks[0].Refusals[:1]
 		}, []string{"is not overwritten:", "sda1 is in use by dm-0"}},
-		{"another inventory", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-NOBODY", MACs: []string{"52:54:00:00:00:77"}} },
+		{"another inventory", "only", []int64{8 * gb}, func(r *room) { r.me = siteconf.Machine{Serial: "EB-NOBODY", MACs: []string{"52:54:00:00:00:77"}} },
 			[]string{"the inventory has no Site for this machine, and nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
-		{"two sites", "only", []int64{8 * gb}, func(r *room) { r.me = node.Machine{Serial: "EB-TWICE", MACs: []string{"52:54:00:00:00:04"}} },
+		{"two sites", "only", []int64{8 * gb}, func(r *room) { r.me = siteconf.Machine{Serial: "EB-TWICE", MACs: []string{"52:54:00:00:00:04"}} },
 			[]string{"the Sites shop-3, shop-4 all match this machine"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -511,7 +511,7 @@ func TestDiskDies(t *testing.T) {
 // A machine of an inventory gets its own site, and no trace of the others'.
 func TestInventory(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
-	r.me = node.Machine{Serial: "whatever", MACs: []string{"52:54:00:00:00:02"}}
+	r.me = siteconf.Machine{Serial: "whatever", MACs: []string{"52:54:00:00:00:02"}}
 	if err := r.run(time.Hour); err != nil || r.ended != "poweroff" {
 		t.Fatal(err)
 	}

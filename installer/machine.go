@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/console"
 	"github.com/edgebake/edgebake/firstboot/facts"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // ReadConfig reads the installer's instructions.
@@ -58,7 +58,7 @@ func New(c ondisk.Install) *Env {
 			return partition(c.Partition)
 		},
 		Disks:   disks,
-		Machine: func() node.Machine { return facts.Read("/") },
+		Machine: func() siteconf.Machine { return facts.Read("/") },
 		BootNext: func(_ string, found media.Found) error {
 			const vars = "/sys/firmware/efi/efivars"
 			if err := mount("efivarfs", vars, "efivarfs", 0); err != nil {

@@ -90,7 +90,7 @@ func TestInstallFromServer(t *testing.T) {
 func altered(t *testing.T, image string) (own, disguised []byte) {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "altered.raw")
-	g, err := media.OpenGolden(image)
+	g, err := media.Open(image)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 		t.Fatal(err)
 	}
 	pack := func() []byte {
-		g, err := media.OpenGolden(raw)
+		g, err := media.Open(raw)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -160,6 +160,17 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		b.containerd(img, f),
 		b.cni(img, f),
 	}
+	b.units(img)
+	b.settings(img)
+	b.directories(img)
+	if err := errors.Join(errs...); err != nil {
+		return tree.Layer{}, err
+	}
+	return tree.Layer{Name: LayerName, Nodes: b.nodes, Replace: true, Remove: removed}, nil
+}
+
+// units enables and masks units.
+func (b *layer) units(img *configs.Image) {
 	if img.Yurthub != nil && img.Yurthub.Form != openyurt.FormStaticPod {
 		b.file("usr/lib/systemd/system/"+openyurt.Unit, 0o644, []byte(openyurt.UnitFile))
 		b.enable(openyurt.Unit, "multi-user.target")
@@ -179,6 +190,10 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b.link("etc/systemd/system/dbus-org.freedesktop.timesync1.service", "/usr/lib/systemd/system/systemd-timesyncd.service")
 	// A boot on trial is complete only when the node is as good as before.
 	b.link("etc/systemd/system/boot-complete.target.requires/"+ondisk.UnitHealthy, "/usr/lib/systemd/system/"+ondisk.UnitHealthy)
+}
+
+// settings adds files of /etc, and the Image's modules and sysctls.
+func (b *layer) settings(img *configs.Image) {
 	b.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
 	// Empty, not missing: then systemd creates an ID at first boot without
 	// applying all presets, which would enable units of packages.
@@ -201,6 +216,10 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 		}
 		b.file("usr/lib/sysctl.d/81-image.conf", 0o644, []byte(s.String()))
 	}
+}
+
+// directories adds mount points and the directories of the machine's state.
+func (b *layer) directories(img *configs.Image) {
 	b.dir("efi", 0o700) // the boot entry mounts the ESP here
 	b.dir(strings.TrimPrefix(ondisk.EtcDir, "/"), 0o755)
 	b.dir(strings.TrimPrefix(ondisk.KubernetesDir, "/"), 0o755)
@@ -224,10 +243,6 @@ func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	if img.Yurthub != nil {
 		b.dir(strings.TrimPrefix(openyurt.Root, "/"), 0o755)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return tree.Layer{}, err
-	}
-	return tree.Layer{Name: LayerName, Nodes: b.nodes, Replace: true, Remove: removed}, nil
 }
 
 // layer collects nodes that belong to root and have the source date.

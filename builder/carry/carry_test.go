@@ -456,7 +456,7 @@ func (s *server) artifact(tag string, config any, parts ...[]byte) {
 // configOf returns the config and the bytes of a pushed image.
 func configOf(t *testing.T, path string) (config, []byte) {
 	t.Helper()
-	g, err := media.OpenGolden(path)
+	g, err := media.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -332,7 +332,7 @@ func (p *pull) verify(ctx context.Context) error {
 	if p.damaged != nil {
 		return fmt.Errorf("%w: push the image again", p.damaged)
 	}
-	g, err := media.OpenGoldenFile(p.out.File, p.ref.String())
+	g, err := media.OpenFile(p.out.File, p.ref.String())
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 	if ref.Digest != "" {
 		return nil, fmt.Errorf("pushing to %s: the digest is known only after the push: name a tag, as in %s:1.2.3", ref, ref.Repo())
 	}
-	g, err := media.OpenGolden(path)
+	g, err := media.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 			return nil, fmt.Errorf("compressing image %s: %w", path, err)
 		}
 		defer f.Close()
-		if packed, err = media.OpenGoldenFile(f, path); err != nil {
+		if packed, err = media.OpenFile(f, path); err != nil {
 			return nil, err
 		}
 		defer packed.Close()
@@ -76,7 +76,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 // push is the state of one Push.
 type push struct {
 	repo   *repo
-	g      *media.Golden
+	g      *media.Image
 	desc   media.Descriptor
 	result *Pushed
 	begun  chan struct{} // closed when the first part can be sent

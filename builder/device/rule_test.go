@@ -101,7 +101,7 @@ func TestRuleRefuses(t *testing.T) {
 		"size=1T":                      {`unknown term "size=1T"`},
 		"serial=a,serial=b":            {"serial is given twice"},
 		"size>=0":                      {"write a whole number with"},
-		"size>=100":                    {`"100": write a whole number with Mi, Gi or Ti (or M, G or T), e.g. 512Mi or 3Gi; did you mean "100Gi"?`},
+		"size>=100":                    {`"100": write a whole number with Mi, Gi or Ti (or k, M, G or T), e.g. 512Mi or 3Gi; did you mean "100Gi"?`},
 		"size<=64,smallest":            {`did you mean "64Gi"?`},
 		",":                            {"a term is empty"},
 		"size>=1G, size>=2G,bus=zip,x": {"size is given twice", "unknown bus", `unknown term "x"`},

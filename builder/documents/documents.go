@@ -21,6 +21,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
 	"github.com/edgebake/edgebake/configs/sealed"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
@@ -153,7 +154,7 @@ func isOurs(text []byte) bool {
 		}
 		group := apiGroup.FindStringSubmatch(version)
 		own, _, _ := strings.Cut(configs.APIVersion, "/")
-		return group == nil || configs.DidYouMean(group[1], []string{own}) != ""
+		return group == nil || strict.DidYouMean(group[1], []string{own}) != ""
 	})
 }
 

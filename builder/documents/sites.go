@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/ignition"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Sites reads a Site or Inventory with all files for the slot.
@@ -96,7 +96,7 @@ func (r *Reader) Rendered(name string) ([]byte, error) {
 }
 
 func render(name string, site *configs.Site, user []byte) ([]byte, error) {
-	rendered, err := node.Render(site, node.Machine{}, user)
+	rendered, err := siteconf.Render(site, siteconf.Machine{}, user)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -197,7 +197,7 @@ func (r *Reader) inventory(d Source, inv *configs.Inventory) (media.Site, error)
 func checkEach(d Source, inv *configs.Inventory, user []byte) error {
 	var probs configs.Problems
 	for i := range inv.Sites {
-		_, err := node.Config(&inv.Sites[i].Site, node.Machine{}, user)
+		_, err := siteconf.Config(&inv.Sites[i].Site, siteconf.Machine{}, user)
 		for _, err := range []error{err, fitsSlot(&inv.Sites[i].Site)} {
 			if err != nil {
 				probs = append(probs, d.Problem(fmt.Sprintf("sites[%d]", i), err.Error()))

@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/ext4"
 	"github.com/edgebake/edgebake/ondisk/tree"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // root gives access to the files of a built image: the system on ROOT-A, and DATA, which the
@@ -26,7 +26,7 @@ type root struct{ system, data *ext4.Reader }
 
 // root opens the image's file systems. It returns nil for a disk that a machine has booted: its
 // files have changed, and only firstboot on the machine can check them.
-func (m *image) root() (node.Root, error) {
+func (m *Image) root() (siteconf.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)
 		if err != nil {
@@ -62,7 +62,7 @@ type seen struct {
 }
 
 type foundOrNot struct {
-	node.Found
+	siteconf.Found
 	err error
 }
 
@@ -71,7 +71,7 @@ type fileOrNot struct {
 	err error
 }
 
-func (s *seen) Lstat(p string) (node.Found, error) {
+func (s *seen) Lstat(p string) (siteconf.Found, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, ok := s.found[p]
@@ -101,13 +101,13 @@ func (r root) place(p string) (*ext4.Reader, string) {
 	return r.system, strings.TrimPrefix(p, "/")
 }
 
-func (r root) Lstat(p string) (node.Found, error) {
+func (r root) Lstat(p string) (siteconf.Found, error) {
 	fsys, name := r.place(p)
 	n, err := fsys.Stat(name)
 	if err != nil {
-		return node.Found{}, err
+		return siteconf.Found{}, err
 	}
-	f := node.Found{Link: n.Target}
+	f := siteconf.Found{Link: n.Target}
 	switch n.Mode & tree.ModeType {
 	case tree.ModeDir:
 		f.Mode = fs.ModeDir
@@ -127,7 +127,7 @@ func (r root) ReadFile(p string) ([]byte, error) {
 
 // serves checks that the image supports the Site, or the Sites of an Inventory. It returns the
 // problems of the documents and, separately, any other error.
-func (m *image) serves(s Site) (configs.Problems, error) {
+func (m *Image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
 		return nil, err
@@ -146,13 +146,13 @@ func (m *image) serves(s Site) (configs.Problems, error) {
 }
 
 // problems checks each Site against the image.
-func (m *image) problems(s Site) (configs.Problems, error) {
+func (m *Image) problems(s Site) (configs.Problems, error) {
 	files, err := m.system()
 	if err != nil {
 		return nil, err
 	}
 	check := func(site *configs.Site, spreadIsDefault bool) configs.Problems {
-		probs := node.CheckSite(node.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
+		probs := siteconf.CheckSite(siteconf.Image{Info: m.info, Root: files, Strict: true}, site, s.Files[ondisk.SlotIgnition])
 		return append(probs, m.unknownFields(site, spreadIsDefault)...)
 	}
 	return append(s.TokensElsewhere(), s.each(check)...), nil
@@ -195,7 +195,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 }
 
 // unknownFields reports fields that the image's first boot would reject.
-func (m *image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs configs.Problems) {
+func (m *Image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs configs.Problems) {
 	if m.info.SiteFields == nil {
 		return nil // an older image does not list them
 	}
@@ -250,7 +250,7 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 }
 
 // stamping adds the image to an error.
-func (m *image) stamping(err error) error {
+func (m *Image) stamping(err error) error {
 	return about("stamping image "+m.path+", nothing was written", err)
 }
 

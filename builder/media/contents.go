@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -65,16 +64,16 @@ const largest = 8
 
 // ReadContents lists the contents of an image's file systems, each file once.
 func ReadContents(name string) ([]Contents, error) {
-	m, err := open(name, os.O_RDONLY)
+	m, err := Open(name)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	return m.contents()
 }
 
 // contents lists the contents of the image's file systems, each file once.
-func (m *image) contents() ([]Contents, error) {
+func (m *Image) contents() ([]Contents, error) {
 	var out []Contents
 	b, err := m.belongings()
 	if err != nil {
@@ -118,7 +117,7 @@ type belongings struct {
 
 // belongings reads both file systems and their lists of packages, programs and
 // images.
-func (m *image) belongings() (*belongings, error) {
+func (m *Image) belongings() (*belongings, error) {
 	b := &belongings{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
 		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}
 	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
@@ -227,7 +226,7 @@ func (b *belongings) follow(p string) string {
 }
 
 // readPrograms reads the programs from the image's SBOM.
-func (m *image) readPrograms(b *belongings) error {
+func (m *Image) readPrograms(b *belongings) error {
 	raw, err := m.espFile(ondisk.ESPSBOM)
 	if err != nil {
 		return nil //nolint:nilerr // without an SBOM, programs count as files
@@ -279,7 +278,7 @@ func (b *belongings) contents(label string) (*Contents, error) {
 	return c, nil
 }
 
-func (m *image) bootContents() (*Contents, error) {
+func (m *Image) bootContents() (*Contents, error) {
 	fsys, err := m.esp()
 	if err != nil {
 		return nil, err
@@ -350,11 +349,11 @@ type Listed struct {
 
 // ReadFiles reads every file of an image.
 func ReadFiles(name string) (*Listing, error) {
-	m, err := open(name, os.O_RDONLY)
+	m, err := Open(name)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	l := &Listing{Files: map[string]Listed{}}
 	if l.Contents, err = m.contents(); err != nil {
 		return nil, err
@@ -373,7 +372,7 @@ func ReadFiles(name string) (*Listing, error) {
 // maxText is the maximum size of Listed.Text in bytes. Configuration files are smaller.
 const maxText = 64 << 10
 
-func (m *image) listTree(label string, out map[string]Listed) error {
+func (m *Image) listTree(label string, out map[string]Listed) error {
 	p, err := m.partition(label)
 	if err != nil {
 		return err
@@ -415,7 +414,7 @@ func (m *image) listTree(label string, out map[string]Listed) error {
 	})
 }
 
-func (m *image) listBoot(out map[string]Listed) error {
+func (m *Image) listBoot(out map[string]Listed) error {
 	fsys, err := m.esp()
 	if err != nil {
 		return err

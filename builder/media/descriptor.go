@@ -36,21 +36,10 @@ func (c *Descriptor) SignedBy(keys []string) (string, error) {
 // ErrNotGolden means that an image contains more than its build wrote, which may be secret.
 var ErrNotGolden = errors.New("it is not a golden image")
 
-// OpenGoldenFile opens the image in a file, which Close does not close.
-// Messages use name.
-func OpenGoldenFile(f *os.File, name string) (*Golden, error) {
-	m, err := openFile(f, name)
-	if err != nil {
-		return nil, err
-	}
-	m.borrowed = true
-	return &Golden{m}, nil
-}
-
 // Hold locks the image against stamping until Close.
-func (g *Golden) Hold() error {
-	if err := lock(g.m.f, false); err != nil {
-		return fmt.Errorf("reading image %s: %w", g.m.path, err)
+func (m *Image) Hold() error {
+	if err := lock(m.f, false); err != nil {
+		return fmt.Errorf("reading image %s: %w", m.path, err)
 	}
 	return nil
 }
@@ -58,10 +47,9 @@ func (g *Golden) Hold() error {
 // Descriptor returns the descriptor of an image to be pushed. It rejects an
 // image that is stamped or has booted: no digest covers the slot, and its
 // content may be secret.
-func (g *Golden) Descriptor() (Descriptor, error) {
-	m := g.m
+func (m *Image) Descriptor() (Descriptor, error) {
 	var i Info
-	if err := m.slot(&i); err != nil {
+	if err := m.readSlot(&i); err != nil {
 		return Descriptor{}, err
 	}
 	who := "a Site"
@@ -107,7 +95,7 @@ func (g *Golden) Descriptor() (Descriptor, error) {
 
 // neverFlashed rejects a copy of a disk. A flashed disk has its own GUIDs, and a larger disk may
 // have old data after the last partition, which no digest covers.
-func (m *image) neverFlashed() error {
+func (m *Image) neverFlashed() error {
 	if m.ownGUIDs() {
 		return errors.New("it is a flashed disk, with GUIDs of its own")
 	}
@@ -184,33 +172,33 @@ func allOf(b []byte, is func(byte) bool) bool {
 }
 
 // Frames returns the end offsets of a compressed image's frames in the file; nil for a raw image.
-func (g *Golden) Frames() []int64 {
-	if g.m.z == nil {
+func (m *Image) Frames() []int64 {
+	if m.z == nil {
 		return nil
 	}
-	ends := make([]int64, g.m.z.Frames())
+	ends := make([]int64, m.z.Frames())
 	for i := range ends {
-		e := g.m.z.Entry(i)
+		e := m.z.Entry(i)
 		ends[i] = e.Offset + e.Compressed
 	}
 	return ends
 }
 
 // Stored returns the size of the image's file in bytes.
-func (g *Golden) Stored() int64 { return g.m.stored }
+func (m *Image) Stored() int64 { return m.stored }
 
 // File returns the image's file as it is stored.
-func (g *Golden) File() io.ReaderAt { return g.m.f }
+func (m *Image) File() io.ReaderAt { return m.f }
 
 // PackFile compresses a raw image into an unnamed temporary file.
-func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
+func (m *Image) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
 	dir := os.TempDir()
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
 		return nil, fmt.Errorf("%w: set TMPDIR to a directory with room, or build the image as .raw.zst", err)
 	}
 	os.Remove(f.Name())
-	if err := g.Pack(ctx, f, progress); err != nil {
+	if err := m.Pack(ctx, f, progress); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", file.Explain(err, dir))
 	}
@@ -219,8 +207,7 @@ func (g *Golden) PackFile(ctx context.Context, progress func(done, total int64))
 
 // Pack compresses a raw image into the empty file out, as a build does. It does not sign the index
 // of the chunks.
-func (g *Golden) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
-	m := g.m
+func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return err
@@ -331,8 +318,7 @@ func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 
 // VerifyChunks checks the image like Verify, with the digests that c has
 // computed.
-func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
-	m := g.m
+func (m *Image) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
 		return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
 	}
@@ -344,13 +330,13 @@ func (g *Golden) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if err := m.aligned(); err != nil {
 		return fmt.Errorf("verifying image %s: %w", m.path, err)
 	}
-	return m.verify(ctx, func(context.Context) (disk.Digest, error) {
+	return m.verifyWith(ctx, func(context.Context) (disk.Digest, error) {
 		return disk.DigestOf(m.parts(), func(off, _ int64) [32]byte { return c.sums[off/disk.Align] }), nil
 	})
 }
 
 // aligned returns an error unless every partition consists of whole chunks.
-func (m *image) aligned() error {
+func (m *Image) aligned() error {
 	for _, p := range m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align || p.Start+p.Size > m.size {
 			return misplaced(p)

@@ -72,7 +72,7 @@ type Flash struct {
 	// after it.
 	End int64
 
-	m     *image
+	m     *Image
 	o     FlashOptions
 	slot  []byte // the bytes to write; nil for an installer
 	edits []edit // changes of the boot entries to the disk's own GUIDs
@@ -134,7 +134,7 @@ func PrepareFlash(path string, o FlashOptions) (*Flash, error) {
 	return prepareFlash(m, o)
 }
 
-func prepareFlash(m *image, o FlashOptions) (*Flash, error) {
+func prepareFlash(m *Image, o FlashOptions) (*Flash, error) {
 	f := &Flash{m: m, o: o, Image: m.info, zeros: make([]byte, disk.Align)}
 	f.zeroSum = sha256.Sum256(f.zeros)
 	if err := f.prepare(); err != nil {
@@ -145,7 +145,7 @@ func prepareFlash(m *image, o FlashOptions) (*Flash, error) {
 }
 
 // Close closes the image.
-func (f *Flash) Close() { f.m.close() }
+func (f *Flash) Close() { f.m.Close() }
 
 func (f *Flash) prepare() error {
 	m := f.m
@@ -286,7 +286,7 @@ func (f *Flash) identity() error {
 
 // ownEntries returns the edits that change the boot entries of m to the disk's
 // own GUIDs. shared means that the entries cannot be changed.
-func (f *Flash) ownEntries(m *image) (edits []edit, shared bool, err error) {
+func (f *Flash) ownEntries(m *Image) (edits []edit, shared bool, err error) {
 	own := map[string]string{}
 	for _, p := range m.info.Partitions {
 		own[p.GUID] = disk.PartitionGUID(f.Table.GUID, p.Label)

@@ -233,7 +233,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 		if err := Verify(t.Context(), x.path(), nil); err != nil {
 			t.Error(err)
 		}
-		img, err := open(x.path(), os.O_RDONLY)
+		img, err := Open(x.path())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 			}
 			seen[p.GUID] = true
 		}
-		img.close()
+		img.Close()
 		// A changed entry is still detected.
 		where := img.table.Partitions[0]
 		raw, err := os.ReadFile(x.path())

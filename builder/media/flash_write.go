@@ -281,7 +281,7 @@ func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
 	}
-	m := &image{src: d, table: f.m.table, edits: undone(f.edits)}
+	m := &Image{src: d, table: f.m.table, edits: undone(f.edits)}
 	var edits []edit
 	var shared bool
 	err := m.readInfo()

@@ -46,7 +46,7 @@ func TestFramesOfAnySize(t *testing.T) {
 				t.Errorf("flashed: %+v, %v", got, err)
 			}
 			pulled(t, image, disktest.Sum(t, raw), at("pulled.raw"))
-			g, err := OpenGolden(at("g.raw.zst"))
+			g, err := Open(at("g.raw.zst"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,7 +118,7 @@ func pulled(t *testing.T, image []byte, want, path string) {
 	if disktest.Sum(t, path) != want {
 		t.Error("what was pulled is another disk")
 	}
-	g, err := OpenGolden(path)
+	g, err := Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}

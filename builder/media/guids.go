@@ -68,7 +68,7 @@ func replaces(edits []edit, b []byte, off int64) bool {
 }
 
 // builtGUID returns the GUID that the build gave a partition.
-func (m *image) builtGUID(label string) string {
+func (m *Image) builtGUID(label string) string {
 	for _, p := range m.info.Partitions {
 		if p.Label == label {
 			return p.GUID
@@ -78,7 +78,7 @@ func (m *image) builtGUID(label string) string {
 }
 
 // ownGUIDs reports whether the disk has its own GUIDs.
-func (m *image) ownGUIDs() bool {
+func (m *Image) ownGUIDs() bool {
 	for _, p := range m.table.Partitions {
 		if p.GUID != disk.PartitionGUID(m.table.GUID, p.Name) {
 			return false
@@ -88,7 +88,7 @@ func (m *image) ownGUIDs() bool {
 }
 
 // asBuilt makes reads of the disk return the boot entries as they were built.
-func (m *image) asBuilt() error {
+func (m *Image) asBuilt() error {
 	if !m.ownGUIDs() {
 		return nil
 	}
@@ -105,7 +105,7 @@ const entriesDir = "loader/entries"
 
 // rename returns the edits that replace the GUIDs in the boot entries. named
 // reports whether the entry of the system on ROOT-A names its root by GUID.
-func (m *image) rename(guids map[string]string) (edits []edit, named bool, err error) {
+func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err error) {
 	esp, err := m.partition(ondisk.LabelESP)
 	if err != nil {
 		return nil, false, err

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	iofs "io/fs"
-	"os"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs"
@@ -21,11 +20,11 @@ import (
 // VerifyImages checks that each container image on an image's DATA partition
 // can run without a registry: see store.Verify.
 func VerifyImages(path string) (*store.Summary, error) {
-	m, err := open(path, os.O_RDONLY)
+	m, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	s, err := m.verifyImages()
 	if err != nil {
 		return nil, fmt.Errorf("image %s is damaged, build or copy it again: %w", path, err)
@@ -33,7 +32,7 @@ func VerifyImages(path string) (*store.Summary, error) {
 	return s, nil
 }
 
-func (m *image) verifyImages() (*store.Summary, error) {
+func (m *Image) verifyImages() (*store.Summary, error) {
 	if len(m.info.Images) == 0 {
 		return &store.Summary{}, nil
 	}
@@ -48,7 +47,7 @@ func (m *image) verifyImages() (*store.Summary, error) {
 	// A machine that has booted has written its report, and its containerd may have changed the
 	// store.
 	var seen Info
-	if err := m.slot(&seen); err != nil {
+	if err := m.readSlot(&seen); err != nil {
 		return nil, err
 	}
 	if _, err := fs.Stat(importFile(ondisk.ImportIndexFile)); err == nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -112,14 +111,14 @@ type Package struct {
 
 // Inspect describes an image.
 func Inspect(path string) (*Info, error) {
-	m, err := open(path, os.O_RDONLY)
+	m, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	i := &Info{Path: path, Format: m.format, Size: m.size, Stored: stored(m.f, m.stored), DiskGUID: m.table.GUID, SectorSize: m.table.SectorSize, Image: m.info}
 	m.partitions(i)
-	if err := m.slot(i); err != nil {
+	if err := m.readSlot(i); err != nil {
 		return nil, fmt.Errorf("inspecting image %s: %w", path, err)
 	}
 	if err := m.boot(i); err != nil {
@@ -130,7 +129,7 @@ func Inspect(path string) (*Info, error) {
 
 // partitions reads the table and the sizes of each file system. A file system that cannot be read
 // is described in the result, not returned as an error: people inspect images to find damage.
-func (m *image) partitions(i *Info) {
+func (m *Image) partitions(i *Info) {
 	for _, p := range m.table.Partitions {
 		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
 		if k := slices.IndexFunc(m.info.Partitions, func(x ondisk.PartitionInfo) bool { return x.Label == p.Name }); k >= 0 {
@@ -157,7 +156,7 @@ func (m *image) partitions(i *Info) {
 	}
 }
 
-func (m *image) slot(i *Info) error {
+func (m *Image) readSlot(i *Info) error {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return err
@@ -210,7 +209,7 @@ func summary(doc []byte) *SiteSummary {
 		Masters: site.Masters, Token: !site.Credentials.Token.IsZero()}
 }
 
-func (m *image) boot(i *Info) error {
+func (m *Image) boot(i *Info) error {
 	fsys, err := m.esp()
 	if err != nil {
 		return err

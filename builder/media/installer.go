@@ -93,22 +93,22 @@ func (p *Payload) take() error {
 // compress replaces a raw image with a compressed copy in an unnamed file.
 func (p *Payload) compress(ctx context.Context, progress func(done, total int64)) error {
 	path := p.f.m.path
-	tmp, err := (&Golden{p.f.m}).PackFile(ctx, progress)
+	tmp, err := p.f.m.PackFile(ctx, progress)
 	if err != nil {
 		return err
 	}
-	m, err := openFile(tmp, path)
+	m, err := readFile(tmp, path)
 	if err != nil {
 		tmp.Close()
 		return err
 	}
-	p.f.m.close()
+	p.f.m.Close()
 	p.f.m, p.system = m, sync.OnceValues(p.openSystem)
 	return p.take()
 }
 
 // slotEdits returns the changes that stamping makes to a compressed file.
-func (m *image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
+func (m *Image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
 	w := &editor{}
 	err := m.putFrames(w, p, img)
 	return w.edits, err
@@ -214,14 +214,14 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &image{f: r, src: r, path: file}
+	m := &Image{f: r, src: r, path: file}
 	f := &Flash{m: m, o: o, kind: flashInstaller, zeros: make([]byte, disk.Align)}
 	f.zeroSum = sha256.Sum256(f.zeros)
 	if err = m.readDisk(); err == nil {
 		err = errors.Join(f.layout(), f.fits())
 	}
 	if err != nil {
-		m.close()
+		m.Close()
 		return nil, err
 	}
 	f.Table = *m.table
@@ -251,8 +251,8 @@ func Look(file string) (Found, error) {
 	if err != nil {
 		return Found{}, err
 	}
-	m := &image{f: f, src: f, path: file}
-	defer m.close()
+	m := &Image{f: f, src: f, path: file}
+	defer m.Close()
 	switch err := m.readDisk(); {
 	case errors.Is(err, ErrUnfinished):
 		return Found{Unfinished: true}, nil
@@ -307,14 +307,14 @@ type Source struct {
 	Size   int64       // of Remote, in bytes
 }
 
-func (s Source) open() (*image, error) {
+func (s Source) open() (*Image, error) {
 	if s.Remote == nil {
-		return open(s.Name, os.O_RDONLY)
+		return Open(s.Name)
 	}
-	m := &image{src: s.Remote, path: s.Name, stored: s.Size}
+	m := &Image{src: s.Remote, path: s.Name, stored: s.Size}
 	m.system = sync.OnceValues(m.root)
 	if err := m.read(); err != nil {
-		m.close()
+		m.Close()
 		return nil, fmt.Errorf("reading image %s: %w", s.Name, err)
 	}
 	return m, nil
@@ -335,7 +335,7 @@ func ReadImageSlot(from Source) (*ImageSlot, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	part, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, err

@@ -22,30 +22,12 @@ import (
 // partition EDGEBAKE of a device or for a USB stick.
 const SlotEnding = ".slot"
 
-// Golden is an open image onto which any number of Sites can be stamped, also concurrently.
-type Golden struct{ m *image }
-
-// OpenGolden opens an image, or a device that holds one, for reading.
-func OpenGolden(path string) (*Golden, error) {
-	m, err := open(path, os.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	return &Golden{m}, nil
-}
-
-// Close closes the image.
-func (g *Golden) Close() { g.m.close() }
-
-// Info returns the content of image.json.
-func (g *Golden) Info() ondisk.ImageInfo { return g.m.info }
-
 // Slot returns the bytes of a slot (ondisk.SlotSize) with a Site or an Inventory, as stamping
 // writes them. It rejects a Site that the image does not support.
-func (g *Golden) Slot(s Site, o StampOptions) ([]byte, error) {
-	c, err := g.m.slotOf(s, o)
+func (m *Image) Slot(s Site, o StampOptions) ([]byte, error) {
+	c, err := m.slotOf(s, o)
 	if err != nil {
-		return nil, g.m.stamping(err)
+		return nil, m.stamping(err)
 	}
 	return slot.Make(c)
 }
@@ -78,7 +60,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	ending := SlotEnding
 	if !o.Slots {
 		ending = "." + m.format
@@ -143,7 +125,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 
 // roomForAll returns an error if the output of StampMany does not fit on the disk. It assumes that
 // all slots have the first one's size.
-func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
+func (m *Image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
 		if copies = m.roomForCopies(outputs, false); copies == nil {
@@ -168,7 +150,7 @@ func (m *image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 }
 
 // stampOne writes the file of one Site for StampMany.
-func (m *image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
+func (m *Image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
 	_, img, err := m.encodeSlot(s.Site, o.StampOptions)
 	if err != nil {
 		return fmt.Errorf("stamping Site %s: %w", s.Name, err)

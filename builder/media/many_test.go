@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 	"github.com/edgebake/edgebake/test/desk"
 	"github.com/edgebake/edgebake/test/disktest"
 )
@@ -66,7 +66,7 @@ func TestStampMany(t *testing.T) {
 			if err != nil || len(img) != ondisk.SlotSize || !strings.Contains(string(c.Files[ondisk.SlotSite]), fmt.Sprintf("nodeName: \"shop-%d\"\n", i)) {
 				t.Errorf("%s: %v, %d bytes", slots[i], err, len(img))
 			}
-			m, err := open(one, os.O_RDONLY)
+			m, err := Open(one)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +78,7 @@ func TestStampMany(t *testing.T) {
 			if _, err := m.ReadAt(inside, p.Start); err != nil || !bytes.Equal(inside, img) {
 				t.Errorf("%s is not the slot of %s (%v)", slots[i], one, err)
 			}
-			m.close()
+			m.Close()
 			st, err := os.Stat(slots[i])
 			if err != nil || st.Mode().Perm() != 0o600 {
 				t.Errorf("%s: %v, %v", slots[i], st.Mode(), err)
@@ -152,8 +152,8 @@ sites:
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, SiteVersions: []string{"v1alpha1"}}}
-	m.system = func() (node.Root, error) { return nil, nil }
+	m := &Image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"native"}, SiteVersions: []string{"v1alpha1"}}}
+	m.system = func() (siteconf.Root, error) { return nil, nil }
 	s := Site{Inventory: inv, Files: map[string][]byte{}}
 	probs, err := m.serves(s)
 	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(probs.Error(), "sites[1].arch: the Site is for arm64") {

@@ -27,7 +27,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // ErrNotOurs means that a file is not a complete edgebake image.
@@ -39,8 +39,9 @@ const (
 	FormatZstd = "raw.zst"
 )
 
-// image is an open image.
-type image struct {
+// Image is an open image. Several goroutines may read it and make slots for
+// it.
+type Image struct {
 	f      *os.File    // nil if the image is not a file of this computer
 	src    io.ReaderAt // f, or a remote image
 	path   string
@@ -54,25 +55,39 @@ type image struct {
 	infoText []byte
 	device   bool
 	// system opens, once, the files that Sites are checked against.
-	system func() (node.Root, error)
+	system func() (siteconf.Root, error)
 	// edits are applied to the bytes that are read.
 	edits []edit
 	// borrowed means that the caller closes the file.
 	borrowed bool
 }
 
+// Open opens an image, or a device that holds one, for reading.
+func Open(path string) (*Image, error) { return open(path, os.O_RDONLY) }
+
+// OpenFile opens the image in a file, which Close does not close. Messages use
+// name.
+func OpenFile(f *os.File, name string) (*Image, error) {
+	m, err := readFile(f, name)
+	if err != nil {
+		return nil, err
+	}
+	m.borrowed = true
+	return m, nil
+}
+
 // open opens an image and reads its description.
-func open(path string, flag int) (*image, error) {
+func open(path string, flag int) (*Image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
 // openLocked is open with a lock. It locks before it reads, since stamping changes the checksums of
 // a compressed image's slot frames, which open reads.
-func openLocked(path string, flag int, exclusive bool) (*image, error) {
+func openLocked(path string, flag int, exclusive bool) (*Image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
 
-func openWith(path string, flag int, ready func(*os.File) error) (*image, error) {
+func openWith(path string, flag int, ready func(*os.File) error) (*Image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
 		// For a device, O_EXCL fails if it is in use: the cache of a mounted partition would
 		// overwrite the slot.
@@ -99,17 +114,17 @@ func openWith(path string, flag int, ready func(*os.File) error) (*image, error)
 		f.Close()
 		return nil, fmt.Errorf("reading image %s: %w", path, err)
 	}
-	m, err := openFile(f, path)
+	m, err := readFile(f, path)
 	if err != nil {
 		f.Close()
 	}
 	return m, err
 }
 
-// openFile reads the description of the image in an open file. It does not close the file, even
+// readFile reads the description of the image in an open file. It does not close the file, even
 // after an error.
-func openFile(f *os.File, path string) (*image, error) {
-	m := &image{f: f, src: f, path: path}
+func readFile(f *os.File, path string) (*Image, error) {
+	m := &Image{f: f, src: f, path: path}
 	m.system = sync.OnceValues(m.root)
 	if err := m.read(); err != nil {
 		if m.z != nil {
@@ -120,7 +135,8 @@ func openFile(f *os.File, path string) (*image, error) {
 	return m, nil
 }
 
-func (m *image) close() {
+// Close closes the image.
+func (m *Image) Close() {
 	if m.z != nil {
 		m.z.Close()
 	}
@@ -140,7 +156,10 @@ var foreign = []struct{ magic, is string }{
 	{"conectix", "a vhd image: convert it with qemu-img convert -O raw"},
 }
 
-func (m *image) read() error {
+// Info returns the content of image.json.
+func (m *Image) Info() ondisk.ImageInfo { return m.info }
+
+func (m *Image) read() error {
 	if err := m.readDisk(); err != nil {
 		return err
 	}
@@ -148,7 +167,7 @@ func (m *image) read() error {
 }
 
 // readDisk reads the partition table of a raw or a compressed disk.
-func (m *image) readDisk() error {
+func (m *Image) readDisk() error {
 	if err := m.measure(); err != nil {
 		return err
 	}
@@ -193,7 +212,7 @@ func (m *image) readDisk() error {
 
 // notSeekable returns the error for a compressed file that is not in edgebake's
 // format.
-func (m *image) notSeekable(err error) error {
+func (m *Image) notSeekable(err error) error {
 	var format *seekable.FormatError
 	disk := make([]byte, gpt.HeadSize(gpt.Sector4096))
 	if !errors.As(err, &format) || seekable.Head(m.src, m.stored, disk) != nil || ours(bytes.NewReader(disk)) == nil {
@@ -216,7 +235,7 @@ func (m *image) notSeekable(err error) error {
 
 // relative returns a description of a file that edgebake makes but that is not a disk, such as a
 // slot, or "". People keep such files next to images and confuse them.
-func (m *image) relative() string {
+func (m *Image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
 			return ASlot
@@ -239,7 +258,7 @@ const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE
 const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
 
 // installer returns a description of an installer's disk, which has no slot, or "".
-func (m *image) installer() string {
+func (m *Image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
 		return "an installer (edgebake flash --installer), which carries one: " + insteadOfInstaller
 	}
@@ -280,7 +299,7 @@ func (r padded) ReadAt(p []byte, off int64) (int, error) {
 }
 
 // measure determines the size of the file.
-func (m *image) measure() error {
+func (m *Image) measure() error {
 	if m.f == nil {
 		return nil
 	}
@@ -298,7 +317,7 @@ func (m *image) measure() error {
 }
 
 // ReadAt reads the disk, with the edits applied.
-func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
+func (m *Image) ReadAt(p []byte, off int64) (n int, err error) {
 	if m.z != nil {
 		n, err = m.z.ReadAt(p, off)
 	} else {
@@ -309,7 +328,7 @@ func (m *image) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // partition returns the partition with a label.
-func (m *image) partition(label string) (gpt.Partition, error) {
+func (m *Image) partition(label string) (gpt.Partition, error) {
 	for _, p := range m.table.Partitions {
 		if p.Name == label {
 			return p, nil
@@ -318,12 +337,12 @@ func (m *image) partition(label string) (gpt.Partition, error) {
 	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s; name one that edgebake build made", ErrNotOurs, label)
 }
 
-func (m *image) section(p gpt.Partition) *io.SectionReader {
+func (m *Image) section(p gpt.Partition) *io.SectionReader {
 	return io.NewSectionReader(m, p.Start, p.Size)
 }
 
 // readInfo reads image.json from the EFI system partition.
-func (m *image) readInfo() error {
+func (m *Image) readInfo() error {
 	slot, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		if what := m.installer(); what != "" {
@@ -359,7 +378,7 @@ func (m *image) readInfo() error {
 
 // espFile reads a file of the EFI system partition. It limits the size, since no signature has been
 // checked yet.
-func (m *image) espFile(name string) ([]byte, error) {
+func (m *Image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {
 		return nil, err
@@ -388,7 +407,7 @@ const (
 	maxList = 64 << 20 // limit of an SBOM, and of dpkg's file lists
 )
 
-func (m *image) esp() (*fat.Reader, error) {
+func (m *Image) esp() (*fat.Reader, error) {
 	p, err := m.partition(ondisk.LabelESP)
 	if err != nil {
 		return nil, err
@@ -401,7 +420,7 @@ func (m *image) esp() (*fat.Reader, error) {
 }
 
 // chunk reads n bytes at off, as in disk.Source.
-func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
+func (m *Image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	if m.z == nil && isHole(m.f, off, n) {
 		return nil, true, nil
 	}
@@ -422,7 +441,7 @@ func (m *image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 }
 
 // hole estimates whether a chunk is zero without reading it.
-func (m *image) hole(i int) bool {
+func (m *Image) hole(i int) bool {
 	if m.z != nil {
 		return m.z.SeemsZero(int64(i)*disk.Align, disk.Align)
 	}

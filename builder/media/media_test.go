@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
@@ -199,7 +199,7 @@ func TestStampingIsCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer m.close()
+		defer m.Close()
 		p, err := m.partition(ondisk.LabelSlot)
 		if err != nil {
 			t.Fatal(err)
@@ -390,9 +390,9 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 		"no yurthub":       {nil, ""}, // the error is about the node type
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := &image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
+			m := &Image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
 			s := site()
-			m.system = func() (node.Root, error) { return nil, nil }
+			m.system = func() (siteconf.Root, error) { return nil, nil }
 			s.Doc.Yurthub.ExtraArgs = []string{"--v=4", "--pool-scope-resources=services"}
 			got := ""
 			probs, err := m.serves(s)
@@ -732,11 +732,11 @@ func TestOutputs(t *testing.T) {
 func TestStampingAtOnce(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw.zst", 1<<20, true)
-	m, err := open("g.raw.zst", os.O_RDONLY)
+	m, err := Open("g.raw.zst")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.close()
+	defer m.Close()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		t.Fatal(err)
@@ -920,7 +920,7 @@ func FuzzSBOM(f *testing.F) {
 // TestStampingKeepsWords checks that an error that wraps several keeps its text, and that joined
 // errors are reported one by one.
 func TestStampingKeepsWords(t *testing.T) {
-	m := &image{path: "i.raw"}
+	m := &Image{path: "i.raw"}
 	a, b := errors.New("one"), errors.New("another")
 	for want, err := range map[string]error{
 		"stamping image i.raw, nothing was written: one, because of another":                                 fmt.Errorf("%w, because of %w", a, b),

@@ -32,7 +32,7 @@ func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.close()
+	defer m.Close()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 }
 
 // fill writes the image's slot again, with edgebake.json and further files.
-func fill(t *testing.T, m *image, meta ondisk.SlotInfo, more ...tree.Node) {
+func fill(t *testing.T, m *Image, meta ondisk.SlotInfo, more ...tree.Node) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -93,8 +93,8 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	loader := inline("EFI/BOOT/BOOTX64.EFI", []byte("MZ of somebody else"))
 	efi := []tree.Node{dir("EFI"), dir("EFI/BOOT"), loader}
 	const xbootldr = "bc13c2ff-59e6-4262-a352-b275fd6f7172"
-	table := func(change func([]gpt.Partition)) func(*testing.T, *image) {
-		return func(t *testing.T, m *image) {
+	table := func(change func([]gpt.Partition)) func(*testing.T, *Image) {
+		return func(t *testing.T, m *Image) {
 			change(m.table.Partitions)
 			head, tail, err := gpt.Encode(*m.table)
 			if err != nil {
@@ -107,11 +107,11 @@ func TestWhatNoDigestCovers(t *testing.T) {
 			}
 		}
 	}
-	into := func(more ...tree.Node) func(*testing.T, *image) {
-		return func(t *testing.T, m *image) { fill(t, m, meta, more...) }
+	into := func(more ...tree.Node) func(*testing.T, *Image) {
+		return func(t *testing.T, m *Image) { fill(t, m, meta, more...) }
 	}
-	hidden := func(short, long string, more ...tree.Node) func(*testing.T, *image) {
-		return func(t *testing.T, m *image) {
+	hidden := func(short, long string, more ...tree.Node) func(*testing.T, *Image) {
+		return func(t *testing.T, m *Image) {
 			fill(t, m, meta, more...)
 			rewrite(t, m, func(b []byte) { disktest.Disguise(t, b, short, long) })
 		}
@@ -119,14 +119,14 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	swap := table(func(p []gpt.Partition) { p[0].Type, p[1].Type = p[1].Type, p[0].Type })
 	for _, tc := range []struct {
 		name string
-		do   func(*testing.T, *image)
+		do   func(*testing.T, *Image)
 		want string // empty if it is accepted
 		// site: stamping a Site repairs the slot.
 		site bool
 	}{
-		{"as it was built", func(*testing.T, *image) {}, "", true},
+		{"as it was built", func(*testing.T, *Image) {}, "", true},
 		{"types of ESP and slot", swap, "type", false},
-		{"types and a loader in the slot", func(t *testing.T, m *image) { swap(t, m); into(efi...)(t, m) }, "type", false},
+		{"types and a loader in the slot", func(t *testing.T, m *Image) { swap(t, m); into(efi...)(t, m) }, "type", false},
 		{"the slot as XBOOTLDR", table(func(p []gpt.Partition) { p[1].Type = xbootldr }), "partition 2 (EDGEBAKE) has type " + xbootldr, false},
 		{"two ESPs", table(func(p []gpt.Partition) { p[1].Type = gpt.TypeESP }), "partition 2 (EDGEBAKE)", false},
 		{"ROOT-B as a root", table(func(p []gpt.Partition) { p[3].Type = gpt.TypeRootAMD64 }), "partition 4 (ROOT-B)", false},
@@ -150,7 +150,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 				t.Fatal(err)
 			}
 			tc.do(t, m)
-			m.close()
+			m.Close()
 			check := func(what string, want string, err error) {
 				t.Helper()
 				if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
@@ -182,7 +182,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 }
 
 // rewrite changes bytes of the image's slot.
-func rewrite(t *testing.T, m *image, change func([]byte)) {
+func rewrite(t *testing.T, m *Image, change func([]byte)) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -208,19 +208,19 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 		size = st.Size()
 	}
 	own := inline(ondisk.SlotIgnition, []byte(`{"ignition":{"version":"3.5.0"}}`))
-	for name, do := range map[string]func(*testing.T, *image){
-		"what systems leave": func(t *testing.T, m *image) {
+	for name, do := range map[string]func(*testing.T, *Image){
+		"what systems leave": func(t *testing.T, m *Image) {
 			fill(t, m, meta, own, dir("System Volume Information"), inline(".DS_Store", nil), inline("._site.yaml", nil))
 		},
-		"a partition table in the partition": func(t *testing.T, m *image) {
+		"a partition table in the partition": func(t *testing.T, m *Image) {
 			fill(t, m, meta, own)
 			rewrite(t, m, func(b []byte) { copy(b[446:], "\x80\x00\x01\x00\x0c\x00\x01\x00\x00\x40\x00\x00\x00\x20\x00\x00") })
 		},
-		"the second allocation table": func(t *testing.T, m *image) {
+		"the second allocation table": func(t *testing.T, m *Image) {
 			fill(t, m, meta, own)
 			rewrite(t, m, func(b []byte) { b[int(b[14])*512+int(b[22])*512+100] ^= 1 })
 		},
-		"bytes that belong to no file": func(t *testing.T, m *image) {
+		"bytes that belong to no file": func(t *testing.T, m *Image) {
 			fill(t, m, meta, own)
 			rewrite(t, m, func(b []byte) { b[len(b)-1] = 1 })
 		},
@@ -230,7 +230,7 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer m.close()
+			defer m.Close()
 			fill(t, m, meta, own)
 			p, err := m.partition(ondisk.LabelSlot)
 			if err != nil {
@@ -247,7 +247,7 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 			if _, err := verifySignature(path, key); err == nil || !strings.Contains(err.Error(), "another program has changed the slot") {
 				t.Errorf("verify --key: %v", err)
 			}
-			if _, err := (&Golden{m}).Descriptor(); !errors.Is(err, ErrNotGolden) {
+			if _, err := m.Descriptor(); !errors.Is(err, ErrNotGolden) {
 				t.Errorf("push: %v", err)
 			}
 			f, err := PrepareFlash(path, FlashOptions{Size: size + 8<<20, Random: random, Keys: []string{key}})
@@ -263,7 +263,7 @@ func TestSlotsOfOtherPrograms(t *testing.T) {
 }
 
 func verifySignature(path, key string) (string, error) {
-	g, err := OpenGolden(path)
+	g, err := Open(path)
 	if err != nil {
 		return "", err
 	}

@@ -22,7 +22,7 @@ func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.close()
+	defer m.Close()
 	inventory := func(sites int, defaults string) *configs.Inventory {
 		text := "apiVersion: edgebake.io/v1alpha1\nkind: Inventory\ndefaults: {masters: [192.168.7.11:6443], unsafeSkipCAVerification: true, credentials: {token: abcdef.0123456789abcdef}" + defaults + "}\nsites:\n"
 		for i := range sites {

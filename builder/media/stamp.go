@@ -109,7 +109,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, fmt.Errorf("stamping image %s: %w", path, err)
@@ -130,7 +130,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 }
 
 // stampInPlace replaces the slot of the image itself.
-func (m *image) stampInPlace(p gpt.Partition, img []byte) error {
+func (m *Image) stampInPlace(p gpt.Partition, img []byte) error {
 	// In a sparse file the slot may have holes: detect a full disk before overwriting the old slot.
 	err := m.reserve(p)
 	if err == nil {
@@ -155,7 +155,7 @@ func Unstamp(path string) (*Stamped, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return nil, fmt.Errorf("unstamping image %s: %w", path, err)
@@ -170,7 +170,7 @@ func Unstamp(path string) (*Stamped, error) {
 }
 
 // goldenSlot returns the description that the build wrote into the slot.
-func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
+func (m *Image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	info, err := slot.ReadInfo(m.section(p))
 	if err != nil || info.Plan != m.info.Plan {
 		// The slot is damaged, and its digests are lost.
@@ -184,7 +184,7 @@ func (m *image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 }
 
 // slotOf checks a Site against the image and returns the slot's new contents.
-func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
+func (m *Image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	files, err := m.filesFor(s)
 	if err != nil {
 		return slot.Contents{}, err
@@ -212,7 +212,7 @@ func (m *image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 
 // filesFor returns the Site's files without the fields that the image does not know. serves has
 // checked that these have their defaults.
-func (m *image) filesFor(s Site) (map[string][]byte, error) {
+func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {
 		// The image does not list its fields. It may be older than spreadSeconds, so leave out a
@@ -226,7 +226,7 @@ func (m *image) filesFor(s Site) (map[string][]byte, error) {
 }
 
 // encodeSlot is slotOf, and also returns the slot's bytes, as slot.Encode makes them.
-func (m *image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
+func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
 		return c, nil, err
@@ -248,7 +248,7 @@ func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 
 // stampDate returns the time for the slot, or 0 for none. The node never sets its clock to before
 // that time, so this computer's clock must be plausible.
-func (m *image) stampDate(o StampOptions) (int64, error) {
+func (m *Image) stampDate(o StampOptions) (int64, error) {
 	first, last := m.info.StampDates()
 	now := o.Now.UTC()
 	built := time.Unix(m.info.SourceDate, 0).UTC().Format(time.DateOnly)
@@ -264,7 +264,7 @@ func (m *image) stampDate(o StampOptions) (int64, error) {
 }
 
 // reserve reserves space for the slot's bytes in a sparse file.
-func (m *image) reserve(p gpt.Partition) error {
+func (m *Image) reserve(p gpt.Partition) error {
 	if m.device || m.z != nil {
 		return nil
 	}
@@ -273,7 +273,7 @@ func (m *image) reserve(p gpt.Partition) error {
 
 // hide makes the file readable only by its owner before secrets are written to it. It does not
 // change the permissions of a device.
-func (m *image) hide() error {
+func (m *Image) hide() error {
 	if m.device {
 		return nil
 	}
@@ -301,7 +301,7 @@ func oneSite(site, inventory bool) error {
 }
 
 // reads returns an error unless the image supports that version of Site.
-func (m *image) reads(version string) error {
+func (m *Image) reads(version string) error {
 	if slices.Contains(m.info.SiteVersions, version) {
 		return nil
 	}
@@ -309,7 +309,7 @@ func (m *image) reads(version string) error {
 }
 
 // put writes the slot into a file, which has the image's format.
-func (m *image) put(w window, p gpt.Partition, img []byte) error {
+func (m *Image) put(w window, p gpt.Partition, img []byte) error {
 	if m.z == nil {
 		return putRaw(w, w.sync, img)
 	}
@@ -329,7 +329,7 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 
 // putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot, the
 // rest becomes zero.
-func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
+func (m *Image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	frames, err := m.slotFrames(p)
 	if err != nil {
 		return err
@@ -353,7 +353,7 @@ func (m *image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 }
 
 // slotFrames returns the frames of the slot. They must be raw, and contain only the slot.
-func (m *image) slotFrames(p gpt.Partition) (frames []int, err error) {
+func (m *Image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	end := p.Start + p.Size
 	for i := m.z.Find(p.Start); i < m.z.Frames() && m.z.Entry(i).Start < end; i++ {
 		e := m.z.Entry(i)
@@ -397,7 +397,7 @@ func (w window) Sync() error {
 }
 
 // stampCopy writes a stamped copy. Only its owner may read it, since it contains secrets.
-func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
+func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
 		return fmt.Errorf("stamping image %s: %s would have to be compressed: name an output that does not end in .zst, or build the image compressed", m.path, o.Output)
@@ -426,7 +426,7 @@ func (m *image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 }
 
 // unpack writes the uncompressed disk, with its holes.
-func (m *image) unpack(ctx context.Context, out *os.File) error {
+func (m *Image) unpack(ctx context.Context, out *os.File) error {
 	if err := out.Truncate(m.size); err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -50,7 +49,7 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	i, err := m.updateIndex()
 	if err != nil {
 		return nil, fmt.Errorf("reading image %s: %w", s.Name, err)
@@ -70,16 +69,16 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer m.close()
+	defer m.Close()
 	i, err := m.updateIndex()
 	if err != nil {
 		return nil, fmt.Errorf("reading image %s: %w", to, err)
 	}
-	old, err := open(from, os.O_RDONLY)
+	old, err := Open(from)
 	if err != nil {
 		return nil, err
 	}
-	defer old.close()
+	defer old.Close()
 	have := seeds{}
 	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
 		if err := have.add(old, label, math.MaxInt64); err != nil {
@@ -105,7 +104,7 @@ type seeds map[[32]byte]bool
 func (s seeds) has(sum [32]byte) bool { return s[sum] }
 
 // add adds the chunks in the first size bytes of a partition, if it exists.
-func (s seeds) add(m *image, label string, size int64) error {
+func (s seeds) add(m *Image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
 		return nil // a machine without a second root accepts no updates
@@ -123,7 +122,7 @@ func (s seeds) add(m *image, label string, size int64) error {
 }
 
 // updateIndex opens the image as a machine does for an update.
-func (m *image) updateIndex() (*update.Image, error) {
+func (m *Image) updateIndex() (*update.Image, error) {
 	if len(m.info.Boards) > 0 {
 		return nil, fmt.Errorf("%w (%s)", update.ErrBoard, strings.Join(m.info.Boards, ", "))
 	}
@@ -139,7 +138,7 @@ func (m *image) updateIndex() (*update.Image, error) {
 
 // updateCost counts the data that a machine fetches for the system if its disk has the chunks in
 // have.
-func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
+func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
 		return nil, fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
@@ -161,7 +160,7 @@ func (m *image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 
 // imagesCost counts the data that a machine with the image old fetches for container images that it
 // lacks.
-func (m *image) imagesCost(c *UpdateCost, i *update.Image, old *image, have seeds) error {
+func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have seeds) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
 		return fmt.Errorf("the index lacks partition %s: build it again", ondisk.LabelData)
@@ -201,7 +200,7 @@ type reading struct {
 	have  seeds
 }
 
-func (m *image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have seeds) *reading {
+func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have seeds) *reading {
 	r := &reading{got: map[int]bool{}, part: p, have: have}
 	r.count = func(chunks []int) { *bytes += c.spans(i, p, chunks) }
 	r.view = update.NewView(p, func(k int) ([]byte, error) {

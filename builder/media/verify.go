@@ -26,7 +26,7 @@ import (
 // It finds damage, not tampering: the digest that it compares is in the image. VerifySignature
 // checks who built the image.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
-	g, err := OpenGolden(path)
+	g, err := Open(path)
 	if err != nil {
 		return err
 	}
@@ -36,9 +36,9 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 
 // Verify is like the function Verify, for an open image. If spare is set, one processor is left
 // unused until spare is closed.
-func (g *Golden) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
-	return g.m.verify(ctx, func(ctx context.Context) (disk.Digest, error) {
-		d, err := disk.Digests(ctx, disk.Source{Read: g.m.chunk, Progress: progress, Spare: spare}, g.m.parts())
+func (m *Image) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
+	return m.verifyWith(ctx, func(ctx context.Context) (disk.Digest, error) {
+		d, err := disk.Digests(ctx, disk.Source{Read: m.chunk, Progress: progress, Spare: spare}, m.parts())
 		if err != nil && ctx.Err() == nil {
 			err = unreadable(err)
 		}
@@ -51,8 +51,8 @@ func unreadable(err error) error {
 	return fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
 }
 
-// verify checks the image with the digests that digest computes.
-func (m *image) verify(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
+// verifyWith checks the image with the digests that digest computes.
+func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
 	var errs []error
 	bad := func(err error) {
 		if err != nil {
@@ -123,7 +123,7 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 
 // gaps checks that all bytes outside of the partitions and the table are zero. On a larger device,
 // it ignores those after the last partition, which may be old data or an old backup table.
-func (m *image) gaps(ctx context.Context) error {
+func (m *Image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
 	at := gpt.HeadSize(m.table.SectorSize)
 	where := "before partition"
@@ -143,7 +143,7 @@ func (m *image) gaps(ctx context.Context) error {
 }
 
 // zero checks that the bytes from one offset to another are zero.
-func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
+func (m *Image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	for from < to {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -163,7 +163,7 @@ func (m *image) zero(ctx context.Context, buf []byte, from, to int64) error {
 }
 
 // parts returns the partitions in the table.
-func (m *image) parts() (out []ondisk.PartitionInfo) {
+func (m *Image) parts() (out []ondisk.PartitionInfo) {
 	for _, p := range m.table.Partitions {
 		out = append(out, ondisk.PartitionInfo{Label: p.Name, GUID: p.GUID, Start: p.Start, Size: p.Size})
 	}
@@ -173,7 +173,7 @@ func (m *image) parts() (out []ondisk.PartitionInfo) {
 // matches compares the table with image.json. Types and attributes must be those for label and
 // architecture: no digest covers them, and firmware and boot loader use them to choose what to
 // boot.
-func (m *image) matches() error {
+func (m *Image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
 	if len(found) != len(m.info.Partitions) {
@@ -197,8 +197,7 @@ func (m *image) matches() error {
 // digest and image.json. Together with Verify it proves that the key's owner built every byte
 // except the Site. Therefore the partition table, which no digest covers, must be as built, and the
 // slot must be one that edgebake wrote, without anything bootable.
-func (g *Golden) VerifySignature(keys []string) (string, error) {
-	m := g.m
+func (m *Image) VerifySignature(keys []string) (string, error) {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
 		return "", err
@@ -224,7 +223,7 @@ func (g *Golden) VerifySignature(keys []string) (string, error) {
 
 // indexSigned checks the index for updates. If it is signed, one of the keys must have made the
 // signature, and the index must belong to this image.
-func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
+func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
 		return nil // the image cannot be used for updates
 	}
@@ -242,7 +241,7 @@ func (m *image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	return err
 }
 
-func (m *image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {
+func (m *Image) signedBy(info ondisk.SlotInfo, keys []string) (string, error) {
 	b, err := m.espFile(ondisk.ESPImageInfo)
 	if err != nil {
 		return "", err

@@ -19,6 +19,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/edgebake/edgebake/ondisk/slot"
@@ -74,7 +75,7 @@ func (o *imageFlags) checkArchs() error {
 	var errs []error
 	for i, a := range o.archs {
 		if !slices.Contains(configs.Architectures(), a) {
-			errs = append(errs, fmt.Errorf("--arch %s: want %s%s", a, strings.Join(configs.Architectures(), " or "), configs.DidYouMean(a, configs.Architectures())))
+			errs = append(errs, fmt.Errorf("--arch %s: want %s%s", a, strings.Join(configs.Architectures(), " or "), strict.DidYouMean(a, configs.Architectures())))
 		} else if slices.Contains(o.archs[:i], a) {
 			errs = append(errs, fmt.Errorf("--arch %s is given twice", a))
 		}
@@ -318,25 +319,14 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 // prevents the build, and names images of another plan.
 func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
 	errs := joined.Errors(cause)
-	for _, e := range errs {
-		if !errors.Is(e, fs.ErrExist) {
-			return nil, cause
-		}
-	}
-	if b.update || b.Base != "" || b.ExportBase != "" || b.Sign != "" {
+	fatal := slices.ContainsFunc(errs, func(e error) bool { return !errors.Is(e, fs.ErrExist) })
+	if fatal || b.update || b.Base != "" || b.ExportBase != "" || b.Sign != "" {
 		return nil, cause
 	}
 	var reports []*builder.Report
 	current := true
 	for _, t := range targets {
-		p := t.Plan
-		if p == nil {
-			var err error
-			if p, err = builder.Resolve(ctx, t.Image, t.Options); err != nil {
-				return nil, cause
-			}
-		}
-		id, err := p.ID()
+		id, err := planID(ctx, t)
 		if err != nil {
 			return nil, cause
 		}
@@ -361,6 +351,18 @@ func (b *buildFlags) upToDate(ctx context.Context, document string, targets []ou
 		return nil, errors.Join(errs...)
 	}
 	return reports, nil
+}
+
+// planID returns the ID of the target's plan.
+func planID(ctx context.Context, t outputs.Target) (string, error) {
+	p := t.Plan
+	if p == nil {
+		var err error
+		if p, err = builder.Resolve(ctx, t.Image, t.Options); err != nil {
+			return "", err
+		}
+	}
+	return p.ID()
 }
 
 // printCurrent prints that the images are up to date.

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
+	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -231,5 +232,5 @@ func nearFlag(c *cobra.Command, err error) string {
 			names = append(names, "--"+f.Name)
 		}
 	})
-	return configs.DidYouMean("--"+unknown.GetSpecifiedName(), names)
+	return strict.DidYouMean("--"+unknown.GetSpecifiedName(), names)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/spf13/cobra"
 )
@@ -131,7 +132,7 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 		if text == "" {
 			continue
 		}
-		if _, err := order.ParseBytes(text); err != nil {
+		if _, err := forms.ParseSize(text); err != nil {
 			bad("%s: %w", flag, err)
 		}
 	}

@@ -229,35 +229,44 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	if err := lacking(files); err != nil {
 		return err
 	}
-	var minted *cluster.Minted
-	if !site.Kept && !good {
-		if minted, err = client.MintToken(ctx, cluster.MintOptions{TTL: initTokenTTL, Now: time.Now()}); err != nil {
+	if site.Kept || good {
+		if err := o.commit(s, files); err != nil {
 			return err
 		}
-		known.Token = minted.Site.Credentials.Token.Reveal()
-		site.Text = known.Site()
-	}
-	if err := o.commit(s, files); err != nil {
-		if minted != nil {
-			err = fmt.Errorf("%w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
-		}
+		s.Note("Kubernetes %s; the Site's token is still valid\n", facts.Version)
+	} else if err := o.commitWithToken(ctx, s, client, known, files); err != nil {
 		return err
 	}
-	if minted != nil {
-		s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", facts.Version, minted.ID, minted.Expires.Format(time.RFC3339))
-	} else {
-		s.Note("Kubernetes %s; the Site's token is still valid\n", facts.Version)
+	printFactHints(s, facts)
+	if key == "" {
+		s.Hint(nobodyLogsIn)
 	}
+	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
+	return nil
+}
+
+// printFactHints prints what a cluster did not provide for the Image.
+func printFactHints(s streams, facts *cluster.Facts) {
 	if facts.Pause == "" {
 		s.Hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
 	}
 	if len(facts.Skipped) > 0 {
 		s.Hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
 	}
-	if key == "" {
-		s.Hint(nobodyLogsIn)
+}
+
+// commitWithToken creates a token for the Site and writes the files.
+func (o *initFlags) commitWithToken(ctx context.Context, s streams, client *cluster.Client, known *starter.Input, files []starter.File) error {
+	minted, err := client.MintToken(ctx, cluster.MintOptions{TTL: initTokenTTL, Now: time.Now()})
+	if err != nil {
+		return err
 	}
-	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
+	known.Token = minted.Site.Credentials.Token.Reveal()
+	files[1].Text = known.Site()
+	if err := o.commit(s, files); err != nil {
+		return fmt.Errorf("%w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
+	}
+	s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", known.Kubernetes, minted.ID, minted.Expires.Format(time.RFC3339))
 	return nil
 }
 

@@ -108,7 +108,7 @@ func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]
 	}
 	online := cluster.PreflightOptions{Now: time.Now(), ShipWithin: time.Duration(o.shipWithin), Dial: (&net.Dialer{}).DialContext, Timeout: 15 * time.Second}
 	if o.image != "" {
-		g, err := media.OpenGolden(o.image)
+		g, err := media.Open(o.image)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +141,7 @@ func preflightSites(doc media.Site) []cluster.PreflightSite {
 
 // imageChecks checks the Sites against the image, as stamping does. Each problem has a
 // row; the last one has the fix.
-func imageChecks(g *media.Golden, doc media.Site) []cluster.Check {
+func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 	_, err := g.Slot(doc, media.StampOptions{Undated: true})
 	if err == nil {
 		return []cluster.Check{{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the Sites", g.Info().Name)}}

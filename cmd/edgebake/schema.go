@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/schema"
 	"github.com/spf13/cobra"
 )
 
@@ -19,10 +19,10 @@ checks rules that a schema cannot express.`,
 		Example: `  edgebake schema site`,
 		Args:    args(1, 1, "image, site, inventory or cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp
+			return schema.Kinds(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(c *cobra.Command, a []string) error {
-			raw, err := configs.Schema(a[0])
+			raw, err := schema.Read(a[0])
 			if err != nil {
 				return usageError{err}
 			}
@@ -46,7 +46,7 @@ beginning with image, site, inventory or cluster.`,
 		Args:              args(1, 1, "one field, e.g. site.network.interfaces"),
 		ValidArgsFunction: completeField,
 		RunE: func(c *cobra.Command, a []string) error {
-			f, err := configs.Explain(a[0])
+			f, err := schema.Explain(a[0])
 			if err != nil {
 				return usageError{err}
 			}
@@ -63,7 +63,7 @@ beginning with image, site, inventory or cluster.`,
 }
 
 // printTree prints a field and all fields below it, one per line.
-func printTree(w io.Writer, f *configs.Field, indent string) {
+func printTree(w io.Writer, f *schema.Field, indent string) {
 	name, required := f.Name, ""
 	if indent == "" {
 		name = f.Path
@@ -77,7 +77,7 @@ func printTree(w io.Writer, f *configs.Field, indent string) {
 	}
 }
 
-func printField(w io.Writer, f *configs.Field) {
+func printField(w io.Writer, f *schema.Field) {
 	fmt.Fprintf(w, "%s <%s>", f.Path, f.Type)
 	if f.Required {
 		fmt.Fprint(w, " required")
@@ -122,9 +122,9 @@ func wrap(w io.Writer, text, indent string) {
 func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	dot := strings.LastIndexByte(typed, '.')
 	if dot < 0 {
-		return configs.SchemaKinds(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+		return schema.Kinds(), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 	}
-	f, err := configs.Explain(typed[:dot])
+	f, err := schema.Explain(typed[:dot])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -35,7 +35,7 @@ Without --key it detects damage, but not manipulation: the digest is in the imag
 			}
 			// Open the file once: the signature must be that of the bytes that are
 			// read, even if the file is replaced.
-			image, err := media.OpenGolden(a[0])
+			image, err := media.Open(a[0])
 			if err != nil {
 				return err
 			}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/firstboot/update"
-	"github.com/edgebake/edgebake/ondisk/order"
 )
 
 func newUpdate(m target, log io.Writer) *cobra.Command {
@@ -94,12 +94,12 @@ still for some seconds while they are added. Control-plane nodes are rejected.`,
 	return cmd
 }
 
-// parseBytes parses a number of bytes with an optional k, M or G; "" is 0.
+// parseBytes parses a number of bytes; "" is 0.
 func parseBytes(flag, text string) (int64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	n, err := order.ParseBytes(text)
+	n, err := forms.ParseSize(text)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", flag, err)
 	}

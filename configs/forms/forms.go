@@ -24,7 +24,7 @@ import (
 var (
 	DNSLabel   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	labelName  = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)([MGT]i?)B?$`)
+	SizeForm   = regexp.MustCompile(`^([1-9][0-9]*)(k|[MGT]i?)B?$`)
 	Token      = regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`) // bootstrap token
 	CAHash     = regexp.MustCompile(`^sha256:[0-9a-fA-F]{64}$`)    // hash of a CA's public key
 	nearlySize = regexp.MustCompile(`^\s*([1-9][0-9]{0,9})\s*([mMgGtT]?)[iI]?[bB]?\s*$`)
@@ -43,7 +43,7 @@ const (
 )
 
 // ParseSize returns the bytes of a size in the format of Kubernetes quantities
-// (512Mi, 2G), optionally followed by B.
+// (512Mi, 2G, 500k), optionally followed by B.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
@@ -51,9 +51,9 @@ func ParseSize(s string) (int64, error) {
 		if n := nearlySize.FindStringSubmatch(s); n != nil {
 			hint = fmt.Sprintf("; did you mean %q?", n[1]+strings.ToUpper(cmp.Or(n[2], "G"))+"i")
 		}
-		return 0, fmt.Errorf("reading size %q: write a whole number with Mi, Gi or Ti (or M, G or T), e.g. 512Mi or 3Gi%s", strict.Shorten(s), hint)
+		return 0, fmt.Errorf("reading size %q: write a whole number with Mi, Gi or Ti (or k, M, G or T), e.g. 512Mi or 3Gi%s", strict.Shorten(s), hint)
 	}
-	unit := map[string]int64{"M": 1e6, "G": 1e9, "T": 1e12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}[m[2]]
+	unit := map[string]int64{"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}[m[2]]
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil || n > 64<<40/unit {
 		return 0, fmt.Errorf("reading size %q: more than 64Ti", strict.Shorten(s))

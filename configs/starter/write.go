@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/schema"
 	"github.com/edgebake/edgebake/configs/yamltree"
 	"github.com/edgebake/edgebake/ondisk/file"
 )
@@ -169,9 +169,9 @@ func values(text []byte) map[value]bool {
 func Write(dir string, files []File) error {
 	for _, f := range files {
 		if f.Blanks != nil {
-			schema, err := configs.Schema(f.Kind)
+			text, err := schema.Read(f.Kind)
 			if err == nil {
-				err = file.Write(filepath.Join(dir, f.schema()), schema, 0o666)
+				err = file.Write(filepath.Join(dir, f.schema()), text, 0o666)
 			}
 			if err != nil {
 				return err

@@ -12,7 +12,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 
 	"github.com/edgebake/edgebake/firstboot/beneath"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 const (
@@ -114,11 +114,11 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 }
 
 // now returns the users and groups with the changes so far.
-func (a *accounts) now() node.Accounts {
-	return node.Accounts{Users: a.db[filePasswd].rows, Groups: a.db[fileGroup].rows}
+func (a *accounts) now() siteconf.Accounts {
+	return siteconf.Accounts{Users: a.db[filePasswd].rows, Groups: a.db[fileGroup].rows}
 }
 
-func each(probs node.AccountProblems) []error {
+func each(probs siteconf.AccountProblems) []error {
 	var errs []error
 	for _, p := range probs {
 		errs = append(errs, errors.New(p.Msg))
@@ -141,7 +141,7 @@ func (t Target) readAccounts() (*accounts, error) {
 		tab.there = true
 		tab.meta.Mode = st.Mode() & modeBits
 		tab.meta.UID, tab.meta.GID = owner(st)
-		tab.rows = node.ParseLines(b)
+		tab.rows = siteconf.ParseLines(b)
 	}
 	var err error
 	a.defs, err = t.readDefaults()

@@ -6,7 +6,7 @@ import (
 
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Baked is the system as it would be without the applied configs. A Site is checked against
@@ -32,21 +32,21 @@ func NewBaked(t Target) (*Baked, error) {
 }
 
 // Lstat describes the file at p, or its original if a config replaced it.
-func (b *Baked) Lstat(p string) (node.Found, error) {
+func (b *Baked) Lstat(p string) (siteconf.Found, error) {
 	m, ours := b.old.Paths[p]
 	if ours && !m.Original {
-		return node.Found{}, fs.ErrNotExist
+		return siteconf.Found{}, fs.ErrNotExist
 	}
 	if ours {
 		if k, ok, err := b.t.keptMeta(p); err != nil || ok {
-			return node.Found{Mode: fs.FileMode(k.Mode), Link: k.Link}, err
+			return siteconf.Found{Mode: fs.FileMode(k.Mode), Link: k.Link}, err
 		}
 	}
 	st, err := b.t.root().Lstat(p)
 	if err != nil || st.Theirs {
-		return node.Found{}, fs.ErrNotExist // a user's file does not count, since it would be moved aside
+		return siteconf.Found{}, fs.ErrNotExist // a user's file does not count, since it would be moved aside
 	}
-	return node.Found{Mode: st.Mode(), Link: st.Link}, nil
+	return siteconf.Found{Mode: st.Mode(), Link: st.Link}, nil
 }
 
 // ReadFile reads a file that no config names, or an account file as it was before.

@@ -8,12 +8,12 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/firstboot/beneath"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // table is one account file, its lines split at colons.
 type table struct {
-	rows  node.Lines
+	rows  siteconf.Lines
 	there bool
 	meta  beneath.Owner
 	dirty bool

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // A control-plane node has the cluster's keys from its Site. No node is the first: each runs
@@ -97,7 +97,7 @@ func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) err
 // controller manager, scheduler and kubelet of a control-plane node depend on their own API
 // server anyway.
 func EndpointPhase(site *configs.Site) run.Phase {
-	line := node.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
+	line := siteconf.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return run.Phase{
 		Name: "endpoint", Doc: "the endpoint leads to this machine's own API server", Timeout: time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -117,7 +117,7 @@ var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.Manifes
 func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
-	if proxy := node.ControlPlaneProxyEnv(site); proxy != nil { // without a proxy, the mark is as in former releases
+	if proxy := siteconf.ControlPlaneProxyEnv(site); proxy != nil { // without a proxy, the mark is as in former releases
 		madeFrom += "\x00" + strings.Join(proxy, "\x00")
 	}
 	sum := sha256.Sum256([]byte(madeFrom))

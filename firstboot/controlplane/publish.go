@@ -43,65 +43,68 @@ subjects:
 // of the Site. cluster-info comes last: if it exists, everything does. This happens once
 // in a cluster's life, which kubeadm-config records; later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			c, err := adminClient(e, site)
-			if err != nil {
-				return run.Todo, err
-			}
-			next, err := newerInfo(ctx, e, c)
-			if err != nil && api.Code(err) != 404 {
-				return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
-			}
-			published := err == nil
-			note, err := readPublishedNote(ctx, c)
-			if err != nil {
-				return run.Todo, err
-			}
-			noted := note == notePresent
-			switch {
-			case note == noteAbsent && published:
-				return run.Todo, nil
-			case next != nil:
-				return run.Todo, nil
-			case published:
-				return run.Done, nil
-			case site.Credentials.Keys != nil && !noted:
-				return run.Todo, nil
-			case noted || e.Exists(member.ReadyMark):
-				// It was published, and somebody has deleted it since. Nothing else must be
-				// reset.
-				e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
-				return run.Done, nil
-			default:
-				return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
-					"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
-			}
+			return checkPublished(ctx, e, active.Site)
 		},
-		Run: func(ctx context.Context, e *machine.Env) error {
-			c, err := adminClient(e, site)
-			if err != nil {
-				return err
-			}
-			switch next, err := newerInfo(ctx, e, c); {
-			case err != nil && api.Code(err) != 404:
-				return fmt.Errorf("asking whether the cluster is published: %w", err)
-			case err != nil && site.Credentials.Keys == nil:
-				return errors.New("cluster-info was deleted a moment ago")
-			case err != nil:
-				return publish(ctx, e, c, active)
-			case next == nil: // another control-plane node was faster, or only the record is missing
-				return notePublished(ctx, c)
-			default:
-				if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
-					return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
-				}
-				return notePublished(ctx, c)
-			}
-		},
+		Run: func(ctx context.Context, e *machine.Env) error { return publishOnce(ctx, e, active) },
 	}
+}
+
+// checkPublished is the check of PublishPhase.
+func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (run.Verdict, error) {
+	c, err := adminClient(e, site)
+	if err != nil {
+		return run.Todo, err
+	}
+	next, err := newerInfo(ctx, e, c)
+	if err != nil && api.Code(err) != 404 {
+		return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+	}
+	published := err == nil
+	note, err := readPublishedNote(ctx, c)
+	if err != nil {
+		return run.Todo, err
+	}
+	noted := note == notePresent
+	switch {
+	case note == noteAbsent && published:
+		return run.Todo, nil
+	case next != nil:
+		return run.Todo, nil
+	case published:
+		return run.Done, nil
+	case site.Credentials.Keys != nil && !noted:
+		return run.Todo, nil
+	case noted || e.Exists(member.ReadyMark):
+		// It was published, and somebody has deleted it since. Nothing else must be reset.
+		e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
+		return run.Done, nil
+	}
+	return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
+		"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
+}
+
+// publishOnce publishes the cluster, or its newer CA, unless another control-plane node has.
+func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error {
+	c, err := adminClient(e, active.Site)
+	if err != nil {
+		return err
+	}
+	switch next, err := newerInfo(ctx, e, c); {
+	case err != nil && api.Code(err) != 404:
+		return fmt.Errorf("asking whether the cluster is published: %w", err)
+	case err != nil && active.Site.Credentials.Keys == nil:
+		return errors.New("cluster-info was deleted a moment ago")
+	case err != nil:
+		return publish(ctx, e, c, active)
+	case next != nil:
+		if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
+			return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
+		}
+	}
+	return notePublished(ctx, c)
 }
 
 // publish runs the phases of kubeadm init that write to the cluster, and creates the objects

@@ -255,42 +255,9 @@ func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 	}
 	v.Disk.Continued = ReadSeatNote(t.e).hasCarriedOut(t.site)
 	t.via = seat.Etcd{}
-	type answer struct {
-		peer    seat.Peer
-		counts  []string // member IDs in its data
-		cluster string
-		members []seat.Member
-		etcd    seat.Etcd
-	}
-	var wg sync.WaitGroup
-	answers := make([]answer, len(t.site.ControlPlane.Members))
-	for i, m := range t.site.ControlPlane.Members {
-		if m.Name == self.Name {
-			continue
-		}
-		wg.Go(func() {
-			a := &answers[i]
-			a.peer, a.counts = seat.Look(ctx, t.client, m.PeerURL())
-			a.peer.Name = m.Name
-			if a.peer.State != seat.Lived {
-				return
-			}
-			a.etcd = memberEtcd(t.client, m)
-			cluster, members, err := a.etcd.List(ctx)
-			if err != nil {
-				t.e.Log.Debug("no quorum answers through "+m.Name, "error", err)
-				return
-			}
-			a.cluster, a.members = cluster, members
-		})
-	}
-	wg.Wait()
 	var etcds []seat.Etcd
 	counted := false
-	for _, a := range answers {
-		if a.peer.Name == "" {
-			continue
-		}
+	for _, a := range t.askPeers(ctx) {
 		v.Peers = append(v.Peers, a.peer)
 		counted = counted || a.peer.Name == v.Word.ContinueFrom && a.peer.State == seat.Lived && v.Disk.Member != "" && slices.Contains(a.counts, v.Disk.Member)
 		if a.members == nil {
@@ -312,6 +279,41 @@ func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 		v.DeadLearner = t.deadLearner(ctx, v, etcds)
 	}
 	return v, err
+}
+
+// peerAnswer is the answer of another control-plane node, and of etcd's quorum through it.
+type peerAnswer struct {
+	peer    seat.Peer
+	counts  []string // member IDs in its data
+	cluster string
+	members []seat.Member // nil: no quorum answers through it
+	etcd    seat.Etcd
+}
+
+// askPeers asks all other control-plane nodes at once.
+func (t *seatTaker) askPeers(ctx context.Context) []peerAnswer {
+	peers := slices.DeleteFunc(slices.Clone(t.site.ControlPlane.Members), func(m configs.ControlPlaneMember) bool { return m.Name == t.site.Self().Name })
+	answers := make([]peerAnswer, len(peers))
+	var wg sync.WaitGroup
+	for i, m := range peers {
+		wg.Go(func() {
+			a := &answers[i]
+			a.peer, a.counts = seat.Look(ctx, t.client, m.PeerURL())
+			a.peer.Name = m.Name
+			if a.peer.State != seat.Lived {
+				return
+			}
+			a.etcd = memberEtcd(t.client, m)
+			cluster, members, err := a.etcd.List(ctx)
+			if err != nil {
+				t.e.Log.Debug("no quorum answers through "+m.Name, "error", err)
+				return
+			}
+			a.cluster, a.members = cluster, members
+		})
+	}
+	wg.Wait()
+	return answers
 }
 
 func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {

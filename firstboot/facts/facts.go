@@ -8,14 +8,14 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/forms"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Read returns the identity of the machine below root: its host
 // name, the MAC addresses of its physical network cards, and serial
 // number, UUID and asset tag from SMBIOS or the device tree.
-func Read(root string) node.Machine {
-	m := node.Machine{
+func Read(root string) siteconf.Machine {
+	m := siteconf.Machine{
 		Hostname: text(root, "/proc/sys/kernel/hostname"),
 		MACs:     macs(root),
 	}

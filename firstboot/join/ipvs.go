@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/network"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // IPVSPhase keeps the API servers reachable through the endpoint, with ipvscare or /etc/hosts.
@@ -89,7 +89,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 // IPVSConfig returns the contents of ipvs.json: the Site's API servers
 // and, for a member, the record of the cluster that they must match.
 func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
-	conf := node.IPVS(member.WithFormerMasters(e, site))
+	conf := siteconf.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
 		s := &conf.Servers[i]
 		s.Masters = balanced(site, s.Masters)
@@ -272,5 +272,5 @@ func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, m
 	if err != nil {
 		return fmt.Errorf("reading the API server %q: %w", way, err)
 	}
-	return e.SetHosts(ctx, network.EndpointOwner, node.HostsEntry{IP: host, Names: []string{site.Endpoint}})
+	return e.SetHosts(ctx, network.EndpointOwner, siteconf.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

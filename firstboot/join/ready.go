@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/openyurt"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // HubNode has the checks that an OpenYurt node adds to ReadyPhase; each func may be nil.
@@ -233,7 +233,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 
 // missingLabels returns the labels of the Site that the Node lacks.
 func missingLabels(site *configs.Site, n *api.Node) map[string]string {
-	out := node.KubeletLabels(site)
+	out := siteconf.KubeletLabels(site)
 	maps.DeleteFunc(out, func(k, v string) bool {
 		have, ok := n.Metadata.Labels[k]
 		return ok && have == v

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // joinPatience is how long kubeadm waits for kubelet to enrol.
@@ -32,9 +32,9 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 	switch {
 	case site == nil:
 	case site.ControlPlane != nil: // kubeadm copies it into the pods of the control plane
-		env = append(env, node.ControlPlaneProxyEnv(site)...)
+		env = append(env, siteconf.ControlPlaneProxyEnv(site)...)
 	default:
-		env = append(env, node.ProxyEnv(site)...)
+		env = append(env, siteconf.ProxyEnv(site)...)
 	}
 	out := &machine.Tail{Log: func(line string) { e.Log.Log(ctx, level, "kubeadm: "+line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: append([]string{"kubeadm"}, args...), Env: env, Output: out}); err != nil {
@@ -55,7 +55,7 @@ func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Si
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
-	conf, err := node.JoinConfiguration(&s, node.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
+	conf, err := siteconf.JoinConfiguration(&s, siteconf.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 // Init runs phases of `kubeadm init` with the Site's documents and l, which applies to all of
 // the phases.
 func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
-	board := node.LocalKubeadm(active.Image, active.Site)
+	board := siteconf.LocalKubeadm(active.Image, active.Site)
 	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
 	docs, err := active.Site.ControlPlane.Documents().EncodeFor(l)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/facts"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Facts returns the identity of this machine.
-func (e *Env) Facts() node.Machine { return facts.Read(e.Root) }
+func (e *Env) Facts() siteconf.Machine { return facts.Read(e.Root) }
 
 // Partition is a partition as the kernel shows it.
 type Partition struct {

@@ -6,25 +6,25 @@ import (
 	"fmt"
 
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // SetHosts replaces the owner's lines in /etc/hosts, and keeps all others. ipvscare, which
 // writes to the file too, is locked out meanwhile.
-func (e *Env) SetHosts(ctx context.Context, owner string, entries ...node.HostsEntry) error {
+func (e *Env) SetHosts(ctx context.Context, owner string, entries ...siteconf.HostsEntry) error {
 	release, err := e.Lock(ctx, ondisk.HostsLock)
 	if err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}
 	defer release()
 	old, _ := e.Read("/etc/hosts") // a missing file is created
-	if _, err := e.Write("/etc/hosts", node.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
+	if _, err := e.Write("/etc/hosts", siteconf.EditHosts(old, owner, entries), Mode(0o644)); err != nil {
 		return fmt.Errorf("writing to /etc/hosts: %w", err)
 	}
 	return nil
 }
 
-func (e *Env) HasHosts(owner string, entries ...node.HostsEntry) bool {
+func (e *Env) HasHosts(owner string, entries ...siteconf.HostsEntry) bool {
 	old, _ := e.Read("/etc/hosts")
-	return bytes.Equal(node.EditHosts(old, owner, entries), old)
+	return bytes.Equal(siteconf.EditHosts(old, owner, entries), old)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/openyurt"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // JoinedFile holds a JoinedAs.
@@ -22,7 +22,7 @@ const JoinedFile = ondisk.StateDir + "/joined.json"
 // JoinedAs records the machine and its Site at the join: facts that cannot be
 // observed later, and settings that kubeadm and kubelet use only when they join.
 type JoinedAs struct {
-	Machine node.Machine `json:"machine"`
+	Machine siteconf.Machine `json:"machine"`
 	// Was is the former name of a member that joins again: the join removes the credentials
 	// that had it.
 	Was    string          `json:"was,omitempty"`
@@ -68,12 +68,12 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 		}
 	}
 	before, ok := ReadJoinedAs(e)
-	if now, err := node.NodeName(site, machine); ok && (err != nil || now != name) {
+	if now, err := siteconf.NodeName(site, machine); ok && (err != nil || now != name) {
 		machine = before.Machine
 	}
 	return JoinedAs{
 		Machine: machine, Was: cmp.Or(Name(e), before.Was), Taints: site.Taints, KubeletExtraArgs: site.KubeletExtraArgs,
-		CRISocket: site.CRISocket, Labels: node.KubeletLabels(site),
+		CRISocket: site.CRISocket, Labels: siteconf.KubeletLabels(site),
 	}.Write(e)
 }
 
@@ -131,7 +131,7 @@ func taintWord(t configs.Taint) string {
 // LeftLabels returns the labels that first boot gave the Node and the Site no longer has,
 // except OpenYurt's, which a revert removes.
 func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
-	want := node.KubeletLabels(site)
+	want := siteconf.KubeletLabels(site)
 	out := map[string]string{}
 	for k, v := range j.Labels {
 		if _, kept := want[k]; !kept && !openyurt.IsLabel(k) && n.Metadata.Labels[k] == v {
@@ -150,7 +150,7 @@ func SaveLabels(e *machine.Env, site *configs.Site) error {
 	if !ok {
 		return nil
 	}
-	j.Labels = node.KubeletLabels(site)
+	j.Labels = siteconf.KubeletLabels(site)
 	return j.Write(e)
 }
 

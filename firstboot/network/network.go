@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Reach connects to all API servers at once. It returns the first that answers, otherwise the
@@ -249,8 +249,8 @@ func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 
 // NodeLine returns the node's own line in /etc/hosts. Without it kubeadm and kubelet ask DNS
 // for the node's name, which takes half a minute if no server answers.
-func NodeLine(e *machine.Env, addr netip.Addr) node.HostsEntry {
-	return node.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
+func NodeLine(e *machine.Env, addr netip.Addr) siteconf.HostsEntry {
+	return siteconf.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
 // Patience is how long a network may take to start: DHCP, spanning tree, a Wi-Fi association.

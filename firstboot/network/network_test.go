@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // TestPresentAddressInTime: API servers that are away, known by names with addresses of
@@ -21,11 +21,11 @@ import (
 func TestPresentAddressInTime(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	line := node.HostsEntry{IP: "192.0.2.50", Names: []string{"edge-1"}}
+	line := siteconf.HostsEntry{IP: "192.0.2.50", Names: []string{"edge-1"}}
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/hosts"), node.EditHosts(nil, NodeOwner, []node.HostsEntry{line}), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/hosts"), siteconf.EditHosts(nil, NodeOwner, []siteconf.HostsEntry{line}), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	site := &configs.Site{}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
@@ -66,7 +66,7 @@ func Reload(ctx context.Context, e *machine.Env) error {
 // networkd makes such devices, but a reload does not remove them.
 func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	for _, p := range paths {
-		name, ok := node.MadeDevice(p)
+		name, ok := siteconf.MadeDevice(p)
 		if !ok || e.Exists(p) {
 			continue
 		}

@@ -153,32 +153,15 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	}
 	node, rest := r.Rest()
 	r.adopt(e, node)
-	if !r.spread {
-		// Once, before the first connection to an API server: retries are
-		// spread by Backoff. The time since the run began is subtracted,
-		// since nodes that booted together have spent about the same.
-		r.spread = true
-		if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
-			if err := r.pause(ctx, e, left); err != nil {
-				return err
-			}
-		}
+	if err := r.spreadBoots(ctx, e, node); err != nil {
+		return err
 	}
 	r.show(slices.Concat(first, rest), true)
 	if err := step(rest); err != nil {
 		return err
 	}
 	if unknown {
-		// Offline: the node runs with what it has, and checks again later.
-		r.result(e, ondisk.ResultWaiting)
-		if err := r.judgeOffline(ctx, e, node); err != nil {
-			return err
-		}
-		attempts["offline"]++
-		if err := r.pause(ctx, e, Backoff(attempts["offline"], e.Rand())); err != nil {
-			return err
-		}
-		return ErrRestart
+		return r.waitOffline(ctx, e, node, attempts)
 	}
 	// A stick may have appeared after the first phases ran.
 	for _, p := range first {
@@ -193,6 +176,34 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	}
 	r.publish(ctx, e)
 	return nil
+}
+
+// spreadBoots waits once, before the first connection to an API server; Backoff spreads
+// retries. The time since the run began counts, since nodes that booted together have spent
+// about the same.
+func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) error {
+	if r.spread {
+		return nil
+	}
+	r.spread = true
+	if left := BootDelay(node.Name+machine.ID(e), node.Spread) - e.Now().Sub(r.began); left > 0 {
+		return r.pause(ctx, e, left)
+	}
+	return nil
+}
+
+// waitOffline ends a pass in which no API server could be asked, after a pause: the node runs
+// with its present settings.
+func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, attempts map[string]int) error {
+	r.result(e, ondisk.ResultWaiting)
+	if err := r.judgeOffline(ctx, e, node); err != nil {
+		return err
+	}
+	attempts["offline"]++
+	if err := r.pause(ctx, e, Backoff(attempts["offline"], e.Rand())); err != nil {
+		return err
+	}
+	return ErrRestart
 }
 
 // judgeOffline decides whether a boot counts as healthy while no API server is in reach.

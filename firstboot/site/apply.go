@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Phase finds the Site and applies its settings to the operating system. Afterwards
@@ -369,7 +369,7 @@ func fits(e *machine.Env, a *Active) error {
 	if err != nil {
 		return fmt.Errorf("looking for what the Site needs: %w", err)
 	}
-	if probs := node.CheckFiles(node.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
+	if probs := siteconf.CheckFiles(siteconf.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
 		return rejectSite(probs)
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Two machines may match one Site of an Inventory: a network card was moved from one to the
@@ -33,8 +33,8 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	me := e.Facts()
 	for _, c := range claims {
 		// A machine that the Inventory no longer matches was replaced.
-		other := node.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
-		if c.Site == s.entry.Name && node.Matches(s.entry.Match, other) && !sameMachine(other, me) {
+		other := siteconf.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
+		if c.Site == s.entry.Name && siteconf.Matches(s.entry.Match, other) && !sameMachine(other, me) {
 			return &c
 		}
 	}
@@ -44,7 +44,7 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 // sameMachine reports whether a and b may be one machine: UUIDs and serial numbers that both
 // have are equal, and they share a network card, since vendors that give many boards one
 // serial number give them one UUID too.
-func sameMachine(a, b node.Machine) bool {
+func sameMachine(a, b siteconf.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
 		x, y := forms.Identity(own[0]), forms.Identity(own[1])
 		if x != "" && y != "" && !strings.EqualFold(x, y) {
@@ -70,7 +70,7 @@ func (s *stick) claim(e *machine.Env) {
 }
 
 // errClaimed returns the error for two machines that match one Site.
-func errClaimed(s *stick, by *slot.Claim, me node.Machine) error {
+func errClaimed(s *stick, by *slot.Claim, me siteconf.Machine) error {
 	return fmt.Errorf("another machine has taken its Site %s (%s), and this one matches it too (%s): give each a Site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
-		s.entry.Name, node.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
+		s.entry.Name, siteconf.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
 }

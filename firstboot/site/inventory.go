@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // An Inventory has the Sites of many machines, with their secrets. On a machine's
@@ -51,7 +51,7 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 	if err != nil {
 		return nil, run.NeedsPerson(fmt.Errorf("the inventory has problems: %w", err), "correct the inventory and stamp it again, or bring a stick with a Site")
 	}
-	entry, err := node.FindSite(inv, e.Facts())
+	entry, err := siteconf.FindSite(inv, e.Facts())
 	if err != nil {
 		return nil, run.NeedsPerson(err, "let each machine match one Site of the inventory, and stamp it again")
 	}
@@ -80,7 +80,7 @@ func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	if err != nil || site.Match.IsZero() {
 		return &found{contents: c, site: site}, nil
 	}
-	if !node.Matches(site.Match, e.Facts()) {
+	if !siteconf.Matches(site.Match, e.Facts()) {
 		return nil, errNotMeant
 	}
 	site.Match = configs.Match{}

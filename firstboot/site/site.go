@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/slot"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Files that first boot keeps on DATA.
@@ -87,7 +87,7 @@ type Active struct {
 type siteInputs struct {
 	doc, ignition []byte
 	stamped       int64
-	machine       node.Machine
+	machine       siteconf.Machine
 	joined        member.JoinedAs
 	member        string
 	enrolled      bool
@@ -165,7 +165,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	if token := site.Credentials.Token; notEnrolled != nil && (ignition.Holds(inputs.ignition, token) || ignition.Holds([]byte(site.Ignition.Reveal()), token)) {
 		return nil, run.NeedsPerson(errors.New("the Site's Ignition config contains the bootstrap token, which must stand in credentials alone"), "take the token out of the Ignition config, and stamp the Site again or bring it on a stick")
 	}
-	if !site.Match.IsZero() && !node.Matches(site.Match, m) {
+	if !site.Match.IsZero() && !siteconf.Matches(site.Match, m) {
 		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
 	name, err := nodeName(site, m, j, member)
@@ -182,7 +182,7 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	} else {
 		called := *site
 		called.NodeName = hostname
-		if a.config, err = node.Config(&called, m, inputs.ignition); err != nil {
+		if a.config, err = siteconf.Config(&called, m, inputs.ignition); err != nil {
 			return nil, run.NeedsPerson(fmt.Errorf("the Site's settings have problems: %w", err), "correct site.yaml or its Ignition config")
 		}
 	}
@@ -199,16 +199,16 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 
 // nodeName returns the node name that the Site gives this machine. A member of a cluster keeps
 // its name if the machine's facts have changed since it joined.
-func nodeName(site *configs.Site, m node.Machine, joined member.JoinedAs, member string) (string, error) {
+func nodeName(site *configs.Site, m siteconf.Machine, joined member.JoinedAs, member string) (string, error) {
 	was := cmp.Or(member, joined.Was)
-	name, err := node.NodeName(site, m)
+	name, err := siteconf.NodeName(site, m)
 	if missing := (*templates.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
 		return was, nil // the fact was missing only after the join
 	}
 	if err == nil && was != "" && name != was {
 		// Another network card may sort first now. The machine is the same, and keeps its
 		// name.
-		if then, err := node.NodeName(site, joined.Machine); err == nil && then == was {
+		if then, err := siteconf.NodeName(site, joined.Machine); err == nil && then == was {
 			return was, nil
 		}
 	}
@@ -227,7 +227,7 @@ func Parse(doc []byte) (*configs.Site, error) {
 // checkFitsImage rejects a Site that the image was not made for, by the rules of
 // stamping.
 func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
-	probs := node.CheckInfo(image, site)
+	probs := siteconf.CheckInfo(image, site)
 	if probs == nil {
 		return nil
 	}

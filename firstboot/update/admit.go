@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // system is the state of the machine before an update.
@@ -114,17 +114,17 @@ var planForm = regexp.MustCompile(`^[0-9a-f]{16,64}$`)
 // serves returns an error if the image does not support the Site of this
 // machine.
 func (s *system) serves(next ondisk.ImageInfo) error {
-	spec := s.active.Site
-	version := strings.TrimPrefix(spec.APIVersion, "edgebake.io/")
+	own := s.active.Site
+	version := strings.TrimPrefix(own.APIVersion, "edgebake.io/")
 	if !slices.Contains(next.SiteVersions, version) {
 		return fmt.Errorf("the image reads Site %s, and this machine's Site is %s", strings.Join(next.SiteVersions, ", "), version)
 	}
 	if next.SiteFields != nil {
-		if beyond := spec.FieldsBeyond(next.SiteFields); len(beyond) > 0 {
+		if beyond := own.FieldsBeyond(next.SiteFields); len(beyond) > 0 {
 			return fmt.Errorf("the image does not know these fields of this machine's Site: %s", strings.Join(beyond, ", "))
 		}
 	}
-	return node.CheckSite(node.Image{Info: next}, spec, nil).Err()
+	return siteconf.CheckSite(siteconf.Image{Info: next}, own, nil).Err()
 }
 
 func form(i ondisk.ImageInfo) string {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
@@ -348,7 +349,7 @@ func (o *orders) stands(text string) bool {
 
 // bytesOf reads a number of bytes of an order that was parsed.
 func bytesOf(text string) int64 {
-	n, _ := order.ParseBytes(text) // 0 where there is none
+	n, _ := forms.ParseSize(text) // 0 where there is none
 	return n
 }
 

@@ -27,7 +27,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/chunk"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/update"
-	"github.com/edgebake/edgebake/overlays/node"
+	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
 // Dir contains the files of an update, on DATA. Release removes it.
@@ -161,7 +161,7 @@ func (s *system) proxy() []string {
 	if s.active == nil {
 		return nil
 	}
-	return node.ProxyEnv(s.active.Site)
+	return siteconf.ProxyEnv(s.active.Site)
 }
 
 // job is an update in progress.

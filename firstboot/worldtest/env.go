@@ -76,121 +76,137 @@ func (w *World) chance() machine.Chance {
 // files returns access to the files below Root. Each change is an effect.
 func (w *World) files() machine.Files {
 	return machine.Files{
-		WriteFile: func(p string, b []byte, o machine.Owner) error {
-			if p == "/etc/hosts" && !w.locks[ondisk.HostsLock] {
-				w.T.Errorf("%s is written without %s", p, ondisk.HostsLock)
-			}
-			if err := w.Effect("write " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, p)
-			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-				return err
-			}
-			if err := os.RemoveAll(full); err != nil { // never through a link
-				return err
-			}
-			delete(w.Unsynced, p)
-			err := makeFile(full, b, uint32(o.Mode.Perm()))
-			if err == nil && os.Geteuid() == 0 {
-				err = os.Chown(full, o.UID, o.GID)
-			}
-			return err
-		},
-		Stream: func(p string, o machine.Owner, write func(io.Writer) error) error {
-			if err := w.Effect("stream " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, p)
-			if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-				return err
-			}
-			f, err := os.Create(full)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(write(f), f.Close()); err != nil {
-				return errors.Join(err, os.Remove(full))
-			}
-			return os.Chmod(full, o.Mode)
-		},
-		Rename: func(from, to string) error {
-			if err := w.Effect("rename " + from); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, to)
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Rename(filepath.Join(w.Root, from), full))
-		},
-		Symlink: func(target, p string) error {
-			if err := w.Effect("symlink " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, p)
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Symlink(target, full))
-		},
-		Link: func(target, p string) error {
-			if err := w.Effect("link " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, p)
-			delete(w.Unsynced, p)
-			if w.Unsynced[target] {
-				w.Unsynced[p] = true
-			}
-			return errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.RemoveAll(full), os.Link(filepath.Join(w.Root, target), full))
-		},
-		Mkdir: func(p string, o machine.Owner) error {
-			if err := w.Effect("mkdir " + p); err != nil {
-				return err
-			}
-			full := filepath.Join(w.Root, p)
-			return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
-		},
-		Remove: func(p string) error {
-			if !w.Has(p) {
-				return nil
-			}
-			if err := w.Effect("remove " + p); err != nil {
-				return err
-			}
-			err := os.Remove(filepath.Join(w.Root, p))
-			if errors.Is(err, fs.ErrExist) {
-				return nil // a directory that is not empty stays
-			}
-			return err
-		},
-		RemoveAll: func(p string) error {
-			if !w.Has(p) {
-				return nil
-			}
-			if err := w.Effect("remove all of " + p); err != nil {
-				return err
-			}
-			return os.RemoveAll(filepath.Join(w.Root, p))
-		},
-		Sync: func(paths ...string) error {
-			if err := w.Effect("sync"); err != nil {
-				return err
-			}
-			for _, p := range paths {
-				if _, err := os.Stat(filepath.Join(w.Root, p)); err != nil && p != "/var" && p != "/etc" {
-					return err
-				}
-			}
-			clear(w.Unsynced) // all are on one file system
-			return nil
-		},
-		Lock: func(_ context.Context, path string) (func(), error) {
-			if w.locks[path] {
-				return nil, fmt.Errorf("%s is locked already", path)
-			}
-			if w.locks == nil {
-				w.locks = map[string]bool{}
-			}
-			w.locks[path] = true
-			return func() { delete(w.locks, path) }, nil
-		},
+		WriteFile: w.writeFile, Stream: w.stream, Rename: w.rename, Symlink: w.symlink, Link: w.link, Mkdir: w.mkdir,
+		Remove: w.remove, RemoveAll: w.removeAll, Sync: w.sync, Lock: w.lock,
 	}
+}
+
+// change has the effect what on p, and returns the path below Root. The directory exists then.
+func (w *World) change(what, p string) (full string, err error) {
+	if err := w.Effect(what); err != nil {
+		return "", err
+	}
+	full = filepath.Join(w.Root, p)
+	return full, os.MkdirAll(filepath.Dir(full), 0o755)
+}
+
+func (w *World) writeFile(p string, b []byte, o machine.Owner) error {
+	if p == "/etc/hosts" && !w.locks[ondisk.HostsLock] {
+		w.T.Errorf("%s is written without %s", p, ondisk.HostsLock)
+	}
+	full, err := w.change("write "+p, p)
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(full); err != nil { // never through a link
+		return err
+	}
+	delete(w.Unsynced, p)
+	err = makeFile(full, b, uint32(o.Mode.Perm()))
+	if err == nil && os.Geteuid() == 0 {
+		err = os.Chown(full, o.UID, o.GID)
+	}
+	return err
+}
+
+func (w *World) stream(p string, o machine.Owner, write func(io.Writer) error) error {
+	full, err := w.change("stream "+p, p)
+	if err != nil {
+		return err
+	}
+	f, err := os.Create(full)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(write(f), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(full))
+	}
+	return os.Chmod(full, o.Mode)
+}
+
+func (w *World) rename(from, to string) error {
+	full, err := w.change("rename "+from, to)
+	if err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(w.Root, from), full)
+}
+
+func (w *World) symlink(target, p string) error {
+	full, err := w.change("symlink "+p, p)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(full), os.Symlink(target, full))
+}
+
+func (w *World) link(target, p string) error {
+	full, err := w.change("link "+p, p)
+	if err != nil {
+		return err
+	}
+	delete(w.Unsynced, p)
+	if w.Unsynced[target] {
+		w.Unsynced[p] = true
+	}
+	return errors.Join(os.RemoveAll(full), os.Link(filepath.Join(w.Root, target), full))
+}
+
+func (w *World) mkdir(p string, o machine.Owner) error {
+	full, err := w.change("mkdir "+p, p)
+	if err != nil {
+		return err
+	}
+	return errors.Join(os.MkdirAll(full, 0o755), os.Chmod(full, o.Mode))
+}
+
+func (w *World) remove(p string) error {
+	if !w.Has(p) {
+		return nil
+	}
+	full, err := w.change("remove "+p, p)
+	if err != nil {
+		return err
+	}
+	if err := os.Remove(full); !errors.Is(err, fs.ErrExist) { // a directory that is not empty stays
+		return err
+	}
+	return nil
+}
+
+func (w *World) removeAll(p string) error {
+	if !w.Has(p) {
+		return nil
+	}
+	full, err := w.change("remove all of "+p, p)
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(full)
+}
+
+func (w *World) sync(paths ...string) error {
+	if err := w.Effect("sync"); err != nil {
+		return err
+	}
+	for _, p := range paths {
+		if _, err := os.Stat(filepath.Join(w.Root, p)); err != nil && p != "/var" && p != "/etc" {
+			return err
+		}
+	}
+	clear(w.Unsynced) // all are on one file system
+	return nil
+}
+
+func (w *World) lock(_ context.Context, path string) (func(), error) {
+	if w.locks[path] {
+		return nil, fmt.Errorf("%s is locked already", path)
+	}
+	if w.locks == nil {
+		w.locks = map[string]bool{}
+	}
+	w.locks[path] = true
+	return func() { delete(w.locks, path) }, nil
 }
 
 // programs returns access to fake programs and units.

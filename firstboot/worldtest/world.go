@@ -676,18 +676,8 @@ func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 		return err
 	case strings.HasPrefix(name, "ip link delete "):
 		return os.Remove(filepath.Join(w.Root, "/sys/class/net", c.Args[3])) // it fails for a directory that is not empty
-	case strings.HasPrefix(name, "nft ") && w.NoNFT:
-		return errors.New(`exec: "nft": executable file not found in $PATH`)
-	case strings.HasPrefix(name, "nft -f "):
-		w.NFTRules = w.Get(c.Args[2])
-	case strings.HasPrefix(name, "nft delete table "):
-		w.NFTRules = ""
-	case strings.HasPrefix(name, "nft list table "):
-		if w.NFTRules == "" {
-			return fmt.Errorf("nft: %w", fs.ErrNotExist)
-		}
-		_, err := io.WriteString(c.Output, w.NFTRules)
-		return err
+	case c.Args[0] == "nft":
+		return w.nft(c)
 	case strings.HasPrefix(name, "kubeadm join"):
 		return w.kubeadmJoin(ctx, c)
 	case name == "kubeadm upgrade node phase kubelet-config":
@@ -696,6 +686,23 @@ func (w *World) RunProgram(ctx context.Context, c machine.Cmd) error {
 		return w.CtrRun(c)
 	case strings.HasPrefix(name, "kubeadm init phase "):
 		return w.KubeadmInit(c)
+	}
+	return nil
+}
+
+func (w *World) nft(c machine.Cmd) error {
+	switch {
+	case w.NoNFT:
+		return errors.New(`exec: "nft": executable file not found in $PATH`)
+	case c.Args[1] == "-f":
+		w.NFTRules = w.Get(c.Args[2])
+	case c.Args[1] == "delete":
+		w.NFTRules = ""
+	case c.Args[1] == "list" && w.NFTRules == "":
+		return fmt.Errorf("nft: %w", fs.ErrNotExist)
+	case c.Args[1] == "list":
+		_, err := io.WriteString(c.Output, w.NFTRules)
+		return err
 	}
 	return nil
 }

@@ -8,9 +8,9 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
-	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
@@ -75,10 +75,10 @@ func Parse(text string) (Order, error) {
 			o.Hold = true
 		case "max-bytes":
 			o.MaxBytes = value
-			_, err = ParseBytes(value)
+			_, err = forms.ParseSize(value)
 		case "limit-rate":
 			o.Rate = value
-			_, err = ParseBytes(value)
+			_, err = forms.ParseSize(value)
 		case "again":
 			if o.Again = value; !againForm.MatchString(value) {
 				err = fmt.Errorf("%q has other characters than letters, digits, and : . _ -, or more than 40", printable.Short(value, 60))
@@ -132,17 +132,6 @@ func (o Order) Key() string {
 		}
 	}
 	return s
-}
-
-// ParseBytes reads a number of bytes with k, M or G.
-func ParseBytes(text string) (int64, error) {
-	digits := strings.TrimRight(text, "kKMG")
-	unit, ok := map[string]int64{"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}[text[len(digits):]]
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if !ok || err != nil || n <= 0 || n > 1e15/unit {
-		return 0, fmt.Errorf("%q is not a number of bytes, such as 500k or 20M", printable.Short(text, 60))
-	}
-	return n * unit, nil
 }
 
 // States of an Answer.

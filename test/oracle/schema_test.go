@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
+	"github.com/edgebake/edgebake/configs/schema"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/tools/txtar"
@@ -138,8 +139,8 @@ func TestSchemas(t *testing.T) {
 func compileSchemas(t *testing.T) map[string]*jsonschema.Schema {
 	t.Helper()
 	schemas := map[string]*jsonschema.Schema{}
-	for _, kind := range configs.SchemaKinds() {
-		raw, err := configs.Schema(kind)
+	for _, kind := range schema.Kinds() {
+		raw, err := schema.Read(kind)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -123,25 +123,8 @@ func parse(args []string, version string) (*options, error) {
 	if *orgs != "" {
 		o.orgs = strings.Split(*orgs, ",")
 	}
-	switch {
-	case o.nodeName == "":
-		return nil, errors.New("node name is empty")
-	case *serverAddr == "":
-		return nil, errors.New("server address is empty")
-	case o.workingMode != "edge" && o.workingMode != "cloud":
-		return nil, fmt.Errorf("working mode %s is not supported", o.workingMode)
-	case o.bootstrapMode != "kubeletcertificate" && o.bootstrapFile == "":
-		return nil, errors.New("neither a bootstrap file nor kubelet's certificate is given")
-	case o.lbMode != "rr" && o.lbMode != "priority":
-		return nil, fmt.Errorf("lb mode (%s) is not supported", o.lbMode)
-	case o.nodePool == "" && !o.before17:
-		return nil, errors.New("node pool name is empty")
-	case len(o.dummyName) > 15:
-		return nil, fmt.Errorf("dummy interface name %s is longer than 15", o.dummyName)
-	}
-	if ip := net.ParseIP(o.dummyIP); ip == nil || !strings.HasPrefix(o.dummyIP, "169.254.") ||
-		strings.HasPrefix(o.dummyIP, "169.254.31.") || o.dummyIP == "169.254.1.1" {
-		return nil, fmt.Errorf("dummy address %s is not usable", o.dummyIP)
+	if err := o.check(*serverAddr); err != nil {
+		return nil, err
 	}
 	for s := range strings.SplitSeq(*serverAddr, ",") {
 		u, err := url.Parse(s)
@@ -161,6 +144,31 @@ func parse(args []string, version string) (*options, error) {
 		o.nodeIP = ip
 	}
 	return o, nil
+}
+
+// check checks each flag alone.
+func (o *options) check(serverAddr string) error {
+	switch {
+	case o.nodeName == "":
+		return errors.New("node name is empty")
+	case serverAddr == "":
+		return errors.New("server address is empty")
+	case o.workingMode != "edge" && o.workingMode != "cloud":
+		return fmt.Errorf("working mode %s is not supported", o.workingMode)
+	case o.bootstrapMode != "kubeletcertificate" && o.bootstrapFile == "":
+		return errors.New("neither a bootstrap file nor kubelet's certificate is given")
+	case o.lbMode != "rr" && o.lbMode != "priority":
+		return fmt.Errorf("lb mode (%s) is not supported", o.lbMode)
+	case o.nodePool == "" && !o.before17:
+		return errors.New("node pool name is empty")
+	case len(o.dummyName) > 15:
+		return fmt.Errorf("dummy interface name %s is longer than 15", o.dummyName)
+	}
+	if ip := net.ParseIP(o.dummyIP); ip == nil || !strings.HasPrefix(o.dummyIP, "169.254.") ||
+		strings.HasPrefix(o.dummyIP, "169.254.31.") || o.dummyIP == "169.254.1.1" {
+		return fmt.Errorf("dummy address %s is not usable", o.dummyIP)
+	}
+	return nil
 }
 
 // defaultAddress returns the source address of the default route.

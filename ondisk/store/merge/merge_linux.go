@@ -62,43 +62,55 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	for _, i := range p.change.Images {
 		r.Added = append(r.Added, i.Name)
 	}
+	if r.Blobs, err = m.copyFiles(p); err != nil {
+		return nil, err
+	}
+	if err := m.record(live, into, p); err != nil {
+		return nil, err
+	}
+	// The directories of the records that AddSnapshots removed are now unused.
+	return r, m.sweep(live)
+}
+
+// copyFiles copies the plan's blobs and snapshots and syncs them. It returns
+// the number of blobs that were missing.
+func (m *merger) copyFiles(p *plan) (blobs int, err error) {
 	for _, b := range p.change.Blobs {
 		added, err := m.blob(b)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
 		if added {
-			r.Blobs++
+			blobs++
 		}
 	}
 	for _, s := range p.add {
 		if err := m.snapshot(s, p.from[s.Key]); err != nil {
-			return nil, fmt.Errorf("snapshot %s: %w", s.Key, err)
+			return 0, fmt.Errorf("snapshot %s: %w", s.Key, err)
 		}
 	}
-	if err := m.sync(); err != nil {
-		return nil, err
-	}
+	return blobs, m.sync()
+}
+
+// record adds the plan to the databases: snapshots before the images that use
+// them.
+func (m *merger) record(live *store.Live, into *store.State, p *plan) error {
 	if len(p.add) > 0 {
 		known := map[string]bool{}
 		for _, s := range into.Snapshots {
 			known[s.Backend] = true
 		}
 		if err := m.step("record snapshots"); err != nil {
-			return nil, err
+			return err
 		}
 		if err := live.AddSnapshots(p.add, p.parents, p.sequence, known); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := m.step("record images"); err != nil {
-		return nil, err
+		return err
 	}
-	if err := live.Apply(p.change); err != nil {
-		return nil, err
-	}
-	// The directories of the records that AddSnapshots removed are now unused.
-	return r, m.sweep(live)
+	return live.Apply(p.change)
 }
 
 type merger struct {

@@ -284,47 +284,64 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 			}
 		}
 	}
-	files := make(map[string][]byte)
-	for _, p := range programs() {
-		b, err := t.open(p)
-		if err != nil {
-			return err
-		}
-		files["bin/"+path.Base(p)] = b
-		if err := t.libraries(b, files); err != nil {
-			return fmt.Errorf("libraries of %s: %w", p, err)
-		}
-	}
-	for _, name := range t.base {
-		if strings.HasPrefix(name, extensions) {
-			if files[name], err = t.open(name); err != nil {
-				return err
-			}
-		}
-	}
-	if files[buildOptions], err = t.open(buildOptions); err != nil {
-		return err
-	}
-	order, mods, err := t.moduleSet()
+	files, err := t.guestFiles()
 	if err != nil {
 		return err
 	}
-	for name, b := range mods {
-		files["modules/"+name+".ko"] = b
-	}
-	files["modules/order"] = []byte(strings.Join(order, "\n") + "\n")
 	for name, p := range extra {
-		b, err := os.ReadFile(p)
-		if err != nil {
+		if files[name], err = os.ReadFile(p); err != nil {
 			return err
 		}
-		files[name] = b
 	}
 	f, err := os.Create(filepath.Join(dir, "initramfs"))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	if err := writeInitramfs(f, files); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// guestFiles returns the programs with their libraries, and the modules, by
+// their paths in the guest.
+func (t *tree) guestFiles() (files map[string][]byte, err error) {
+	files = make(map[string][]byte)
+	for _, p := range programs() {
+		b, err := t.open(p)
+		if err != nil {
+			return nil, err
+		}
+		files["bin/"+path.Base(p)] = b
+		if err := t.libraries(b, files); err != nil {
+			return nil, fmt.Errorf("libraries of %s: %w", p, err)
+		}
+	}
+	for _, name := range t.base {
+		if strings.HasPrefix(name, extensions) {
+			if files[name], err = t.open(name); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if files[buildOptions], err = t.open(buildOptions); err != nil {
+		return nil, err
+	}
+	order, mods, err := t.moduleSet()
+	if err != nil {
+		return nil, err
+	}
+	for name, b := range mods {
+		files["modules/"+name+".ko"] = b
+	}
+	files["modules/order"] = []byte(strings.Join(order, "\n") + "\n")
+	return files, nil
+}
+
+// writeInitramfs writes an archive of the files, with the directories and
+// devices that the guest needs.
+func writeInitramfs(f io.Writer, files map[string][]byte) error {
 	w := cpio.Newc.Writer(f)
 	records := []cpio.Record{cpio.CharDev("dev/console", 0o600, 5, 1), cpio.CharDev("dev/null", 0o666, 1, 3),
 		cpio.Symlink("sbin/modprobe", "/init")}
@@ -356,8 +373,5 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 			return err
 		}
 	}
-	if err := cpio.WriteTrailer(w); err != nil {
-		return err
-	}
-	return f.Close()
+	return cpio.WriteTrailer(w)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // roomForCopies returns an error if copies of the image do not fit on the disk.
-func (m *image) roomForCopies(outputs []string, unpack bool) error {
+func (m *Image) roomForCopies(outputs []string, unpack bool) error {
 	each := stored(m.f, m.stored)
 	if unpack {
 		each = 0

@@ -1,8 +1,6 @@
 package configs
 
-import (
-	"net"
-)
+import "net"
 
 // apiServerPort returns the port of the first API server, which is also that of
 // the endpoint. The VIP can forward to API servers on different ports, but has
@@ -25,7 +23,3 @@ func (s *Site) EndpointURL() string { return "https://" + s.EndpointHostPort() }
 // VIPHostPort returns the virtual server's address, for example
 // "10.103.97.2:6443". The Site must be valid.
 func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.apiServerPort()) }
-
-// OpenYurt reports whether the node is an OpenYurt node, whose kubelet uses
-// yurthub.
-func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }

@@ -1,8 +1,6 @@
 package configs
 
-import (
-	"github.com/edgebake/edgebake/configs/strict"
-)
+import "github.com/edgebake/edgebake/configs/strict"
 
 // Types of package strict, for readers of documents.
 type (
@@ -20,16 +18,3 @@ func NewSecret(s string) Secret { return strict.NewSecret(s) }
 
 // FileName returns a file's name for messages; "-" is standard input.
 func FileName(name string) string { return strict.FileName(name) }
-
-// DidYouMean suggests one of the known names for an unknown one, as the end of a message.
-func DidYouMean(name string, known []string) string { return strict.DidYouMean(name, known) }
-
-// repeats is the set of texts that occurred in a list.
-type repeats map[string]bool
-
-// again reports whether text occurred before, and adds it.
-func (r repeats) again(text string) bool {
-	was := r[text]
-	r[text] = true
-	return was
-}

@@ -1,37 +1,33 @@
-package configs
+// Package schema has the JSON schemas of the documents, for editors and for
+// edgebake explain. `go test ./configs -update` writes them from the types in
+// configs.
+package schema
 
 import (
 	"cmp"
 	"embed"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-//go:embed schema/*.json
-var schemas embed.FS
+//go:embed *.json
+var files embed.FS
 
-// schemaFiles returns the files of the JSON schemas by the kind of document in
-// lower case, as in commands.
-func schemaFiles() map[string]string {
-	return map[string]string{"image": "schema/image.v1alpha1.json", "site": "schema/site.v1alpha1.json", "inventory": "schema/inventory.v1alpha1.json", "cluster": "schema/cluster.v1alpha1.json"}
-}
+// Kinds returns the kinds of documents that have a schema, sorted and in lower
+// case, as in commands.
+func Kinds() []string { return []string{"cluster", "image", "inventory", "site"} }
 
-// SchemaKinds returns the kinds of documents that have a schema, as in
-// commands.
-func SchemaKinds() []string { return slices.Sorted(maps.Keys(schemaFiles())) }
-
-// Schema returns the JSON schema of a kind of document: "image", "site",
-// "inventory" or "cluster".
-func Schema(kind string) ([]byte, error) {
-	name, ok := schemaFiles()[strings.ToLower(kind)] // documents write it with a capital letter
-	if !ok {
-		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(SchemaKinds(), ", "), DidYouMean(kind, SchemaKinds()))
+// Read returns the JSON schema of a kind of document, which may be capitalised
+// as in documents.
+func Read(kind string) ([]byte, error) {
+	lower := strings.ToLower(kind)
+	if !slices.Contains(Kinds(), lower) {
+		return nil, fmt.Errorf("unknown kind of document %q: want one of %s%s", kind, strings.Join(Kinds(), ", "), strict.DidYouMean(kind, Kinds()))
 	}
-	return schemas.ReadFile(name)
+	return files.ReadFile(lower + ".v1alpha1.json")
 }
 
 // Field is one field of a document, as described in its schema.
@@ -41,14 +37,14 @@ type Field = strict.FieldDoc
 // "site.network.interfaces".
 func Explain(path string) (*Field, error) {
 	kind, _, _ := strings.Cut(path, ".")
-	schema, err := Schema(kind)
+	text, err := Read(kind)
 	if err != nil {
 		if places := placesOf(path); len(places) > 0 {
 			return nil, fmt.Errorf("a field's path begins with the kind of document; did you mean %s?", strings.Join(places, " or "))
 		}
 		return nil, err
 	}
-	return strict.Explain(schema, path)
+	return strict.Explain(text, path)
 }
 
 // maxPlaces is the maximum number of fields that are suggested.
@@ -66,7 +62,7 @@ func placesOf(end string) (places []string) {
 			look(&f.Fields[i])
 		}
 	}
-	for _, kind := range SchemaKinds() {
+	for _, kind := range Kinds() {
 		if f, err := Explain(kind); err == nil {
 			look(f)
 		}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/edgebake/edgebake/builder/documents"
+	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/console"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/ondisk/file"
+	"github.com/spf13/cobra"
+)
+
+func newClusterToken(s streams) *cobra.Command {
+	return group(&cobra.Command{
+		Use:   "token",
+		Short: "Make, list, check and revoke join tokens of a living cluster",
+		Long: `Token works on the bootstrap tokens of a living cluster, whoever made it: those
+that Sites carry as credentials.token.`,
+		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
+  edgebake cluster token list`,
+	}, newTokenMint(s), newTokenList(s), newTokenCheck(s), newTokenRevoke(s))
+}
+
+// tokenMint are the flags of token mint.
+type tokenMint struct {
+	cluster   clusterFlags
+	node, vip string
+	ttl       time.Duration
+	output    string
+	force     bool
+}
+
+func newTokenMint(s streams) *cobra.Command {
+	m := tokenMint{ttl: 24 * time.Hour}
+	c := &cobra.Command{
+		Use:   "mint",
+		Short: "Make a token and print the Site that joins with it",
+		Long: `Mint makes a bootstrap token and prints a Site with the token, and with the API
+servers (masters), the endpoint and the hash of the CA from the cluster. Add the
+fields of the machine: network, users, node type. The output holds the token; with
+--output it goes to a file that only you can read.`,
+		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
+  edgebake cluster token mint --ttl 72h --vip 10.103.97.2`,
+		Args: args(0, 0, "no argument"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := m.check(); err != nil {
+				return err
+			}
+			return m.run(c.Context(), s)
+		},
+	}
+	m.cluster.declare(c, kubeconfigUsage)
+	f := c.Flags()
+	fileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
+	f.BoolVar(&m.force, "force", false, "replace a file that is there")
+	f.StringVar(&m.node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
+	f.Var((*span)(&m.ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
+	f.StringVar(&m.vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
+	return c
+}
+
+func (m *tokenMint) check() error {
+	if m.ttl < time.Minute || m.ttl > 365*24*time.Hour {
+		return usageError{fmt.Errorf("--ttl %s: must be from 1m to 8760h", m.ttl)}
+	}
+	if m.node != "" {
+		if err := forms.CheckNodeName(m.node); err != nil {
+			return usageError{fmt.Errorf("--node: %w", err)}
+		}
+	}
+	if m.output == "-" {
+		m.output = ""
+	}
+	if m.output == "" {
+		return nil
+	}
+	return file.NotInput("--output", m.output, "the kubeconfig", m.cluster.kubeconfig)
+}
+
+// run creates the token after the file: a token that cannot be stored must not
+// be created.
+func (m *tokenMint) run(ctx context.Context, s streams) error {
+	client, err := m.cluster.open()
+	if err != nil {
+		return err
+	}
+	to := s.Bytes()
+	var out *file.Output
+	if m.output != "" {
+		if out, err = file.Create(m.output, 0o600, m.force); err != nil {
+			return err
+		}
+		defer out.Discard()
+		to = out
+	}
+	minted, err := client.MintToken(ctx, cluster.MintOptions{Node: m.node, TTL: m.ttl, Now: time.Now(), VIP: m.vip})
+	if err != nil {
+		return err
+	}
+	text, err := configs.EncodeSlot(minted.Site)
+	if err != nil {
+		return err
+	}
+	s.Hint("minted token %s, valid until %s\n", minted.ID, minted.Expires.Format(time.RFC3339))
+	if _, err := to.Write(text); err != nil {
+		return fmt.Errorf("writing the Site: %w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
+	}
+	if out != nil {
+		return out.Commit()
+	}
+	if s.ReadByOthers() {
+		s.Warn("others may read the file that this went to, and it has the token: chmod 600, or use --output FILE")
+	}
+	return nil
+}
+
+func newTokenList(s streams) *cobra.Command {
+	var output console.Form
+	c := onCluster(&cobra.Command{
+		Use:   "list",
+		Short: "List the tokens, without their secrets",
+		Example: `  edgebake cluster token list
+  edgebake cluster token list -o json`,
+	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
+		all, err := client.Tokens(ctx, time.Now())
+		if err != nil {
+			return err
+		}
+		return output.Print(s, all, func() {
+			rows := [][]string{{"ID", "EXPIRES", "USAGES", "DESCRIPTION", "PROBLEMS"}}
+			for _, t := range all {
+				rows = append(rows, []string{t.ID, cmp.Or(timeText(t.Expires), "never"), strings.Join(t.Usages, ","), strings.Join(strings.Fields(t.Description), " "), strings.Join(t.Problems, "; ")})
+			}
+			console.Table(s.Out, rows...)
+		})
+	})
+	output.Flag(c)
+	return c
+}
+
+func newTokenCheck(s streams) *cobra.Command {
+	var tokenFile string
+	c := onCluster(&cobra.Command{
+		Use:   "check [TOKEN]",
+		Short: "Check whether a node could join with a token",
+		Long: `Check reports why no node could join with a token: it does not exist, has expired,
+lacks a usage or the group, has another secret, does not sign cluster-info, or the API
+server rejects it, which is asked for the token's rights in the token's own name.
+TOKEN is the whole token or its id. Every user of this computer can read a command
+line: a whole token is better read from --token-file.`,
+		Example: `  edgebake cluster token check abcdef
+  edgebake cluster token check --token-file token`,
+		Args: func(c *cobra.Command, a []string) error {
+			if len(a) < 2 && len(a) > 0 == (tokenFile != "") {
+				return usageError{errors.New("name one token: TOKEN, or the file that has it (--token-file, - for standard input)")}
+			}
+			return args(0, 1, "a token or its id")(c, a)
+		},
+	}, func(ctx context.Context, client *cluster.Client, a []string) error {
+		if tokenFile != "" {
+			text, err := (&documentFlags{}).reader(s).ReadSecret(tokenFile)
+			if err != nil {
+				return fmt.Errorf("reading the token: %w", err)
+			}
+			a = []string{text}
+		}
+		t, err := client.CheckToken(ctx, a[0], time.Now())
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, p := range t.Problems {
+			errs = append(errs, fmt.Errorf("checking token %s: %s", t.ID, p))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		until := "never"
+		if !t.Expires.IsZero() {
+			until = "until " + timeText(t.Expires)
+		}
+		s.Note("%s: ok, valid %s\n", t.ID, until)
+		return nil
+	})
+	fileFlag(c, &tokenFile, "token-file", "read the token from this file, - for standard input")
+	return c
+}
+
+func newTokenRevoke(s streams) *cobra.Command {
+	c := onCluster(&cobra.Command{
+		Use:   "revoke TOKEN...",
+		Short: "Remove tokens, so that nobody joins with them",
+		Long: `Revoke removes tokens, each given whole or by its id. Nodes that have joined
+with them stay.`,
+		Example: `  edgebake cluster token revoke abcdef`,
+		Args:    args(1, -1, "at least one token or its id"),
+	}, func(ctx context.Context, client *cluster.Client, a []string) error {
+		var errs []error
+		for _, token := range a {
+			if err := client.RevokeToken(ctx, token); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			id, _, _ := strings.Cut(token, ".")
+			s.Note("revoked %s\n", id)
+		}
+		return errors.Join(errs...)
+	})
+	return c
+}
