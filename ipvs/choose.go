@@ -17,6 +17,8 @@ type candidate struct {
 	Lost bool
 	// Slow: it is down only because its answers are late.
 	Slow bool
+	// Kept: it is down, and its connections are kept.
+	Kept bool
 }
 
 // choose returns the real servers of the virtual server, sorted. last are the
@@ -24,7 +26,7 @@ type candidate struct {
 // servers must prove which cluster they belong to. Weight 0 keeps connections
 // and accepts no new ones.
 //
-//   - API servers that are up get weight 1, draining ones weight 0;
+//   - API servers that are up get weight 1, draining and kept ones weight 0;
 //   - one without a verdict keeps its weight, so that a restart changes nothing;
 //   - if none of these has weight 1, draining ones get weight 1;
 //   - if there are none, lastResort decides;
@@ -55,6 +57,10 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 			dests = append(dests, dest(m.Addr, 1))
 		case Draining:
 			dests = append(dests, dest(m.Addr, 0))
+		case Down:
+			if m.Kept {
+				dests = append(dests, dest(m.Addr, 0))
+			}
 		case Unknown:
 			if i := indexDest(last, m.Addr); i >= 0 {
 				dests = append(dests, dest(m.Addr, last[i].Weight))
@@ -65,23 +71,23 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 }
 
 // lastResort returns the real servers while no API server is up or draining:
-// the slow ones, and those in last that are not known to be down. If there is
-// no slow one, all of last stay, even if they are not listed any more. An API
+// the slow and kept ones, and those in last that are not known to be down. If
+// there is no slow one, all of last stay, even if they are not listed any more. An API
 // server that may return in another cluster keeps only its connections.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest
 	for _, m := range masters {
 		listed[m.Addr] = m
-		if m.Slow {
+		if m.Slow || m.Kept && !(guarded && m.Lost) {
 			dests = append(dests, dest(m.Addr, 1))
 		}
 	}
-	slow, served := len(dests) > 0, serves(last)
+	slow, served := slices.ContainsFunc(masters, func(m candidate) bool { return m.Slow }), serves(last)
 	for _, d := range last {
 		m, ok := listed[d.Addr]
 		switch {
-		case m.State == Alien || m.Slow: // never, or already chosen
+		case m.State == Alien || indexDest(dests, d.Addr) >= 0: // never, or already chosen
 		case served && d.Weight == 0:
 			if m.State == Unknown { // still draining: without a verdict it may finish
 				dests = append(dests, d)

@@ -103,22 +103,24 @@ func TestChoose(t *testing.T) {
 		last    []kernel.Dest
 		want    []kernel.Dest
 	}{
-		{"all up", []candidate{{a, Up, false, false}, {b, Up, false, false}}, nil, []kernel.Dest{w(a, 1), w(b, 1)}},
-		{"one down", []candidate{{a, Up, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}},
-		{"one draining", []candidate{{a, Up, false, false}, {b, Draining, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"only draining left", []candidate{{a, Down, false, false}, {b, Draining, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
-		{"all down: the last set stays", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
-		{"all down but one alien", []candidate{{a, Alien, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}},
-		{"an alien is nobody's last resort", []candidate{{a, Alien, false, false}}, []kernel.Dest{w(a, 1)}, nil},
-		{"first start: nobody before its verdict", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, nil, []kernel.Dest{w(b, 1)}},
-		{"restart: all keep their places", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains: it is up", []candidate{{a, Unknown, false, false}, {b, Up, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 1)}},
-		{"restart while one drains, and the other dies", []candidate{{a, Down, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"restart while one drains, and both die", []candidate{{a, Down, false, false}, {b, Down, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1)}},
-		{"restart: unlisted ones go", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
-		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(b, 1), w(c, 1)}},
-		{"new list, one proven: the old ones go", []candidate{{a, Up, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
+		{"all up", []candidate{{a, Up, false, false, false}, {b, Up, false, false, false}}, nil, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"one down", []candidate{{a, Up, false, false, false}, {b, Down, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}},
+		{"one is not ready", []candidate{{a, Up, false, false, false}, {b, Down, false, false, true}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"all are not ready", []candidate{{a, Down, false, false, true}, {b, Down, false, false, true}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"one draining", []candidate{{a, Up, false, false, false}, {b, Draining, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"only draining left", []candidate{{a, Down, false, false, false}, {b, Draining, false, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"all down: the last set stays", []candidate{{a, Down, false, false, false}, {b, Down, false, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"all down but one alien", []candidate{{a, Alien, false, false, false}, {b, Down, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"an alien is nobody's last resort", []candidate{{a, Alien, false, false, false}}, []kernel.Dest{w(a, 1)}, nil},
+		{"first start: nobody before its verdict", []candidate{{a, Unknown, false, false, false}, {b, Up, false, false, false}}, nil, []kernel.Dest{w(b, 1)}},
+		{"restart: all keep their places", []candidate{{a, Unknown, false, false, false}, {b, Unknown, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains", []candidate{{a, Unknown, false, false, false}, {b, Unknown, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains: it is up", []candidate{{a, Unknown, false, false, false}, {b, Up, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 1)}},
+		{"restart while one drains, and the other dies", []candidate{{a, Down, false, false, false}, {b, Unknown, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"restart while one drains, and both die", []candidate{{a, Down, false, false, false}, {b, Down, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(a, 1)}},
+		{"restart: unlisted ones go", []candidate{{a, Unknown, false, false, false}}, []kernel.Dest{w(a, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
+		{"new list, nobody proven: the old ones serve on", []candidate{{a, Unknown, false, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(b, 1), w(c, 1)}},
+		{"new list, one proven: the old ones go", []candidate{{a, Up, false, false, false}}, []kernel.Dest{w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1)}},
 		{"nothing known at all", nil, nil, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -142,16 +144,16 @@ func TestChooseGuarded(t *testing.T) {
 		last    []kernel.Dest
 		want    []kernel.Dest
 	}{
-		{"nobody answers", []candidate{{a, Down, true, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 0), w(b, 0)}},
-		{"and still nobody", []candidate{{a, Down, true, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
-		{"one answers badly", []candidate{{a, Down, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"one is back", []candidate{{a, Up, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
-		{"one is another cluster's", []candidate{{a, Alien, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(b, 0)}},
-		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
-		{"a restart costs nothing", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
-		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 0)}},
-		{"a restart while nobody answers", []candidate{{a, Unknown, false, false}, {b, Unknown, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 0), w(b, 0)}},
-		{"all drain", []candidate{{a, Draining, false, false}, {b, Down, true, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
+		{"nobody answers", []candidate{{a, Down, true, false, false}, {b, Down, true, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 0), w(b, 0)}},
+		{"and still nobody", []candidate{{a, Down, true, false, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
+		{"one answers badly", []candidate{{a, Down, false, false, false}, {b, Down, true, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1), w(b, 0)}},
+		{"one is back", []candidate{{a, Up, false, false, false}, {b, Down, true, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
+		{"one is another cluster's", []candidate{{a, Alien, false, false, false}, {b, Down, true, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(b, 0)}},
+		{"listed anew, nothing known: it keeps its place", []candidate{{a, Unknown, false, false, false}}, []kernel.Dest{w(a, 0)}, []kernel.Dest{w(a, 0)}},
+		{"a restart costs nothing", []candidate{{a, Unknown, false, false, false}}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
+		{"no longer listed, and nobody is proven", []candidate{{a, Unknown, false, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 0)}},
+		{"a restart while nobody answers", []candidate{{a, Unknown, false, false, false}, {b, Unknown, false, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 0), w(b, 0)}},
+		{"all drain", []candidate{{a, Draining, false, false, false}, {b, Down, true, false, false}}, []kernel.Dest{w(a, 0), w(b, 0)}, []kernel.Dest{w(a, 1)}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := choose(tt.masters, tt.last, true); !slices.Equal(got, tt.want) {

@@ -58,6 +58,7 @@ type member struct {
 	// triggered one.
 	probeNow    chan struct{}
 	suspectedAt time.Time
+	sessions    probe.Sessions
 	// hiddenSince is the time since which the API server has not shown its cluster; zero if
 	// it has. trustedAnyway is set if it is trusted nevertheless, after maxHidden.
 	hiddenSince   time.Time
@@ -272,6 +273,9 @@ func (g *group) target(a netip.AddrPort, name string) probe.Target {
 	if t.Roots != nil && !t.Probe.Plain {
 		t.Client = g.client()
 	}
+	if m := g.members[a]; m != nil {
+		t.Sessions = &m.sessions
+	}
 	return t
 }
 
@@ -352,7 +356,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 	if ctx.Err() != nil { // the watcher was stopped
 		return m.health.State, false
 	}
-	before, wasLost, wasSlow := m.health.State, m.lost(), m.health.slow()
+	before, wasLost, wasSlow, answered := m.health.State, m.lost(), m.health.slow(), m.health.answering
 	changed := m.health.observe(c, time.Now())
 	m.err = ""
 	if err != nil {
@@ -364,8 +368,11 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 			g.d.logf("%s: API server %s: %s", g.vip, a, c)
 		}
 	}
-	if g.guarded() && m.lost() != wasLost || m.health.slow() != wasSlow {
+	if g.guarded() && m.lost() != wasLost || m.health.slow() != wasSlow || m.health.answering != answered {
 		wake(g.changed)
+	}
+	if m.health.answering && !answered {
+		time.AfterFunc(time.Until(m.health.closeAt), func() { wake(g.changed) })
 	}
 	if changed {
 		g.d.stats.transitions.Add(1)
@@ -389,10 +396,11 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
+	now, alone := time.Now(), g.count(Up) == 0
 	candidates := make([]candidate, 0, len(g.members))
 	via := make([]netip.Addr, 0, len(g.members))
 	for a, m := range g.members {
-		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow()})
+		candidates = append(candidates, candidate{a, m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)})
 		via = append(via, a.Addr())
 	}
 	judged := g.list.lookedUp && len(candidates) > 0 && g.count(Unknown) == 0

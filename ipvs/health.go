@@ -1,6 +1,7 @@
 package ipvs
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/edgebake/edgebake/ipvs/probe"
@@ -43,13 +44,24 @@ type health struct {
 	// lateOnly is set if its only failures since it was up were late answers.
 	lateOnly bool
 	flap     int // doublings are 1, 2, 4, 8; 0 counts as 1
+	// answering is set if it is down although it answers: it is not ready, or
+	// its requests take too long. Its connections may be closed at closeAt.
+	answering bool
+	closeAt   time.Time
 }
+
+// closeAfter is the longest time for which a node keeps its connections to an
+// API server that is down but answers. All nodes would close them at once, and
+// open others to API servers that may be as busy. A node without a lease for
+// 40 s is not Ready.
+const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.
 func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	h.Class = c
-	if !c.Alive() && c != probe.Late {
+	if !c.Alive() && c != probe.Late && c != probe.Overdue {
 		h.lateOnly = false
+		h.answering = h.answering && c == probe.ServerError
 	} else if c.Alive() && h.State == Up {
 		h.lateOnly = true
 	}
@@ -94,12 +106,20 @@ func (h *health) failed(now time.Time) bool {
 		h.flap = min(max(h.flap, 1)*2, flapMax)
 	}
 	h.Falls++
+	h.answering = h.Class == probe.ServerError || h.Class == probe.Overdue
+	h.closeAt = now.Add(spread(closeAfter, rand.Float64()))
 	return h.enter(Down, now)
 }
 
 // slow reports whether an API server is down only because its answers are late.
 // A stopped one would have refused or closed a connection.
 func (h *health) slow() bool { return h.State == Down && h.lateOnly }
+
+// keeps reports whether a node keeps its connections to an API server that is
+// down: no other one is up, or it answers and closeAt has not come.
+func (h *health) keeps(now time.Time, alone bool) bool {
+	return h.State == Down && h.answering && (alone || now.Before(h.closeAt))
+}
 
 // probeSoon reports whether the next probe should be sent soon, because the
 // last one contradicts the state.

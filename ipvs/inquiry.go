@@ -11,7 +11,7 @@ import (
 
 // inquiry distinguishes a slow API server from a dead one: it sends more PINGs
 // over the open connection, where each packet also helps TCP to recover lost
-// ones, and opens new connections at growing intervals.
+// ones, and in the last round opens new connections at growing intervals.
 type inquiry struct {
 	w *watcher
 	l *probe.Link
@@ -57,6 +57,9 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
+	// Only the last round: a slow API server answers the PING sooner or later,
+	// and a handshake that is given up then was wasted work.
+	q.tryAt = (w.fall - 1) * (w.profile.Ticks - 1)
 	defer func() {
 		cancel()
 		q.closeLate()
@@ -174,9 +177,10 @@ func (q *inquiry) takeSign() bool {
 	return true
 }
 
-// late reports whether the API server accepts connections but does not answer.
+// late reports whether the API server accepts connections but does not answer,
+// as far as that was tried.
 func (q *inquiry) late() bool {
-	return q.accepted || slices.ContainsFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
+	return q.accepted || len(q.progress) == 0 || slices.ContainsFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
 }
 
 // closeLate closes connections that are established after the inquiry.

@@ -36,6 +36,8 @@ const maxTimeout = 16 * time.Second
 type spacing struct {
 	since    time.Time // start of the trouble; zero if there is none
 	earliest time.Time // no request is sent before this time
+	// load is the longest of the last answers; older ones count for less.
+	load time.Duration
 }
 
 const (
@@ -60,6 +62,27 @@ func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) tim
 		p.since = now.Add(-took)
 	}
 	return spread(min(now.Sub(p.since)/4, mostSpacing), rand.Float64())
+}
+
+// trouble returns how long the trouble has lasted.
+func (p *spacing) trouble(now time.Time) time.Duration {
+	if p.since.IsZero() {
+		return 0
+	}
+	return now.Sub(p.since)
+}
+
+// loadFactor is the share of its time that an API server may spend on the
+// requests of one node: one part in 32.
+const loadFactor = 32
+
+// loaded records the duration of an answer, and returns the minimum pause
+// before the next request to an API server that is up. Overloaded API servers
+// give slow answers and quick ones in turn, so the longest of the last ones
+// counts.
+func (p *spacing) loaded(took time.Duration) time.Duration {
+	p.load = max(took, p.load*3/4)
+	return spread(min(p.load*loadFactor, mostSpacing), rand.Float64())
 }
 
 // spread returns between half of d and d; r, in [0,1), is random and spreads

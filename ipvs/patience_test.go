@@ -122,6 +122,57 @@ func TestAnswerWithinADoubt(t *testing.T) {
 	})
 }
 
+// TestKeepsConnections: a node keeps its connections to an API server that answers but is not
+// ready, for 10 to 20 s, and for as long as no other one is up. Those to a dead one it does not.
+func TestKeepsConnections(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		in    []probe.Outcome
+		keeps bool
+	}{
+		{"not ready", []probe.Outcome{probe.ServerError, probe.ServerError}, true},
+		{"requests hang", []probe.Outcome{probe.Overdue, probe.Overdue}, true},
+		{"not ready, then slow", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Late, probe.Overdue}, true},
+		{"hangs", []probe.Outcome{probe.Late, probe.Late}, false},
+		{"is dropped", []probe.Outcome{probe.Late, probe.Timeout}, false},
+		{"not ready, then stopped", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Refused}, false},
+		{"another cluster", []probe.Outcome{probe.ServerError, probe.ServerError, probe.Reborn}, false},
+		{"up again", []probe.Outcome{probe.ServerError, probe.ServerError, probe.OK, probe.OK}, false},
+	} {
+		now := time.Unix(1000, 0)
+		h := health{Rise: 2, Fall: 2}
+		h.observe(probe.OK, now)
+		for _, c := range tt.in {
+			h.observe(c, now)
+		}
+		if got := h.keeps(now.Add(closeAfter/2-1), false); got != tt.keeps {
+			t.Errorf("%s: keeps its connections: %t", tt.name, got)
+		}
+		if h.keeps(now.Add(closeAfter), false) {
+			t.Errorf("%s: keeps its connections for more than %s", tt.name, closeAfter)
+		}
+		if got := h.keeps(now.Add(time.Hour), true); got != tt.keeps {
+			t.Errorf("%s: keeps its connections while no API server is up: %t", tt.name, got)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroup(NewDaemon(Options{Log: func(string) {}}), Server{})
+		a, m := addrAt(1), &member{health: health{Rise: 2, Fall: 2}}
+		g.members[a] = m
+		for _, c := range []probe.Outcome{probe.OK, probe.ServerError, probe.ServerError} {
+			g.observe(t.Context(), a, m, c, nil)
+		}
+		<-g.changed
+		time.Sleep(closeAfter)
+		synctest.Wait()
+		select {
+		case <-g.changed:
+		default:
+			t.Error("the real servers are not chosen again when the connections are to be closed")
+		}
+	})
+}
+
 // TestReturn: a thousand nodes do not return at the same moment: to the
 // only API server within 5 s, to one of several over at least 10 s.
 func TestReturn(t *testing.T) {
@@ -237,8 +288,8 @@ func TestChooseSlow(t *testing.T) {
 	w := func(a netip.AddrPort, n int) kernel.Dest {
 		return kernel.Dest{Addr: a, Weight: n, Forward: kernel.Masq}
 	}
-	slow := func(a netip.AddrPort) candidate { return candidate{a, Down, false, true} }
-	dead := func(a netip.AddrPort) candidate { return candidate{a, Down, true, false} }
+	slow := func(a netip.AddrPort) candidate { return candidate{a, Down, false, true, false} }
+	dead := func(a netip.AddrPort) candidate { return candidate{a, Down, true, false, false} }
 	for _, tt := range []struct {
 		name             string
 		masters          []candidate
@@ -246,12 +297,12 @@ func TestChooseSlow(t *testing.T) {
 		want, whenJoined []kernel.Dest
 	}{
 		{"alone", []candidate{slow(a)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
-		{"a better one serves", []candidate{slow(a), {b, Up, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"a better one serves", []candidate{slow(a), {b, Up, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
 		{"the other refuses", []candidate{slow(a), dead(b)}, []kernel.Dest{w(a, 1), w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
-		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
+		{"the other is of another cluster", []candidate{slow(a), {b, Alien, false, false, false}}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1)}},
 		{"it was out, and the last one refuses now", []candidate{slow(a), dead(b)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(a, 1)}, []kernel.Dest{w(a, 1), w(b, 0)}},
 		{"all are slow", []candidate{slow(a), slow(b), slow(c)}, []kernel.Dest{w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}, []kernel.Dest{w(a, 1), w(b, 1), w(c, 1)}},
-		{"one drains", []candidate{slow(a), {b, Draining, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
+		{"one drains", []candidate{slow(a), {b, Draining, false, false, false}}, []kernel.Dest{w(a, 1), w(b, 0)}, []kernel.Dest{w(b, 1)}, []kernel.Dest{w(b, 1)}},
 	} {
 		if got := choose(tt.masters, tt.last, false); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)

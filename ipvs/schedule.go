@@ -173,6 +173,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	}
 	well := answer.Alive() && took < s.profile.ReadyTimeout/8
 	s.spacing.earliest = now.Add(s.spacing.answered(now, took, well, state == Up))
+	loaded := s.spacing.loaded(took)
 	s.asked, s.pinged, s.answered = time.Time{}, time.Time{}, now
 	switch {
 	case soon:
@@ -181,6 +182,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 		s.readyDue = now.Add(retry)
 	default:
 		s.readyDue = s.beat.within(now, s.profile.Ready)
+		s.notBefore(now.Add(loaded))
 	}
 	s.notBefore(s.spacing.earliest)
 	if s.measures() {

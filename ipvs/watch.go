@@ -256,6 +256,9 @@ func (w *watcher) backoff(r float64) time.Duration {
 	if !w.alone() {
 		d = max(d, w.profile.Spread)
 	}
+	if w.late > 0 { // a handshake that is given up has cost a slow API server as much as another one
+		d, most = max(d, w.handshakeTimeout()), max(most, 2*maxTimeout)
+	}
 	for i := 1; i < w.failed && d < most; i++ {
 		d = min(2*d, most)
 	}
@@ -268,10 +271,14 @@ func (w *watcher) connectTimeout() time.Duration {
 	return max(w.round(), 1500*time.Millisecond)
 }
 
+// handshakeMargin is the least time for the TLS handshake with an API server
+// that accepts the connection: a thousand nodes may connect at once.
+const handshakeMargin = 5 * time.Second
+
 // handshakeTimeout follows the measured handshakes, and doubles while they time
 // out, because an abandoned handshake is wasted work for both sides.
 func (w *watcher) handshakeTimeout() time.Duration {
-	d := w.handshake.timeout(w.connectTimeout(), maxTimeout)
+	d := w.handshake.timeout(max(w.connectTimeout(), handshakeMargin), maxTimeout)
 	return min(d<<min(w.late, 8), maxTimeout)
 }
 
@@ -457,10 +464,10 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 			w.reportFailure(probe.Timeout, late)
 			return nil, true
 		case waited >= mostAnswer:
-			w.reportFailure(probe.Late, late)
+			w.reportFailure(probe.Overdue, late)
 			return nil, true
 		}
-		w.report(probe.Late, late) // it answers PINGs, so only the request hangs
+		w.report(probe.Overdue, late)
 		return nil, false
 	}
 	if err != nil {
@@ -519,11 +526,11 @@ func (w *watcher) deferRequest(l *probe.Link) {
 		w.anonymousCloses = 0
 		return
 	}
+	now := time.Now()
 	most := maxAnonymousPause
 	if w.state != Up { // its return must be noticed
-		most = mostSpacing
+		most = max(mostSpacing, min(w.spacing.trouble(now)/4, maxAnonymousPause))
 	}
-	now := time.Now()
 	if w.readyDue.Sub(now) < w.profile.Ready/2 {
 		return // a request is due soon for another reason
 	}

@@ -24,7 +24,9 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -102,10 +104,12 @@ type master struct {
 	accepts    bool // accepts the token after a request for /readyz
 	bearers    []string
 	requests   int
+	resumed    bool // the TLS session of the last request
 }
 
 func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.requests++
+	m.resumed = r.TLS.DidResume
 	if b := r.Header.Get("Authorization"); b != "" {
 		m.bearers = append(m.bearers, b)
 		if m.revoked || b != "Bearer "+token {
@@ -221,6 +225,53 @@ func TestDiscoverConnectsOnce(t *testing.T) {
 	}
 	if connections != 1+1+3 {
 		t.Errorf("%d connections", connections)
+	}
+}
+
+// TestDiscoverSparesTheOthers: while an API server may still answer, the next one is asked only
+// after a pause.
+func TestDiscoverSparesTheOthers(t *testing.T) {
+	ca := newAuthority(t)
+	synctest.Test(t, func(t *testing.T) {
+		d := discovery(ca, "a:6443", "b:6443", "c:6443")
+		var dials atomic.Int32
+		d.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			dials.Add(1)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			_, err := Discover(ctx, d)
+			ended <- err
+		}()
+		time.Sleep(stagger / 2)
+		for want := int32(1); want <= 3; want++ {
+			if got := dials.Load(); got != want {
+				t.Errorf("%d API servers were asked, want %d", got, want)
+			}
+			time.Sleep(stagger)
+		}
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("it found a cluster")
+		}
+	})
+}
+
+// TestDiscoverResumes: a machine that looks for its cluster again resumes its TLS session.
+func TestDiscoverResumes(t *testing.T) {
+	ca := newAuthority(t)
+	m := &master{ca: ca.pem, sig: signed}
+	d := discovery(ca, serve(t, m, ca.serving(t, "127.0.0.1")))
+	for i := range 2 {
+		if _, err := Discover(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.resumed; got != (i == 1) {
+			t.Errorf("attempt %d: resumed is %t", i, got)
+		}
 	}
 }
 

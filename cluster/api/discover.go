@@ -10,11 +10,13 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -94,8 +96,12 @@ func (f *Found) Client(d Discovery) *Client {
 	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, Now: d.Now, kept: f.kept}
 }
 
-// Discover asks all API servers at once, and returns the first that is verified to belong to
-// the pinned cluster. If none is, the error has the reason for each.
+// stagger is how long Discover waits for an API server before it asks another one as well.
+const stagger = time.Second
+
+// Discover asks the API servers, in random order and the next one after stagger or an error,
+// and returns the first that is verified to belong to the pinned cluster. If none is, the error
+// has the reason for each.
 func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	id, secret, err := SplitToken(d.Token)
 	if err != nil {
@@ -115,21 +121,36 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		err   error
 	}
 	results := make(chan result, len(d.Masters))
-	for i, m := range d.Masters {
+	left := rand.Perm(len(d.Masters))
+	ask := func() {
+		if len(left) == 0 {
+			return
+		}
+		i := left[0]
+		left = left[1:]
 		go func() {
 			ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 			defer cancel()
-			f, err := d.ask(ctx, m, id, secret)
+			f, err := d.ask(ctx, d.Masters[i], id, secret)
 			results <- result{i, f, err}
 		}()
 	}
+	ask()
+	next := time.NewTicker(stagger)
+	defer next.Stop()
 	errs := make([]error, len(d.Masters))
-	for range d.Masters {
-		r := <-results
-		if r.err == nil {
-			return r.found, nil
+	for answers := 0; answers < len(d.Masters); {
+		select {
+		case <-next.C:
+			ask()
+		case r := <-results:
+			if r.err == nil {
+				return r.found, nil
+			}
+			answers++
+			errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], bounded{r.err})
+			ask()
 		}
-		errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], bounded{r.err})
 	}
 	return nil, errors.Join(errs...)
 }
@@ -434,10 +455,21 @@ func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, e
 	return shake(ctx, dial, master, &tls.Config{ServerName: host})
 }
 
+// sessions are the TLS sessions with each API server, a tls.ClientSessionCache for each
+// "host:port". A machine that waits for its cluster connects again and again, and a resumed
+// session spares an API server the signature with its RSA key, most of the work of a connection.
+var sessions sync.Map
+
+func sessionsWith(master string) tls.ClientSessionCache {
+	c, _ := sessions.LoadOrStore(master, tls.NewLRUClientSessionCache(1))
+	return c.(tls.ClientSessionCache)
+}
+
 // shake makes a TLS connection. conf.VerifyConnection or the caller must verify the
 // certificates.
 func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
+	conf.ClientSessionCache = sessionsWith(master)
 	raw, err := dial(ctx, "tcp", master)
 	if err != nil {
 		return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)

@@ -184,7 +184,12 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 // another cluster, or cannot show theirs, it returns false without an error, since Check
 // reports that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
-	err := e.Retry(ctx, machine.Wait{Every: time.Second, For: servePatience}, func() error { return endpointAnswers(ctx, e, site) })
+	err := endpointAnswers(ctx, e, site)
+	if err != nil {
+		// Only the endpoint: until it is served, a connection to it costs the API servers nothing.
+		_ = e.Retry(ctx, machine.Wait{Every: time.Second, For: servePatience, Gently: true}, func() error { return machine.Answers(ctx, e, site.EndpointHostPort()) })
+		err = endpointAnswers(ctx, e, site)
+	}
 	if err != nil {
 		again, unclear := member.CheckBornAgain(ctx, e, site)
 		if again || member.CannotShow(e, unclear) {

@@ -45,12 +45,13 @@ type Link struct {
 
 // Target is the server to connect to, and how it proves its identity.
 type Target struct {
-	Addr   netip.AddrPort
-	Name   string // API server's DNS name, or its address
-	SNI    string
-	Probe  Spec
-	Roots  *Roots // nil: no server can be verified yet
-	Client *tls.Certificate
+	Addr     netip.AddrPort
+	Name     string // API server's DNS name, or its address
+	SNI      string
+	Probe    Spec
+	Roots    *Roots // nil: no server can be verified yet
+	Client   *tls.Certificate
+	Sessions *Sessions // with this server; may be nil
 	// Progress, if set, receives the progress of the connection.
 	Progress *atomic.Int32
 	// ConnectTime is the timeout of the TCP handshake; 0 means that of the
@@ -58,6 +59,35 @@ type Target struct {
 	ConnectTime time.Duration
 	// Dial opens the connection; default: net.Dialer.
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
+}
+
+// Sessions are the last TLS sessions with one server. A resumed one spares it
+// the signature with its RSA key, most of the work of a handshake. The server
+// takes the client of a resumed session to be the one that began it, so there
+// is one session without a certificate and one with the last certificate.
+type Sessions struct {
+	mu                sync.Mutex
+	client            *tls.Certificate
+	withCert, without tls.ClientSessionCache
+}
+
+// of returns the cache for connections with this certificate, or nil.
+func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if client == nil {
+		if s.without == nil {
+			s.without = tls.NewLRUClientSessionCache(1)
+		}
+		return s.without
+	}
+	if s.client != client {
+		s.client, s.withCert = client, tls.NewLRUClientSessionCache(1)
+	}
+	return s.withCert
 }
 
 // Event is an event of a link. Kind determines which other fields are set.
@@ -184,7 +214,7 @@ func (l *Link) handshake(ctx context.Context) error {
 			}
 			return alien
 		},
-		SessionTicketsDisabled: true,
+		ClientSessionCache: t.Sessions.of(t.Client),
 		// Without post-quantum keys, which need a second packet in each
 		// direction: nothing sent here must stay secret for decades, and on a
 		// link that loses packets each one counts.

@@ -18,6 +18,7 @@ const (
 	Closed  // the open connection failed
 	Timeout // no answer
 	Late    // no answer in time, but it accepts connections
+	Overdue // no answer to the request in time, but to PINGs
 	Expired // certificate expired, according to the API server's own clock too
 	Unreachable
 	Unshown  // does not show which cluster it belongs to
@@ -43,7 +44,7 @@ func (c Outcome) String() string {
 		return "connection refused"
 	case Closed:
 		return "connection broken"
-	case Timeout, Late:
+	case Timeout, Late, Overdue:
 		return "no answer"
 	case Expired:
 		return "certificate expired"

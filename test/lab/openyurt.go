@@ -390,7 +390,8 @@ func (c *Cluster) AuditLog(n int) string {
 // auditArgs makes the nth API server log every creation of a Node, or what the
 // tuning's policy says.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
-	policy := filepath.Join(c.dir, "audit-policy.yaml")
+	// One for each: another API server that starts now would read a file that is half written.
+	policy := filepath.Join(c.dir, fmt.Sprintf("audit-policy%d.yaml", n+1))
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}

@@ -103,6 +103,7 @@ type node struct {
 	machineID, uuid string
 	world           *worldtest.World
 	kernel          *memory
+	care            atomic.Pointer[ipvs.Daemon]
 	leased          atomic.Int64 // when the lease was last renewed
 
 	poweredOn, ended time.Time
@@ -237,6 +238,7 @@ func (n *node) startIPVSCare(ctx context.Context) error {
 	serves, ended := make(chan struct{}), make(chan error, 1)
 	d := ipvs.NewDaemon(ipvs.Options{ConfigFile: n.below(careConfig), ClientCert: n.below(careCert), Kernel: n.kernel,
 		Log: func(string) {}, Ready: sync.OnceFunc(func() { close(serves) })})
+	n.care.Store(d)
 	go func() { ended <- d.Run(ctx) }()
 	select {
 	case <-serves:
@@ -386,8 +388,35 @@ func (f *fleet) report(ctx context.Context, all []*node) {
 				late++
 			}
 		}
-		fmt.Fprintf(os.Stderr, "%3.0f s: %d of %d machines are Ready, %d leases are late\n", time.Since(began).Seconds(), ready, len(all), late)
+		fmt.Fprintf(os.Stderr, "%3.0f s: %d of %d machines are Ready, %d leases are late; %s\n", time.Since(began).Seconds(), ready, len(all), late, f.traffic(all))
 	}
+}
+
+// traffic describes what the machines have sent so far.
+func (f *fleet) traffic(all []*node) string {
+	sent := careTraffic(all)
+	return fmt.Sprintf("connections: ipvscare %d, first boot %d, kubeadm and kubelet %d; ipvscare: %d requests, %d PINGs",
+		sent["dials"], f.dials["first boot"].Load(), f.dials["kubeadm and kubelet"].Load(), sent["requests"], sent["pings"])
+}
+
+// careTraffic returns the sums of ipvscare's counters of connections, requests and PINGs.
+func careTraffic(all []*node) map[string]int64 {
+	sum := map[string]int64{}
+	for _, n := range all {
+		d := n.care.Load()
+		if d == nil {
+			continue
+		}
+		for line := range strings.Lines(string(d.Metrics())) {
+			for _, what := range []string{"dials", "requests", "pings"} {
+				if v, ok := strings.CutPrefix(strings.TrimSpace(line), "ipvscare_"+what+"_total "); ok {
+					count, _ := strconv.ParseInt(v, 10, 64)
+					sum[what] += count
+				}
+			}
+		}
+	}
+	return sum
 }
 
 func (f *fleet) tell(t *testing.T, word string, v any) {

@@ -1,0 +1,82 @@
+package probe
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// TestSessions: a second connection resumes the TLS session, so that the server need not sign
+// again. It does not with another client certificate, and the CA counts on each connection.
+func TestSessions(t *testing.T) {
+	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	ca := issue(t, "ca", authority(from, to), nil)
+	template := server(from, to, "127.0.0.1")
+	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	serving := issue(t, "kube-apiserver", template, ca)
+	resumed := make(chan bool, 8)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { resumed <- r.TLS.DidResume }))
+	srv.TLS = &tls.Config{ClientAuth: tls.RequestClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{serving.Raw}, PrivateKey: serving.key}}}
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
+	defer srv.Close()
+	roots := func(ca *issued) *Roots {
+		r, err := ParseRoots("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	client := func() *tls.Certificate {
+		c := issue(t, "system:node:n1", x509.Certificate{NotBefore: from, NotAfter: to}, ca)
+		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: c.key}
+	}
+	target := Target{Addr: netip.MustParseAddrPort(srv.Listener.Addr().String()), Name: "127.0.0.1", SNI: CertName,
+		Probe: Spec{Method: "GET", Path: "/readyz"}, Roots: roots(ca), Sessions: &Sessions{}}
+	ask := func(t *testing.T, target Target) bool {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		l, err := Dial(ctx, target, BodyLimit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if err := l.Ask(); err != nil {
+			t.Fatal(err)
+		}
+		for e := range l.Events {
+			if e.Kind == EventResponse {
+				return <-resumed
+			}
+			if e.Kind == EventClosed {
+				t.Fatal(e.Err)
+			}
+		}
+		return false
+	}
+	first, second := client(), client()
+	for i, tt := range []struct {
+		client *tls.Certificate
+		want   bool
+	}{{nil, false}, {nil, true}, {first, false}, {first, true}, {nil, true}, {second, false}, {second, true}} {
+		target.Client = tt.client
+		if got := ask(t, target); got != tt.want {
+			t.Errorf("connection %d: resumed is %t", i, got)
+		}
+	}
+	target.Roots = roots(issue(t, "other", authority(from, to), nil))
+	var alien *IdentityError
+	if _, err := Dial(t.Context(), target, BodyLimit); !errors.As(err, &alien) {
+		t.Errorf("with another CA: %v", err)
+	}
+}
