@@ -260,17 +260,50 @@ func TestDiscoverSparesTheOthers(t *testing.T) {
 	})
 }
 
-// TestDiscoverResumes: a machine that looks for its cluster again resumes its TLS session.
+// TestDiscoverResumes: a machine that looks for its cluster again resumes its TLS session, unless
+// the API server has got another certificate meanwhile.
 func TestDiscoverResumes(t *testing.T) {
-	ca := newAuthority(t)
+	ca, next := newAuthority(t), newAuthority(t)
 	m := &master{ca: ca.pem, sig: signed}
-	d := discovery(ca, serve(t, m, ca.serving(t, "127.0.0.1")))
-	for i := range 2 {
-		if _, err := Discover(t.Context(), d); err != nil {
-			t.Fatal(err)
+	var serving atomic.Pointer[tls.Certificate]
+	use := func(ca *authority) {
+		c := ca.serving(t, "127.0.0.1")
+		serving.Store(&c)
+	}
+	use(ca)
+	srv := httptest.NewUnstartedServer(m)
+	srv.TLS = &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		return &tls.Config{Certificates: []tls.Certificate{*serving.Load()}}, nil
+	}}
+	srv.StartTLS()
+	t.Cleanup(srv.Close)
+	for _, known := range []bool{false, true} {
+		use(ca)
+		m.ca = ca.pem
+		d := discovery(ca, srv.Listener.Addr().String())
+		if known {
+			d.CA = ca.pem
 		}
-		if got := m.resumed; got != (i == 1) {
-			t.Errorf("attempt %d: resumed is %t", i, got)
+		for _, want := range []bool{false, true} {
+			if _, err := Discover(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			if m.resumed != want {
+				t.Errorf("CA known %t: resumed is %t, want %t", known, m.resumed, want)
+			}
+		}
+		use(next)
+		m.ca = next.pem
+		d.Pins = []string{Pin(next.cert)}
+		if known {
+			d.CA = next.pem
+		}
+		_, err := Discover(t.Context(), d)
+		if err != nil && !known {
+			_, err = Discover(t.Context(), d)
+		}
+		if err != nil {
+			t.Errorf("CA known %t, another certificate: %v", known, err)
 		}
 	}
 }

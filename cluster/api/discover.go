@@ -148,6 +148,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 				return r.found, nil
 			}
 			answers++
+			forgetSession(d.Masters[r.i], r.err)
 			errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], bounded{r.err})
 			ask()
 		}
@@ -469,17 +470,40 @@ func sessionsWith(master string) tls.ClientSessionCache {
 // certificates.
 func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
-	conf.ClientSessionCache = sessionsWith(master)
-	raw, err := dial(ctx, "tcp", master)
-	if err != nil {
-		return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)
+	resumed := false
+	if verify := conf.VerifyConnection; verify != nil {
+		conf.VerifyConnection = func(cs tls.ConnectionState) error {
+			resumed = cs.DidResume
+			return verify(cs)
+		}
 	}
-	conn := tls.Client(raw, conf)
-	if err := conn.HandshakeContext(ctx); err != nil {
+	for {
+		conf.ClientSessionCache = sessionsWith(master)
+		raw, err := dial(ctx, "tcp", master)
+		if err != nil {
+			return nil, fmt.Errorf("connecting to the API server %s: %w", master, err)
+		}
+		conn := tls.Client(raw, conf)
+		err = conn.HandshakeContext(ctx)
+		if err == nil {
+			return conn, nil
+		}
 		conn.Close()
-		return nil, err
+		if !resumed {
+			return nil, err
+		}
+		sessions.Delete(master) // it may have another certificate by now
+		resumed = false
 	}
-	return conn, nil
+}
+
+// forgetSession removes the TLS session with master unless the reason of a failure is known to
+// be another than its certificate, which may be a former one.
+func forgetSession(master string, err error) {
+	var broken net.Error
+	if Code(err) == 0 && !errors.As(err, &broken) && !errors.Is(err, context.DeadlineExceeded) {
+		sessions.Delete(master)
+	}
 }
 
 // verify verifies the certificate of a connection to master with ca, and returns the first of

@@ -136,9 +136,22 @@ func (e *IdentityError) Unwrap() error { return e.Err }
 // ErrNotTLS means that the server answers, but not with TLS.
 var ErrNotTLS = errors.New("it does not speak TLS")
 
+// errStale means that the certificate of a resumed session is not valid. The
+// server may have another one by now.
+var errStale = errors.New("the certificate of the TLS session is not valid")
+
 // Dial connects, makes the TLS handshake and verifies the certificate. The
 // context limits all of it. limit is the number of bytes of a response to keep.
 func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
+	l, err := dial(ctx, t, limit)
+	if errors.Is(err, errStale) {
+		t.Sessions = nil
+		l, err = dial(ctx, t, limit)
+	}
+	return l, err
+}
+
+func dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	if t.Dial == nil {
 		t.Dial = func(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 			d := net.Dialer{KeepAlive: -1} // PINGs replace keep-alives
@@ -209,6 +222,8 @@ func (l *Link) handshake(ctx context.Context) error {
 			var err error
 			if l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
 				return err // timeout: this says nothing about the identity
+			} else if cs.DidResume && (err != nil || l.Skew.off) {
+				return errStale
 			} else if err != nil {
 				alien = &IdentityError{err}
 			}

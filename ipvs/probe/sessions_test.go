@@ -6,10 +6,10 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -19,13 +19,16 @@ import (
 func TestSessions(t *testing.T) {
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	ca := issue(t, "ca", authority(from, to), nil)
-	template := server(from, to, "127.0.0.1")
-	template.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
-	serving := issue(t, "kube-apiserver", template, ca)
+	certificate := func(ca *issued) *tls.Certificate {
+		c := issue(t, "kube-apiserver", server(from, to, CertName), ca)
+		return &tls.Certificate{Certificate: [][]byte{c.Raw}, PrivateKey: c.key}
+	}
+	var serving atomic.Pointer[tls.Certificate]
+	serving.Store(certificate(ca))
 	resumed := make(chan bool, 8)
 	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { resumed <- r.TLS.DidResume }))
 	srv.TLS = &tls.Config{ClientAuth: tls.RequestClientCert,
-		Certificates: []tls.Certificate{{Certificate: [][]byte{serving.Raw}, PrivateKey: serving.key}}}
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return serving.Load(), nil }}
 	srv.EnableHTTP2 = true
 	srv.StartTLS()
 	defer srv.Close()
@@ -74,7 +77,14 @@ func TestSessions(t *testing.T) {
 			t.Errorf("connection %d: resumed is %t", i, got)
 		}
 	}
-	target.Roots = roots(issue(t, "other", authority(from, to), nil))
+	// The server gets a certificate of another CA while it runs.
+	other := issue(t, "other", authority(from, to), nil)
+	serving.Store(certificate(other))
+	target.Roots = roots(other)
+	if ask(t, target) {
+		t.Error("it resumed the session of the former certificate")
+	}
+	target.Roots = roots(ca)
 	var alien *IdentityError
 	if _, err := Dial(t.Context(), target, BodyLimit); !errors.As(err, &alien) {
 		t.Errorf("with another CA: %v", err)
