@@ -101,7 +101,7 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 			return ctx.Err()
 		}
 		errs = append(errs, err)
-		if fetch.NoRoom(err) {
+		if fetch.NoSpace(err) {
 			break
 		}
 	}
@@ -468,8 +468,8 @@ func contentSize(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// checkRoom warns if the root is too large for machines in the field.
-func (b *executor) checkRoom(l *disk.Layout) {
+// checkSpace warns if the root is too large for machines in the field.
+func (b *executor) checkSpace(l *disk.Layout) {
 	root := l.Find(ondisk.LabelRootA)
 	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
 		return
@@ -487,7 +487,7 @@ func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, 
 	if err != nil {
 		return nil, b.origins.place(byLayer(err))
 	}
-	b.checkRoom(layout)
+	b.checkSpace(layout)
 	c.facts.Info.Partitions = slices.Clone(layout.Parts)
 	if c.esp, err = overlays.ESP(b.img, c.facts, c.merged); err != nil {
 		return nil, b.origins.place(err)

@@ -88,7 +88,7 @@ func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
 		err := part(ctx)
-		if fetch.NoRoom(err) {
+		if fetch.NoSpace(err) {
 			return nil, err // the others would fail for the same reason
 		}
 		errs = append(errs, err)

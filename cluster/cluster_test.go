@@ -131,13 +131,13 @@ func TestReport(t *testing.T) {
 		{Node: "ready", State: Ready, Since: early}, {Node: "token", State: Waiting, Detail: "token abcdef is valid"},
 		{Node: "old", State: NotReady, Since: late, Detail: "kubelet stopped"}, {Node: "csr", State: Joining, Since: early, Fix: "approve"},
 	}
-	fails := reports.Told{Result: ondisk.ResultFailed, Phase: "join", Step: 10, Steps: 14, Reason: "the token has expired", Fix: "stamp it", Received: late}
-	told := func(node, result string, at time.Time) reports.Told {
+	fails := reports.Summary{Result: ondisk.ResultFailed, Phase: "join", Step: 10, Steps: 14, Reason: "the token has expired", Fix: "stamp it", Received: late}
+	told := func(node, result string, at time.Time) reports.Summary {
 		x := fails
 		x.Node, x.Result, x.Received = node, result, at
 		return x
 	}
-	got := Report(all, []reports.Told{
+	got := Report(all, []reports.Summary{
 		told("ready", ondisk.ResultFailed, late), told("token", ondisk.ResultFailed, late), told("old", ondisk.ResultRunning, early),
 		told("csr", ondisk.ResultWaiting, late), told("new", ondisk.ResultRunning, late), told("gone", ondisk.ResultDone, late),
 	})

@@ -210,7 +210,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 
 // Report adds the machines' reports of first boot. The cluster's own state takes precedence:
 // a node that is Ready has no failed first boot.
-func Report(all []Site, told []reports.Told) []Site {
+func Report(all []Site, told []reports.Summary) []Site {
 	out := slices.Clone(all)
 	for _, t := range told {
 		i := slices.IndexFunc(out, func(s Site) bool { return s.Node == t.Node })

@@ -44,7 +44,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	for i, n := range nodes {
 		one := doc
 		if i > 0 { // decoding modifies the tree
-			one, _ = strict.Read(doc.File, d.Data, documentForm)
+			one, _ = strict.Read(doc.File, d.Data, documentFormat)
 		}
 		if n != nil {
 			yamltree.Set(one.Root, fieldArch, n)
@@ -89,7 +89,7 @@ func sharedDigests(a, b *Image) (probs Problems) {
 
 // ListedArchitectures returns the architectures in the field arch of an Image document.
 func ListedArchitectures(data []byte) []string {
-	doc, probs := strict.Read("", data, documentForm)
+	doc, probs := strict.Read("", data, documentFormat)
 	if probs != nil {
 		return nil
 	}

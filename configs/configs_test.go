@@ -202,7 +202,7 @@ func TestEncode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	doc, probs := strict.Read("slot", slot, documentForm)
+	doc, probs := strict.Read("slot", slot, documentFormat)
 	if probs != nil {
 		t.Fatal(probs)
 	}

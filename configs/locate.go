@@ -38,7 +38,7 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 
 // located reads a document that was read before without errors.
 func located(name string, data []byte) *strict.Document {
-	doc, probs := strict.Read(name, data, documentForm)
+	doc, probs := strict.Read(name, data, documentFormat)
 	if probs != nil {
 		return &strict.Document{File: name}
 	}

@@ -23,8 +23,8 @@ const (
 	KindCluster   = "Cluster"
 )
 
-// documentForm describes edgebake's documents.
-var documentForm = &strict.Form{
+// documentFormat describes edgebake's documents.
+var documentFormat = &strict.Format{
 	APIVersion: APIVersion,
 	Kinds:      []string{KindImage, KindSite, KindInventory, KindCluster},
 	Limits:     limits,
@@ -81,7 +81,7 @@ type Document struct {
 // Read parses the YAML of a document and checks its version and kind. The error
 // is Problems.
 func Read(name string, data []byte) (*Document, error) {
-	doc, probs := strict.Read(name, data, documentForm)
+	doc, probs := strict.Read(name, data, documentFormat)
 	if probs != nil {
 		return nil, probs
 	}

@@ -564,7 +564,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 // TestMarksAreNotInRunDir, which goes when first boot ends.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
-	for _, mark := range []string{network.AskedNTP, join.SaidVIP, member.SaidFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {
+	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
 			t.Errorf("%s goes when first boot ends", mark)
 		}

@@ -353,10 +353,10 @@ func TestTimeServersAreAskedAgain(t *testing.T) {
 		}
 		return unit(ctx, verb, name)
 	}
-	if network.WaitForNTP(t.Context(), e, network.NTPPatience) {
+	if network.WaitForNTP(t.Context(), e, network.NTPTimeout) {
 		t.Fatal("there is no time server")
 	}
 	if asked < 2 || asked > 3 {
-		t.Errorf("they were asked again %d times in %s", asked, network.NTPPatience)
+		t.Errorf("they were asked again %d times in %s", asked, network.NTPTimeout)
 	}
 }

@@ -36,9 +36,9 @@ import (
 	"github.com/edgebake/edgebake/configs/manifest"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 	"github.com/edgebake/edgebake/ondisk"
@@ -120,7 +120,7 @@ type controlPlane struct {
 // fakeMember is another control-plane node.
 type fakeMember struct {
 	mu      sync.Mutex
-	state   seat.PeerState
+	state   etcdmember.PeerState
 	ticket  string // of its Site
 	id      string // of its member
 	quorum  bool
@@ -162,7 +162,7 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 		m.others[s.Site.Self().Address] = f
 	}
 	m.own = newFakeMember(t, keys.EtcdCA, w.ClusterTime)
-	m.own.state, m.own.quorum = seat.Lived, true
+	m.own.state, m.own.quorum = etcdmember.InUse, true
 	m.own.members = []map[string]any{{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}}}
 	m.own.snapshot, m.own.id = "all objects", "1"
 	m.CtrRun = m.etcdutl
@@ -239,7 +239,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	worldtest.BreakKeptAlive(r, func(string) error {
-		if f.state == seat.Silent {
+		if f.state == etcdmember.Silent {
 			return errors.New("no route to host")
 		}
 		return nil
@@ -256,11 +256,11 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return slices.IndexFunc(f.members, func(m map[string]any) bool { return m["ID"] == asked.ID })
 	}
 	switch {
-	case f.state == seat.Blank:
-		seat.ServeBlank(seat.BlankAnswer(f.ticket, false), func() bool { return true }).ServeHTTP(w, r)
-	case f.state == seat.Spent:
-		seat.ServeBlank(seat.BlankAnswer(f.ticket, true), func() bool { return true }).ServeHTTP(w, r)
-	case r.URL.Path == "/members" && f.state == seat.Newborn:
+	case f.state == etcdmember.Blank:
+		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.ticket, false), func() bool { return true }).ServeHTTP(w, r)
+	case f.state == etcdmember.Spent:
+		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.ticket, true), func() bool { return true }).ServeHTTP(w, r)
+	case r.URL.Path == "/members" && f.state == etcdmember.Leaderless:
 		answer([]any{map[string]any{"name": "m2"}})
 	case r.URL.Path == "/members":
 		answer([]any{map[string]any{"id": uint64(12345678901234567890), "name": "m2", "clientURLs": []string{"https://192.0.2.12:2379"}}, map[string]any{"id": f.counts}})
@@ -328,7 +328,7 @@ func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, 
 	}
 	if f := m.others[host]; f != nil && (port == "2379" || port == "2380") {
 		f.mu.Lock()
-		silent := f.state == seat.Silent
+		silent := f.state == etcdmember.Silent
 		f.mu.Unlock()
 		if silent {
 			return nil, errors.New("no route to host"), true
@@ -378,7 +378,7 @@ func (m *controlPlane) kubelet() error {
 				m.T.Error("etcd begins over what is left of a database, and never comes up")
 			}
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
-			if note := controlplane.ReadSeatNote(m.Env()); note.Cluster != m.site.ControlPlane.ID {
+			if note := controlplane.ReadMembership(m.Env()); note.Cluster != m.site.ControlPlane.ID {
 				m.T.Errorf("etcd begins on a disk with the note %+v", note)
 			}
 			m.Put("/var/lib/etcd/member/wal/0.wal", "")
@@ -729,7 +729,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 		t.Errorf("objects: %q", m.Cluster.CreatedSecrets)
 	}
 	// etcd's IDs differ from those of another bootstrap with the same keys.
-	if want := seat.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
+	if want := etcdmember.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
 		t.Errorf("initial-cluster-token is %q, want %q", m.clusterToken, want)
 	}
 	if hosts := m.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
@@ -787,16 +787,16 @@ func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		masters int
-		others  seat.PeerState
+		others  etcdmember.PeerState
 		late    bool
 		says    string
 	}{
 		"sole, late":                 {1, 0, true, "the ticket for the cluster's birth has expired (2026-11-27T09:00:00Z; this machine's clock says 2026-11-28)"},
-		"all of them, late":          {3, seat.Blank, true, "the ticket for the cluster's birth has expired"},
-		"the others without quorum":  {3, seat.Lived, false, "has no quorum"},
-		"the others without, late":   {3, seat.Lived, true, "has no quorum"},
-		"the others are silent":      {3, seat.Silent, false, ""},
-		"the others are silent, too": {3, seat.Silent, true, ""},
+		"all of them, late":          {3, etcdmember.Blank, true, "the ticket for the cluster's birth has expired"},
+		"the others without quorum":  {3, etcdmember.InUse, false, "has no quorum"},
+		"the others without, late":   {3, etcdmember.InUse, true, "has no quorum"},
+		"the others are silent":      {3, etcdmember.Silent, false, ""},
+		"the others are silent, too": {3, etcdmember.Silent, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -844,7 +844,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 func (m *controlPlane) lived(cluster string) {
 	m.T.Helper()
 	m.Put("/var/lib/etcd/member/wal/0.wal", "")
-	m.Put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
+	m.Put(controlplane.MembershipFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
 // rejected leaves the files of a start that etcd rejected: a database without a log.
@@ -856,7 +856,7 @@ func (m *controlPlane) rejected() {
 // quorum makes m2 answer for a cluster of all three.
 func (m *controlPlane) quorum() *fakeMember {
 	f := m.others["192.0.2.12"]
-	f.state, f.quorum, f.id = seat.Lived, true, "2"
+	f.state, f.quorum, f.id = etcdmember.InUse, true, "2"
 	f.members = []map[string]any{
 		{"ID": "1", "name": "m1", "peerURLs": []string{"https://192.0.2.11:2380"}},
 		{"ID": "2", "name": "m2", "peerURLs": []string{"https://192.0.2.12:2380"}},
@@ -953,7 +953,7 @@ func TestDeadLearner(t *testing.T) {
 			if left != (tt.says != "") || (err == nil) == left || (len(m.starts) == 1) == left || !m.ConsoleHas(tt.says) {
 				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.Console, "\n"))
 			}
-			if waited := m.Now.Sub(began); !left && waited < seat.LearnerPatience {
+			if waited := m.Now.Sub(began); !left && waited < etcdmember.LearnerTimeout {
 				t.Errorf("its seat was given up after %s", waited)
 			}
 		})
@@ -966,7 +966,7 @@ func TestRemovedMasterStops(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.lived(m.site.ControlPlane.ID)
 	f := m.others["192.0.2.13"]
-	f.state, f.quorum = seat.Lived, true
+	f.state, f.quorum = etcdmember.InUse, true
 	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
 	if err := m.boot(); err == nil || !m.ConsoleHas("was removed from the cluster") || len(m.inits) > 2 {
 		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
@@ -1229,18 +1229,18 @@ func TestSnapshotsOfTheFuture(t *testing.T) {
 	}
 }
 
-// withWords stamps the Site with requests about lost control-plane nodes.
-func (m *controlPlane) withWords(w mint.Words) {
+// withRequests stamps the Site with requests about lost control-plane nodes.
+func (m *controlPlane) withRequests(w mint.Requests) {
 	m.T.Helper()
 	s := *m.site
 	c := *s.ControlPlane
 	c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 	c.Said = ""
 	if w.ContinueFrom != "" {
-		if w.Said.IsZero() {
-			w.Said = m.Now // requested again
+		if w.RequestedAt.IsZero() {
+			w.RequestedAt = m.Now // requested again
 		}
-		c.Said = w.Said.UTC().Format(time.RFC3339)
+		c.Said = w.RequestedAt.UTC().Format(time.RFC3339)
 	}
 	if !w.Birth.IsZero() {
 		c.BirthUntil = w.Birth.UTC().Format(time.RFC3339)
@@ -1256,7 +1256,7 @@ func TestContinueFromThisMachine(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
-	m.withWords(mint.Words{ContinueFrom: "m1"})
+	m.withRequests(mint.Requests{ContinueFrom: "m1"})
 	forced := "--" + controlplane.ForceNewCluster + "=true"
 	for round := range 2 {
 		m.starts, m.restarts = nil, nil
@@ -1270,10 +1270,10 @@ func TestContinueFromThisMachine(t *testing.T) {
 		if len(m.restarts) > 0 || m.ConsoleHas("continues from") {
 			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
 		}
-		m.withWords(mint.Words{}) // removed, and requested again after another loss
+		m.withRequests(mint.Requests{}) // removed, and requested again after another loss
 		m.on()
 		m.bootDone()
-		m.withWords(mint.Words{ContinueFrom: "m1"})
+		m.withRequests(mint.Requests{ContinueFrom: "m1"})
 		m.on()
 	}
 }
@@ -1285,10 +1285,10 @@ func TestContinueWithoutANote(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
-	if err := os.Remove(m.HostPath(controlplane.SeatNoteFile)); err != nil {
+	if err := os.Remove(m.HostPath(controlplane.MembershipFile)); err != nil {
 		t.Fatal(err)
 	}
-	m.withWords(mint.Words{ContinueFrom: "m1"})
+	m.withRequests(mint.Requests{ContinueFrom: "m1"})
 	for range 2 {
 		if err := m.boot(); err == nil || m.started != "" || m.Has(controlplane.EtcdRun) || !m.Has("/var/lib/etcd/member/wal/0.wal") || !m.ConsoleHas("no record of its cluster") || m.ConsoleHas("write the image") || !m.ConsoleHas("--restore FILE") {
 			t.Fatalf("%v, etcd runs as %q\n%s", err, m.started, strings.Join(m.Console, "\n"))
@@ -1298,7 +1298,7 @@ func TestContinueWithoutANote(t *testing.T) {
 	const text = "all objects of last week"
 	digest := sha256.Sum256([]byte(text))
 	m.Put(member.SnapshotDir+"/20261111-000000.db", text)
-	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+	m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 	m.bootDone()
 	if m.Get("/var/lib/etcd/member/snap/db") != text || len(m.aside("/wal/0.wal")) != 1 {
 		t.Errorf("etcd runs as %q\n%s", m.started, strings.Join(m.Console, "\n"))
@@ -1312,7 +1312,7 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	m.site = mintedSites(t, 1)[0].Site
-	m.withWords(mint.Words{ContinueFrom: "m1"})
+	m.withRequests(mint.Requests{ContinueFrom: "m1"})
 	m.on()
 	if err := m.boot(); err == nil || !m.ConsoleHas("the CA of another cluster") || m.ConsoleHas("write the image") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
@@ -1323,14 +1323,14 @@ func TestContinueWithAnothersCA(t *testing.T) {
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
-	for at, times := range map[string]int{"write " + controlplane.EtcdRun: 2, "write " + controlplane.SeatNoteFile: 1, "symlink " + controlplane.EtcdManifest: 4, "kubeadm writes " + controlplane.EtcdManifest: 2} {
+	for at, times := range map[string]int{"write " + controlplane.EtcdRun: 2, "write " + controlplane.MembershipFile: 1, "symlink " + controlplane.EtcdManifest: 4, "kubeadm writes " + controlplane.EtcdManifest: 2} {
 		for nth := 1; nth <= times; nth++ {
 			t.Run(fmt.Sprint(at, nth), func(t *testing.T) {
 				t.Parallel()
 				m := newControlPlane(t, sites)
 				m.Cluster.NoClusterInfo = false
 				m.lived(m.site.ControlPlane.ID)
-				m.withWords(mint.Words{ContinueFrom: "m1"})
+				m.withRequests(mint.Requests{ContinueFrom: "m1"})
 				seen := 0
 				m.BeforeEffect = func(effect string) {
 					if effect == at && !m.PoweredOff {
@@ -1347,8 +1347,8 @@ func TestPowerCutOfContinue(t *testing.T) {
 				m.LoseUnsynced()
 				m.on()
 				m.bootDone()
-				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
-					t.Errorf("etcd runs as %q, note %+v", m.started, controlplane.ReadSeatNote(m.Env()))
+				if m.started != "has data\n" || !strings.HasPrefix(controlplane.ReadMembership(m.Env()).Continued, "m1 ") {
+					t.Errorf("etcd runs as %q, note %+v", m.started, controlplane.ReadMembership(m.Env()))
 				}
 			})
 		}
@@ -1362,7 +1362,7 @@ func TestContinueFromAnother(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
-	m.withWords(mint.Words{ContinueFrom: "m2"})
+	m.withRequests(mint.Requests{ContinueFrom: "m2"})
 	if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 		t.Fatalf("%v, etcd was started as %q before m2 lives", err, m.starts)
 	}
@@ -1391,11 +1391,11 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
 			m.Cluster.NoClusterInfo = false
-			m.withWords(mint.Words{ContinueFrom: "m2"})
+			m.withRequests(mint.Requests{ContinueFrom: "m2"})
 			f := m.quorum()
 			f.members = f.members[1:2]
 			m.bootDone()
-			if note := controlplane.ReadSeatNote(m.Env()); !strings.HasPrefix(note.Continued, "m2 ") {
+			if note := controlplane.ReadMembership(m.Env()); !strings.HasPrefix(note.Continued, "m2 ") {
 				t.Fatalf("it joined, and notes %+v", note)
 			}
 			const member = 16045690984503098046
@@ -1438,7 +1438,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			t.Parallel()
 			sites := mintedSites(t, 1)
 			m := newControlPlane(t, sites)
-			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.Put(filepath.Dir(controlplane.BootstrappedVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 			m.BeforeEffect = func(effect string) {
 				if effect == cut && !m.PoweredOff {
 					m.PowerCutAt = 1
@@ -1454,10 +1454,10 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			if len(m.starts) != 1 {
 				t.Fatalf("etcd was started as %q", m.starts)
 			}
-			firmware := m.Get(controlplane.BornVar)
+			firmware := m.Get(controlplane.BootstrappedVar)
 
 			again := newControlPlane(t, sites)
-			again.Put(controlplane.BornVar, firmware)
+			again.Put(controlplane.BootstrappedVar, firmware)
 			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
@@ -1468,7 +1468,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 			again.stampSite(&s)
 			again.on()
 			again.bootDone()
-			if len(again.starts) != 1 || again.Get(controlplane.BornVar) == firmware {
+			if len(again.starts) != 1 || again.Get(controlplane.BootstrappedVar) == firmware {
 				t.Errorf("etcd was started as %q", again.starts)
 			}
 		})
@@ -1513,10 +1513,10 @@ func TestOldSeatNoteIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.Put(controlplane.SeatNoteFile, fmt.Sprintf(`{"version":1,"cluster":%q,"born":%q}`, m.site.ControlPlane.ID, controlplane.TicketWord(m.site)))
+	m.Put(controlplane.MembershipFile, fmt.Sprintf(`{"version":1,"cluster":%q,"born":%q}`, m.site.ControlPlane.ID, controlplane.TicketKey(m.site)))
 	m.on()
 	m.bootDone()
-	if note := controlplane.ReadSeatNote(m.Env()); note.Lived != controlplane.TicketWord(m.site) || note.Born != note.Lived {
+	if note := controlplane.ReadMembership(m.Env()); note.Served != controlplane.TicketKey(m.site) || note.Bootstrapped != note.Served {
 		t.Errorf("%+v", note)
 	}
 }
@@ -1531,7 +1531,7 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	m.Cluster.NoClusterInfo = false
 	m.Put(member.SnapshotDir+"/20261111-000000.db", text)
 	digest := sha256.Sum256([]byte(text))
-	m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), Said: m.Now})
+	m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), RequestedAt: m.Now})
 	m.on()
 	m.bootDone()
 	if err := os.RemoveAll(m.HostPath(controlplane.EtcdMember)); err != nil {
@@ -1557,17 +1557,17 @@ func TestTicketsThatDiffer(t *testing.T) {
 			"the Site of this machine has another ticket for the cluster's birth (2026-11-27T09:00:00Z) than that of m3 (2026-12-24T12:00:00Z)"},
 		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = controlplane.NoTicketID }, "than that of m3 (none)"},
 		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not state its ticket"},
-		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Spent }, "m3 has begun the cluster before with the ticket that all have"},
+		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Spent }, "m3 has begun the cluster before with the ticket that all have"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, sites)
-			m.all(seat.Blank)
+			m.all(etcdmember.Blank)
 			tt.set(m)
 			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas(tt.says) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
-			m.all(seat.Blank)
+			m.all(etcdmember.Blank)
 			m.others["192.0.2.13"].ticket = controlplane.TicketID(m.site)
 			m.on()
 			m.bootDone()
@@ -1582,14 +1582,14 @@ func TestTicketsThatDiffer(t *testing.T) {
 // others, also while it has stopped and waits for a person.
 func TestUsedTicketIsTold(t *testing.T) {
 	t.Parallel()
-	for name, others := range map[string]seat.PeerState{"others are off": seat.Silent, "it has stopped": seat.Blank} {
+	for name, others := range map[string]etcdmember.PeerState{"others are off": etcdmember.Silent, "it has stopped": etcdmember.Blank} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Put(controlplane.BornVar, "\x07\x00\x00\x00"+controlplane.TicketWord(m.site))
+			m.Put(controlplane.BootstrappedVar, "\x07\x00\x00\x00"+controlplane.TicketKey(m.site))
 			m.all(others)
 			m.Patience = 8 * time.Minute
-			told := map[bool]seat.Peer{}
+			told := map[bool]etcdmember.Peer{}
 			var listening net.Listener
 			listens := m.Listen
 			m.Listen = func(addr string) (net.Listener, error) {
@@ -1602,14 +1602,14 @@ func TestUsedTicketIsTold(t *testing.T) {
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
 				stopped := m.ConsoleHas("FAILED seat")
 				if _, ok := told[stopped]; !ok && listening != nil {
-					told[stopped], _ = seat.Look(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
+					told[stopped], _ = etcdmember.AskPeer(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
 				}
 				return sleep(ctx, d)
 			}
 			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("begun the cluster with this ticket before") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
-			if want := (seat.Peer{State: seat.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == seat.Blank] != want {
+			if want := (etcdmember.Peer{State: etcdmember.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == etcdmember.Blank] != want {
 				t.Errorf("the others are told %+v, want %+v", told, want)
 			}
 		})
@@ -1674,7 +1674,7 @@ func TestRestoreASnapshot(t *testing.T) {
 			m := newControlPlane(t, mintedSites(t, 3))
 			m.Now = m.Now.Add(200 * time.Hour) // after the end of the permission
 			m.Cluster.NoClusterInfo = false
-			m.withWords(mint.Words{ContinueFrom: "m1", Restore: sum})
+			m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
 				m.lived(m.site.ControlPlane.ID)
 			}
@@ -1714,9 +1714,9 @@ func TestRestoreASnapshot(t *testing.T) {
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
-	restore := func(text string, said time.Time) mint.Words {
+	restore := func(text string, said time.Time) mint.Requests {
 		digest := sha256.Sum256([]byte(text))
-		return mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), Said: said}
+		return mint.Requests{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:]), RequestedAt: said}
 	}
 	sites := mintedSites(t, 3)
 	for name, uefi := range map[string]bool{"UEFI": true, "no UEFI": false} {
@@ -1727,7 +1727,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 				m.Now = m.Now.Add(200 * time.Hour)
 				m.Cluster.NoClusterInfo = false
 				if uefi {
-					m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+					m.Put(filepath.Dir(controlplane.BootstrappedVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
 				}
 				if firmware != "" {
 					m.Put(controlplane.RestoredVar, firmware)
@@ -1740,9 +1740,9 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			first := restore(text, m.Now)
 			// boot boots the machine with these requests, and checks that
 			// it then has the data in want.
-			boot := func(what string, w mint.Words, want string, noted bool) {
+			boot := func(what string, w mint.Requests, want string, noted bool) {
 				t.Helper()
-				m.withWords(w)
+				m.withRequests(w)
 				m.on()
 				m.bootDone()
 				if got := m.Get(db); got != want || m.ConsoleHas("it does not restore the snapshot") != noted {
@@ -1756,7 +1756,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			}
 			m.Put(db, "with a new object")
 			boot("the same again", first, "with a new object", false)
-			boot("taken out", mint.Words{}, "with a new object", false)
+			boot("taken out", mint.Requests{}, "with a new object", false)
 			m.Now = m.Now.Add(40 * 24 * time.Hour)
 			boot("there again, as on a stick that was left", first, "with a new object", true)
 			second := restore(other, m.Now)
@@ -1766,11 +1766,11 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			boot("the first one, said again", restore(text, m.Now), text, false)
 
 			again := machine(firmware)
-			again.withWords(first)
+			again.withRequests(first)
 			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("that data is no longer on its disk")) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
-			again.withWords(restore(text, again.Now.Add(time.Hour)))
+			again.withRequests(restore(text, again.Now.Add(time.Hour)))
 			again.on()
 			again.bootDone()
 			if again.Get(db) != text || uefi && string(again.Env().Contents(controlplane.RestoredVar)) == firmware {
@@ -1786,12 +1786,12 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	before := controlplane.ReadSeatNote(m.Env())
-	if before.Born == "" {
+	before := controlplane.ReadMembership(m.Env())
+	if before.Bootstrapped == "" {
 		t.Fatalf("%+v", before)
 	}
-	before.Said = m.Now
-	if after := before.CarriedOut(m.site); after.Born != "" || after.Cluster != before.Cluster || !after.Said.Equal(m.Now) {
+	before.RequestedAt = m.Now
+	if after := before.CarriedOut(m.site); after.Bootstrapped != "" || after.Cluster != before.Cluster || !after.RequestedAt.Equal(m.Now) {
 		t.Errorf("%+v, before %+v", after, before)
 	}
 }
@@ -1803,7 +1803,7 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 	m.Cluster.NoClusterInfo = false
 	m.lived(m.site.ControlPlane.ID)
 	m.Put(controlplane.AsideDir+"/wal/0.wal", "of a former loss")
-	m.withWords(mint.Words{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
+	m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: strings.Repeat("ab", 32)})
 	if err := m.boot(); err == nil || !m.ConsoleHas("there is no snapshot with the SHA-256 abab") || !m.Has("/var/lib/etcd/member/wal/0.wal") || m.Get(controlplane.AsideDir+"/wal/0.wal") != "of a former loss" {
 		t.Errorf("%v, data in place: %v\n%s", err, m.Has("/var/lib/etcd/member/wal/0.wal"), strings.Join(m.Console, "\n"))
 	}
@@ -1825,7 +1825,7 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
 	for name, set := range map[string]func(m *controlPlane){
-		"birth": func(m *controlPlane) { m.all(seat.Blank) },
+		"birth": func(m *controlPlane) { m.all(etcdmember.Blank) },
 		"join":  func(m *controlPlane) { m.quorum(); m.Cluster.NoClusterInfo = false },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1886,11 +1886,11 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 		"half is unused":   {status: half(), asked: []string{"defragment"}},
 		"no room for it":   {status: half(), used: 7 << 29, note: "is not defragmented: it needs 100"},
 		"another leads":    {status: map[string]string{"leader": "2", "dbSize": "419430400", "dbSizeInUse": "1048576"}},
-		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: seat.NoSpace,
+		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: etcdmember.NoSpace,
 			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
-		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: seat.NoSpace,
+		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: etcdmember.NoSpace,
 			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 has 2047 MiB, of the 2048 MiB of its quota"},
-		"it is damaged": {alarm: seat.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
+		"it is damaged": {alarm: etcdmember.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1920,7 +1920,7 @@ func TestRoomOnOtherMachines(t *testing.T) {
 		"":            "asking its kubelet how much is free on its disk: ",
 	} {
 		m.Cluster.KubeletStats = summary
-		err := controlplane.RoomOn(t.Context(), m.Env(), m.site, "m2", 100<<20)
+		err := controlplane.SpaceOn(t.Context(), m.Env(), m.site, "m2", 100<<20)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", summary, err, want)
 		}
@@ -1940,7 +1940,7 @@ func TestSetAsideIsKept(t *testing.T) {
 		if i > 0 {
 			m.Now = m.Now.Add(time.Hour)
 		}
-		m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+		m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 		m.on()
 		m.bootDone()
 	}
@@ -1957,7 +1957,7 @@ func TestSetAsideIsKept(t *testing.T) {
 		}
 	}
 	days(4)
-	m.own.alarms = []map[string]string{{"memberID": "1", "alarm": seat.Corrupt}}
+	m.own.alarms = []map[string]string{{"memberID": "1", "alarm": etcdmember.Corrupt}}
 	days(1)
 	m.own.alarms = nil
 	days(6)
@@ -1998,8 +1998,8 @@ func TestPowerCutOfRestore(t *testing.T) {
 			m := newControlPlane(t, sites)
 			m.Now = m.Now.Add(200 * time.Hour)
 			m.Cluster.NoClusterInfo = false
-			m.Put(filepath.Dir(controlplane.BornVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
-			m.withWords(mint.Words{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
+			m.Put(filepath.Dir(controlplane.BootstrappedVar)+"/BootOrder-8be4df61-93ca-11d2-aa0d-00e098032b8c", "")
+			m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: hex.EncodeToString(digest[:])})
 			tt.disk(m)
 			m.plug("")
 			m.SlotFiles = map[string]string{stickDev + "/" + controlplane.SnapshotOnStick: text}
@@ -2035,11 +2035,11 @@ func TestPowerCutOfRestore(t *testing.T) {
 func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
-	m.others["192.0.2.12"].state = seat.Blank
+	m.others["192.0.2.12"].state = etcdmember.Blank
 	if err := m.boot(); err == nil || len(m.starts) > 0 {
 		t.Fatalf("%v, etcd was started as %q", err, m.starts)
 	}
-	m.withWords(mint.Words{Absent: []string{"m3"}})
+	m.withRequests(mint.Requests{Absent: []string{"m3"}})
 	m.on()
 	m.bootDone()
 	if want := []string{"3.6.8-0 m1=https://192.0.2.11:2380,m2=https://192.0.2.12:2380 new"}; !slices.Equal(m.starts, want) {
@@ -2163,8 +2163,8 @@ func TestWordsFromAStick(t *testing.T) {
 			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.Console, "\n"))
 		}
 	}
-	if !m.ConsoleHas("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadSeatNote(m.Env()).Continued, "m1 ") {
-		t.Errorf("note %+v\n%s", controlplane.ReadSeatNote(m.Env()), strings.Join(m.Console, "\n"))
+	if !m.ConsoleHas("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadMembership(m.Env()).Continued, "m1 ") {
+		t.Errorf("note %+v\n%s", controlplane.ReadMembership(m.Env()), strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
 }

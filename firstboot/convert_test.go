@@ -98,7 +98,7 @@ func TestConvertRevertConvert(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	edge := w.clean()
-	if !strings.Contains(w.Get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.TurnedFlags) || w.Get(openyurt.KubeletConf) != openyurt.Kubeconfig {
+	if !strings.Contains(w.Get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.RedirectFlags) || w.Get(openyurt.KubeletConf) != openyurt.Kubeconfig {
 		t.Error("kubelet is not turned to yurthub")
 	}
 	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
@@ -355,7 +355,7 @@ func TestGateFitsKubelet(t *testing.T) {
 			t.Fatal(err)
 		}
 		flags := w.Get(member.KubeadmFlags)
-		if !strings.Contains(flags, want+openyurt.TurnedFlags) || strings.Contains(flags, "feature-gates") != (want != "") {
+		if !strings.Contains(flags, want+openyurt.RedirectFlags) || strings.Contains(flags, "feature-gates") != (want != "") {
 			t.Errorf("%q: %s", version, flags)
 		}
 	}

@@ -87,7 +87,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
 					had := argsOf(flags) == argsOf(was)
 					if w.Units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
-						strings.Contains(flags, openyurt.TurnedFlags) != strings.Contains(was, openyurt.TurnedFlags) || strings.Count(flags, "--v=") > 1 {
+						strings.Contains(flags, openyurt.RedirectFlags) != strings.Contains(was, openyurt.RedirectFlags) || strings.Count(flags, "--v=") > 1 {
 						t.Errorf("%s: notes %q, kubelet has\n%swas\n%s%s", cut, w.State().Notes, flags, was, strings.Join(w.Console, "\n"))
 					}
 				}

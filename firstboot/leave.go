@@ -41,10 +41,10 @@ func clusterPhase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if member.Is(e) && !e.Exists(member.LeavingFile) {
 				if found.newer != nil {
-					return takeCA(ctx, e, found.newer)
+					return adoptCA(ctx, e, found.newer)
 				}
 				if found.cannotShow {
-					return forgetWitnesses(ctx, e, active)
+					return forgetJoinedCluster(ctx, e, active)
 				}
 				if err := beginToLeave(ctx, e, active); err != nil {
 					return err
@@ -94,11 +94,11 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	if found.newer = member.NewerCA(ctx, e, site); found.newer != nil {
 		return run.Todo, found, nil
 	}
-	member.RemarkEndOfCA(e, ondisk.KubeCA)
+	member.NoteEndOfCA(e, ondisk.KubeCA)
 	if site.Credentials.Token.IsZero() {
 		return run.Done, found, nil
 	}
-	again, unclear := member.CheckBornAgain(ctx, e, site)
+	again, unclear := member.CheckRecreated(ctx, e, site)
 	if found.cannotShow = member.CannotShow(e, unclear); again || found.cannotShow {
 		return run.Todo, found, nil // the Site has a token: the machine joins again
 	}
@@ -108,12 +108,12 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 // beginToLeave verifies the new cluster, reports the move on
 // the console, and clears the membership record.
 func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
-	if err := clusterProvesItself(ctx, e, active); err != nil {
+	if err := verifyNewCluster(ctx, e, active); err != nil {
 		return err
 	}
 	name := member.Name(e)
 	e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
-	if member.BornAgain(ctx, e, active.Site) {
+	if member.Recreated(ctx, e, active.Site) {
 		e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
 	} else {
 		e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
@@ -123,10 +123,10 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetWitnesses removes the file by which ipvscare recognizes the cluster: with it
+// forgetJoinedCluster removes the file by which ipvscare recognizes the cluster: with it
 // ipvscare would reject every API server. Before that, the cluster must accept the
 // Site's token, which identifies it instead. The node then joins again.
-func forgetWitnesses(ctx context.Context, e *machine.Env, active *site.Active) error {
+func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
 	if _, err := join.FindCluster(ctx, e, d); err != nil {
@@ -207,9 +207,9 @@ func otherClusterNote(e *machine.Env) string {
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
-// clusterProvesItself checks that the new cluster answers, is the pinned one, accepts the
+// verifyNewCluster checks that the new cluster answers, is the pinned one, accepts the
 // token, and has no Ready Node of this machine's name.
-func clusterProvesItself(ctx context.Context, e *machine.Env, active *site.Active) error {
+func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	site := active.Site
 	d := join.DiscoveryOf(e, active)
 	d.Masters = site.Masters // not those learned from the cluster that it leaves
@@ -252,9 +252,9 @@ func clusterFiles(e *machine.Env) []string {
 	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
 
-// takeCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is
+// adoptCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is
 // written last, since it marks the change as done; ipvscare rereads it automatically.
-func takeCA(ctx context.Context, e *machine.Env, ca []byte) error {
+func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "taking the cluster's CA, which was issued again"
 	end, err := api.FirstEnd(ca)
 	if err != nil {

@@ -709,11 +709,11 @@ func TestNotBornAgain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if member.BornAgain(t.Context(), w.Env(), site) {
+			if member.Recreated(t.Context(), w.Env(), site) {
 				t.Error("it is taken for another cluster")
 			}
 			w.bearAgain()
-			if name != "cluster-info hidden" && !member.BornAgain(t.Context(), w.Env(), site) {
+			if name != "cluster-info hidden" && !member.Recreated(t.Context(), w.Env(), site) {
 				t.Error("another cluster is taken for it")
 			}
 		})
@@ -752,7 +752,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.Unregistered = false // ipvscare blocks kubelet's connections
-			if again, unclear := member.CheckBornAgain(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
+			if again, unclear := member.CheckRecreated(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
 				t.Errorf("born again: %v, unclear: %v", again, unclear)
 			}
 		})
@@ -824,7 +824,7 @@ func TestBornAgainFarAway(t *testing.T) {
 			return dial(ctx, network, addr)
 		}
 	}
-	if !member.BornAgain(t.Context(), e, site) {
+	if !member.Recreated(t.Context(), e, site) {
 		t.Error("another cluster is not recognized")
 	}
 }
@@ -868,7 +868,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 
 	own := *w.Cluster.Nodes["edge-sn0042"]
 	delete(w.Cluster.Nodes, "edge-sn0042")
-	if member.BornAgain(t.Context(), w.Env(), site) {
+	if member.Recreated(t.Context(), w.Env(), site) {
 		t.Error("its own cluster is taken for another one once the Node is deleted")
 	}
 	own.Metadata.UID = "node-anew" // after kubelet has registered again
@@ -944,7 +944,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	if now, err := member.ClusterNow(t.Context(), e, n); err != nil || now.ClusterInfo != "info-7" {
 		t.Fatalf("the endpoint shows %+v, %v", now, err)
 	}
-	if note, err := member.ClusterToNote(t.Context(), e, active.Site, n); err != nil || note != nil {
+	if note, err := member.ClusterToSave(t.Context(), e, active.Site, n); err != nil || note != nil {
 		t.Errorf("to be noted: %+v, %v", note, err)
 	}
 }

@@ -26,7 +26,7 @@ var staysAtReset = map[string]string{
 	"/snapshots":      "they are backups",
 	"/etcd-set-aside": "a person may need the data",
 	"/restore":        "restoring a snapshot removes it",
-	"/manifests":      "giveBackManifests removes it",
+	"/manifests":      "restoreManifests removes it",
 	"/kubelet.json":   "kubeadm.UndoJoin removes it",
 	"/yurthub.env":    "hub.Remove removes it",
 	"/update":         "resetFiles removes the directory",

@@ -36,7 +36,7 @@ func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
 	t.Helper()
 	w = readyNode(t)
 	w.Put(cpuState, "state of v1.36")
-	if err := member.NoteKubelet(w.Env(), 36); err != nil {
+	if err := member.SaveKubelet(w.Env(), 36); err != nil {
 		t.Fatal(err)
 	}
 	w.LoseUnsynced()

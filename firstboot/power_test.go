@@ -301,7 +301,7 @@ func TestRestoreCertificates(t *testing.T) {
 		if err := member.RestoreCertificates(w.Env()); err != nil {
 			t.Error(err)
 		}
-		if w.Has(s.Current()) == s.AskedAnew {
+		if w.Has(s.Current()) == s.Replaceable {
 			t.Errorf("%s has none that can be used, and its link is there: %v", s.Name, w.Has(s.Current()))
 		}
 	}

@@ -46,7 +46,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if err != nil {
 		return node, err
 	}
-	c := run.NewChange(e, "reset", hub.Evidence, tell)
+	c := run.NewChange(e, "reset", hub.Recorded, tell)
 	c.Onward = true
 	return node, c.CarryOut(ctx, (&reset{image: image, record: c.Record}).steps())
 }
@@ -117,7 +117,7 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.RemoveAll(controlplane.RenewalDir); err != nil {
 		return fmt.Errorf("removing the cluster's keys: %w", err)
 	}
-	return giveBackManifests(e)
+	return restoreManifests(e)
 }
 
 // keepManifests copies the static pods of the image, which kubeadm removes.
@@ -141,8 +141,8 @@ func keepManifests(e *machine.Env) error {
 	return nil
 }
 
-// giveBackManifests restores the files that keepManifests copied.
-func giveBackManifests(e *machine.Env) error {
+// restoreManifests restores the files that keepManifests copied.
+func restoreManifests(e *machine.Env) error {
 	kept, err := os.ReadDir(e.Path(keptManifests))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("reading %s: %w", keptManifests, err)

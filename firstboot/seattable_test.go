@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/controlplane"
-	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
 // peersRow is what the other masters have become when the power comes back, and
@@ -21,7 +21,7 @@ type peersRow struct {
 }
 
 // all puts the other masters into one state.
-func (m *controlPlane) all(s seat.PeerState) {
+func (m *controlPlane) all(s etcdmember.PeerState) {
 	for _, f := range m.others {
 		f.state, f.quorum = s, false
 	}
@@ -40,16 +40,16 @@ func TestPowerCutThenTheTable(t *testing.T) {
 	t.Run("birth", func(t *testing.T) {
 		t.Parallel()
 		m := newControlPlane(t, mintedSites(t, 3))
-		m.all(seat.Blank)
+		m.all(etcdmember.Blank)
 		m.cutThenRows(t, []peersRow{
 			{"all are blank still", func(*controlPlane) {}, "birth", "start"},
 			{"all are blank, late", func(m *controlPlane) { m.Now = m.Now.Add(late) }, "stop", "start"},
 			{"a quorum lives, with this seat", func(m *controlPlane) { m.quorum() }, "join", "start"},
 			{"a quorum lives, without it", func(m *controlPlane) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
-			{"they have lived, and have no quorum", func(m *controlPlane) { m.all(seat.Lived) }, "stop", "start"},
-			{"one has lived, one is blank", func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Lived }, "stop", "start"},
-			{"they are silent", func(m *controlPlane) { m.all(seat.Silent) }, "wait", "start"},
-			{"one is silent", func(m *controlPlane) { m.others["192.0.2.13"].state = seat.Silent }, "wait", "start"},
+			{"they have lived, and have no quorum", func(m *controlPlane) { m.all(etcdmember.InUse) }, "stop", "start"},
+			{"one has lived, one is blank", func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.InUse }, "stop", "start"},
+			{"they are silent", func(m *controlPlane) { m.all(etcdmember.Silent) }, "wait", "start"},
+			{"one is silent", func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Silent }, "wait", "start"},
 		})
 	})
 	t.Run("replacement", func(t *testing.T) {
@@ -70,9 +70,9 @@ func TestPowerCutThenTheTable(t *testing.T) {
 				}
 				f.members = kept
 			}, "join", "stop"},
-			{"the quorum is lost", func(m *controlPlane) { m.all(seat.Lived) }, "stop", "start"},
-			{"they are silent", func(m *controlPlane) { m.all(seat.Silent) }, "wait", "start"},
-			{"all were written anew", func(m *controlPlane) { m.all(seat.Blank) }, "stop", "start"},
+			{"the quorum is lost", func(m *controlPlane) { m.all(etcdmember.InUse) }, "stop", "start"},
+			{"they are silent", func(m *controlPlane) { m.all(etcdmember.Silent) }, "wait", "start"},
+			{"all were written anew", func(m *controlPlane) { m.all(etcdmember.Blank) }, "stop", "start"},
 		})
 	})
 }

@@ -13,8 +13,8 @@ import (
 
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/firstboot/controlplane"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/network"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
@@ -30,13 +30,13 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 	t.Helper()
 	m := newControlPlane(t, mintedSites(t, masters))
 	for _, o := range m.others {
-		o.state = seat.Blank
+		o.state = etcdmember.Blank
 	}
 	m.stampSite(onCard(*m.site, "eth0"))
 	m.bootDone()
 	for _, o := range m.others {
 		o.mu.Lock()
-		o.state = seat.Lived
+		o.state = etcdmember.InUse
 		o.mu.Unlock()
 	}
 	next := onCard(*m.site, "eth1")

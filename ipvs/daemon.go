@@ -64,13 +64,13 @@ const (
 
 // Daemon maintains virtual servers.
 type Daemon struct {
-	opt     Options
-	keeper  *keeper
-	stats   stats
-	started time.Time
-	absent  atomic.Bool // the kernel has no IP_VS
-	learnMu sync.Mutex
-	slots   chan struct{}
+	opt        Options
+	reconciler *reconciler
+	stats      stats
+	started    time.Time
+	absent     atomic.Bool // the kernel has no IP_VS
+	learnMu    sync.Mutex
+	slots      chan struct{}
 
 	mu     sync.Mutex
 	groups map[netip.AddrPort]*running
@@ -199,12 +199,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err := d.openKernel(); err != nil {
 		return err
 	}
-	d.keeper = newKeeper(d.opt.Kernel, d.logf, &d.stats, func(err error) {
+	d.reconciler = newReconciler(d.opt.Kernel, d.logf, &d.stats, func(err error) {
 		d.logf("%v", err)
 		cancel(ErrRestart)
 	})
-	d.keeper.absent, d.keeper.beat = d.absent.Load(), beat{d.started}
-	d.keeper.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
+	d.reconciler.absent, d.reconciler.beat = d.absent.Load(), beat{d.started}
+	d.reconciler.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
 		if r := d.kept()[vip]; r != nil {
 			r.used(dests)
 		}
@@ -212,7 +212,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
-	wg.Go(func() { d.keeper.run(ctx) })
+	wg.Go(func() { d.reconciler.run(ctx) })
 	if err := d.begin(ctx, servers, claims); err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	hosts := &watchedFile{path: d.opt.HostsFile}
 	cas := make(map[netip.AddrPort]*watchedFile)
 	hosts.changed()
-	tick := time.NewTimer(d.keeper.beat.after(0))
+	tick := time.NewTimer(d.reconciler.beat.after(0))
 	defer tick.Stop()
 	for {
 		all := false
@@ -321,7 +321,7 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 			all = true
 			d.logf("reading all files again")
 		case <-tick.C:
-			tick.Reset(d.keeper.beat.after(lookTime - keepTick))
+			tick.Reset(d.reconciler.beat.after(lookTime - keepTick))
 		}
 		if (config.changed() || all) && d.opt.Servers == nil {
 			d.reload(ctx)
@@ -344,9 +344,9 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 				wake(r.renew)
 			}
 		}
-		// If the keeper's goroutine hangs, Alive is not called and systemd's
+		// If the reconciler's goroutine hangs, Alive is not called and systemd's
 		// watchdog restarts the daemon.
-		if d.keeper.call(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
+		if d.reconciler.call(ctx, func() error { return nil }) == nil && d.opt.Alive != nil {
 			d.opt.Alive()
 		}
 	}
@@ -491,7 +491,7 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 // file, because another program may hold the lock on that file. The virtual
 // server stays locked until then.
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
-	d.keeper.drop(ctx, vip) // forget reports the error
+	d.reconciler.drop(ctx, vip) // forget reports the error
 	ctx, cancel := context.WithCancel(ctx)
 	p := &running{release: release, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
@@ -504,7 +504,7 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(hostsPatience):
+			case <-time.After(hostsTimeout):
 			}
 		}
 		d.mu.Lock()
@@ -548,7 +548,7 @@ func (d *Daemon) stopAllRetiring() {
 // forget removes a virtual server, its names and its note, and reports whether
 // all of it is gone.
 func (d *Daemon) forget(ctx context.Context, vip netip.AddrPort) bool {
-	err := errors.Join(d.keeper.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
+	err := errors.Join(d.reconciler.drop(ctx, vip), d.removeFormer(ctx, vip, ""))
 	if err == nil {
 		err = d.unnote(vip)
 	}

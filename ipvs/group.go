@@ -21,7 +21,7 @@ import (
 )
 
 // group maintains one virtual server: it runs a watcher for each API server and
-// passes the real servers that the virtual server must have to the keeper.
+// passes the real servers that the virtual server must have to the reconciler.
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
@@ -94,7 +94,7 @@ func (g *group) run(ctx context.Context) {
 	g.wg.Go(func() { g.resolver(ctx) })
 	g.wg.Go(func() { g.learner(ctx) })
 	g.wg.Go(func() { g.socketWatcher(ctx) })
-	g.wg.Go(func() { g.hostsKeeper(ctx) })
+	g.wg.Go(func() { g.reconcileHosts(ctx) })
 	look := time.NewTicker(allDownAfter / 2)
 	defer look.Stop()
 	lastUp := time.Now() // when an API server was last up
@@ -120,7 +120,7 @@ func (g *group) run(ctx context.Context) {
 
 // takeOver reads the real servers that an earlier process left in the kernel.
 func (g *group) takeOver(ctx context.Context) {
-	have, err := g.d.keeper.current(ctx, g.vip)
+	have, err := g.d.reconciler.current(ctx, g.vip)
 	for err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
 		// An empty table would replace the one that is not known.
 		g.d.logChange(g.vip.String()+": reading the real servers of an earlier process", err)
@@ -129,7 +129,7 @@ func (g *group) takeOver(ctx context.Context) {
 			return
 		case <-time.After(keepTick):
 		}
-		have, err = g.d.keeper.current(ctx, g.vip)
+		have, err = g.d.reconciler.current(ctx, g.vip)
 	}
 	g.d.logChange(g.vip.String()+": reading the real servers of an earlier process", nil)
 	if err != nil || have == nil {
@@ -328,7 +328,7 @@ func (g *group) updateWatchers(ctx context.Context) {
 		mctx, cancel := context.WithCancel(ctx)
 		m.cancel = cancel
 		w := &watcher{
-			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, beat: g.d.keeper.beat,
+			profile: g.watcherProfile(), fall: g.server.Fall, renew: m.renew, probeNow: m.probeNow, slots: g.d.slots, beat: g.d.reconciler.beat,
 			target: func() probe.Target {
 				g.mu.Lock()
 				defer g.mu.Unlock()
@@ -392,7 +392,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 	return m.health.State, m.health.probeSoon()
 }
 
-// apply chooses the real servers and passes them to the keeper.
+// apply chooses the real servers and passes them to the reconciler.
 func (g *group) apply(ctx context.Context) {
 	g.mu.Lock()
 	s := g.server
@@ -417,7 +417,7 @@ func (g *group) apply(ctx context.Context) {
 	last := g.serving()
 	g.mu.Unlock()
 	want := kernel.Service{VIP: s.VIP, Scheduler: s.Scheduler, Dests: dests}
-	err := g.d.keeper.set(ctx, want, routeSource{masters: via, source: s.Source})
+	err := g.d.reconciler.set(ctx, want, routeSource{masters: via, source: s.Source})
 	if ctx.Err() != nil {
 		return
 	}
@@ -437,9 +437,9 @@ func (g *group) apply(ctx context.Context) {
 	wake(g.hostsChanged)
 }
 
-// hostsKeeper maintains the hosts file. It is a separate goroutine, so that a
+// reconcileHosts maintains the hosts file. It is a separate goroutine, so that a
 // lock held by another program, or a slow disk, does not delay run.
-func (g *group) hostsKeeper(ctx context.Context) {
+func (g *group) reconcileHosts(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
@@ -482,7 +482,7 @@ func (g *group) hosts(ctx context.Context) {
 		g.d.logChange(fmt.Sprintf("%s: %s", g.vip, g.d.opt.HostsFile), err)
 	}
 	if gone.IsValid() && s.Host != "" && at.IsValid() {
-		g.d.logChange(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.keeper.sever(ctx, gone))
+		g.d.logChange(fmt.Sprintf("%s: closing connections to %s", g.vip, gone), g.d.reconciler.sever(ctx, gone))
 	}
 }
 

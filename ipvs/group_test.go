@@ -93,7 +93,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.eventually("one is out", serve(w.masters[1:]...))
 	w.masters[1].stop()
 	w.eventually("two are out", serve(w.masters[2:]...))
-	if took := time.Since(began); took > hostsPatience/2 {
+	if took := time.Since(began); took > hostsTimeout/2 {
 		t.Errorf("both were out after %s", took)
 	}
 	if w.ours() != "" {
@@ -129,7 +129,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 		if err := w.daemon.replace(w.ctx, servers); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > hostsPatience/2 {
+		if took := time.Since(began); took > hostsTimeout/2 {
 			t.Errorf("it took %s", took)
 		}
 	}
@@ -177,8 +177,8 @@ func TestStatusWhileItStarts(t *testing.T) {
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "10.0.0.1:6443")
 	w.kernel.Services = []kernel.Service{{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
 	g.d.opt.StateDir, g.server.Learn = state, true
-	g.d.keeper = newKeeper(w.kernel, g.d.logf, &g.d.stats, func(error) {})
-	go g.d.keeper.run(t.Context())
+	g.d.reconciler = newReconciler(w.kernel, g.d.logf, &g.d.stats, func(error) {})
+	go g.d.reconciler.run(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -117,9 +117,9 @@ func (h hostsLine) sameFamily(text string) bool {
 	return err == nil && a.Unmap().Is6() == h.ipv6
 }
 
-// hostsPatience is the time to wait for the lock on the hosts file. Programs
+// hostsTimeout is the time to wait for the lock on the hosts file. Programs
 // hold it only while they read and replace the file.
-const hostsPatience = 10 * time.Second
+const hostsTimeout = 10 * time.Second
 
 // keepHosts writes the line into the file and reports whether the file changed.
 // The lock in runDir (ondisk.HostsLock) prevents firstboot from replacing the
@@ -137,7 +137,7 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 		if err := useRunDir(runDir); err != nil {
 			return false, err
 		}
-		release, err := lockFile(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), hostsPatience)
+		release, err := lockFile(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), hostsTimeout)
 		if err != nil {
 			return false, err
 		}

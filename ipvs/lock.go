@@ -18,9 +18,9 @@ import (
 // the kernel releases them when the process ends. The files are never removed,
 // because two processes could then lock two files of the same name.
 
-// lockPatience is the time to wait for a lock, because the previous process may
+// lockTimeout is the time to wait for a lock, because the previous process may
 // be ending.
-const lockPatience = 2 * time.Second
+const lockTimeout = 2 * time.Second
 
 // errHeld means that another process holds the lock.
 var errHeld = errors.New("held by another process")
@@ -107,7 +107,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 	if err := useRunDir(dir); err != nil {
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
-	unlock, err := lockFile(ctx, lockPath(dir, vip), lockPatience)
+	unlock, err := lockFile(ctx, lockPath(dir, vip), lockTimeout)
 	if errors.Is(err, errHeld) {
 		who := "another ipvscare"
 		if pid, err := peer(socketPath(dir, vip)); err == nil {

@@ -156,7 +156,7 @@ func TestHostsLock(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { // firstboot, with a pause between reading and writing
 		for i := range many {
-			release, err := lockFile(t.Context(), lock, hostsPatience)
+			release, err := lockFile(t.Context(), lock, hostsTimeout)
 			if err != nil {
 				t.Error(err)
 				return

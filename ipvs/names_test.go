@@ -269,8 +269,8 @@ func TestProblemsGo(t *testing.T) {
 	}
 	g.d.logChange(g.vip.String()+": authorities", errors.New("damaged"))
 	g.d.logChange("metrics", errors.New("in use"))
-	g.d.keeper = newKeeper(newMemKernel(t), g.d.logf, &g.d.stats, func(error) {})
-	go g.d.keeper.run(t.Context())
+	g.d.reconciler = newReconciler(newMemKernel(t), g.d.logf, &g.d.stats, func(error) {})
+	go g.d.reconciler.run(t.Context())
 	g.d.forget(t.Context(), g.vip)
 	if got := problems(); got != "metrics" {
 		t.Error(got)

@@ -16,7 +16,7 @@ const stuckEvery = 5 * keepTick
 // socketWatcher triggers a probe of API servers that do not acknowledge packets
 // of the node's connections, if the profile has no PINGs.
 func (g *group) socketWatcher(ctx context.Context) {
-	k := g.d.keeper
+	k := g.d.reconciler
 	look := time.NewTimer(0)
 	defer look.Stop()
 	for {

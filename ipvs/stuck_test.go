@@ -105,7 +105,7 @@ func TestUsed(t *testing.T) {
 		m := newMemKernel(t)
 		want := kernel.Service{VIP: g.vip, Scheduler: "rr", Dests: []kernel.Dest{{Addr: a, Weight: 1}, {Addr: b, Weight: 1}}}
 		m.Services = []kernel.Service{want}
-		k := newKeeper(m, t.Logf, new(stats), nil)
+		k := newReconciler(m, t.Logf, new(stats), nil)
 		k.want = []kernel.Service{want}
 		k.used = func(vip netip.AddrPort, dests []netip.AddrPort) {
 			if vip != g.vip {
@@ -152,7 +152,7 @@ func TestUsed(t *testing.T) {
 // TestReceivers: virtual servers that share a real server
 // are each compared with their own former numbers.
 func TestReceivers(t *testing.T) {
-	k := newKeeper(newMemKernel(t), t.Logf, new(stats), nil)
+	k := newReconciler(newMemKernel(t), t.Logf, new(stats), nil)
 	one, two, dest := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1"), addrAt(1)
 	with := func(n int) *kernel.Service {
 		return &kernel.Service{Conns: map[netip.AddrPort]kernel.Conns{dest: {Inactive: n}}}

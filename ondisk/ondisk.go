@@ -43,9 +43,9 @@ const (
 	// SlotSize is the slot's size in bytes. The frames of a compressed image
 	// before and after the slot are aligned to it.
 	SlotSize = 16 << 20
-	// SlotRoom is the maximum total size of the Site's files in bytes; the rest
+	// SlotCapacity is the maximum total size of the Site's files in bytes; the rest
 	// is for the reports and the file system's own data.
-	SlotRoom = 15 << 20
+	SlotCapacity = 15 << 20
 )
 
 // Loader is the path inside the ESP of the boot loader that UEFI starts by default; empty

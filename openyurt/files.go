@@ -65,9 +65,9 @@ const ReadyPath = "/v1/readyz"
 // newest of Name-<date>.pem.
 type Certificate struct {
 	Dir, Name string
-	// AskedAnew: if it is missing, yurthub requests another one. It could get its client
+	// Replaceable: if it is missing, yurthub requests another one. It could get its client
 	// certificate only with a token, which is long forgotten.
-	AskedAnew bool
+	Replaceable bool
 }
 
 // Certificates returns all certificates of yurthub.

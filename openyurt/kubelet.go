@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// TurnedFlags redirect kubelet to yurthub. They are the exact bytes that OpenYurt's own tools
+// RedirectFlags redirect kubelet to yurthub. They are the exact bytes that OpenYurt's own tools
 // write and look for.
-const TurnedFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
+const RedirectFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 
 // ListPlainly makes kubelet list in a way that yurthub supports offline. kubelet 1.35 and
 // later lists by watches, for which yurthub 1.7 sends nothing while no server is reachable:
 // kubelet would not find its Node, and run no pods.
 const ListPlainly = " --feature-gates=WatchListClient=false"
 
-// Turn adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
-func Turn(args, plain string) string {
+// Redirect adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
+func Redirect(args, plain string) string {
 	if strings.HasSuffix(args, ListPlainly) {
-		plain = ListPlainly // a second one, so that Unturn leaves a person's own
+		plain = ListPlainly // a second one, so that Unredirect leaves a person's own
 	}
-	return args + plain + TurnedFlags
+	return args + plain + RedirectFlags
 }
 
-// Unturn removes the arguments that Turn or OpenYurt's own tools added, and returns those too;
+// Unredirect removes the arguments that Redirect or OpenYurt's own tools added, and returns those too;
 // "" if there are none. A ListPlainly elsewhere was set by a person, or begins a longer list
 // of feature gates.
-func Unturn(args string) (rest, turned string) {
-	for _, t := range []string{ListPlainly + TurnedFlags, TurnedFlags} {
+func Unredirect(args string) (rest, turned string) {
+	for _, t := range []string{ListPlainly + RedirectFlags, RedirectFlags} {
 		before, after, found := strings.Cut(args, t)
 		if !found {
 			continue
@@ -42,8 +42,8 @@ func Unturn(args string) (rest, turned string) {
 	return args, ""
 }
 
-// IsTurned reports whether kubelet's arguments redirect it to yurthub.
-func IsTurned(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
+// IsRedirected reports whether kubelet's arguments redirect it to yurthub.
+func IsRedirected(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
 // JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub of the form
 // staticPod: it has no certificate of its own. plain is the result of PlainLists.

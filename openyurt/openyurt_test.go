@@ -295,8 +295,8 @@ func TestPodManifest(t *testing.T) {
 // looks for when it takes them back.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
-	if TurnedFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsTurned(TurnedFlags) || IsTurned("--kubeconfig=/etc/kubernetes/kubelet.conf") {
-		t.Errorf("kubelet is turned by %q", TurnedFlags)
+	if RedirectFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsRedirected(RedirectFlags) || IsRedirected("--kubeconfig=/etc/kubernetes/kubelet.conf") {
+		t.Errorf("kubelet is turned by %q", RedirectFlags)
 	}
 	var conf struct {
 		Clusters []struct{ Cluster struct{ Server string } }
@@ -335,24 +335,24 @@ func TestJoinedArgs(t *testing.T) {
 		"--a=b --feature-gates=WatchListClient=false,Foo=true", "--a=b --feature-gates=Foo=true,WatchListClient=false",
 		"--a=b --feature-gates=WatchListClient=true --c=d",
 	} {
-		if rest, turned := Unturn(args); rest != args || turned != "" {
+		if rest, turned := Unredirect(args); rest != args || turned != "" {
 			t.Errorf("%q, which nobody turned: %q, by %q", args, rest, turned)
 		}
 		for _, plain := range []string{"", ListPlainly} {
-			rest, turned := Unturn(Turn(args, plain))
+			rest, turned := Unredirect(Redirect(args, plain))
 			added := plain
 			if strings.HasSuffix(args, ListPlainly) {
 				added = ListPlainly
 			}
-			if rest != args || turned != added+TurnedFlags || !IsTurned(Turn(args, plain)) {
+			if rest != args || turned != added+RedirectFlags || !IsRedirected(Redirect(args, plain)) {
 				t.Errorf("%q, turned and back: %q, by %q", args, rest, turned)
 			}
 		}
 	}
-	if rest, turned := Unturn("--a=b" + TurnedFlags + "--c=d"); rest != "--a=b --c=d" || turned != TurnedFlags {
+	if rest, turned := Unredirect("--a=b" + RedirectFlags + "--c=d"); rest != "--a=b --c=d" || turned != RedirectFlags {
 		t.Errorf("in the middle: %q, by %q", rest, turned)
 	}
-	if rest, turned := Unturn("--a=b"); rest != "--a=b" || turned != "" {
+	if rest, turned := Unredirect("--a=b"); rest != "--a=b" || turned != "" {
 		t.Errorf("of a native node: %q, by %q", rest, turned)
 	}
 	if got, some := JoinedArgs(nil, "")["feature-gates"]; some {

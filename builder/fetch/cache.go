@@ -266,8 +266,8 @@ func programSuffix(sha string) string { return "-" + sha[:12] }
 // caller removes it.
 func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
-// NoRoom reports whether err means that a disk or a quota is full.
-func NoRoom(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// NoSpace reports whether err means that a disk or a quota is full.
+func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // Put stores the bytes of r. If want is set and they have another SHA-256, it
 // stores nothing and returns a *DigestError.
@@ -281,7 +281,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 		if err != nil {
 			os.Remove(f.Name())
 		}
-		if NoRoom(err) {
+		if NoSpace(err) {
 			err = fmt.Errorf("%w: the cache %s has no space left; free some with `edgebake cache prune`, or choose another with --cache", err, c.dir)
 		}
 	}()
@@ -356,7 +356,7 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	if err != nil {
 		return false, err
 	}
-	c.note(sha, fi)
+	c.saveVerified(sha, fi)
 	c.mark(sha)
 	v.admitted = fi
 	return true, nil

@@ -211,7 +211,7 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
 	sha := put(t, maker, bytes.Repeat([]byte("0123456789abcdef"), 4<<20))
-	if err := os.Remove(maker.notePath(sha)); err != nil {
+	if err := os.Remove(maker.verifiedPath(sha)); err != nil {
 		t.Fatal(err)
 	}
 	stop := writing(t, maker, sha)
@@ -225,7 +225,7 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 			f.Close()
 		}
 	}
-	if _, err := os.Stat(c.notePath(sha)); err == nil {
+	if _, err := os.Stat(c.verifiedPath(sha)); err == nil {
 		t.Error("its state is noted as sound")
 	}
 	stop()

@@ -182,7 +182,7 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 				p.Left.add(s)
 				continue
 			}
-			for _, path := range append(s.copies, c.notePath(s.SHA256), c.markPath(s.SHA256)) {
+			for _, path := range append(s.copies, c.verifiedPath(s.SHA256), c.markPath(s.SHA256)) {
 				if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 					errs = append(errs, fmt.Errorf("pruning the cache: %w", err))
 				}

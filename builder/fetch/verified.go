@@ -111,7 +111,7 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	if !fi.Mode().IsRegular() {
 		return nil, errors.New("not a file")
 	}
-	if c.hashAll || !c.noted(sha, fi) {
+	if c.hashAll || !c.wasVerified(sha, fi) {
 		fi, err = hashBlob(c.until, c.BlobPath(sha), sha)
 		if errors.As(err, new(*DigestError)) {
 			if removed, _ := c.drop(sha, fi); removed && c.damaged != nil {
@@ -121,7 +121,7 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.note(sha, fi)
+		c.saveVerified(sha, fi)
 	}
 	c.mark(sha)
 	return fi, nil
@@ -170,7 +170,7 @@ func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) 
 		return false, nil // removed or made again by another session
 	}
 	if err == nil {
-		os.Remove(c.notePath(sha))
+		os.Remove(c.verifiedPath(sha))
 		err = os.Remove(c.BlobPath(sha))
 	}
 	return err == nil, err
@@ -204,20 +204,20 @@ func isSHA256(s string) bool {
 	return err == nil && len(b) == sha256.Size
 }
 
-func (c *Cache) notePath(sha string) string { return filepath.Join(c.dir, "sound", sha) }
+func (c *Cache) verifiedPath(sha string) string { return filepath.Join(c.dir, "sound", sha) }
 
-// noted reports whether the file is in the recorded state.
-func (c *Cache) noted(sha string, fi fs.FileInfo) bool {
+// wasVerified reports whether the file is in the recorded state.
+func (c *Cache) wasVerified(sha string, fi fs.FileInfo) bool {
 	id := FileState(fi)
-	b, err := os.ReadFile(c.notePath(sha))
+	b, err := os.ReadFile(c.verifiedPath(sha))
 	return err == nil && id != "" && string(b) == id
 }
 
-// note records the state in which the blob had its digest. It ignores errors: without a record, the
+// saveVerified records the state in which the blob had its digest. It ignores errors: without a record, the
 // blob is only hashed again.
-func (c *Cache) note(sha string, fi fs.FileInfo) {
+func (c *Cache) saveVerified(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
-	if id == "" || c.noted(sha, fi) {
+	if id == "" || c.wasVerified(sha, fi) {
 		return
 	}
 	f, err := os.CreateTemp(c.session, "sound-")
@@ -225,7 +225,7 @@ func (c *Cache) note(sha string, fi fs.FileInfo) {
 		return
 	}
 	_, err = f.WriteString(id)
-	if errors.Join(err, f.Chmod(0o644), f.Close()) != nil || os.Rename(f.Name(), c.notePath(sha)) != nil {
+	if errors.Join(err, f.Chmod(0o644), f.Close()) != nil || os.Rename(f.Name(), c.verifiedPath(sha)) != nil {
 		os.Remove(f.Name())
 	}
 }
@@ -366,7 +366,7 @@ func (c *Cache) verify(ctx context.Context, sha string, dryRun bool) error {
 	defer unlock()
 	fi, err := hashBlob(ctx, c.BlobPath(sha), sha)
 	if err == nil {
-		c.note(sha, fi)
+		c.saveVerified(sha, fi)
 		return nil
 	}
 	if dryRun || !errors.As(err, new(*DigestError)) {

@@ -25,7 +25,7 @@ func spoil(t *testing.T, c *Cache, sha, to string, quiet bool) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.note(sha, fi)
+		c.saveVerified(sha, fi)
 	}
 }
 

@@ -129,7 +129,7 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 		if err := s.fetch(ctx, p, j, keep, limits[jobs[n].image]); err != nil {
 			errs[n] = &ImageError{p.Source, err}
 			switch {
-			case fetch.NoRoom(err):
+			case fetch.NoSpace(err):
 				full.CompareAndSwap(nil, &err)
 				cancel()
 			case errors.Is(err, context.Canceled):
@@ -253,7 +253,7 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	switch {
 	case errors.Is(err, errHostile):
 		return nil, fmt.Errorf("%w; it may be hostile: do not use it", err)
-	case fetch.NoRoom(err), errors.Is(err, context.Canceled):
+	case fetch.NoSpace(err), errors.Is(err, context.Canceled):
 		return nil, err
 	case errors.As(err, new(*LimitError)):
 		return nil, err

@@ -117,7 +117,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 			if err == nil && hex.EncodeToString(again.Sum(nil)) != packed {
 				return errors.New("it changes while it is read: find the program that writes to it")
 			}
-			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoRoom(err) {
+			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoSpace(err) {
 				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
 			}
 			return err

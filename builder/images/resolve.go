@@ -41,7 +41,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 			errs[i] = joined.Each(err, func(e error) error { return &ImageError{imgs[i], e} })
 		}
 	})
-	if i := slices.IndexFunc(errs, fetch.NoRoom); i >= 0 {
+	if i := slices.IndexFunc(errs, fetch.NoSpace); i >= 0 {
 		return nil, errs[i] // the others have the same cause
 	}
 	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })

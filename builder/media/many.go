@@ -96,7 +96,7 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	if len(errs) > 0 {
 		return nil, m.stamping(errors.Join(errs...))
 	}
-	if err := m.roomForAll(sites, outputs, o); err != nil {
+	if err := m.spaceForAll(sites, outputs, o); err != nil {
 		return nil, m.stamping(err)
 	}
 	undo, err := file.MakeDirectory(dir)
@@ -123,12 +123,12 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	return outputs, nil
 }
 
-// roomForAll returns an error if the output of StampMany does not fit on the disk. It assumes that
+// spaceForAll returns an error if the output of StampMany does not fit on the disk. It assumes that
 // all slots have the first one's size.
-func (m *Image) roomForAll(sites []Named, outputs []string, o ManyOptions) error {
+func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
-		if copies = m.roomForCopies(outputs, false); copies == nil {
+		if copies = m.spaceForCopies(outputs, false); copies == nil {
 			return nil
 		}
 	}
@@ -146,7 +146,7 @@ func (m *Image) roomForAll(sites []Named, outputs []string, o ManyOptions) error
 		return fmt.Errorf("%w; or write the slots alone, %s for all: --slots in place of --each (edgebake stamp DISK --slot FILE puts one on a disk)",
 			copies, configs.HumanSize(each*int64(len(sites))))
 	}
-	return checkRoom(outputs, each, "slot")
+	return checkSpace(outputs, each, "slot")
 }
 
 // stampOne writes the file of one Site for StampMany.

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// roomForCopies returns an error if copies of the image do not fit on the disk.
-func (m *Image) roomForCopies(outputs []string, unpack bool) error {
+// spaceForCopies returns an error if copies of the image do not fit on the disk.
+func (m *Image) spaceForCopies(outputs []string, unpack bool) error {
 	each := stored(m.f, m.stored)
 	if unpack {
 		each = 0
@@ -23,17 +23,17 @@ func (m *Image) roomForCopies(outputs []string, unpack bool) error {
 			}
 		}
 	}
-	err := checkRoom(outputs, each, "image")
+	err := checkSpace(outputs, each, "image")
 	if err != nil && !unpack && !m.device && sharesBlocks(m.f, existing(filepath.Dir(outputs[0]))) {
 		return nil // such a copy needs little more than its slot
 	}
 	return err
 }
 
-// checkRoom returns an error if the outputs, files of each bytes in one directory, do not fit on
+// checkSpace returns an error if the outputs, files of each bytes in one directory, do not fit on
 // the disk. Existing outputs count as free space, except as many as are written at once: a file
 // exists until it is replaced.
-func checkRoom(outputs []string, each int64, what string) error {
+func checkSpace(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {
 		if st, err := os.Lstat(o); err == nil && st.Mode().IsRegular() {

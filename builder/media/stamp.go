@@ -402,7 +402,7 @@ func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
 		return fmt.Errorf("stamping image %s: %s would have to be compressed: name an output that does not end in .zst, or build the image compressed", m.path, o.Output)
 	}
-	if err := m.roomForCopies([]string{o.Output}, unpack); err != nil {
+	if err := m.spaceForCopies([]string{o.Output}, unpack); err != nil {
 		return m.stamping(err)
 	}
 	out, err := file.Create(o.Output, 0o600, o.Force)

@@ -43,19 +43,19 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 	return out, errors.Join(errs...)
 }
 
-// Words are the operator's requests about lost control-plane nodes.
-type Words struct {
+// Requests are the operator's requests about lost control-plane nodes.
+type Requests struct {
 	Absent       []string // nodes that never started
 	ContinueFrom string   // node with whose data the cluster continues
 	Restore      string   // SHA-256 of the snapshot that ContinueFrom starts with instead
-	// Said is the time of the request to continue, which is carried out once.
-	Said time.Time
+	// RequestedAt is the time of the request to continue, which is carried out once.
+	RequestedAt time.Time
 	// Birth is the time until which etcd may start empty; zero: as in the directory.
 	Birth time.Time
 }
 
-// Say puts the requests into the control-plane nodes' Sites.
-func (w Words) Say(masters []NodeSite) error {
+// Apply puts the requests into the control-plane nodes' Sites.
+func (w Requests) Apply(masters []NodeSite) error {
 	var errs []error
 	for i := range masters {
 		m := &masters[i]
@@ -66,7 +66,7 @@ func (w Words) Say(masters []NodeSite) error {
 		}
 		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 		if w.ContinueFrom != "" {
-			c.Said = w.Said.UTC().Format(time.RFC3339)
+			c.Said = w.RequestedAt.UTC().Format(time.RFC3339)
 		}
 		if probs := m.Site.Validate(); len(probs) > 0 {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
@@ -154,18 +154,18 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 	return renewed, o.record.write(dir)
 }
 
-// WordTime returns the time of a new request to continue. It is always later than that of the
+// RequestTime returns the time of a new request to continue. It is always later than that of the
 // last request, since machines ignore requests that are not.
-func (r *Record) WordTime(now time.Time) time.Time {
+func (r *Record) RequestTime(now time.Time) time.Time {
 	now = now.UTC().Truncate(time.Second)
-	if next := r.Said.Add(time.Second); next.After(now) {
+	if next := r.RequestedAt.Add(time.Second); next.After(now) {
 		return next
 	}
 	return now
 }
 
-// noteWord records the time of a request to continue.
-func noteWord(dir string, said time.Time) error {
+// saveRequestTime records the time of a request to continue.
+func saveRequestTime(dir string, said time.Time) error {
 	dir, held, err := hold(dir)
 	if err != nil {
 		return err
@@ -175,7 +175,7 @@ func noteWord(dir string, said time.Time) error {
 	if err != nil {
 		return err
 	}
-	record.Said = said
+	record.RequestedAt = said
 	return record.write(dir)
 }
 

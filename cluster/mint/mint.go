@@ -59,8 +59,8 @@ type Record struct {
 	// Births are the periods in which the cluster may be bootstrapped, as in its control-plane
 	// nodes' Sites, latest last.
 	Births []Birth `json:"births,omitempty"`
-	// Said is the time of the last request to continue.
-	Said time.Time `json:"said,omitzero"`
+	// RequestedAt is the time of the last request to continue.
+	RequestedAt time.Time `json:"said,omitzero"`
 	// AdminUntil is when admin.conf expires.
 	AdminUntil time.Time `json:"adminUntil,omitzero"`
 	// FormerCAs are earlier certificates of the cluster's CA, PEM. A snapshot of etcd contains

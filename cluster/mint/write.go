@@ -26,8 +26,8 @@ type SitesOptions struct {
 	Inventory string // file of one Inventory of the workers, to write instead of Sites
 	Identity  sealed.Identity
 	Birth     time.Duration // how long etcd may start empty; 0: as in the directory
-	Words     Words
-	Snapshot  string // file of the snapshot that Words.ContinueFrom starts with
+	Requests  Requests
+	Snapshot  string // file of the snapshot that Requests.ContinueFrom starts with
 	Force     bool   // replace files
 	Now       time.Time
 }
@@ -76,7 +76,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 		w.Sites = workers
 		return w, nil
 	}
-	masters, err := o.masters(dir, w, record.WordTime(o.Now))
+	masters, err := o.masters(dir, w, record.RequestTime(o.Now))
 	if err != nil {
 		return w, err
 	}
@@ -106,14 +106,14 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 			errs = append(errs, fmt.Errorf("--%s %s: the cluster has no such control-plane node; it has %s", flag, name, strings.Join(names, ", ")))
 		}
 	}
-	for _, name := range o.Words.Absent {
+	for _, name := range o.Requests.Absent {
 		check("absent", name)
 	}
-	check("continue-from", o.Words.ContinueFrom)
-	if !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(o.Words.Absent, n) }) {
+	check("continue-from", o.Requests.ContinueFrom)
+	if !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(o.Requests.Absent, n) }) {
 		errs = append(errs, errors.New("--absent names every control-plane node: one must remain to start the cluster"))
 	}
-	if o.Snapshot != "" && o.Words.ContinueFrom == "" {
+	if o.Snapshot != "" && o.Requests.ContinueFrom == "" {
 		errs = append(errs, errors.New("--restore needs --continue-from: the control-plane node that begins with the snapshot"))
 	}
 	return errors.Join(errs...)
@@ -130,13 +130,13 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 		if err != nil {
 			return nil, err
 		}
-		o.Words.Restore, w.ForeignSnapshot = snapshot.SHA256, !snapshot.Ours
+		o.Requests.Restore, w.ForeignSnapshot = snapshot.SHA256, !snapshot.Ours
 	}
 	if o.Birth > 0 {
-		o.Words.Birth = o.Now.Add(o.Birth)
+		o.Requests.Birth = o.Now.Add(o.Birth)
 	}
-	o.Words.Said = said
-	return masters, o.Words.Say(masters)
+	o.Requests.RequestedAt = said
+	return masters, o.Requests.Apply(masters)
 }
 
 // siteFile is a Site to be written.
@@ -225,13 +225,13 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 		}
 		born = append(born, begun)
 	}
-	if o.Words.ContinueFrom != "" {
-		if err := noteWord(minted, o.Words.Said); err != nil {
+	if o.Requests.ContinueFrom != "" {
+		if err := saveRequestTime(minted, o.Requests.RequestedAt); err != nil {
 			return err
 		}
 	}
 	if o.Birth > 0 {
-		if _, err := allowBirth(minted, o.Now, o.Words.Birth); err != nil {
+		if _, err := allowBirth(minted, o.Now, o.Requests.Birth); err != nil {
 			return err
 		}
 	}

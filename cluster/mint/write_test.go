@@ -15,11 +15,11 @@ func TestWordsAreLater(t *testing.T) {
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {
 		t.Fatal(err)
 	}
-	if err := noteWord(dir, time.Date(2099, 1, 2, 3, 4, 5, 0, time.UTC)); err != nil {
+	if err := saveRequestTime(dir, time.Date(2099, 1, 2, 3, 4, 5, 0, time.UTC)); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`said: "2099-01-02T03:04:06Z"`, `said: "2099-01-02T03:04:07Z"`} {
-		w, err := WriteSites(dir, SitesOptions{Now: now(), Force: true, Words: Words{ContinueFrom: "m1"}})
+		w, err := WriteSites(dir, SitesOptions{Now: now(), Force: true, Requests: Requests{ContinueFrom: "m1"}})
 		if err != nil {
 			t.Fatal(err)
 		}

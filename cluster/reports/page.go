@@ -26,7 +26,7 @@ var order = []string{ondisk.ResultFailed, ondisk.ResultWaiting, ondisk.ResultRun
 
 // row is one machine on the page.
 type row struct {
-	Told
+	Summary
 	Dots []bool // a dot for each phase, filled when it is reached
 	Ago  string
 }
@@ -77,9 +77,9 @@ type count struct {
 	N      int
 }
 
-func view(all []Told, now time.Time) pageView {
+func view(all []Summary, now time.Time) pageView {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b Told) int { return Natural(a.Node, b.Node) })
+	slices.SortStableFunc(all, func(a, b Summary) int { return Natural(a.Node, b.Node) })
 	v := pageView{At: now.UTC().Format("15:04:05")}
 	for _, result := range order {
 		c := count{Result: result}
@@ -88,7 +88,7 @@ func view(all []Told, now time.Time) pageView {
 				continue
 			}
 			c.N++
-			r := row{Told: t, Ago: ago(now.Sub(t.Received)), Dots: make([]bool, t.Steps)}
+			r := row{Summary: t, Ago: ago(now.Sub(t.Received)), Dots: make([]bool, t.Steps)}
 			for i := range r.Dots {
 				r.Dots[i] = i < t.Step
 			}

@@ -65,8 +65,8 @@ type Report struct {
 	size int // of its file, in bytes
 }
 
-// Told is a short form of a report: the phase of first boot, and its reason.
-type Told struct {
+// Summary is a short form of a report: the phase of first boot, and its reason.
+type Summary struct {
 	Node     string    `json:"node"`
 	Result   string    `json:"result"` // as in ondisk.State
 	Phase    string    `json:"phase,omitempty"`
@@ -77,11 +77,11 @@ type Told struct {
 	Received time.Time `json:"received"`
 }
 
-// Tell returns the short form of a report, with the phase that failed, waits or runs,
+// Summary returns the short form of a report, with the phase that failed, waits or runs,
 // otherwise the last one.
-func (r *Report) Tell() Told {
+func (r *Report) Summary() Summary {
 	s := &r.State
-	t := Told{Node: s.Node, Result: s.Result, Steps: len(s.Phases), Received: r.Received}
+	t := Summary{Node: s.Node, Result: s.Result, Steps: len(s.Phases), Received: r.Received}
 	for i, p := range s.Phases {
 		if t.Phase, t.Step = p.Name, i+1; p.Status != ondisk.PhaseDone {
 			t.Reason, t.Fix = cmp.Or(p.Error, p.Waiting), p.Fix
@@ -97,7 +97,7 @@ func (r *Report) Tell() Told {
 // Store keeps the last report of each machine in a directory.
 type Store struct {
 	// News, if not nil, is called with each report that differs from the last one.
-	News func(Told)
+	News func(Summary)
 
 	dir   string
 	mu    sync.Mutex
@@ -217,7 +217,7 @@ func (s *Store) Add(r Report) error {
 	}
 	s.bytes += r.size - before.size
 	s.all[r.State.Node] = r
-	now, was := r.Tell(), before.Tell()
+	now, was := r.Summary(), before.Summary()
 	was.Received = now.Received
 	if s.News != nil && (!known || now != was) {
 		s.News(now)
@@ -356,13 +356,13 @@ func shown(s *ondisk.State) ondisk.State {
 }
 
 // All returns the short form of each machine's report, by name.
-func (s *Store) All() []Told {
+func (s *Store) All() []Summary {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []Told
+	var out []Summary
 	for _, name := range slices.Sorted(maps.Keys(s.all)) {
 		r := s.all[name]
-		out = append(out, r.Tell())
+		out = append(out, r.Summary())
 	}
 	return out
 }

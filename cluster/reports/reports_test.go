@@ -65,8 +65,8 @@ func encode(t *testing.T, v any) []byte {
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	var news []Told
-	s.News = func(n Told) { news = append(news, n) }
+	var news []Summary
+	s.News = func(n Summary) { news = append(news, n) }
 	h := s.Receiver(identity, func() time.Time { return noon })
 	done := ondisk.PhaseState{Name: "network", Status: ondisk.PhaseDone}
 	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
@@ -82,7 +82,7 @@ func TestReceive(t *testing.T) {
 	if len(news) != 3 {
 		t.Errorf("news: %+v", news)
 	}
-	want := Told{Node: "shop-1", Result: "failed", Phase: "join", Step: 2, Steps: 2, Reason: "the token has expired", Fix: "stamp a new one", Received: noon}
+	want := Summary{Node: "shop-1", Result: "failed", Phase: "join", Step: 2, Steps: 2, Reason: "the token has expired", Fix: "stamp a new one", Received: noon}
 	for _, s := range []*Store{s, open(t, dir)} {
 		if all := s.All(); len(all) != 2 || all[0] != want || all[1].Node != "shop-2" || all[1].Phase != "network" {
 			t.Errorf("%+v", all)
@@ -270,8 +270,8 @@ func TestPage(t *testing.T) {
 // TestPageOrder: names are sorted in natural order, and the page states when there is
 // nothing to do.
 func TestPageOrder(t *testing.T) {
-	told := func(node, result string) Told { return Told{Node: node, Result: result, Received: noon} }
-	v := view([]Told{told("shop-10", ondisk.ResultDone), told("shop-4", ondisk.ResultDone), told("shop-004b", ondisk.ResultDone), told("office", ondisk.ResultDone)}, noon)
+	told := func(node, result string) Summary { return Summary{Node: node, Result: result, Received: noon} }
+	v := view([]Summary{told("shop-10", ondisk.ResultDone), told("shop-4", ondisk.ResultDone), told("shop-004b", ondisk.ResultDone), told("office", ondisk.ResultDone)}, noon)
 	var names []string
 	for _, r := range v.Rows {
 		names = append(names, r.Node)
@@ -279,7 +279,7 @@ func TestPageOrder(t *testing.T) {
 	if got := strings.Join(names, " "); got != "office shop-4 shop-004b shop-10" || v.Calm != "all machines have joined." {
 		t.Errorf("%s: %s", got, v.Calm)
 	}
-	if v := view([]Told{told("a", ondisk.ResultDone), told("b", ondisk.ResultWaiting)}, noon); v.Calm != "" {
+	if v := view([]Summary{told("a", ondisk.ResultDone), told("b", ondisk.ResultWaiting)}, noon); v.Calm != "" {
 		t.Errorf("one waits: %s", v.Calm)
 	}
 	if v := view(nil, noon); v.Calm != "" {

@@ -75,7 +75,7 @@ func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 }
 
 // Line returns a report on one line.
-func (t *Told) Line() string {
+func (t *Summary) Line() string {
 	text := fmt.Sprintf("%s %s: %s", t.Received.Local().Format(time.TimeOnly), t.Node, t.Result)
 	if t.Phase != "" {
 		text += fmt.Sprintf(", %d/%d %s", t.Step, t.Steps, t.Phase)

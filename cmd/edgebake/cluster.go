@@ -204,8 +204,8 @@ cluster lives, stamp Sites without these flags.`,
 	fileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
 	f.Var((*span)(&o.Birth), "birth", "let etcd start empty for this time from now, e.g. 48h")
-	f.StringSliceVar(&o.Words.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
-	f.StringVar(&o.Words.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
+	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
+	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
 	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node of --continue-from begins with", "db")
 	f.BoolVar(&o.Force, "force", false, "replace files that are there")
 	return c

@@ -64,7 +64,7 @@ func (l *listenFlags) run(ctx context.Context, s streams) error {
 		return err
 	}
 	var printing sync.Mutex
-	store.News = func(t reports.Told) {
+	store.News = func(t reports.Summary) {
 		printing.Lock()
 		defer printing.Unlock()
 		fmt.Fprintln(s.Out, t.Line())

@@ -124,7 +124,7 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	str(init, m.Address, "localAPIEndpoint", "advertiseAddress")
 	yamltree.SetAt(init, yamltree.Plain(fmt.Sprint(f.Port), "!!int"), "localAPIEndpoint", "bindPort")
 	if yamltree.At(init, "timeouts.controlPlaneComponentHealthCheck") == nil {
-		str(init, componentPatience, "timeouts", "controlPlaneComponentHealthCheck")
+		str(init, componentTimeout, "timeouts", "controlPlaneComponentHealthCheck")
 	}
 	args := yamltree.List(yamltree.Mapping("name", yamltree.Quoted("node-ip"), "value", yamltree.Quoted(f.nodeIP(m))))
 	if own := yamltree.At(init, "nodeRegistration.kubeletExtraArgs"); own != nil && own.Kind == yaml.SequenceNode {
@@ -159,11 +159,11 @@ func (f *File) nodeIP(m *ControlPlaneNode) string {
 	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
-// componentPatience is the time for a component of the control plane to start.
+// componentTimeout is the time for a component of the control plane to start.
 // kubeadm uses it for kubelet's startup probe; with its default of four
 // minutes, kubelet would repeatedly kill an API server on a small or busy
 // machine.
-const componentPatience = "20m0s"
+const componentTimeout = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 

@@ -39,8 +39,8 @@ import (
 // that have another effect than the author may expect. Warnings and problems
 // have the position in the config.
 func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
-	if len(data) > ondisk.SlotRoom {
-		probs.Add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotRoom>>20)
+	if len(data) > ondisk.SlotCapacity {
+		probs.Add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotCapacity>>20)
 		probs[0].File = name
 		return nil, nil, probs
 	}

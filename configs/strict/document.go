@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Form describes the documents that Read accepts.
-type Form struct {
+// Format describes the documents that Read accepts.
+type Format struct {
 	APIVersion string
 	Kinds      []string
 	// Limits returns the limits for a document of a kind.
@@ -53,7 +53,7 @@ type Document struct {
 	// every value.
 	All bool
 
-	form   *Form
+	format *Format
 	limits Limits
 	into   reflect.Type // type into which Root is decoded
 	nodes  int
@@ -69,13 +69,13 @@ func New(file string, root *yaml.Node, l Limits) *Document {
 }
 
 // Read parses data and checks its version and kind.
-func Read(file string, data []byte, f *Form) (*Document, Problems) {
+func Read(file string, data []byte, f *Format) (*Document, Problems) {
 	docs, probs := parse(file, data)
 	if probs != nil {
 		return nil, probs
 	}
 	d := New(file, nil, DefaultLimits)
-	d.form = f
+	d.format = f
 	fail := func(n *yaml.Node, path, format string, args ...any) (*Document, Problems) {
 		if n == nil {
 			n = &yaml.Node{Line: 1, Column: 1}
@@ -286,8 +286,8 @@ func (d *Document) WrongKind(want string) error {
 	p := Problem{File: d.File, Line: at.Line, Col: at.Col, Path: "kind"}
 	switch {
 	case want == "":
-		p.Msg = fmt.Sprintf("unknown kind %q%s%s", d.Kind, DidYouMean(d.Kind, d.form.Kinds), d.form.KindHint)
-	case slices.Contains(d.form.Kinds, d.Kind):
+		p.Msg = fmt.Sprintf("unknown kind %q%s%s", d.Kind, DidYouMean(d.Kind, d.format.Kinds), d.format.KindHint)
+	case slices.Contains(d.format.Kinds, d.Kind):
 		p.Msg = fmt.Sprintf("expected a document of kind %s, got one of kind %s", want, d.Kind)
 	default:
 		p.Msg = fmt.Sprintf("unknown kind %q%s; wanted here: %s", d.Kind, DidYouMean(d.Kind, []string{want}), want)

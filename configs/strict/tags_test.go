@@ -33,7 +33,7 @@ func TestTags(t *testing.T) {
 		}
 		return ""
 	}}
-	form := &Form{APIVersion: "v1", Kinds: []string{"Doc"}, Limits: func(string) Limits { return DefaultLimits }}
+	form := &Format{APIVersion: "v1", Kinds: []string{"Doc"}, Limits: func(string) Limits { return DefaultLimits }}
 	read := func(text string) (*doc, error) {
 		d, probs := Read("f", []byte("apiVersion: v1\nkind: Doc\n"+text), form)
 		if probs != nil {

@@ -94,7 +94,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
-				member.RemarkEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
+				member.NoteEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
 			bad := BadCredentials(e, site)
 			if len(bad) > 0 || e.Exists(PodsRestart) || e.Exists(RenewalDir) {
@@ -168,7 +168,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	err := kubeadm.Init(ctx, e, active, kubeadm.Local{CertificatesDir: Renewed(member.PKIDir)},
 		[]string{"certs", "all"}, []string{"kubeconfig", "all", "--kubeconfig-dir", RenewalDir})
 	if err == nil {
-		err = noteMade(e, active.Site, wanted, began)
+		err = saveMade(e, active.Site, wanted, began)
 	}
 	if err != nil {
 		return err
@@ -401,19 +401,19 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 // valid for less than a year are made once more.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
-// madeNote is the contents of MadeFile.
-type madeNote struct {
+// madeRecord is the contents of MadeFile.
+type madeRecord struct {
 	Version int `json:"version"`
 	// Made has the times, by the certificate's SHA-256 in hexadecimal.
 	Made map[string]time.Time `json:"made"`
 }
 
-const madeNoteVersion = 1
+const madeRecordVersion = 1
 
-func readMadeNote(e *machine.Env) madeNote {
-	var n madeNote
+func readMadeRecord(e *machine.Env) madeRecord {
+	var n madeRecord
 	if json.Unmarshal(e.Contents(MadeFile), &n) != nil {
-		return madeNote{}
+		return madeRecord{}
 	}
 	return n
 }
@@ -424,16 +424,16 @@ func fingerprint(cert *x509.Certificate) string {
 }
 
 func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
-	if made := readMadeNote(e).Made[fingerprint(cert)]; made.After(cert.NotBefore) {
+	if made := readMadeRecord(e).Made[fingerprint(cert)]; made.After(cert.NotBefore) {
 		return made
 	}
 	return cert.NotBefore
 }
 
-// noteMade records when new credentials were made, before they are in place. The records of
+// saveMade records when new credentials were made, before they are in place. The records of
 // those in use are kept.
-func noteMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
-	before, now := readMadeNote(e).Made, map[string]time.Time{}
+func saveMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
+	before, now := readMadeRecord(e).Made, map[string]time.Time{}
 	for _, c := range CredentialsOf(site) {
 		if cert, err := c.Usable(e, InUse); err == nil && !before[fingerprint(cert)].IsZero() {
 			now[fingerprint(cert)] = before[fingerprint(cert)]
@@ -444,7 +444,7 @@ func noteMade(e *machine.Env, site *configs.Site, made []credential, when time.T
 			now[fingerprint(cert)] = when
 		}
 	}
-	b, err := json.MarshalIndent(madeNote{madeNoteVersion, now}, "", "  ")
+	b, err := json.MarshalIndent(madeRecord{madeRecordVersion, now}, "", "  ")
 	if err == nil {
 		_, err = e.Write(MadeFile, append(b, '\n'), machine.Mode(0o600))
 	}

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
@@ -58,14 +58,14 @@ func ContinuedPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
-			err = e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
-				_, err := seat.Etcd{Client: client, URL: ownEtcdURL(site)}.Members(ctx)
+			err = e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
+				_, err := etcdmember.Client{HTTP: client, URL: ownEtcdURL(site)}.Members(ctx)
 				return err
 			})
 			if err != nil {
 				return run.Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
-			if err := saveSeat(e, site); err != nil {
+			if err := saveMembership(e, site); err != nil {
 				return err
 			}
 			if err := startEtcd(ctx, e, active, []kubeadm.Arg{
@@ -79,16 +79,16 @@ func ContinuedPhase(active *site.Active) run.Phase {
 	}
 }
 
-// continueWord returns the Site's request to continue as seatNote records it.
-func continueWord(site *configs.Site) string {
+// continueRequest returns the Site's request to continue as membership records it.
+func continueRequest(site *configs.Site) string {
 	c := site.ControlPlane
 	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
 }
 
-// forgetWord removes the record of a request once the Site has none, so that the next one
+// forgetRequest removes the record of a request once the Site has none, so that the next one
 // counts.
-func (t *seatTaker) forgetWord() error {
-	note := ReadSeatNote(t.e)
+func (t *etcdStarter) forgetRequest() error {
+	note := ReadMembership(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {
 		return nil
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 // A control-plane node has the cluster's keys from its Site. No node is the first: each runs
-// kubeadm's init phases, and etcd starts as package seat decides.
+// kubeadm's init phases, and etcd starts as package etcdmember decides.
 
 // AddressPhase waits for the machine's own address, and checks that new network
 // settings reach another machine. If no other machine answers, it continues: all
@@ -84,11 +84,11 @@ func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 // waitForAddress waits for the machine's own address.
 func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	e.Waiting("this machine's address %s", site.Self().Address)
-	if err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: network.Patience}, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
+	if err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: network.StartTimeout}, func() error { return network.HasOwnAddress(ctx, e, site) }); err != nil {
 		return run.Advise(err, addressFix)
 	}
 	if network.IsNew(e) && network.NeighbourAnswers(ctx, e, site) == nil {
-		return network.Keep(e)
+		return network.SaveGood(e)
 	}
 	return nil
 }
@@ -130,7 +130,7 @@ func Phase(active *site.Active) run.Phase {
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-			if err != nil || state != "active" || !made(e) || ReadSeatNote(e).lacksLived(site) || ownAPI(ctx, e, site) != nil {
+			if err != nil || state != "active" || !made(e) || ReadMembership(e).notServedYet(site) || ownAPI(ctx, e, site) != nil {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -168,7 +168,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	}
 	defer client.CloseIdleConnections()
 	usable := true
-	err = e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
+	err = e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
 		bad := ownAPI(ctx, e, site)
 		if bad == nil {
 			return nil
@@ -188,7 +188,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err != nil {
 		return run.Advise(fmt.Errorf("this machine's API server is not ready: %w", err), "etcd needs more than half of the control-plane nodes; else see `crictl ps -a` and /var/log/pods on the machine")
 	}
-	return noteLived(e, site)
+	return saveServed(e, site)
 }
 
 // ownAPI returns an error unless this machine's own API server is ready.

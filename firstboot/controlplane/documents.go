@@ -90,9 +90,9 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 	return nil
 }
 
-// noteUploaded records in the cluster, and then on this machine, that the documents were
+// markUploaded records in the cluster, and then on this machine, that the documents were
 // uploaded.
-func noteUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
+func markUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
 		err = annotate(ctx, c, map[string]any{DocumentsKey: documents, uploadedKey: now.contents, uploadingKey: nil})
@@ -166,7 +166,7 @@ func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active 
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"upload-config", "all"}); err != nil {
 		return err
 	}
-	if err := noteUploaded(ctx, e, c, documents); err != nil {
+	if err := markUploaded(ctx, e, c, documents); err != nil {
 		return err
 	}
 	e.Console("kubeadm's documents of the Site are uploaded to the cluster")

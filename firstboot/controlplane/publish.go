@@ -63,13 +63,13 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
 	}
 	published := err == nil
-	note, err := readPublishedNote(ctx, c)
+	note, err := readPublishedMark(ctx, c)
 	if err != nil {
 		return run.Todo, err
 	}
-	noted := note == notePresent
+	noted := note == markPresent
 	switch {
-	case note == noteAbsent && published:
+	case note == markAbsent && published:
 		return run.Todo, nil
 	case next != nil:
 		return run.Todo, nil
@@ -104,7 +104,7 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 			return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
 		}
 	}
-	return notePublished(ctx, c)
+	return markPublished(ctx, c)
 }
 
 // publish runs the phases of kubeadm init that write to the cluster, and creates the objects
@@ -127,7 +127,7 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	}
 	documents, err := DocumentsOf(site)
 	if err == nil {
-		err = noteUploaded(ctx, e, c, documents)
+		err = markUploaded(ctx, e, c, documents)
 	}
 	if err != nil {
 		return err
@@ -141,23 +141,23 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
 	}
-	return notePublished(ctx, c)
+	return markPublished(ctx, c)
 }
 
 // publishedKey is the annotation of kubeadm-config that records that the cluster was
 // published.
 const publishedKey = "edgebake.io/published"
 
-// publishedNote is the state of publishedKey in kubeadm-config.
-type publishedNote int
+// publishedMark is the state of publishedKey in kubeadm-config.
+type publishedMark int
 
 const (
-	noteUnavailable publishedNote = iota // kubeadm-config was deleted
-	noteAbsent
-	notePresent
+	markUnavailable publishedMark = iota // kubeadm-config was deleted
+	markAbsent
+	markPresent
 )
 
-func readPublishedNote(ctx context.Context, c *api.Client) (publishedNote, error) {
+func readPublishedMark(ctx context.Context, c *api.Client) (publishedMark, error) {
 	var o struct {
 		Metadata struct {
 			Annotations map[string]string `json:"annotations"`
@@ -165,16 +165,16 @@ func readPublishedNote(ctx context.Context, c *api.Client) (publishedNote, error
 	}
 	switch err := c.Get(ctx, kubeadmConfigMap, &o); {
 	case api.Code(err) == 404:
-		return noteUnavailable, nil
+		return markUnavailable, nil
 	case err != nil:
 		return 0, fmt.Errorf("asking whether the cluster was published: %w", err)
 	case o.Metadata.Annotations[publishedKey] == "":
-		return noteAbsent, nil
+		return markAbsent, nil
 	}
-	return notePresent, nil
+	return markPresent, nil
 }
 
-func notePublished(ctx context.Context, c *api.Client) error {
+func markPublished(ctx context.Context, c *api.Client) error {
 	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); api.Code(err) != 404 {
 		return err
 	}

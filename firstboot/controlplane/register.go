@@ -20,7 +20,7 @@ import (
 func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
 	name, missing := active.Node, member.Absence{}
 	e.Waiting("kubelet to register the Node %s", name)
-	err := e.Retry(ctx, machine.Wait{Every: seatInterval}, func() error {
+	err := e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
 		_, err := c.GetNode(ctx, name)
 		if api.Code(err) == 404 {
 			return errors.Join(err, missing.End(ctx, e, active.Site))
@@ -78,7 +78,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 				}
 			}
 			e.Waiting("kubelet to keep its certificate in %s", member.ClientCert)
-			if err := e.Poll(ctx, seatInterval, func() (bool, error) {
+			if err := e.Poll(ctx, decideInterval, func() (bool, error) {
 				_, err := os.Stat(e.Path(member.KubeletPKI))
 				return err == nil && len(member.KubeletKeys(e)) > 0 && e.Exists(member.ClientCert), nil
 			}); err != nil {

@@ -10,10 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -47,13 +47,13 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 		"--mount", "type=bind,src=" + e.Path(member.SnapshotDir) + ",dst=/snapshots,options=rbind:ro",
 		"--mount", "type=bind,src=" + e.Path(RestoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
-	args = append(args, seat.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), seat.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
+	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
 		return run.Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
 	}
 	made := RestoreDir + "/data/member"
-	if wal, member, _, err := seat.LogOf(e.Path(made + "/wal")); err != nil || !wal || member == "" {
+	if wal, member, _, err := etcdmember.ReadLog(e.Path(made + "/wal")); err != nil || !wal || member == "" {
 		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
 	}
 	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not sync
@@ -62,10 +62,10 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if err := SetAsideLogless(e); err != nil {
 		return err
 	}
-	if err := saveSeat(e, site); err != nil {
+	if err := saveMembership(e, site); err != nil {
 		return err
 	}
-	noteInFirmware(e, RestoredVar, restoreWord(site))
+	saveInFirmware(e, RestoredVar, restoreRequest(site))
 	if err := e.Rename(made, EtcdMember); err != nil {
 		return fmt.Errorf("putting what was restored in place: %w", err)
 	}

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -46,7 +46,7 @@ func setAside(e *machine.Env) (string, error) {
 // SetAsideLogless moves a database without a log aside: a start that etcd rejected, or a
 // damaged disk, leaves one, with which etcd never starts. Data with a log is an error.
 func SetAsideLogless(e *machine.Env) error {
-	wal, _, _, err := seat.LogOf(e.Path(EtcdMember + "/wal"))
+	wal, _, _, err := etcdmember.ReadLog(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
 		err = errors.New("there is a log of etcd")
 	}
@@ -74,7 +74,7 @@ func pruneLogless(e *machine.Env, latest string) error {
 	}
 	var logless []string
 	for _, dir := range dirs {
-		if wal, _, _, err := seat.LogOf(e.Path(dir + "/wal")); err == nil && !wal && dir != latest {
+		if wal, _, _, err := etcdmember.ReadLog(e.Path(dir + "/wal")); err == nil && !wal && dir != latest {
 			logless = append(logless, dir)
 		}
 	}

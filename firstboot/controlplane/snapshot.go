@@ -66,7 +66,7 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 		return "", fmt.Errorf("waiting for another snapshot: %w", err)
 	}
 	defer release()
-	if err := roomForSnapshot(e); err != nil {
+	if err := spaceForSnapshot(e); err != nil {
 		return "", err
 	}
 	path := member.SnapshotDir + "/" + snapshotName(e.Now())
@@ -111,9 +111,9 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	return out, nil
 }
 
-// roomForSnapshot removes old snapshots, except the newest, if the next one would leave too
+// spaceForSnapshot removes old snapshots, except the newest, if the next one would leave too
 // little space: etcd stops if it cannot write, and kubelet stops pods well before.
-func roomForSnapshot(e *machine.Env) error {
+func spaceForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("making room for a snapshot: %w", err) }
 	size := int64(0) // of the database, and so of a snapshot
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {

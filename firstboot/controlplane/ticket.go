@@ -7,32 +7,32 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
-	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
 // A bootstrap permission is for one bootstrap, and a request to restore a snapshot for one
 // restore. The record next to etcd's data shows that it was used, also after the data is lost,
 // but not after the disk was rewritten. Variables of UEFI firmware still show it then.
 const (
-	BornVar     = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
-	RestoredVar = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
+	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 )
 
 // ticket returns the state of the Site's bootstrap permission.
-func ticket(e *machine.Env, site *configs.Site) seat.Ticket {
+func ticket(e *machine.Env, site *configs.Site) etcdmember.Ticket {
 	switch until := site.ControlPlane.Birth(); {
 	case until.IsZero():
-		return seat.NoTicket
+		return etcdmember.NoTicket
 	case !e.Now().Before(until):
-		return seat.ExpiredTicket
+		return etcdmember.ExpiredTicket
 	}
-	word, note := TicketWord(site), ReadSeatNote(e)
+	word, note := TicketKey(site), ReadMembership(e)
 	// A bootstrap on this disk that was interrupted before etcd served continues.
-	if note.Lived == word || firmwareNote(e, BornVar) == word && note.Born != word {
-		return seat.UsedTicket
+	if note.Served == word || firmwareRecord(e, BootstrappedVar) == word && note.Bootstrapped != word {
+		return etcdmember.UsedTicket
 	}
-	return seat.ValidTicket
+	return etcdmember.ValidTicket
 }
 
 // ticketDates describes the dates by which the permission was judged. It has no time of day,
@@ -52,11 +52,11 @@ func TicketID(site *configs.Site) string {
 	return NoTicketID
 }
 
-// TicketWord identifies a bootstrap permission among those of all clusters.
-func TicketWord(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
+// TicketKey identifies a bootstrap permission among those of all clusters.
+func TicketKey(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
 
-// firmwareNote returns what this machine used last, as recorded in its firmware.
-func firmwareNote(e *machine.Env, variable string) string {
+// firmwareRecord returns what this machine used last, as recorded in its firmware.
+func firmwareRecord(e *machine.Env, variable string) string {
 	b := e.Contents(variable)
 	if len(b) < 4 { // the variable's attributes come first
 		return ""
@@ -66,19 +66,19 @@ func firmwareNote(e *machine.Env, variable string) string {
 
 // useTicket records that this machine bootstraps the cluster: on its disk, and then in its
 // firmware. It does so even if the firmware cannot record it.
-func (t *seatTaker) useTicket() error {
-	word := TicketWord(t.site)
-	note := seatNote{Cluster: t.site.ControlPlane.ID, Born: word, Said: ReadSeatNote(t.e).Said}
+func (t *etcdStarter) useTicket() error {
+	word := TicketKey(t.site)
+	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: word, RequestedAt: ReadMembership(t.e).RequestedAt}
 	if err := note.write(t.e); err != nil {
 		return err
 	}
-	noteInFirmware(t.e, BornVar, word)
+	saveInFirmware(t.e, BootstrappedVar, word)
 	return nil
 }
 
-// noteInFirmware records in the firmware what was used, since the disk may be rewritten.
-func noteInFirmware(e *machine.Env, variable, word string) {
-	if firmwareNote(e, variable) == word {
+// saveInFirmware records in the firmware what was used, since the disk may be rewritten.
+func saveInFirmware(e *machine.Env, variable, word string) {
+	if firmwareRecord(e, variable) == word {
 		return
 	}
 	switch err := e.SetFirmwareVar(variable, []byte(word)); {
@@ -89,24 +89,24 @@ func noteInFirmware(e *machine.Env, variable, word string) {
 	}
 }
 
-// restoreWord returns the firmware's record of a restore:
+// restoreRequest returns the firmware's record of a restore:
 // its cluster, and the time of the request.
-func restoreWord(site *configs.Site) string {
+func restoreRequest(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }
 
 // restoredBefore reports whether this machine has carried out the Site's request to restore,
 // or a later one, and no longer has the data of this one. An interrupted restore continues.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
-	c, note := site.ControlPlane, ReadSeatNote(e)
+	c, note := site.ControlPlane, ReadMembership(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name {
 		return false
 	}
-	if note.Continued == continueWord(site) && (note.Lived == "" || !isBlank(e)) {
+	if note.Continued == continueRequest(site) && (note.Served == "" || !isBlank(e)) {
 		return false
 	}
-	last := note.Said
-	if id, at, _ := strings.Cut(firmwareNote(e, RestoredVar), " "); id == c.ID {
+	last := note.RequestedAt
+	if id, at, _ := strings.Cut(firmwareRecord(e, RestoredVar), " "); id == c.ID {
 		if t, err := time.Parse(time.RFC3339, at); err == nil && t.After(last) {
 			last = t
 		}

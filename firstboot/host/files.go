@@ -36,8 +36,8 @@ func (f Files) Stream(path string, o machine.Owner, write func(io.Writer) error)
 // Rename moves a file or a directory. It fails if to exists.
 func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) }
 
-// lockPatience is how long Lock waits for another program.
-const lockPatience = 30 * time.Second
+// lockTimeout is how long Lock waits for another program.
+const lockTimeout = 30 * time.Second
 
 // Lock creates the file if it is missing, and locks it exclusively. The file stays: if it were
 // removed, two programs could hold locks on two files of the same name.
@@ -50,7 +50,7 @@ func (f Files) Lock(ctx context.Context, path string) (release func(), err error
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, lockPatience)
+	ctx, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	for {
 		err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB)

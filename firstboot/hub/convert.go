@@ -23,8 +23,8 @@ const (
 	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 )
 
-// Evidence lists the files and units that convert, revert and reset change.
-var Evidence = run.Evidence{
+// Recorded lists the files and units that convert, revert and reset change.
+var Recorded = run.Recorded{
 	Files: []string{member.KubeadmFlags, EnvFile, openyurt.KubeletConf, UnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
@@ -71,10 +71,10 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	if err != nil {
 		return err
 	}
-	if err := poolTakes(ctx, e, n, h); err != nil {
+	if err := poolAccepts(ctx, e, n, h); err != nil {
 		return err
 	}
-	c := run.NewChange(e, "convert", Evidence, tell)
+	c := run.NewChange(e, "convert", Recorded, tell)
 	c.Resumed = true
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
@@ -90,8 +90,8 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
-// poolTakes returns an error if the Node cannot get into the pool.
-func poolTakes(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
+// poolAccepts returns an error if the Node cannot get into the pool.
+func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 	if err := poolFits(ctx, e, h); err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
 		return false, nil // the Site has another name for it now
 	}
-	if !openyurt.IsTurned(string(e.Contents(member.KubeadmFlags))) {
+	if !openyurt.IsRedirected(string(e.Contents(member.KubeadmFlags))) {
 		return false, nil
 	}
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)

@@ -39,14 +39,14 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	if !member.KubeadmArgs.Match(env) {
 		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
-	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Turn(registerFlags(args, labels), gate) }), nil
+	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Redirect(registerFlags(args, labels), gate) }), nil
 }
 
 // directFlags removes the arguments that redirect kubelet to yurthub.
 func directFlags(env []byte) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		for {
-			rest, turned := openyurt.Unturn(args)
+			rest, turned := openyurt.Unredirect(args)
 			if turned == "" {
 				return rest
 			}

@@ -35,7 +35,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 		return run.Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
 			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}
-	c := run.NewChange(e, "revert", Evidence, tell)
+	c := run.NewChange(e, "revert", Recorded, tell)
 	c.ChangedAt = ReadyStep
 	return c.WithoutTimer(ctx, steps)
 }

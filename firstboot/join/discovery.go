@@ -70,7 +70,7 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 				return fmt.Errorf("writing the cluster's CA: %w", err)
 			}
 			if slices.Contains(site.Masters, found.Master) {
-				if err := member.KeepMasters(e, site, found.CA); err != nil {
+				if err := member.SaveMasters(e, site, found.CA); err != nil {
 					return err
 				}
 			}
@@ -211,7 +211,7 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
-		network.WaitForNTP(ctx, e, network.NTPPatience)
+		network.WaitForNTP(ctx, e, network.NTPTimeout)
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
 			"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, renew the API servers' certificates")
 	case errors.Is(err, api.ErrUnsigned):

@@ -34,7 +34,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !member.MastersRecorded(ctx, e, site) {
+			if err != nil || !member.MastersSaved(ctx, e, site) {
 				return run.Todo, err
 			}
 			want, err := IPVSConfig(e, site)
@@ -52,10 +52,10 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			if state != "active" && state != "activating" {
 				return run.Todo, nil
 			}
-			again, unclear := member.CheckBornAgain(ctx, e, site)
+			again, unclear := member.CheckRecreated(ctx, e, site)
 			switch {
 			case again:
-				e.Note("%s", member.BornAgainNote(e))
+				e.Note("%s", member.RecreatedNote(e))
 				return run.Unknown, nil
 			case member.CannotShow(e, unclear):
 				return run.Unknown, nil // the next phase reports that the certificate has expired
@@ -63,7 +63,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 			return run.Todo, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := member.RecordMasters(ctx, e, site); err != nil {
+			if err := member.SaveProvenMasters(ctx, e, site); err != nil {
 				return err
 			}
 			doc, err := IPVSConfig(e, site)
@@ -187,11 +187,11 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 	err := endpointAnswers(ctx, e, site)
 	if err != nil {
 		// Only the endpoint: until it is served, a connection to it costs the API servers nothing.
-		_ = e.Retry(ctx, machine.Wait{Every: time.Second, For: servePatience, Gently: true}, func() error { return machine.Answers(ctx, e, site.EndpointHostPort()) })
+		_ = e.Retry(ctx, machine.Wait{Every: time.Second, For: serveTimeout, Gently: true}, func() error { return machine.Answers(ctx, e, site.EndpointHostPort()) })
 		err = endpointAnswers(ctx, e, site)
 	}
 	if err != nil {
-		again, unclear := member.CheckBornAgain(ctx, e, site)
+		again, unclear := member.CheckRecreated(ctx, e, site)
 		if again || member.CannotShow(e, unclear) {
 			return false, nil
 		}
@@ -210,7 +210,7 @@ func hostsPhase(site *configs.Site) run.Phase {
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
-			if err != nil || !member.MastersRecorded(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
+			if err != nil || !member.MastersSaved(ctx, e, site) || state == "active" || e.Exists(ondisk.IPVSConfig) {
 				return run.Todo, err
 			}
 			if member.Enrolled(e) == nil && endpointAnswers(ctx, e, site) != nil {
@@ -219,7 +219,7 @@ func hostsPhase(site *configs.Site) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			if err := member.RecordMasters(ctx, e, site); err != nil {
+			if err := member.SaveProvenMasters(ctx, e, site); err != nil {
 				return err
 			}
 			if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
@@ -240,8 +240,8 @@ func hostsPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// servePatience is how long ipvscare may take to serve.
-const servePatience = 30 * time.Second
+// serveTimeout is how long ipvscare may take to serve.
+const serveTimeout = 30 * time.Second
 
 // endpointAnswers returns an error if the endpoint does not answer although an API server
 // does; nil if none is in reach.

@@ -36,8 +36,8 @@ import (
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 const (
-	// argsPatience is how long kubelet may take to become healthy.
-	argsPatience = 2 * time.Minute
+	// argsTimeout is how long kubelet may take to become healthy.
+	argsTimeout = 2 * time.Minute
 	// argsSteady is how long kubelet must have been active: it reports healthy before it has
 	// started everything that its arguments may break.
 	argsSteady = 30 * time.Second
@@ -47,13 +47,13 @@ const (
 func ArgsPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
-		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsPatience + 3*time.Minute,
+		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsTimeout + 3*time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			j, ok := member.ReadJoinedAs(e)
 			if !ok {
 				return run.Done, nil // the node joined before arguments were recorded
 			}
-			member.RemarkSocketKept(e, j, site)
+			member.NoteSocketKept(e, j, site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
 			case j.TryingArgs != nil: // a trial was interrupted
@@ -63,7 +63,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 			case maps.Equal(want, j.KubeletExtraArgs):
 				return run.Done, nil
 			case argsRefused(e, want):
-				remarkRefusedArgs(e, j.KubeletExtraArgs, want)
+				noteRefusedArgs(e, j.KubeletExtraArgs, want)
 				return run.Done, nil
 			}
 			return run.Todo, nil
@@ -204,7 +204,7 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 // Arguments that redirect kubelet to yurthub stay, at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
-		args, tail := openyurt.Unturn(args)
+		args, tail := openyurt.Unredirect(args)
 		var kept []string
 		for _, f := range strings.Fields(args) {
 			name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
@@ -239,7 +239,7 @@ func argsRefused(e *machine.Env, want map[string]string) bool {
 	return b != nil && json.Unmarshal(b, &refused) == nil && maps.Equal(refused, want)
 }
 
-func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
+func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
 	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not start with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
 		changedArgs(have, want))
 }
@@ -247,15 +247,15 @@ func remarkRefusedArgs(e *machine.Env, have, want map[string]string) {
 // awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz answers
 // 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
-	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsPatience}, func() error { return kubeletWell(ctx, e) })
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsTimeout}, func() error { return kubeletHealthy(ctx, e) })
 	if err != nil {
 		return run.Advise(fmt.Errorf("kubelet does not start: %w", err), "see `journalctl -u kubelet` on the machine")
 	}
 	return nil
 }
 
-// kubeletWell checks kubelet's unit and, like kubeadm, its /healthz.
-func kubeletWell(ctx context.Context, e *machine.Env) error {
+// kubeletHealthy checks kubelet's unit and, like kubeadm, its /healthz.
+func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("its unit is %s", state), err)
 	}

@@ -16,9 +16,9 @@ func TestWithArgs(t *testing.T) {
 		{"--a=1 --b=2", "--a=1", map[string]string{"b": "2"}, nil},
 		{"--a=1", "--a=1 --c=", nil, map[string]string{"c": ""}},
 		{"", "--c=x", nil, map[string]string{"c": "x"}},
-		{"--a=1" + openyurt.ListPlainly + openyurt.TurnedFlags, "--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.TurnedFlags, nil, map[string]string{"feature-gates": "X=true"}},
-		{"--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.TurnedFlags, "--a=1" + openyurt.ListPlainly + openyurt.TurnedFlags, map[string]string{"feature-gates": "X=true"}, nil},
-		{"--a=1" + openyurt.TurnedFlags, "--a=1 --v=4" + openyurt.TurnedFlags, nil, map[string]string{"v": "4"}},
+		{"--a=1" + openyurt.ListPlainly + openyurt.RedirectFlags, "--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.RedirectFlags, nil, map[string]string{"feature-gates": "X=true"}},
+		{"--a=1 --feature-gates=X=true" + openyurt.ListPlainly + openyurt.RedirectFlags, "--a=1" + openyurt.ListPlainly + openyurt.RedirectFlags, map[string]string{"feature-gates": "X=true"}, nil},
+		{"--a=1" + openyurt.RedirectFlags, "--a=1 --v=4" + openyurt.RedirectFlags, nil, map[string]string{"v": "4"}},
 	} {
 		got := string(withArgs([]byte(env(c.have)), c.before, c.after))
 		if got != env(c.want) {

@@ -92,10 +92,10 @@ func (r *readiness) labels(e *machine.Env) error {
 	switch {
 	case len(missing) > 0:
 		// kubelet sets labels only on a Node that it creates.
-		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelWords(missing)),
+		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelList(missing)),
 			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
-		return run.Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelWords(left)),
+		return run.Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelList(left)),
 			fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 	}
 	return nil
@@ -112,13 +112,13 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 		}
 		return run.Todo, nil
 	}
-	note, err := member.ClusterToNote(ctx, e, r.active.Site, r.node)
+	note, err := member.ClusterToSave(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
 		// Without ipvscare, kubelet uses these API servers already.
 		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *member.ReadJoinedCluster(e))
 	case errors.Is(err, member.ErrOtherCluster):
-		e.Note("%s", member.BornAgainNote(e))
+		e.Note("%s", member.RecreatedNote(e))
 		return run.Unknown, nil
 	case err == nil && note != nil:
 		return run.Todo, nil
@@ -206,7 +206,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 			refused = errors.Join(refused, err)
 			continue
 		}
-		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelWords(labels)))
+		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelList(labels)))
 	}
 	if left := member.LeftLabels(j, active.Site, n); len(left) > 0 {
 		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
@@ -227,7 +227,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	if err := member.PatchLabels(ctx, e, name, gone); err != nil {
 		return err
 	}
-	e.Console(fmt.Sprintf("the Node %s had labels that the Site has no more: %s; they are gone", name, labelWords(labels)))
+	e.Console(fmt.Sprintf("the Node %s had labels that the Site has no more: %s; they are gone", name, labelList(labels)))
 	return nil
 }
 
@@ -241,7 +241,7 @@ func missingLabels(site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-func labelWords(labels map[string]string) string {
+func labelList(labels map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		out = append(out, k+"="+labels[k])
@@ -251,7 +251,7 @@ func labelWords(labels map[string]string) string {
 
 // saveCluster records the cluster that shows n as this machine's Node, for ipvscare too.
 func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
-	note, err := member.ClusterToNote(ctx, e, active.Site, n)
+	note, err := member.ClusterToSave(ctx, e, active.Site, n)
 	if note == nil || err != nil {
 		return err
 	}

@@ -18,12 +18,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// SaidVIP is the file with the VIP that was reported to be in the cluster's service range. It
+// ReportedVIP is the file with the VIP that was reported to be in the cluster's service range. It
 // lasts until the machine is switched off.
-const SaidVIP = ondisk.RunMark + "vip"
+const ReportedVIP = ondisk.RunMark + "vip"
 
 // ClusterFiles belong to the cluster of this machine.
-var ClusterFiles = []string{SaidVIP}
+var ClusterFiles = []string{ReportedVIP}
 
 // VIPPhase checks that no Service has the VIP: on this node the VIP
 // leads to the API servers. Only a member may query the cluster.
@@ -32,7 +32,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "vip", Doc: "the VIP is not a Service's address", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if site.IPVS.Disabled || e.Text(SaidVIP) == site.VIP {
+			if site.IPVS.Disabled || e.Text(ReportedVIP) == site.VIP {
 				return run.Done, nil
 			}
 			in, service, err := vipInCluster(ctx, e, site)
@@ -60,7 +60,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			}
 			e.Log.Warn(line)
 			e.Console(line)
-			return e.WriteFile(SaidVIP, []byte(site.VIP), machine.Mode(0o600))
+			return e.WriteFile(ReportedVIP, []byte(site.VIP), machine.Mode(0o600))
 		},
 	}
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// joinPatience is how long kubeadm waits for kubelet to enrol.
-const joinPatience = 2 * time.Minute
+// joinTimeout is how long kubeadm waits for kubelet to enrol.
+const joinTimeout = 2 * time.Minute
 
 // shortLived turns off garbage collection in Go programs that run only briefly: kubeadm, and
 // the kubelet that kubeadm asks for its version.
@@ -55,7 +55,7 @@ func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Si
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
-	conf, err := siteconf.JoinConfiguration(&s, siteconf.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinPatience, Kubernetes: active.Image.Kubernetes})
+	conf, err := siteconf.JoinConfiguration(&s, siteconf.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinTimeout, Kubernetes: active.Image.Kubernetes})
 	if err != nil {
 		return err
 	}

@@ -349,9 +349,9 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
-// JobPatience is how long to wait for the job of one unit.
+// JobTimeout is how long to wait for the job of one unit.
 // systemd continues the job even if the caller stops waiting.
-const JobPatience = 15 * time.Second
+const JobTimeout = 15 * time.Second
 
 // BoundedUnit is Unit, but waits for the job at most for
 // patience: a unit may wait for a missing card, or for a server.

@@ -22,9 +22,9 @@ import (
 const (
 	// ProvenFile holds the list that was verified last, a Proven.
 	ProvenFile = ondisk.StateDir + "/masters.json"
-	// SaidFormer holds the last list that was reported as not
+	// ReportedFormer holds the last list that was reported as not
 	// verified. It lasts until the machine is switched off.
-	SaidFormer = ondisk.RunMark + "former-masters"
+	ReportedFormer = ondisk.RunMark + "former-masters"
 )
 
 // Proven is a list of API servers of which one has shown a certificate of the cluster's CA.
@@ -167,8 +167,8 @@ func WithFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	return &s
 }
 
-// KeepMasters records the Site's list as verified.
-func KeepMasters(e *machine.Env, site *configs.Site, ca []byte) error {
+// SaveMasters records the Site's list as verified.
+func SaveMasters(e *machine.Env, site *configs.Site, ca []byte) error {
 	return writeProven(e, &Proven{Masters: site.Masters, CA: CAPins(ca)})
 }
 
@@ -183,9 +183,9 @@ func writeProven(e *machine.Env, p *Proven) error {
 	return nil
 }
 
-// keepLearned records the API servers that ipvscare has learned
+// saveLearned records the API servers that ipvscare has learned
 // in addition to the former list, before its list changes.
-func keepLearned(e *machine.Env, site *configs.Site) error {
+func saveLearned(e *machine.Env, site *configs.Site) error {
 	if len(FormerMasters(e, site)) == 0 {
 		return nil
 	}
@@ -210,28 +210,28 @@ func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byt
 	return slices.Contains(errs, nil)
 }
 
-// MastersRecorded reports whether RecordMasters has nothing to do: the
+// MastersSaved reports whether SaveProvenMasters has nothing to do: the
 // list is recorded, or it is not verified yet and that was reported.
-func MastersRecorded(ctx context.Context, e *machine.Env, site *configs.Site) bool {
+func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true
 	}
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
 	}
-	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(SaidFormer) == strings.Join(site.Masters, ","))
+	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(ReportedFormer) == strings.Join(site.Masters, ","))
 }
 
-// RecordMasters records the Site's list once it is verified, and reports while it is not.
-func RecordMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
-	if err := keepLearned(e, site); err != nil {
+// SaveProvenMasters records the Site's list once it is verified, and reports while it is not.
+func SaveProvenMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
+	if err := saveLearned(e, site); err != nil {
 		return err
 	}
 	if Enrolled(e) != nil {
 		return nil
 	}
 	if mastersProven(ctx, e, site) {
-		return KeepMasters(e, site, e.Contents(ondisk.KubeCA))
+		return SaveMasters(e, site, e.Contents(ondisk.KubeCA))
 	}
 	former := FormerMasters(e, site)
 	if len(former) == 0 {
@@ -241,5 +241,5 @@ func RecordMasters(ctx context.Context, e *machine.Env, site *configs.Site) erro
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)
-	return e.WriteFile(SaidFormer, []byte(strings.Join(site.Masters, ",")), machine.Mode(0o600))
+	return e.WriteFile(ReportedFormer, []byte(strings.Join(site.Masters, ",")), machine.Mode(0o600))
 }

@@ -134,8 +134,8 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	return nil
 }
 
-// RemarkEndOfCA adds a note if a CA in file ends soon.
-func RemarkEndOfCA(e *machine.Env, file string) {
+// NoteEndOfCA adds a note if a CA in file ends soon.
+func NoteEndOfCA(e *machine.Env, file string) {
 	if end, due := CAEndsSoon(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: `edgebake cluster new` with the Cluster's document issues it again; then stamp the Sites of the control-plane nodes and restart these one by one", file, end.UTC().Format(time.DateOnly))
 	}

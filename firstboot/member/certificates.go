@@ -20,16 +20,16 @@ import (
 // start.
 type certStore struct {
 	Dir, Name string
-	// AskedAnew: the program requests another certificate if it has none, but not if the one
+	// Replaceable: the program requests another certificate if it has none, but not if the one
 	// it has is broken.
-	AskedAnew bool
+	Replaceable bool
 }
 
 // CertStores returns the stores of kubelet and yurthub.
 func CertStores() []certStore {
 	all := []certStore{{KubeletPKI, "kubelet-client", false}, {KubeletPKI, "kubelet-server", true}}
 	for _, c := range openyurt.Certificates() {
-		all = append(all, certStore{c.Dir, c.Name, c.AskedAnew})
+		all = append(all, certStore{c.Dir, c.Name, c.Replaceable})
 	}
 	return all
 }
@@ -61,7 +61,7 @@ func (s certStore) restore(e *machine.Env) error {
 		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.Current(), filepath.Base(newest)))
 		return nil
 	}
-	if s.AskedAnew && e.Exists(s.Current()) {
+	if s.Replaceable && e.Exists(s.Current()) {
 		e.Log.Warn("removed a certificate that cannot be used: another one will be requested", "link", s.Current(), "error", broken)
 		return e.Remove(s.Current())
 	}

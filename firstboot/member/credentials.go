@@ -17,7 +17,7 @@ import (
 
 // Redirected reports whether kubelet is redirected to yurthub.
 func Redirected(e *machine.Env) bool {
-	return openyurt.IsTurned(string(e.Contents(KubeadmFlags)))
+	return openyurt.IsRedirected(string(e.Contents(KubeadmFlags)))
 }
 
 // Name returns the node's name in kubelet's certificate, valid or not; "" on a machine that is

@@ -77,9 +77,9 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	}.Write(e)
 }
 
-// RemarkSocketKept adds a note if kubelet still uses the container runtime of the join, not
+// NoteSocketKept adds a note if kubelet still uses the container runtime of the join, not
 // the Site's.
-func RemarkSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
+func NoteSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
 	}

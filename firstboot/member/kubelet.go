@@ -82,8 +82,8 @@ func (k KubeletFiles) Write(e *machine.Env) error {
 	return nil
 }
 
-// NoteKubelet records which kubelet's files these are, for a system that boots next.
-func NoteKubelet(e *machine.Env, minor int) error {
+// SaveKubelet records which kubelet's files these are, for a system that boots next.
+func SaveKubelet(e *machine.Env, minor int) error {
 	if ReadKubeletFiles(e).Minor == 0 {
 		return KubeletFiles{Minor: minor, ConfigMinor: minor}.Write(e)
 	}
@@ -116,7 +116,7 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 		e.Console(fmt.Sprintf("kubelet has the settings and the state of v1.%d again", minor))
 		return KubeletFiles{Minor: minor, ConfigMinor: k.Former.ConfigMinor}.Write(e)
 	}
-	former, err := keepKubelet(e, k)
+	former, err := readFormerKubelet(e, k)
 	if err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func restorable(e *machine.Env, path string) bool {
 	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
 }
 
-// keepKubelet reads the present files, which the record describes.
-func keepKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
+// readFormerKubelet reads the present files, which the record describes.
+func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 	f := &FormerKubelet{Minor: k.Minor, ConfigMinor: k.ConfigMinor, Files: map[string][]byte{}}
 	for _, p := range keptKubeletFiles {
 		b, err := e.Read(p)

@@ -41,8 +41,8 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	return r, true
 }
 
-// ToRecord returns the record to write, nil if the present one is right.
-func ToRecord(e *machine.Env) *Record {
+// RecordToSave returns the record to write, nil if the present one is right.
+func RecordToSave(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
 	want := Record{Version: RecordVersion, Node: Name(e), CA: EnrolledPins(e)}
 	switch {
@@ -65,7 +65,7 @@ func ToRecord(e *machine.Env) *Record {
 
 // SaveRecord records that this machine is a member, if it is one.
 func SaveRecord(e *machine.Env) error {
-	want := ToRecord(e)
+	want := RecordToSave(e)
 	if want == nil {
 		return nil
 	}

@@ -109,7 +109,7 @@ func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) e
 	if err != nil || now.Sub(start.Now) < registerAgain {
 		return err
 	}
-	if again, unclear := CheckBornAgain(ctx, e, site); again || unclear != nil {
+	if again, unclear := CheckRecreated(ctx, e, site); again || unclear != nil {
 		return unclear
 	}
 	e.Log.Info("the cluster has no Node of this machine, and kubelet registers it only when it starts: restarting kubelet")

@@ -56,14 +56,14 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToNote returns the record that must replace the present
+// ClusterToSave returns the record that must replace the present
 // one, nil if that is correct or there is no better one.
 //
 // A person may publish cluster-info again, and later delete the Node:
 // nothing in a record that is never updated would match then. So new values
 // are accepted from an API server that still shows one of the recorded UIDs.
 // If a server shows none of them, the error is ErrOtherCluster.
-func ClusterToNote(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
+func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server
 	}
@@ -136,23 +136,23 @@ var ErrOtherCluster = errors.New("another cluster with the same keys")
 // that the server rejects the node's certificate, so nothing else can be compared.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
-// CannotShow reports whether unclear, from CheckBornAgain, is
+// CannotShow reports whether unclear, from CheckRecreated, is
 // permanent: the node's certificate has expired or is not valid
 // yet, so API servers reject it and cannot prove their cluster.
 func CannotShow(e *machine.Env, unclear error) bool {
 	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
 }
 
-// BornAgain reports whether the API servers that answer are of another cluster than the node
+// Recreated reports whether the API servers that answer are of another cluster than the node
 // joined, with the same keys.
-func BornAgain(ctx context.Context, e *machine.Env, site *configs.Site) bool {
-	again, _ := CheckBornAgain(ctx, e, site)
+func Recreated(ctx context.Context, e *machine.Env, site *configs.Site) bool {
+	again, _ := CheckRecreated(ctx, e, site)
 	return again
 }
 
-// CheckBornAgain is BornAgain, with the reason (unclear) why API servers could not prove
+// CheckRecreated is Recreated, with the reason (unclear) why API servers could not prove
 // their cluster, e.g. that their certificates are not valid yet by this machine's clock.
-func CheckBornAgain(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
+func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
 	if noted == nil || !Is(e) {
 		return false, nil
@@ -235,8 +235,8 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return cmp.Or(noInfo, ErrOtherCluster)
 }
 
-// BornAgainNote is the note for a node whose API servers are of another cluster.
-func BornAgainNote(e *machine.Env) string {
+// RecreatedNote is the note for a node whose API servers are of another cluster.
+func RecreatedNote(e *machine.Env) string {
 	noted := ReadJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)

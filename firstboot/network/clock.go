@@ -52,7 +52,7 @@ func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machin
 			if e.Exists(AskedNTP) {
 				return nil
 			}
-			patience := NTPPatience
+			patience := NTPTimeout
 			if site.NodeType == configs.NodeControlPlane && !member.OutOfTime(member.Enrolled(e)) {
 				patience = ntpFirst
 			}
@@ -96,15 +96,15 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 	return true, raiseClock(e, early.From)
 }
 
-// beganPatience bounds the requests of begun.
-const beganPatience = 2 * time.Second
+// beganTimeout bounds the requests of begun.
+const beganTimeout = 2 * time.Second
 
 // begun returns the latest start of a certificate that is not valid yet,
 // of another machine of the cluster or of this node's enrolment; zero if
 // there is none. The certificates are verified with the CA of the Site
 // or of the enrolment, so that nobody else can move the clock.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
-	ctx, cancel := context.WithTimeout(ctx, beganPatience)
+	ctx, cancel := context.WithTimeout(ctx, beganTimeout)
 	defer cancel()
 	type server struct {
 		addr string
@@ -190,13 +190,13 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPPatience bounds the wait for a time server that a certificate depends on: a Site without
+// NTPTimeout bounds the wait for a time server that a certificate depends on: a Site without
 // a time server must still join. ntpFirst is for a control-plane node without certificates.
 const (
-	NTPPatience = time.Minute
-	ntpFirst    = 30 * time.Second
-	ntpRetry    = 10 // checks of the clock, 2 s apart, until time servers are asked again
-	Timesyncd   = "systemd-timesyncd.service"
+	NTPTimeout = time.Minute
+	ntpFirst   = 30 * time.Second
+	ntpRetry   = 10 // checks of the clock, 2 s apart, until time servers are asked again
+	Timesyncd  = "systemd-timesyncd.service"
 )
 
 // WaitForNTP waits for patience at most until the clock follows a time server, and reports

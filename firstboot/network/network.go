@@ -253,8 +253,8 @@ func NodeLine(e *machine.Env, addr netip.Addr) siteconf.HostsEntry {
 	return siteconf.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
-// Patience is how long a network may take to start: DHCP, spanning tree, a Wi-Fi association.
-const Patience = 75 * time.Second
+// StartTimeout is how long a network may take to start: DHCP, spanning tree, a Wi-Fi association.
+const StartTimeout = 75 * time.Second
 
 // Timeout is enough for trying the new settings, the former ones and the new ones again.
 const Timeout = 6 * time.Minute
@@ -273,14 +273,14 @@ func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former b
 		}
 	}
 	if found.Extent == everything && !former && IsNew(e) { // the former ones are kept already, and their trial stays on record
-		err = Keep(e)
+		err = SaveGood(e)
 	}
 	return found, former, err
 }
 
 func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	found := ""
-	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: Patience}, func() (err error) {
+	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() (err error) {
 		if machine.HasRoute(ctx, e, masters) == nil {
 			e.Waiting("an API server to answer (%s)", strings.Join(masters, ", "))
 		} else {

@@ -24,7 +24,7 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 	}
 	var src netip.Addr
 	// The interface may not be the one that leads to the API servers.
-	err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: Patience}, func() (err error) {
+	err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() (err error) {
 		e.Waiting("an address in %s (nodeIP)", subnets[0])
 		src, err = inSubnet(e, site, subnets[0], usual)
 		return err

@@ -49,7 +49,7 @@ const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 // Reload makes networkd load its settings. networkctl needs D-Bus, which may start later than
 // first boot.
 func Reload(ctx context.Context, e *machine.Env) error {
-	err := e.BoundedUnit(ctx, machine.JobPatience, "start", "dbus.service")
+	err := e.BoundedUnit(ctx, machine.JobTimeout, "start", "dbus.service")
 	if err == nil {
 		err = e.Run(ctx, machine.Cmd{Args: []string{"networkctl", "reload"}})
 	}

@@ -148,8 +148,8 @@ func IsNew(e *machine.Env) bool {
 	return !ok || digestOf(now) != digestOf(good)
 }
 
-// Keep records the settings in place as good.
-func Keep(e *machine.Env) error {
+// SaveGood records the settings in place as good.
+func SaveGood(e *machine.Env) error {
 	now, err := Files(e)
 	if err != nil {
 		return err
@@ -387,9 +387,9 @@ func has(files map[string]netFile, p string, f netFile) bool {
 	return ok && is.equal(f)
 }
 
-// wpaPatience is how long a Wi-Fi unit may take to start: it waits for its card, which may be
+// wpaTimeout is how long a Wi-Fi unit may take to start: it waits for its card, which may be
 // missing.
-const wpaPatience = 30 * time.Second
+const wpaTimeout = 30 * time.Second
 
 // Load makes the daemons load the settings at these paths. Wi-Fi that does not start must not
 // keep the others from being tried.
@@ -410,7 +410,7 @@ func Load(ctx context.Context, e *machine.Env, paths []string) error {
 				verb = "restart"
 			}
 		}
-		if err := e.BoundedUnit(ctx, wpaPatience, verb, u); err != nil {
+		if err := e.BoundedUnit(ctx, wpaTimeout, verb, u); err != nil {
 			e.Log.Warn("loading the Wi-Fi settings", "unit", u, "verb", verb, "error", err)
 		}
 	}
@@ -420,7 +420,7 @@ func Load(ctx context.Context, e *machine.Env, paths []string) error {
 		errs = append(errs, fmt.Errorf("loading the network settings: %w", err))
 	}
 	if slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/etc/systemd/resolved.conf.d/") }) {
-		if err := e.BoundedUnit(ctx, machine.JobPatience, "restart", "systemd-resolved.service"); err != nil {
+		if err := e.BoundedUnit(ctx, machine.JobTimeout, "restart", "systemd-resolved.service"); err != nil {
 			errs = append(errs, fmt.Errorf("loading the DNS settings: %w", err))
 		}
 	}

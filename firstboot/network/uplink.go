@@ -22,7 +22,7 @@ import (
 type Uplink struct {
 	// peers names what must be reached, e.g. "an API server".
 	peers string
-	// wait waits until everything is reached, for Patience at most.
+	// wait waits until everything is reached, for StartTimeout at most.
 	wait func(ctx context.Context, e *machine.Env) Reached
 }
 
@@ -61,7 +61,7 @@ func toAPIServers(masters []string) Uplink {
 func ToNeighbours(site *configs.Site) Uplink {
 	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env) Reached {
 		r := Reached{}
-		r.Err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: Patience}, func() error {
+		r.Err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() error {
 			r.Extent = Nothing
 			e.Waiting("this machine's address %s", site.Self().Address)
 			if err := HasOwnAddress(ctx, e, site); err != nil {

@@ -22,18 +22,18 @@ type Step struct {
 	Detail       string
 }
 
-// Evidence lists the contents of a change's record: copies of files from before
+// Recorded lists the contents of a change's record: copies of files from before
 // and after the change, which must not hold secrets, and the journals of units.
-type Evidence struct{ Files, Units []string }
+type Recorded struct{ Files, Units []string }
 
 // change carries out convert, revert or reset in steps. It records how each step went, and the
 // files before and after.
 type change struct {
-	e     *machine.Env
-	tell  func(Step)
-	dir   string // of the record
-	keep  Evidence
-	steps []Step
+	e        *machine.Env
+	tell     func(Step)
+	dir      string // of the record
+	recorded Recorded
+	steps    []Step
 	// Resumed: if a step fails, steps that were found done are
 	// undone too, since an earlier run, which was killed, did them.
 	Resumed bool
@@ -46,9 +46,9 @@ type change struct {
 
 // NewChange begins the change named what, e.g. "reset", and records it in a new directory
 // below ondisk.LogDir; tell receives each Step.
-func NewChange(e *machine.Env, what string, keep Evidence, tell func(Step)) *change {
+func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) *change {
 	own := *e // a copy, whose OnWaiting is replaced
-	return &change{e: &own, tell: tell, keep: keep, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+	return &change{e: &own, tell: tell, recorded: recorded, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
 // WithoutTimer stops the timer of first boot, which would undo the
@@ -163,7 +163,7 @@ func (c *change) Record(s Step) {
 }
 
 func (c *change) copyFiles(when string) {
-	for _, p := range c.keep.Files {
+	for _, p := range c.recorded.Files {
 		b, err := c.e.Read(p)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -181,7 +181,7 @@ func (c *change) finish(ctx context.Context) {
 	c.copyFiles("after")
 	var out strings.Builder
 	args := []string{"journalctl", "--no-pager", "-n", "400"}
-	for _, u := range c.keep.Units {
+	for _, u := range c.recorded.Units {
 		args = append(args, "-u", u)
 	}
 	err := c.e.Run(ctx, machine.Cmd{Args: args, Output: &out})

@@ -89,9 +89,9 @@ type Runner struct {
 	spread   bool     // the boot delay has passed
 	began    time.Time
 	device   string            // the slot
-	lastErr  map[string]string // gist of the last error by phase
-	noted    []string          // gists of the notes that this run has reported
-	waits    []string          // gists of the waits that this attempt at a phase has reported
+	lastErr  map[string]string // last error by phase, withoutVarying
+	noted    []string          // texts of the notes that this run has reported
+	waits    []string          // texts of the waits that this attempt at a phase has reported
 	// unsaved: the state file does not have the current Waiting. waitSaved is when a Waiting
 	// was saved last.
 	unsaved   bool

@@ -211,8 +211,8 @@ func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error)
 		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
 	})
 	r.mu.Lock()
-	same := r.lastErr[p.Name] == gist(what)
-	r.lastErr[p.Name] = gist(what)
+	same := r.lastErr[p.Name] == withoutVarying(what)
+	r.lastErr[p.Name] = withoutVarying(what)
 	r.mu.Unlock()
 	if _, permanent := Fix(err); permanent {
 		return // reported by sayFailure
@@ -246,9 +246,9 @@ func (r *Runner) waiting(what string) {
 			}
 		}
 	}
-	said := slices.Contains(r.waits, gist(what))
+	said := slices.Contains(r.waits, withoutVarying(what))
 	if !said {
-		r.waits = append(r.waits, gist(what))
+		r.waits = append(r.waits, withoutVarying(what))
 	}
 	r.mu.Unlock()
 	_, changed, place := r.set(e, name, func(ps *ondisk.PhaseState) { ps.Waiting = what })
@@ -268,9 +268,9 @@ func (r *Runner) noting(what string) {
 	if !slices.Contains(r.state.Notes, what) {
 		r.state.Notes = append(r.state.Notes, what)
 	}
-	said := slices.Contains(r.noted, gist(what))
+	said := slices.Contains(r.noted, withoutVarying(what))
 	if !said {
-		r.noted = append(r.noted, gist(what))
+		r.noted = append(r.noted, withoutVarying(what))
 	}
 	r.mu.Unlock()
 	if !said {

@@ -20,5 +20,5 @@ var varying = regexp.MustCompile(`\b[IWEF]\d{4} [\d:.]+ +\d+ ` +
 	`|\b\d\d:\d\d:\d\d(?:\.\d+)?\b` +
 	`|\b(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)?(?:h|m|s|ms|us|µs|ns)\b`)
 
-// gist returns s without its varying parts, to compare messages.
-func gist(s string) string { return varying.ReplaceAllString(s, "…") }
+// withoutVarying returns s without its varying parts, to compare messages.
+func withoutVarying(s string) string { return varying.ReplaceAllString(s, "…") }

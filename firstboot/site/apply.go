@@ -72,7 +72,7 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	if err != nil {
 		return run.Todo, err
 	}
-	if !a.IsApplied(e) || !stampedKept(e, a) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
+	if !a.IsApplied(e) || !stampedSaved(e, a) || e.Text("/proc/sys/kernel/hostname") != a.Hostname {
 		return run.Todo, nil
 	}
 	if held, err := kubeletHeld(ctx, e); held || err != nil {
@@ -136,10 +136,10 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 			}
 			return fmt.Errorf("applying the Site's settings: %w", err)
 		}
-		if err := keepSite(e, a); err != nil {
+		if err := saveSite(e, a); err != nil {
 			return err
 		}
-	} else if err := keepStamped(e, a); err != nil { // it was stamped again, unchanged
+	} else if err := saveStamped(e, a); err != nil { // it was stamped again, unchanged
 		return err
 	}
 	if err := e.SetHostname(a.Hostname); err != nil {
@@ -179,10 +179,10 @@ func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	return err == nil && state == "inactive", err
 }
 
-// keepSite keeps a copy of the Site, in case the slot is damaged. It has no token; a Wi-Fi key
+// saveSite keeps a copy of the Site, in case the slot is damaged. It has no token; a Wi-Fi key
 // stays, since it is in the settings on this disk too.
-func keepSite(e *machine.Env, a *Active) error {
-	if err := keepStamped(e, a); err != nil {
+func saveSite(e *machine.Env, a *Active) error {
+	if err := saveStamped(e, a); err != nil {
 		return err
 	}
 	doc, err := withoutToken(a.Site)
@@ -201,12 +201,12 @@ func keepSite(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// stampedKept reports whether StampedCopy has the Site's date.
-func stampedKept(e *machine.Env, a *Active) bool { return max(a.Stamped, 0) == copyStamped(e) }
+// stampedSaved reports whether StampedCopy has the Site's date.
+func stampedSaved(e *machine.Env, a *Active) bool { return max(a.Stamped, 0) == copyStamped(e) }
 
-// keepStamped keeps the Site's date: without it, an older Site could replace the copy.
-func keepStamped(e *machine.Env, a *Active) error {
-	if stampedKept(e, a) {
+// saveStamped keeps the Site's date: without it, an older Site could replace the copy.
+func saveStamped(e *machine.Env, a *Active) error {
+	if stampedSaved(e, a) {
 		return nil
 	}
 	if err := writeSeconds(e, StampedCopy, a.Stamped); err != nil {
@@ -233,8 +233,8 @@ func applier(e *machine.Env) apply.Target {
 }
 
 const (
-	// jobsPatience bounds the wait for all jobs of one Apply.
-	jobsPatience = 2 * time.Minute
+	// jobsTimeout bounds the wait for all jobs of one Apply.
+	jobsTimeout = 2 * time.Minute
 	// jobLeast is enough for systemd to queue a job.
 	jobLeast = 2 * time.Second
 )
@@ -249,7 +249,7 @@ type jobs struct {
 // unit returns an error only if ctx ended. A failed job only
 // adds a note: the machine joins anyway.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
-	patience := max(jobLeast, min(machine.JobPatience, j.end.Sub(j.e.Now())))
+	patience := max(jobLeast, min(machine.JobTimeout, j.end.Sub(j.e.Now())))
 	err := j.e.BoundedUnit(ctx, patience, verb, unit)
 	if err != nil && ctx.Err() == nil {
 		j.e.Log.Warn(failing, "unit", unit, "verb", verb, "error", err)
@@ -274,7 +274,7 @@ func noteFailedUnits(ctx context.Context, e *machine.Env) {
 // ActivateChanges puts changed files into effect on the running system. A failed unit
 // only adds a note; an error means that ctx ended or that systemd cannot reload.
 func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
-	j := jobs{e, e.Now().Add(jobsPatience)}
+	j := jobs{e, e.Now().Add(jobsTimeout)}
 	if len(c.Units) > 0 {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
 			return fmt.Errorf("reloading systemd: %w", err)

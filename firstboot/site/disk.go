@@ -100,9 +100,9 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	return d, data, nil
 }
 
-// freeBehind returns the bytes between a partition and the next one, or the disk's end: a
+// freeAfter returns the bytes between a partition and the next one, or the disk's end: a
 // person may have added a partition after DATA.
-func freeBehind(d *machine.Disk, p *machine.Partition) int64 {
+func freeAfter(d *machine.Disk, p *machine.Partition) int64 {
 	next := d.Size
 	for _, other := range d.Parts {
 		if other.Start > p.Start {
@@ -114,7 +114,7 @@ func freeBehind(d *machine.Disk, p *machine.Partition) int64 {
 
 // notGrown returns an error if DATA's partition or file system is smaller than it can be.
 func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
-	if free := freeBehind(d, data); free > slack {
+	if free := freeAfter(d, data); free > slack {
 		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
 	}
 	fs, err := e.FSSize("/var")
@@ -132,7 +132,7 @@ func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 // grow grows the partition, and the file system even if the partition does not grow.
 func grow(ctx context.Context, e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	var errs []error
-	if freeBehind(d, data) > slack {
+	if freeAfter(d, data) > slack {
 		e.Waiting("systemd-repart to grow %s", data.Name)
 		if err := e.Run(ctx, machine.Cmd{Args: []string{"systemd-repart", "--dry-run=no", "/dev/" + d.Name}}); err != nil {
 			errs = append(errs, fmt.Errorf("growing partition %s: %w", data.Name, err))

@@ -30,7 +30,7 @@ func IdentityPhase() run.Phase {
 				return run.Todo, err
 			}
 			id := machine.IDIn(e, ondisk.MachineID)
-			if id == "" || machine.ID(e) != id || !hasKey(e) || member.ToRecord(e) != nil {
+			if id == "" || machine.ID(e) != id || !hasKey(e) || member.RecordToSave(e) != nil {
 				return run.Todo, nil
 			}
 			for label, dev := range OwnFileSystems(e) {
@@ -41,7 +41,7 @@ func IdentityPhase() run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			id, err := keepMachineID(e)
+			id, err := saveMachineID(e)
 			if err != nil {
 				return err
 			}
@@ -70,9 +70,9 @@ func IdentityPhase() run.Phase {
 	}
 }
 
-// keepMachineID gives the root and DATA the same ID. DATA's takes precedence:
+// saveMachineID gives the root and DATA the same ID. DATA's takes precedence:
 // systemd generated the root's if the initrd did not copy DATA's.
-func keepMachineID(e *machine.Env) (string, error) {
+func saveMachineID(e *machine.Env) (string, error) {
 	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {
 		id = machine.ID(e)

@@ -222,7 +222,7 @@ func TestMachineTakesNone(t *testing.T) {
 		name, want string
 		prepare    func(b *box)
 	}{
-		{"converted by hand", "was converted to an OpenYurt node", func(b *box) { b.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+openyurt.TurnedFlags+"\"\n") }},
+		{"converted by hand", "was converted to an OpenYurt node", func(b *box) { b.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+openyurt.RedirectFlags+"\"\n") }},
 		{"version of its entry", "has no version that edgebake gives", func(b *box) {
 			b.put(entryA, strings.Replace(b.get(entryA), "version 1\n", "version 99999999999999999999\n", 1))
 		}},

@@ -93,7 +93,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	release()
 	if err != nil && e.Exists(cordonFile) {
 		// systemd starts the unit again until it has made the Node schedulable.
-		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobPatience, "start", ondisk.UnitRelease); err != nil {
+		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
 			e.Log.Warn("making the Node schedulable again", "error", err)
 		}
 	}
@@ -131,7 +131,7 @@ func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) 
 		return err
 	}
 	defer u.close()
-	c := run.NewChange(e, "update", run.Evidence{}, tell)
+	c := run.NewChange(e, "update", run.Recorded{}, tell)
 	c.Onward = true
 	u.note = func(text string) { c.Record(run.Step{Name: u.state.Phase, Status: "note", Detail: text}) }
 	return c.CarryOut(ctx, u.phases())
@@ -442,7 +442,7 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	}
 	if u.sys.anotherMinor(u.next) {
 		// The new system has to know whose files it finds.
-		if err := member.NoteKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
+		if err := member.SaveKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
 			return err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // Limits of a slot, for writing and reading. They also apply to USB sticks.
 const (
 	// maxFiles limits the total size of the Site's files, in bytes.
-	maxFiles = ondisk.SlotRoom
+	maxFiles = ondisk.SlotCapacity
 	// maxSite, maxInventory and maxInfo limit the size of documents that are
 	// parsed.
 	maxSite      = 256 << 10

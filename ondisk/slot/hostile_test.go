@@ -304,7 +304,7 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 func TestTooLargeIsSaidOnce(t *testing.T) {
 	large := sample()
 	delete(large.Files, ondisk.SlotSite)
-	large.Files[ondisk.SlotInventory] = make([]byte, ondisk.SlotRoom+1)
+	large.Files[ondisk.SlotInventory] = make([]byte, ondisk.SlotCapacity+1)
 	_, err := Make(large)
 	if err == nil || !strings.HasSuffix(err.Error(), smallerInventory) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("%v", err)

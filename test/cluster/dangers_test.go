@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
 // TestDangers shows the behavior of etcd for a member whose disk was wiped, and the decision that
@@ -18,7 +18,7 @@ func TestDangers(t *testing.T) {
 		"new, a peer is reachable": func(t *testing.T, e *etcds) {
 			e.wipe(0)
 			until(t, "the others to have a leader", func() bool { return e.view(0).Quorum })
-			e.decide(0, seat.Join)
+			e.decide(0, etcdmember.Join)
 			e.start(0, e.all(), "new")
 			until(t, "etcd to end", func() bool {
 				log, err := os.ReadFile(e.disk(0) + ".log")
@@ -29,9 +29,9 @@ func TestDangers(t *testing.T) {
 			e.wipe(0)
 			e.stop(1)
 			e.stop(2)
-			e.decide(0, seat.Wait)
+			e.decide(0, etcdmember.Wait)
 			e.start(0, e.all(), "new")
-			until(t, "the wiped member to listen", func() bool { return e.probe(0) != seat.Silent })
+			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
 			e.birth(1, 2)
 			if !e.has(0, "k", "kept") {
 				t.Error("etcd has changed: the wiped member is not let in again")
@@ -47,11 +47,11 @@ func TestDangers(t *testing.T) {
 			e.stop(2)
 			e.wipe(0)
 			e.birth(1)
-			until(t, "m2 to answer", func() bool { return e.probe(1) == seat.Lived })
-			e.decide(0, seat.Stop)
+			until(t, "m2 to answer", func() bool { return e.probe(1) == etcdmember.InUse })
+			e.decide(0, etcdmember.Stop)
 			e.stop(1)
 			e.start(0, e.all(), "new")
-			until(t, "the wiped member to listen", func() bool { return e.probe(0) != seat.Silent })
+			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
 			e.birth(1)
 			if e.has(0, "late", "acknowledged") || !e.has(0, "k", "kept") {
 				t.Error("etcd has changed: the acknowledged write is not lost")
@@ -71,9 +71,9 @@ func TestDangers(t *testing.T) {
 	}
 }
 
-func (e *etcds) probe(i int) seat.PeerState {
+func (e *etcds) probe(i int) etcdmember.PeerState {
 	e.t.Helper()
-	peer, _ := seat.Look(e.t.Context(), http.DefaultClient, e.peer[i])
+	peer, _ := etcdmember.AskPeer(e.t.Context(), http.DefaultClient, e.peer[i])
 	return peer.State
 }
 
@@ -89,8 +89,8 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 	e.wipe(1)
 	e.wipe(2)
 	e.stop(0)
-	e.word.ContinueFrom = "m1"
-	e.decide(0, seat.ForceNewCluster)
+	e.request.ContinueFrom = "m1"
+	e.decide(0, etcdmember.ForceNewCluster)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
 	e.put(0, "l", "forced")
 	e.replaceFrom(1, 0)
@@ -110,10 +110,10 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 	e.stop(0)
 	inside := strings.Replace(e.client[0], "127.0.0.1", "127.0.0.2", 1)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true", "--listen-client-urls", inside)
-	own := seat.Etcd{Client: http.DefaultClient, URL: inside}
+	own := etcdmember.Client{HTTP: http.DefaultClient, URL: inside}
 	until(t, "the forced member to serve", func() bool { _, err := own.Members(t.Context()); return err == nil })
-	until(t, "the others to see it", func() bool { return e.probe(0) == seat.Lived })
-	e.decide(1, seat.Wait)
+	until(t, "the others to see it", func() bool { return e.probe(0) == etcdmember.InUse })
+	e.decide(1, etcdmember.Wait)
 	e.stop(0)
 	e.start(0, e.all(), "existing")
 	e.put(0, "l", "open")

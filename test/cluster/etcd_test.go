@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -31,7 +31,7 @@ type etcds struct {
 	peer    [3]string
 	client  [3]string
 	running [3]*exec.Cmd
-	word    seat.Word
+	request etcdmember.Request
 	ticket  string  // in all Sites
 	unseen  [3]bool // not reachable from the deciding master
 	// continued: the request to continue was carried out on this disk.
@@ -85,7 +85,7 @@ func (e *etcds) start(i int, cluster, state string, more ...string) {
 	defer log.Close()
 	cmd := exec.Command(e.program, "--name", name(i), "--data-dir", e.disk(i), "--unsafe-no-fsync",
 		"--listen-client-urls", e.client[i], "--advertise-client-urls", e.client[i], "--listen-peer-urls", e.peer[i], "--initial-advertise-peer-urls", e.peer[i],
-		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", seat.Token("test", e.ticket),
+		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", etcdmember.Token("test", e.ticket),
 		"--heartbeat-interval", "500", "--election-timeout", "5000")
 	cmd.Args = append(cmd.Args, more...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -162,12 +162,12 @@ func (e *etcds) has(i int, key, value string) bool {
 }
 
 // view returns the i-th master's view, from real probes.
-func (e *etcds) view(i int) seat.View {
+func (e *etcds) view(i int) etcdmember.View {
 	e.t.Helper()
-	v := seat.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: seat.ValidTicket, TicketID: e.ticket, Word: e.word}
+	v := etcdmember.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: etcdmember.ValidTicket, TicketID: e.ticket, Request: e.request}
 	v.Disk.Cluster, v.Disk.Continued = "test", e.continued[i]
 	var err error
-	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = seat.LogOf(filepath.Join(e.disk(i), "member", "wal"))
+	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = etcdmember.ReadLog(filepath.Join(e.disk(i), "member", "wal"))
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -181,21 +181,21 @@ func (e *etcds) view(i int) seat.View {
 				return nil, errors.New("no route to host")
 			}}
 		}
-		peer, counts := seat.Look(e.t.Context(), client, e.peer[j])
+		peer, counts := etcdmember.AskPeer(e.t.Context(), client, e.peer[j])
 		peer.Name = name(j)
 		v.Peers = append(v.Peers, peer)
-		v.Counted = v.Counted || name(j) == e.word.ContinueFrom && slices.Contains(counts, v.Disk.Member)
-		if cluster, members, err := (seat.Etcd{Client: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
+		v.Counted = v.Counted || name(j) == e.request.ContinueFrom && slices.Contains(counts, v.Disk.Member)
+		if cluster, members, err := (etcdmember.Client{HTTP: client, URL: e.client[j]}).List(e.t.Context()); err == nil {
 			v.Quorum, v.Members, v.Etcd = true, members, cluster
 		}
 	}
 	return v
 }
 
-func (e *etcds) decide(i int, want seat.Action) seat.Decision {
+func (e *etcds) decide(i int, want etcdmember.Action) etcdmember.Decision {
 	e.t.Helper()
 	v := e.view(i)
-	d := seat.Decide(v)
+	d := etcdmember.Decide(v)
 	if d.Do != want {
 		e.t.Fatalf("%s: %s (%s), want %s; it sees %+v", name(i), d.Do, d.Why, want, v)
 	}
@@ -209,7 +209,7 @@ func (e *etcds) blank(i int) (stop func()) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	s := &http.Server{Handler: seat.ServeBlank(seat.BlankAnswer(e.ticket, false), func() bool { return true })}
+	s := &http.Server{Handler: etcdmember.ServeBlank(etcdmember.BlankAnswer(e.ticket, false), func() bool { return true })}
 	go func() { _ = s.Serve(l) }() // ends with Close
 	e.t.Cleanup(func() { s.Close() })
 	return func() { s.Close() }
@@ -235,28 +235,28 @@ func TestTwoWiped(t *testing.T) {
 	e.wipe(1)
 
 	stop := e.blank(1)
-	e.decide(0, seat.Wait) // m3, which has all data, is off
+	e.decide(0, etcdmember.Wait) // m3, which has all data, is off
 	e.start(2, e.all(), "new")
 	until(t, "m3 to answer", func() bool {
-		return e.probe(2) == seat.Lived
+		return e.probe(2) == etcdmember.InUse
 	})
-	e.decide(0, seat.Stop)
+	e.decide(0, etcdmember.Stop)
 	stop()
 }
 
 // TestBirth checks that blank masters bootstrap the cluster once all have been seen, in any order.
 func TestBirth(t *testing.T) {
 	e := newEtcds(t)
-	e.decide(0, seat.Wait) // no other master is reachable
+	e.decide(0, etcdmember.Wait) // no other master is reachable
 	stop := e.blank(1)
-	e.decide(0, seat.Wait) // one is missing
+	e.decide(0, etcdmember.Wait) // one is missing
 	stopToo := e.blank(2)
-	e.decide(0, seat.Birth)
+	e.decide(0, etcdmember.Birth)
 	e.birth(0)
 	until(t, "the newborn member to answer", func() bool {
-		return e.probe(0) == seat.Newborn
+		return e.probe(0) == etcdmember.Leaderless
 	})
-	e.decide(1, seat.Birth)
+	e.decide(1, etcdmember.Birth)
 	stop()
 	e.birth(1)
 	until(t, "two of three to have a leader", func() bool { return e.view(2).Quorum })
@@ -278,14 +278,14 @@ func (e *etcds) replace(i int) {
 // replaceFrom carries out a Join through another member.
 func (e *etcds) replaceFrom(i, other int) {
 	e.t.Helper()
-	d := e.decide(i, seat.Join)
+	d := e.decide(i, etcdmember.Join)
 	client := &http.Client{Timeout: 15 * time.Second}
-	via := seat.Etcd{Client: client, URL: e.client[other]}
+	via := etcdmember.Client{HTTP: client, URL: e.client[other]}
 	ctx := e.t.Context()
 	for _, id := range d.Remove {
 		until(e.t, "the old seat to be removed", func() bool { return via.Remove(ctx, id) == nil })
 	}
-	var self seat.Member
+	var self etcdmember.Member
 	until(e.t, "the learner to be added", func() bool {
 		var err error
 		self, err = via.AddLearner(ctx, e.peer[i])
@@ -295,7 +295,7 @@ func (e *etcds) replaceFrom(i, other int) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	e.start(i, seat.InitialCluster(members, self, name(i)), "existing")
+	e.start(i, etcdmember.InitialCluster(members, self, name(i)), "existing")
 	until(e.t, "the learner to be promoted", func() bool { return via.Promote(ctx, self.ID) == nil })
 }
 
@@ -306,17 +306,17 @@ func TestReplacedMaster(t *testing.T) {
 	e.birth(0, 1, 2)
 	e.put(0, "k", "kept")
 	e.wipe(0)
-	d := e.decide(0, seat.Join)
+	d := e.decide(0, etcdmember.Join)
 	if len(d.Remove) != 1 {
 		t.Fatalf("%+v", d)
 	}
-	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	via := etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[1]}
 	until(t, "the old seat to be removed", func() bool { return via.Remove(t.Context(), d.Remove[0]) == nil })
-	if d = e.decide(0, seat.Join); len(d.Remove) != 0 { // power cut after the removal
+	if d = e.decide(0, etcdmember.Join); len(d.Remove) != 0 { // power cut after the removal
 		t.Errorf("%+v", d)
 	}
 	until(t, "the learner to be added", func() bool { _, err := via.AddLearner(t.Context(), e.peer[0]); return err == nil })
-	if d = e.decide(0, seat.Join); len(d.Remove) != 1 { // power cut after the addition
+	if d = e.decide(0, etcdmember.Join); len(d.Remove) != 1 { // power cut after the addition
 		t.Errorf("%+v", d)
 	}
 	// etcd reads the token only at a bootstrap: machines of a running cluster may have Sites with
@@ -326,7 +326,7 @@ func TestReplacedMaster(t *testing.T) {
 	if !e.has(0, "k", "kept") {
 		t.Error("the replaced master lacks what was written")
 	}
-	e.decide(0, seat.Start)
+	e.decide(0, etcdmember.Start)
 }
 
 // TestDeadLearner checks a machine that dies after it was added and before its first start: no
@@ -335,22 +335,22 @@ func TestDeadLearner(t *testing.T) {
 	e := newEtcds(t)
 	e.start(1, "m2="+e.peer[1], "new")
 	e.put(1, "k", "kept")
-	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	via := etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[1]}
 	until(t, "the learner to be added", func() bool { _, err := via.AddLearner(t.Context(), e.peer[2]); return err == nil })
 	v := e.view(0)
-	d := seat.Decide(v)
-	if d.Do != seat.Wait || !strings.Contains(d.Why, e.peer[2]) {
+	d := etcdmember.Decide(v)
+	if d.Do != etcdmember.Wait || !strings.Contains(d.Why, e.peer[2]) {
 		t.Fatalf("%+v", d)
 	}
 	if _, err := via.AddLearner(t.Context(), e.peer[0]); err == nil {
 		t.Fatal("etcd has changed: it takes two learners")
 	}
-	learner := v.Members[slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner })]
+	learner := v.Members[slices.IndexFunc(v.Members, func(m etcdmember.Member) bool { return m.Learner })]
 	if active, err := via.Active(t.Context(), learner.ID); err != nil || active || !learner.NeverStarted() {
 		t.Fatalf("%+v runs: %v, %v", learner, active, err)
 	}
 	v.DeadLearner = learner.ID
-	if d = seat.Decide(v); d.Do != seat.Join || !slices.Contains(d.Remove, learner.ID) {
+	if d = etcdmember.Decide(v); d.Do != etcdmember.Join || !slices.Contains(d.Remove, learner.ID) {
 		t.Fatalf("%+v", d)
 	}
 	until(t, "the learner to be removed", func() bool { return via.Remove(t.Context(), learner.ID) == nil })
@@ -370,9 +370,9 @@ func TestReflashedBehindAPartition(t *testing.T) {
 	e.put(0, "k", "before")
 	e.wipe(0)
 	e.unseen = [3]bool{1: true, 2: true}
-	e.decide(0, seat.Wait)
+	e.decide(0, etcdmember.Wait)
 	e.put(1, "k", "meanwhile")
-	e.decide(0, seat.Wait)
+	e.decide(0, etcdmember.Wait)
 	e.unseen[1] = false
 	e.replace(0)
 	if !e.has(0, "k", "meanwhile") {
@@ -394,7 +394,7 @@ func TestOldDiskPutBack(t *testing.T) {
 	if own := v.Members[0]; own.ID != v.Disk.Member && v.Members[1].ID != v.Disk.Member && v.Members[2].ID != v.Disk.Member {
 		t.Fatalf("the log is of member %s, the members are %+v", v.Disk.Member, v.Members)
 	}
-	e.decide(0, seat.Start)
+	e.decide(0, etcdmember.Start)
 	e.stop(0)
 	if err := os.Rename(e.disk(0), e.disk(0)+".old"); err != nil {
 		t.Fatal(err)
@@ -405,7 +405,7 @@ func TestOldDiskPutBack(t *testing.T) {
 	if err := os.Rename(e.disk(0)+".old", e.disk(0)); err != nil {
 		t.Fatal(err)
 	}
-	if d := e.decide(0, seat.Stop); !strings.Contains(d.Why, "was removed") {
+	if d := e.decide(0, etcdmember.Stop); !strings.Contains(d.Why, "was removed") {
 		t.Error(d.Why)
 	}
 }
@@ -414,7 +414,7 @@ func TestOldDiskPutBack(t *testing.T) {
 // disk: it has other IDs and stops. With the first ticket again the IDs are equal, so neither the
 // decision nor etcd detects it, and etcd mixes two histories.
 func TestAnotherBirth(t *testing.T) {
-	for ticket, want := range map[string]seat.Action{"first": seat.Start, "second": seat.Stop} {
+	for ticket, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
 		t.Run(ticket, func(t *testing.T) {
 			t.Parallel()
 			e := newEtcds(t)
@@ -427,12 +427,12 @@ func TestAnotherBirth(t *testing.T) {
 			e.ticket = ticket
 			e.birth(0, 1)
 			e.put(0, "k", "second")
-			if d := e.decide(2, want); want == seat.Stop && !strings.Contains(d.Why, "run another etcd") {
+			if d := e.decide(2, want); want == etcdmember.Stop && !strings.Contains(d.Why, "run another etcd") {
 				t.Error(d.Why)
 			}
 			// Test etcd itself, whatever the decision is.
 			e.start(2, e.all(), "new")
-			if want == seat.Start {
+			if want == etcdmember.Start {
 				until(t, "the former member to serve", func() bool { _, err := e.kv(2, "range", map[string]string{"key": "k"}); return err == nil })
 				return
 			}
@@ -456,7 +456,7 @@ func TestTwoTickets(t *testing.T) {
 	e.blank(1)
 	e.ticket = "second"
 	e.blank(2)
-	if d := e.decide(0, seat.Wait); !strings.Contains(d.Why, "another ticket for the cluster's birth (second) than that of m2 (first)") {
+	if d := e.decide(0, etcdmember.Wait); !strings.Contains(d.Why, "another ticket for the cluster's birth (second) than that of m2 (first)") {
 		t.Error(d.Why)
 	}
 }
@@ -473,7 +473,7 @@ func TestActiveMember(t *testing.T) {
 			id = m.ID
 		}
 	}
-	via := seat.Etcd{Client: http.DefaultClient, URL: e.client[1]}
+	via := etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[1]}
 	active := func() bool {
 		a, err := via.Active(t.Context(), id)
 		if err != nil {
@@ -506,10 +506,10 @@ func TestContinueFromOne(t *testing.T) {
 	e.stop(1)
 	e.wipe(1)
 	e.stop(0)
-	e.word.ContinueFrom = "m1"
-	e.decide(1, seat.Wait)
-	e.decide(2, seat.Wait)
-	e.decide(0, seat.ForceNewCluster)
+	e.request.ContinueFrom = "m1"
+	e.decide(1, etcdmember.Wait)
+	e.decide(2, etcdmember.Wait)
+	e.decide(0, etcdmember.ForceNewCluster)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
 	if !e.has(0, "k", "kept") {
 		t.Fatal("what the named member had is lost")
@@ -518,7 +518,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.start(0, e.all(), "existing")
 	e.put(0, "l", "after")
 	e.replaceFrom(1, 0)
-	e.decide(2, seat.SetAside)
+	e.decide(2, etcdmember.SetAside)
 	e.wipe(2)
 	e.replaceFrom(2, 0)
 	if !e.has(2, "k", "kept") || !e.has(1, "l", "after") {
@@ -528,7 +528,7 @@ func TestContinueFromOne(t *testing.T) {
 		t.Errorf("members: %+v", v.Members)
 	}
 	e.stop(0)
-	e.decide(0, seat.Start) // it has a quorum: the request has no effect
+	e.decide(0, etcdmember.Start) // it has a quorum: the request has no effect
 
 	// All lose power while the request is still in their Sites. The named one alone has no quorum;
 	// the others need not wait for one, since it counts them as members.
@@ -536,12 +536,12 @@ func TestContinueFromOne(t *testing.T) {
 		e.stop(i)
 	}
 	e.continued = [3]bool{true, true, true}
-	e.decide(1, seat.Wait)
-	e.decide(0, seat.Start)
+	e.decide(1, etcdmember.Wait)
+	e.decide(0, etcdmember.Start)
 	e.start(0, e.all(), "existing")
 	until(t, "m1 to count m2, without a quorum", func() bool { v := e.view(1); return v.Counted && !v.Quorum })
-	e.decide(1, seat.Start)
-	e.decide(2, seat.Start)
+	e.decide(1, etcdmember.Start)
+	e.decide(2, etcdmember.Start)
 	e.start(1, e.all(), "existing")
 	if !e.has(1, "l", "after") {
 		t.Error("what was written after is lost")
@@ -552,7 +552,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
 	until(t, "m1 to count nobody else", func() bool { v := e.view(1); return !v.Counted && v.Quorum })
-	e.decide(1, seat.SetAside)
+	e.decide(1, etcdmember.SetAside)
 }
 
 // TestSnapshot checks that etcdutl accepts a snapshot, and that it has the written data.
@@ -566,12 +566,12 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join((seat.Etcd{Client: http.DefaultClient, URL: e.client[0]}).Snapshot(t.Context(), f), f.Close()); err != nil {
+	if err := errors.Join((etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[0]}).Snapshot(t.Context(), f), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	e.wipe(0)
-	run(t, etcdutl, seat.RestoreArgs(file, e.disk(0), "m1", e.peer[0], "id-0123")[1:]...)
-	wal, member, cluster, err := seat.LogOf(filepath.Join(e.disk(0), "member", "wal"))
+	run(t, etcdutl, etcdmember.RestoreArgs(file, e.disk(0), "m1", e.peer[0], "id-0123")[1:]...)
+	wal, member, cluster, err := etcdmember.ReadLog(filepath.Join(e.disk(0), "member", "wal"))
 	if err != nil || !wal || member == "" || cluster == "" {
 		t.Fatalf("the log of what was restored: %v %q %q %v", wal, member, cluster, err)
 	}
@@ -580,7 +580,7 @@ func TestSnapshot(t *testing.T) {
 		t.Error("the snapshot lacks what was written")
 	}
 	// The others join the restored member, whatever data they had.
-	e.word = seat.Word{ContinueFrom: "m1", Restore: true}
+	e.request = etcdmember.Request{ContinueFrom: "m1", Restore: true}
 	e.replaceFrom(1, 0)
 	if !e.has(1, "k", strings.Repeat("v", 300_000)) {
 		t.Error("a member that joined lacks what was restored")
@@ -596,12 +596,12 @@ func TestMembersNeedQuorum(t *testing.T) {
 	e.stop(1)
 	e.stop(2)
 	until(t, "m1 to notice", func() bool {
-		_, err := (seat.Etcd{Client: &http.Client{Timeout: 10 * time.Second}, URL: e.client[0]}).Members(t.Context())
+		_, err := (etcdmember.Client{HTTP: &http.Client{Timeout: 10 * time.Second}, URL: e.client[0]}).Members(t.Context())
 		return err != nil
 	})
-	if s := e.probe(0); s != seat.Lived {
+	if s := e.probe(0); s != etcdmember.InUse {
 		t.Errorf("m1 without a quorum looks like %d", s)
 	}
 	e.wipe(2)
-	e.decide(2, seat.Stop)
+	e.decide(2, etcdmember.Stop)
 }

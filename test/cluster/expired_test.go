@@ -175,7 +175,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	look(phases.Done, "with a certificate that holds, the Service shows the cluster")
 
 	enrol(time.Now().Add(-time.Hour))
-	if again, unclear := member.CheckBornAgain(ctx, e, spec); again || !member.CannotShow(e, unclear) {
+	if again, unclear := member.CheckRecreated(ctx, e, spec); again || !member.CannotShow(e, unclear) {
 		t.Errorf("born again: %v, unclear: %v", again, unclear)
 	}
 	p := phase()

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/mint"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
-	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/test/lab"
 )
 
@@ -216,7 +216,7 @@ func TestFirstMasterDies(t *testing.T) {
 	m.die(0)
 	m.wipe(0)
 	until(t, "m3 to have no quorum", func() bool { return !m.view(0).Quorum })
-	if d := m.decide(0, seat.Stop); !strings.Contains(d.Why, "m3") {
+	if d := m.decide(0, etcdmember.Stop); !strings.Contains(d.Why, "m3") {
 		t.Error(d.Why)
 	}
 }

@@ -74,7 +74,7 @@ var rooms = map[string][]string{
 	// order. join, hub, controlplane and update are above those, and not above each other. The
 	// lists of phases are above all.
 	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
-	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/seat", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/etcdmember", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/join":         {"configs/joined", "openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site", "configs/kubeadm"},

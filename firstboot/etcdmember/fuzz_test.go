@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"encoding/binary"
@@ -34,7 +34,7 @@ func FuzzLog(f *testing.F) {
 			if err := os.WriteFile(file, b, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			wal, member, cluster, err := LogOf(dir)
+			wal, member, cluster, err := ReadLog(dir)
 			if !wal || err != nil {
 				t.Fatalf("the log is not seen: %v", err)
 			}

@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"bytes"
@@ -17,11 +17,11 @@ import (
 // maxAnswer bounds how much of an answer is read, in bytes; a member takes a few hundred.
 const maxAnswer = 1 << 20
 
-// Look asks a control-plane node's port 2380 for its state, its bootstrap permission and the
+// AskPeer asks a control-plane node's port 2380 for its state, its bootstrap permission and the
 // IDs of the members in its data. An answer that is neither etcd's nor first boot's proves
 // nothing, and counts as none. etcd answers /members without a quorum, to any client
 // certificate of its CA.
-func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
+func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer
 		if json.Unmarshal(body, &a) == nil {
@@ -45,10 +45,10 @@ func Look(ctx context.Context, client *http.Client, peerURL string) (Peer, []str
 	if json.Unmarshal(body, &members) != nil || len(members) == 0 {
 		return Peer{State: Silent}, nil
 	}
-	peer, ids := Peer{State: Newborn}, []string(nil)
+	peer, ids := Peer{State: Leaderless}, []string(nil)
 	for _, m := range members {
 		if len(m.ClientURLs) > 0 {
-			peer.State = Lived
+			peer.State = InUse
 		}
 		ids = append(ids, strconv.FormatUint(m.ID, 10))
 	}
@@ -111,25 +111,25 @@ func ask(ctx context.Context, client *http.Client, method, url string, body []by
 	return resp.StatusCode, answer, err
 }
 
-// Etcd is a client of one member's JSON gateway: a client library would be larger than first
+// Client is a client of one member's JSON gateway: a client library would be larger than first
 // boot.
-type Etcd struct {
-	Client *http.Client
-	URL    string // https://ADDRESS:2379
+type Client struct {
+	HTTP *http.Client
+	URL  string // https://ADDRESS:2379
 }
 
-func (e Etcd) call(ctx context.Context, what string, request, answer any) error {
+func (e Client) call(ctx context.Context, what string, request, answer any) error {
 	return e.post(ctx, "to "+what+" a member", "/v3/cluster/member/"+what, request, answer)
 }
 
 // post sends a request to a path of etcd's JSON gateway; what describes it in errors.
-func (e Etcd) post(ctx context.Context, what, path string, request, answer any) error {
+func (e Client) post(ctx context.Context, what, path string, request, answer any) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s %s: %w", e.URL, what, err) }
 	body, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	code, text, err := ask(ctx, e.Client, http.MethodPost, e.URL+path, body)
+	code, text, err := ask(ctx, e.HTTP, http.MethodPost, e.URL+path, body)
 	if err != nil {
 		return fail(err)
 	}
@@ -159,13 +159,13 @@ func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, 
 
 // Members lists the members; it needs a quorum. (A list that is
 // not linearizable comes from one member, and may be outdated.)
-func (e Etcd) Members(ctx context.Context) ([]Member, error) {
+func (e Client) Members(ctx context.Context) ([]Member, error) {
 	_, out, err := e.List(ctx)
 	return out, err
 }
 
 // List is Members, with the ID of etcd's cluster.
-func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err error) {
+func (e Client) List(ctx context.Context) (cluster string, members []Member, err error) {
 	var answer struct {
 		Header struct {
 			ClusterID string `json:"cluster_id"`
@@ -186,12 +186,12 @@ func (e Etcd) List(ctx context.Context) (cluster string, members []Member, err e
 
 // Active reports whether this member is connected to member id, whose machine
 // then runs. It becomes false within seconds after that machine stops.
-func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
+func (e Client) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
 		return false, fmt.Errorf("asking etcd at %s for member %q: that is not a member's id", e.URL, id)
 	}
-	code, text, err := ask(ctx, e.Client, http.MethodGet, e.URL+"/metrics", nil)
+	code, text, err := ask(ctx, e.HTTP, http.MethodGet, e.URL+"/metrics", nil)
 	if err == nil && code != http.StatusOK {
 		err = errors.New(http.StatusText(code))
 	}
@@ -210,32 +210,32 @@ func (e Etcd) Active(ctx context.Context, id string) (bool, error) {
 }
 
 // Remove removes a member.
-func (e Etcd) Remove(ctx context.Context, id string) error {
+func (e Client) Remove(ctx context.Context, id string) error {
 	return e.call(ctx, "remove", map[string]string{"ID": id}, &struct{}{})
 }
 
 // AddLearner adds a member without a vote: a blank disk must not complete a quorum.
-func (e Etcd) AddLearner(ctx context.Context, peerURL string) (Member, error) {
+func (e Client) AddLearner(ctx context.Context, peerURL string) (Member, error) {
 	var answer struct{ Member memberAnswer }
 	err := e.call(ctx, "add", map[string]any{"peerURLs": []string{peerURL}, "isLearner": true}, &answer)
 	return answer.Member.member(), err
 }
 
 // Promote gives a vote to a learner that has caught up.
-func (e Etcd) Promote(ctx context.Context, id string) error {
+func (e Client) Promote(ctx context.Context, id string) error {
 	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
 }
 
 // Snapshot writes the member's database to w, as etcdctl saves it, and verifies the SHA-256 at
 // its end.
-func (e Etcd) Snapshot(ctx context.Context, w io.Writer) error {
+func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s for a snapshot: %w", e.URL, err) }
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+"/v3/maintenance/snapshot", strings.NewReader("{}"))
 	if err != nil {
 		return fail(err)
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := e.Client.Do(req)
+	resp, err := e.HTTP.Do(req)
 	if err != nil {
 		return fail(err)
 	}

@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"cmp"
@@ -32,7 +32,7 @@ type Status struct {
 }
 
 // Status asks this member for its status.
-func (e Etcd) Status(ctx context.Context) (Status, error) {
+func (e Client) Status(ctx context.Context) (Status, error) {
 	var a struct {
 		Header struct {
 			MemberID string      `json:"member_id"`
@@ -82,69 +82,69 @@ const (
 )
 
 // Alarms lists the alarms of all members. It needs a quorum.
-func (e Etcd) Alarms(ctx context.Context) ([]Alarm, error) {
+func (e Client) Alarms(ctx context.Context) ([]Alarm, error) {
 	var a struct{ Alarms []Alarm }
 	err := e.post(ctx, "for alarms", "/v3/maintenance/alarm", map[string]string{"action": "GET"}, &a)
 	return a.Alarms, err
 }
 
 // Disarm clears an alarm.
-func (e Etcd) Disarm(ctx context.Context, a Alarm) error {
+func (e Client) Disarm(ctx context.Context, a Alarm) error {
 	return e.post(ctx, "to take back an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
 }
 
 // Compact drops what was overwritten or deleted before a revision.
-func (e Etcd) Compact(ctx context.Context, revision int64) error {
+func (e Client) Compact(ctx context.Context, revision int64) error {
 	return e.post(ctx, "to compact its history", "/v3/kv/compaction", map[string]any{"revision": strconv.FormatInt(revision, 10), "physical": true}, &struct{}{})
 }
 
 // Defragment returns the unused part of the database to the file system. The member does not
 // answer meanwhile.
-func (e Etcd) Defragment(ctx context.Context) error {
+func (e Client) Defragment(ctx context.Context) error {
 	return e.post(ctx, "to defragment its database", "/v3/maintenance/defragment", struct{}{}, &struct{}{})
 }
 
-// Upkeep is the etcd maintenance by one member.
-type Upkeep struct {
-	Own  Etcd
+// Maintenance is the etcd maintenance by one member.
+type Maintenance struct {
+	Own  Client
 	Name string // this machine's
 	// Others are the other members, by name.
-	Others map[string]Etcd
-	// Room returns an error if bytes more do not fit on the
+	Others map[string]Client
+	// Space returns an error if bytes more do not fit on the
 	// disk of a member's machine: a full disk stops etcd.
-	Room func(ctx context.Context, member string, bytes int64) error
+	Space func(ctx context.Context, member string, bytes int64) error
 }
 
-// Found is the result of Keep.
-type Found struct {
-	// Well: every member answers and votes, and none has an alarm.
-	Well bool
+// Maintained is the result of Keep.
+type Maintained struct {
+	// Healthy: every member answers and votes, and none has an alarm.
+	Healthy bool
 	// Notes are for a person.
 	Notes []string
 	// Done lists the changes.
 	Done []string
 }
 
-func (f *Found) note(format string, args ...any) {
+func (f *Maintained) note(format string, args ...any) {
 	f.Notes = append(f.Notes, fmt.Sprintf(format, args...))
 }
 
-func (f *Found) did(format string, args ...any) {
+func (f *Maintained) did(format string, args ...any) {
 	f.Done = append(f.Done, fmt.Sprintf(format, args...))
 }
 
 // voter is a member with its status.
 type voter struct {
 	Member
-	etcd Etcd
+	etcd Client
 	Status
 }
 
-// Keep checks all databases. On the leader's machine, so on one at a time, it also frees
+// Run checks all databases. On the leader's machine, so on one at a time, it also frees
 // space: on one member after the other, its own last, and only while all answer, since a
 // member does not answer while it is defragmented.
-func (u Upkeep) Keep(ctx context.Context) (Found, error) {
-	var f Found
+func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
+	var f Maintained
 	members, err := u.Own.Members(ctx)
 	if err != nil {
 		return f, err
@@ -158,7 +158,7 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 		return f, err
 	}
 	lead := own.Leader == own.Member
-	f.Well = len(alarms) == 0
+	f.Healthy = len(alarms) == 0
 	full := f.alarms(alarms, members)
 	if lead && len(full) > 0 {
 		// The API server's own compaction is a write, which etcd rejects now. An error is
@@ -168,7 +168,7 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 		}
 	}
 	voters, away := u.voters(ctx, members, own.Member)
-	f.Well = f.Well && len(away) == 0
+	f.Healthy = f.Healthy && len(away) == 0
 	crowded := false
 	for _, v := range voters {
 		// Until its next write, a member counts the space that a compaction
@@ -192,7 +192,7 @@ func (u Upkeep) Keep(ctx context.Context) (Found, error) {
 }
 
 // disarm clears alarms about a full database if there is space again.
-func (u Upkeep) disarm(ctx context.Context, f *Found, full []Alarm, members []Member, room bool) {
+func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, room bool) {
 	for _, a := range full {
 		if !room {
 			f.note("etcd takes no writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
@@ -206,7 +206,7 @@ func (u Upkeep) disarm(ctx context.Context, f *Found, full []Alarm, members []Me
 
 // alarms adds notes on alarms that only a person can handle, and returns those about a full
 // database.
-func (f *Found) alarms(alarms []Alarm, members []Member) (full []Alarm) {
+func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	for _, a := range alarms {
 		name := nameOf(members, a.Member)
 		switch a.Kind {
@@ -233,7 +233,7 @@ func nameOf(members []Member, id string) string {
 
 // voters asks all members for their status, this machine's last. away are the names of those
 // that did not answer or do not vote.
-func (u Upkeep) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
+func (u Maintenance) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
 	slices.SortFunc(members, func(a, b Member) int {
 		if (a.ID == own) != (b.ID == own) {
 			return map[bool]int{true: 1, false: -1}[a.ID == own]
@@ -255,8 +255,8 @@ func (u Upkeep) voters(ctx context.Context, members []Member, own string) (voter
 }
 
 // status is etcd.Status with a timeout: a machine that is off does not answer.
-func status(ctx context.Context, etcd Etcd) (Status, error) {
-	if etcd.Client == nil {
+func status(ctx context.Context, etcd Client) (Status, error) {
+	if etcd.HTTP == nil {
 		return Status{}, errors.New("it is not in the Site")
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
@@ -264,11 +264,11 @@ func status(ctx context.Context, etcd Etcd) (Status, error) {
 	return etcd.Status(ctx)
 }
 
-func (u Upkeep) defragment(ctx context.Context, f *Found, v *voter, away []string) error {
+func (u Maintenance) defragment(ctx context.Context, f *Maintained, v *voter, away []string) error {
 	if len(away) > 0 {
 		return fmt.Errorf("it waits for %s", list(away))
 	}
-	if err := u.Room(ctx, v.Name, v.InUse); err != nil {
+	if err := u.Space(ctx, v.Name, v.InUse); err != nil {
 		return err
 	}
 	if err := v.etcd.Defragment(ctx); err != nil {

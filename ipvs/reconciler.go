@@ -18,7 +18,7 @@ var errPresent = errors.New("the kernel has IP_VS now")
 // was loaded or unloaded, and a process cannot change its netlink family.
 var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
-// Periods of the keeper.
+// Periods of the reconciler.
 const (
 	// keepTick is the interval of checking the kernel's table. Changes must be
 	// repaired within a second, and PINGs, due 0.8 s to 1 s after the last
@@ -38,9 +38,9 @@ type routeSource struct {
 	source  netip.Addr
 }
 
-// keeper reconciles the kernel with the desired virtual servers. One goroutine
+// reconciler reconciles the kernel with the desired virtual servers. One goroutine
 // does all its work.
-type keeper struct {
+type reconciler struct {
 	kernel        kernel.Kernel
 	log           func(format string, args ...any)
 	calls         chan func()
@@ -66,15 +66,15 @@ type keeper struct {
 	logged string
 }
 
-func newKeeper(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *keeper {
-	return &keeper{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
+func newReconciler(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *reconciler {
+	return &reconciler{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
 		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
 		conns: make(map[netip.AddrPort]map[netip.AddrPort]kernel.Conns), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
 // run maintains the virtual servers until the context ends, and leaves them in
 // place.
-func (k *keeper) run(ctx context.Context) {
+func (k *reconciler) run(ctx context.Context) {
 	err := k.kernel.Watch(ctx, func() { wake(k.wake) })
 	if err != nil {
 		k.log("cannot watch routes, checking every %s instead: %v", keepFull, err)
@@ -113,8 +113,8 @@ func (k *keeper) run(ctx context.Context) {
 	}
 }
 
-// call runs f in the keeper's goroutine.
-func (k *keeper) call(ctx context.Context, f func() error) error {
+// call runs f in the reconciler's goroutine.
+func (k *reconciler) call(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
 	case k.calls <- func() { done <- f() }:
@@ -126,7 +126,7 @@ func (k *keeper) call(ctx context.Context, f func() error) error {
 
 // tick reverts changes by other programs. full includes the routes, whose
 // changes the kernel otherwise announces.
-func (k *keeper) tick(full bool) {
+func (k *reconciler) tick(full bool) {
 	if k.absent {
 		if k.waited += keepTick; k.waited >= absentEvery {
 			k.waited = 0
@@ -148,7 +148,7 @@ func (k *keeper) tick(full bool) {
 
 // logChange logs an error if it differs from the last one, and the end of
 // errors.
-func (k *keeper) logChange(err error) {
+func (k *reconciler) logChange(err error) {
 	if err == nil {
 		if k.logged != "" {
 			k.logged = ""
@@ -163,7 +163,7 @@ func (k *keeper) logChange(err error) {
 }
 
 // set sets the desired state of a virtual server.
-func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) error {
+func (k *reconciler) set(ctx context.Context, want kernel.Service, via routeSource) error {
 	return k.call(ctx, func() error {
 		if k.absent {
 			return nil
@@ -180,7 +180,7 @@ func (k *keeper) set(ctx context.Context, want kernel.Service, via routeSource) 
 }
 
 // current returns the virtual server in the kernel, or nil.
-func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Service, err error) {
+func (k *reconciler) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Service, err error) {
 	err = k.call(ctx, func() error {
 		if k.absent {
 			return nil
@@ -192,7 +192,7 @@ func (k *keeper) current(ctx context.Context, vip netip.AddrPort) (s *kernel.Ser
 }
 
 // sever closes the sockets connected directly to an API server.
-func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
+func (k *reconciler) sever(ctx context.Context, addr netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		n, err := k.kernel.SeverRemote(addr)
 		k.stats.severed.Add(int64(n))
@@ -201,7 +201,7 @@ func (k *keeper) sever(ctx context.Context, addr netip.AddrPort) error {
 }
 
 // drop removes a virtual server, its connections and its route.
-func (k *keeper) drop(ctx context.Context, vip netip.AddrPort) error {
+func (k *reconciler) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
@@ -235,7 +235,7 @@ const absentEvery = 5 * time.Second
 // reconcile compares the virtual servers with the kernel's and repairs
 // differences. repair means that no change was requested, so another program
 // caused them.
-func (k *keeper) reconcile(repair bool) error {
+func (k *reconciler) reconcile(repair bool) error {
 	settings, err := k.kernel.Settings()
 	var errs []error
 	if err != nil {
@@ -289,7 +289,7 @@ func (k *keeper) reconcile(repair bool) error {
 }
 
 // sending reports whether packets were sent through IPVS since the last tick.
-func (k *keeper) sending() (bool, error) {
+func (k *reconciler) sending() (bool, error) {
 	n, err := k.kernel.Sent()
 	changed := err == nil && n != k.sent
 	if changed {
@@ -300,7 +300,7 @@ func (k *keeper) sending() (bool, error) {
 
 // receivers returns the real servers that may have received packets: those with
 // established connections, or with more that are being opened than before.
-func (k *keeper) receivers(vip netip.AddrPort, have *kernel.Service) (dests []netip.AddrPort) {
+func (k *reconciler) receivers(vip netip.AddrPort, have *kernel.Service) (dests []netip.AddrPort) {
 	for dest, n := range have.Conns {
 		if n.Active > 0 || n.Inactive > k.conns[vip][dest].Inactive {
 			dests = append(dests, dest)
@@ -355,7 +355,7 @@ func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
 
 // routes repairs the local route to each virtual address, and its source
 // address.
-func (k *keeper) routes() error {
+func (k *reconciler) routes() error {
 	var errs []error
 	for i := range k.want {
 		vip := k.want[i].VIP
@@ -366,7 +366,7 @@ func (k *keeper) routes() error {
 	return errors.Join(errs...)
 }
 
-func (k *keeper) route(vip netip.Addr, via routeSource) error {
+func (k *reconciler) route(vip netip.Addr, via routeSource) error {
 	src, err := via.source, error(nil)
 	for _, m := range via.masters {
 		if src.IsValid() {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
-	"github.com/edgebake/edgebake/firstboot/seat"
 )
 
 // Two machines with one control-plane node's Site have the same keys, name and address,
@@ -16,19 +16,19 @@ import (
 // another member of etcd is connected to it, or its kubelet still renews the Node's
 // lease. This machine cannot ask it, since it has the same address.
 
-// seatWatched is how long the lease of a former machine must not change. kubelet renews it
+// leaseWatchTime is how long the lease of a former machine must not change. kubelet renews it
 // every 10 s. The lease's time is not compared with this machine's clock.
-const seatWatched = time.Minute
+const leaseWatchTime = time.Minute
 
-// seatWatch is the lease of the Node as it was first seen.
-type seatWatch struct {
+// leaseWatch is the lease of the Node as it was first seen.
+type leaseWatch struct {
 	since time.Time
 	lease string
 }
 
-// oldSeat finds out whether another machine runs with this machine's membership. etcds are the
+// formerMembership finds out whether another machine runs with this machine's membership. etcds are the
 // members through which a quorum answered.
-func (t *seatTaker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd) (seat.Seat, string, error) {
+func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) (etcdmember.Former, string, error) {
 	for _, m := range v.Members {
 		if !v.Own(m) {
 			continue
@@ -36,27 +36,27 @@ func (t *seatTaker) oldSeat(ctx context.Context, v seat.View, etcds []seat.Etcd)
 		for _, etcd := range etcds {
 			active, err := etcd.Active(ctx, m.ID)
 			if err != nil {
-				return seat.Watched, machine.OneLine(err), nil
+				return etcdmember.Watched, machine.OneLine(err), nil
 			}
 			if active {
-				return seat.Alive, fmt.Sprintf("etcd at %s is in touch with the member %s (%s)", etcd.URL, m.ID, v.Self), nil
+				return etcdmember.Alive, fmt.Sprintf("etcd at %s is in touch with the member %s (%s)", etcd.URL, m.ID, v.Self), nil
 			}
 		}
 	}
 	holder, lease := t.leaseOfNode(ctx)
 	if holder == "" || holder == machine.ID(t.e) {
-		return seat.Gone, "", nil
+		return etcdmember.Gone, "", nil
 	}
 	if t.watch.since.IsZero() {
-		t.watch = seatWatch{t.e.Now(), lease}
+		t.watch = leaseWatch{t.e.Now(), lease}
 	}
 	switch {
 	case lease != t.watch.lease:
-		return seat.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
-	case t.e.Now().Sub(t.watch.since) < seatWatched:
-		return seat.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", seatWatched, t.site.NodeName), nil
+		return etcdmember.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
+	case t.e.Now().Sub(t.watch.since) < leaseWatchTime:
+		return etcdmember.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", leaseWatchTime, t.site.NodeName), nil
 	}
-	return seat.Gone, "", nil
+	return etcdmember.Gone, "", nil
 }
 
 // learnerWatch watches another machine's learner, which keeps all others from joining.
@@ -66,9 +66,9 @@ type learnerWatch struct {
 }
 
 // deadLearner returns the ID of another machine's learner that has never started, and was not
-// seen running for seat.LearnerPatience; "" if there is none.
-func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.Etcd) string {
-	i := slices.IndexFunc(v.Members, func(m seat.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
+// seen running for etcdmember.LearnerTimeout; "" if there is none.
+func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) string {
+	i := slices.IndexFunc(v.Members, func(m etcdmember.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
 	if i < 0 {
 		t.learner = learnerWatch{}
 		return ""
@@ -83,7 +83,7 @@ func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.E
 	if t.learner.id != id {
 		t.learner = learnerWatch{id, t.e.Now()}
 	}
-	if t.e.Now().Sub(t.learner.since) < seat.LearnerPatience {
+	if t.e.Now().Sub(t.learner.since) < etcdmember.LearnerTimeout {
 		return ""
 	}
 	return id
@@ -92,7 +92,7 @@ func (t *seatTaker) deadLearner(ctx context.Context, v seat.View, etcds []seat.E
 // leaseOfNode asks the API servers of the other control-plane nodes for the machine ID of this
 // machine's Node, and for the time at which its lease was renewed. Both are "" if there is no
 // Node or no answer: then etcd's members alone count.
-func (t *seatTaker) leaseOfNode(ctx context.Context) (machine, renewed string) {
+func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {
 		return "", ""

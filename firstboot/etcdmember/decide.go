@@ -1,4 +1,4 @@
-// Package seat decides whether a control-plane node (master) may start etcd, and how. A seat
+// Package etcdmember decides whether a control-plane node (master) may start etcd, and how. A seat
 // is a membership in etcd.
 //
 // Every control-plane node is stamped with the same keys and the same list of control-plane
@@ -8,7 +8,7 @@
 // that was flashed again shows nothing.
 //
 // Decide is pure: package controlplane collects its input, and carries out the decision.
-// Upkeep maintains the databases of running members.
+// Maintenance maintains the databases of running members.
 //
 // Invariants:
 //   - A node with a blank disk bootstraps a cluster only if every other control-plane node
@@ -20,7 +20,7 @@
 //     taken over.
 //   - What could lose data requires a person's instruction that names the control-plane node
 //     to keep.
-package seat
+package etcdmember
 
 import (
 	"fmt"
@@ -39,11 +39,11 @@ const (
 	Silent PeerState = iota
 	// Blank: its first boot answers that it has no data, and waits for its own decision.
 	Blank
-	// Newborn: etcd runs, and has never had a leader (no member has a client URL).
-	Newborn
-	// Lived: a member has a client URL, so the cluster has accepted writes, whether or not it
+	// Leaderless: etcd runs, and has never had a leader (no member has a client URL).
+	Leaderless
+	// InUse: a member has a client URL, so the cluster has accepted writes, whether or not it
 	// has a quorum now.
-	Lived
+	InUse
 	// Spent: its first boot answers that it has no data, and that it has used its Site's
 	// bootstrap permission or request before. It bootstraps nothing.
 	Spent
@@ -82,13 +82,13 @@ type Disk struct {
 	Continued bool
 }
 
-// Seat is the state of this machine's former membership, as the other members report it.
-type Seat int
+// Former is the state of this machine's former membership, as the other members report it.
+type Former int
 
 // States of a former membership.
 const (
 	// Gone: its machine does not run, or there is no former membership.
-	Gone Seat = iota
+	Gone Former = iota
 	// Watched: not known yet.
 	Watched
 	// Alive: another machine runs with it.
@@ -108,8 +108,8 @@ const (
 	UsedTicket
 )
 
-// Word is an explicit request of a person in the Site.
-type Word struct {
+// Request is an explicit request of a person in the Site.
+type Request struct {
 	// ContinueFrom names the control-plane node whose data is kept after a permanent loss of
 	// the quorum. Empty: there is no such request.
 	ContinueFrom string
@@ -136,19 +136,19 @@ type View struct {
 	Members []Member
 	// Etcd is etcd's own ID of the quorum's cluster; empty if unknown.
 	Etcd string
-	// Seat is the state of the former membership, for a blank disk; SeatWhy is the reason.
-	Seat    Seat
-	SeatWhy string
+	// Former is the state of the former membership, for a blank disk; FormerWhy is the reason.
+	Former    Former
+	FormerWhy string
 	// DeadLearner is the ID of another machine's learner that has never started, and
-	// that no member has been connected to for LearnerPatience; empty if there is none.
+	// that no member has been connected to for LearnerTimeout; empty if there is none.
 	DeadLearner string
 	Ticket      Ticket
 	// TicketID identifies this Site's bootstrap permission, for comparison with those of the
 	// peers.
 	TicketID string
 	// Dates describes the permission's end and this machine's time, which may be wrong.
-	Dates string
-	Word  Word
+	Dates   string
+	Request Request
 	// Counted: etcd of the named control-plane node runs without a quorum, and has listed this
 	// disk's member for a while. (If it continues without the others, it drops them within
 	// moments.)
@@ -195,16 +195,16 @@ func Decide(v View) Decision {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
 		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
 			Fix: v.rewriting("stamp the machine's former Site, or write the image to its disk again: the other cluster's data is lost then", "stamp the machine's former Site, or name another control-plane node to continue from")}
-	case v.Word.ContinueFrom != "":
+	case v.Request.ContinueFrom != "":
 		return v.continued()
 	case v.Disk.WAL:
-		return v.lived()
+		return v.withData()
 	}
 	return v.blank()
 }
 
-// lived decides for a disk with data of this cluster.
-func (v View) lived() Decision {
+// withData decides for a disk with data of this cluster.
+func (v View) withData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
@@ -213,7 +213,7 @@ func (v View) lived() Decision {
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
 			Fix: v.rewriting("if it is to come back, flash it anew; it then joins as a new member", theOthersOrThis)}
 	case v.Disk.Cluster == "":
-		return v.notNoted()
+		return v.withoutRecord()
 	}
 	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
@@ -222,9 +222,9 @@ func (v View) lived() Decision {
 // choose.
 const theOthersOrThis = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
 
-// notNoted decides for data without a record of its cluster, which no request makes this
+// withoutRecord decides for data without a record of its cluster, which no request makes this
 // machine serve.
-func (v View) notNoted() Decision {
+func (v View) withoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no record of its cluster",
 		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
 	if v.Quorum {
@@ -236,7 +236,7 @@ func (v View) notNoted() Decision {
 // rewriting returns fix, which overwrites this machine's disk, or keeping if the
 // Site says to continue from this machine, whose disk may then hold the only copy.
 func (v View) rewriting(fix, keeping string) string {
-	if v.Word.ContinueFrom == v.Self {
+	if v.Request.ContinueFrom == v.Self {
 		return keeping
 	}
 	return fix
@@ -259,8 +259,8 @@ func (v View) Own(m Member) bool {
 
 // blank decides for a disk without data: new, wiped or reflashed.
 func (v View) blank() Decision {
-	lived, silent := v.in(Lived), slices.DeleteFunc(v.in(Silent), v.absent)
-	risen := slices.DeleteFunc(slices.Concat(v.in(Blank), v.in(Newborn), v.in(Spent)), func(name string) bool { return !v.absent(name) })
+	lived, silent := v.in(InUse), slices.DeleteFunc(v.in(Silent), v.absent)
+	risen := slices.DeleteFunc(slices.Concat(v.in(Blank), v.in(Leaderless), v.in(Spent)), func(name string) bool { return !v.absent(name) })
 	switch {
 	case v.Quorum:
 		return v.join()
@@ -329,12 +329,12 @@ const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-fro
 
 // join decides how to join a running cluster.
 func (v View) join() Decision {
-	switch v.Seat {
+	switch v.Former {
 	case Alive:
-		return Decision{Do: Stop, Why: "another machine runs with this machine's Site: " + v.SeatWhy,
+		return Decision{Do: Stop, Why: "another machine runs with this machine's Site: " + v.FormerWhy,
 			Fix: "switch one of the two off. To replace a control-plane node, switch the old machine off first; never use one machine's Site or stick for another"}
 	case Watched:
-		return Decision{Do: Wait, Why: v.SeatWhy}
+		return Decision{Do: Wait, Why: v.FormerWhy}
 	}
 	d := Decision{Do: Join, Why: "the others have a quorum"}
 	for _, m := range v.Members {
@@ -344,7 +344,7 @@ func (v View) join() Decision {
 		case m.Learner && m.NeverStarted():
 			// etcd accepts one learner at a time.
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m)),
-				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its seat is given up", LearnerPatience)}
+				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its seat is given up", LearnerTimeout)}
 		case m.Learner:
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining, and has no vote yet", orUnnamed(m)),
 				Fix: fmt.Sprintf("switch it on; if it is lost for good, write the image with its Site to another disk, or remove it with `etcdctl member remove %s` in etcd's container", hexID(m.ID))}
@@ -353,9 +353,9 @@ func (v View) join() Decision {
 	return d
 }
 
-// LearnerPatience is how long a learner that has never started may keep others waiting. Its
+// LearnerTimeout is how long a learner that has never started may keep others waiting. Its
 // machine may be slow to start etcd.
-const LearnerPatience = 10 * time.Minute
+const LearnerTimeout = 10 * time.Minute
 
 // NeverStarted reports whether the member's etcd has never been in touch with the others,
 // which is when it reports its name.
@@ -379,12 +379,12 @@ func orUnnamed(m Member) string {
 // continued decides if a person has given up the data of lost control-plane nodes, and named
 // one node whose data the cluster continues with.
 func (v View) continued() Decision {
-	from := v.Word.ContinueFrom
+	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
-		return v.lived() // this member may be what the named one lacks for a quorum
+		return v.withData() // this member may be what the named one lacks for a quorum
 	case from == v.Self:
 		return v.continuedFromSelf()
 	}
@@ -401,24 +401,24 @@ func (v View) continuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
 		return v.join()
-	case !v.Disk.WAL && v.Word.Restored:
+	case !v.Disk.WAL && v.Request.Restored:
 		return v.restoredBefore()
-	case !v.Disk.WAL && v.Word.Restore:
+	case !v.Disk.WAL && v.Request.Restore:
 		return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
 	case !v.Disk.WAL:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
-		return v.lived() // nothing has to be given up
+		return v.withData() // nothing has to be given up
 	case v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but the others have a quorum without it", Fix: "remove continueFrom from the Site"}
-	case v.Word.Restored && v.Disk.Cluster == "":
+	case v.Request.Restored && v.Disk.Cluster == "":
 		return v.restoredBefore()
-	case v.Word.Restored:
+	case v.Request.Restored:
 		return Decision{Do: Start, Why: DoneBefore}
-	case v.Word.Restore:
+	case v.Request.Restore:
 		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
 	case v.Disk.Cluster == "":
-		return v.notNoted()
+		return v.withoutRecord()
 	}
 	return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
 }
@@ -427,7 +427,7 @@ func (v View) continuedFromSelf() Decision {
 func (v View) continuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
-		return v.lived() // nothing has to be given up
+		return v.withData() // nothing has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
@@ -452,7 +452,7 @@ const DoneBefore = "this machine has carried out what the Site says before, or s
 
 const restoreAgain = "to restore it once more, say so again (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force` writes Sites that are carried out once more)"
 
-func (v View) absent(name string) bool { return slices.Contains(v.Word.Absent, name) }
+func (v View) absent(name string) bool { return slices.Contains(v.Request.Absent, name) }
 
 // in returns the names of the peers in a state.
 func (v View) in(s PeerState) []string {

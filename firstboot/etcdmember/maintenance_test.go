@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"context"
@@ -18,7 +18,7 @@ func TestDefragmentNeedsRoom(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
 	var done []string
-	u := Upkeep{Name: "m1", Others: map[string]Etcd{}}
+	u := Maintenance{Name: "m1", Others: map[string]Client{}}
 	members := []map[string]string{}
 	for _, name := range []string{"m1", "m2", "m3"} {
 		id := strings.TrimPrefix(name, "m")
@@ -39,11 +39,11 @@ func TestDefragmentNeedsRoom(t *testing.T) {
 			json.NewEncoder(w).Encode(a)
 		}))
 		t.Cleanup(server.Close)
-		if u.Others[name] = (Etcd{Client: server.Client(), URL: server.URL}); name == u.Name {
+		if u.Others[name] = (Client{HTTP: server.Client(), URL: server.URL}); name == u.Name {
 			u.Own = u.Others[name]
 		}
 	}
-	u.Room = func(_ context.Context, name string, bytes int64) error {
+	u.Space = func(_ context.Context, name string, bytes int64) error {
 		if bytes != 104857600 {
 			t.Errorf("%s is to have room for %d bytes", name, bytes)
 		}
@@ -52,7 +52,7 @@ func TestDefragmentNeedsRoom(t *testing.T) {
 		}
 		return nil
 	}
-	f, err := u.Keep(t.Context())
+	f, err := u.Run(t.Context())
 	if err != nil || !slices.Equal(done, []string{"m3", "m1"}) || strings.Join(f.Notes, "\n") != "etcd's database on m2 is not defragmented: its disk is full" {
 		t.Errorf("%v; defragmented %q, notes %q", err, done, f.Notes)
 	}

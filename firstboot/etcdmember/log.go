@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"cmp"
@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// LogOf reads the IDs of the member and its cluster, as etcd's API writes them, from the log
+// ReadLog reads the IDs of the member and its cluster, as etcd's API writes them, from the log
 // in dir (…/member/wal). wal reports whether there is a log; one whose first write was cut off
 // has no IDs.
 //
 // Every file of a log begins with a checksum and the metadata.
-func LogOf(dir string) (wal bool, member, cluster string, err error) {
+func ReadLog(dir string) (wal bool, member, cluster string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, "", "", nil

@@ -1,4 +1,4 @@
-package seat
+package etcdmember
 
 import (
 	"net/http"
@@ -23,17 +23,17 @@ func TestLook(t *testing.T) {
 		"a web server":     {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }), Silent},
 		"an error":         {http.NotFoundHandler(), Silent},
 		"no members":       {members404("[]"), Silent},
-		"newborn":          {members404(`[{"id":1,"peerURLs":["https://m1:2380"],"name":"m1"}]`), Newborn},
-		"lived":            {members404(`[{"id":1,"name":"m1","clientURLs":[]},{"id":2,"clientURLs":["https://m2:2379"]}]`), Lived},
+		"newborn":          {members404(`[{"id":1,"peerURLs":["https://m1:2380"],"name":"m1"}]`), Leaderless},
+		"lived":            {members404(`[{"id":1,"name":"m1","clientURLs":[]},{"id":2,"clientURLs":["https://m2:2379"]}]`), InUse},
 		"another's answer": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"seat":"taken"}`)) }), Silent},
 		"far too much":     {members404("[" + strings.Repeat(" ", maxAnswer) + "]"), Silent},
 	} {
 		s := httptest.NewServer(tt.handler)
-		if peer, _ := Look(t.Context(), s.Client(), s.URL); peer.State != tt.want {
+		if peer, _ := AskPeer(t.Context(), s.Client(), s.URL); peer.State != tt.want {
 			t.Errorf("%s: %d, want %d", name, peer.State, tt.want)
 		}
 		s.Close()
-		if peer, _ := Look(t.Context(), http.DefaultClient, s.URL); peer.State != Silent {
+		if peer, _ := AskPeer(t.Context(), http.DefaultClient, s.URL); peer.State != Silent {
 			t.Errorf("%s, switched off: %d", name, peer.State)
 		}
 	}

@@ -474,7 +474,7 @@ func (k spoiltKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
 func TestOneVirtualServerFails(t *testing.T) {
 	m := newMemKernel(t)
 	six, four := netip.MustParseAddrPort("[fd00::2]:6443"), netip.MustParseAddrPort("10.103.97.2:6443")
-	k := newKeeper(spoiltKernel{m, func(vip netip.AddrPort) bool { return vip == six }}, t.Logf, new(stats), nil)
+	k := newReconciler(spoiltKernel{m, func(vip netip.AddrPort) bool { return vip == six }}, t.Logf, new(stats), nil)
 	k.want = []kernel.Service{{VIP: six, Scheduler: "rr"}, {VIP: four, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
 	k.tick(false)
 	if m.text() == "" {
@@ -489,7 +489,7 @@ func TestRouteIsRestored(t *testing.T) {
 		m := newMemKernel(t)
 		m.Routes = map[netip.Addr]netip.Addr{}
 		vip := netip.MustParseAddrPort("10.103.97.2:6443")
-		k := newKeeper(m, t.Logf, new(stats), nil)
+		k := newReconciler(m, t.Logf, new(stats), nil)
 		k.beat = beat{time.Now()}
 		k.want = []kernel.Service{{VIP: vip, Scheduler: "rr"}}
 		k.via[vip] = routeSource{masters: []netip.Addr{addrAt(1).Addr()}}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/edgebake/edgebake/firstboot/seat"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
 // TestBirthOverALoglessDatabase shows that etcd accepts no writes if it starts with a database but
@@ -32,7 +32,7 @@ func TestBirthOverALoglessDatabase(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(member, "wal")); err != nil {
 		t.Fatal(err)
 	}
-	e.decide(0, seat.Wait) // blank, and the others are unreachable
+	e.decide(0, etcdmember.Wait) // blank, and the others are unreachable
 	e.start(0, alone, "new")
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		if writes() {
@@ -66,7 +66,7 @@ func TestFullDatabase(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "space exceeded") {
 		t.Fatalf("etcd has a quota of 150 MiB, and with 400 MiB: %v", err)
 	}
-	etcd := func(i int) seat.Etcd { return seat.Etcd{Client: http.DefaultClient, URL: e.client[i]} }
+	etcd := func(i int) etcdmember.Client { return etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[i]} }
 	leader := func() int {
 		found := -1
 		until(t, "etcd to have a leader", func() bool {
@@ -79,35 +79,35 @@ func TestFullDatabase(t *testing.T) {
 		})
 		return found
 	}
-	keep := func(i int) seat.Found {
+	keep := func(i int) etcdmember.Maintained {
 		t.Helper()
-		u := seat.Upkeep{Own: etcd(i), Name: name(i), Others: map[string]seat.Etcd{}, Room: func(context.Context, string, int64) error { return nil }}
+		u := etcdmember.Maintenance{Own: etcd(i), Name: name(i), Others: map[string]etcdmember.Client{}, Space: func(context.Context, string, int64) error { return nil }}
 		for j := range 3 {
 			if i != j {
 				u.Others[name(j)] = etcd(j)
 			}
 		}
-		var f seat.Found
+		var f etcdmember.Maintained
 		until(t, "etcd to be looked after", func() bool {
-			f, err = u.Keep(t.Context())
+			f, err = u.Run(t.Context())
 			return err == nil
 		})
 		t.Logf("%s: %+v", name(i), f)
 		return f
 	}
-	said := func(f seat.Found) string { return strings.Join(slices.Concat(f.Notes, f.Done), "; ") }
+	said := func(f etcdmember.Maintained) string { return strings.Join(slices.Concat(f.Notes, f.Done), "; ") }
 
 	// One is down.
 	away := (leader() + 1) % 3
 	e.stop(away)
-	if f := keep(leader()); f.Well || !strings.Contains(said(f), "takes no writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
+	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "takes no writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
 		t.Errorf("while one is away: %+v", f)
 	}
 	e.start(away, e.all(), "new", quota...)
 	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
 	// Other machines than the leader's only report it.
 	lead := leader()
-	if f := keep((lead + 1) % 3); f.Well || len(f.Done) > 0 || !strings.Contains(said(f), "takes no writes") {
+	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "takes no writes") {
 		t.Errorf("not the leader: %+v", f)
 	}
 	// A member does not respond while it is defragmented, so another may become the leader. Each
@@ -124,7 +124,7 @@ func TestFullDatabase(t *testing.T) {
 	for range 20 {
 		e.put(0, "k", "after")
 	}
-	if f := keep(leader()); !f.Well || said(f) != "" {
+	if f := keep(leader()); !f.Healthy || said(f) != "" {
 		t.Errorf("in the end: %+v", f)
 	}
 }

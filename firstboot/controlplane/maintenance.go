@@ -7,23 +7,23 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// upkeepTime bounds the maintenance of etcd. A database has 8 GiB at most, and defragmentation
+// maintenanceTime bounds the maintenance of etcd. A database has 8 GiB at most, and defragmentation
 // rewrites it.
-const upkeepTime = 20 * time.Minute
+const maintenanceTime = 20 * time.Minute
 
-// UpkeepPhase maintains etcd's databases, and removes data that was
+// MaintenancePhase maintains etcd's databases, and removes data that was
 // set aside. A failure only adds a note, and does not stop the node.
-func UpkeepPhase(active *site.Active) run.Phase {
+func MaintenancePhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: upkeepTime + time.Minute,
+		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: maintenanceTime + time.Minute,
 		Run: func(ctx context.Context, e *machine.Env) error {
-			found, err := lookAfterEtcd(ctx, e, active.Site)
+			found, err := maintainEtcd(ctx, e, active.Site)
 			if err != nil {
 				e.Note("etcd could not be maintained: %s", machine.OneLine(err))
 			}
@@ -33,7 +33,7 @@ func UpkeepPhase(active *site.Active) run.Phase {
 			for _, what := range found.Notes {
 				e.Note("%s", what)
 			}
-			if err := ageSetAside(e, err == nil && found.Well); err != nil {
+			if err := ageSetAside(e, err == nil && found.Healthy); err != nil {
 				e.Note("%s", machine.OneLine(err))
 			}
 			return nil
@@ -41,30 +41,30 @@ func UpkeepPhase(active *site.Active) run.Phase {
 	}
 }
 
-func lookAfterEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (seat.Found, error) {
+func maintainEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (etcdmember.Maintained, error) {
 	client, err := etcdClient(e)
 	if err != nil {
-		return seat.Found{}, err
+		return etcdmember.Maintained{}, err
 	}
 	defer client.CloseIdleConnections()
 	client.Timeout = 0 // ctx has the timeout
-	ctx, cancel := context.WithTimeout(ctx, upkeepTime)
+	ctx, cancel := context.WithTimeout(ctx, maintenanceTime)
 	defer cancel()
-	u := seat.Upkeep{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]seat.Etcd{}}
+	u := etcdmember.Maintenance{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]etcdmember.Client{}}
 	for _, m := range site.ControlPlane.Members {
 		if m.Name != u.Name {
 			u.Others[m.Name] = memberEtcd(client, m)
 		}
 	}
-	u.Room = func(ctx context.Context, member string, bytes int64) error {
-		return RoomOn(ctx, e, site, member, bytes)
+	u.Space = func(ctx context.Context, member string, bytes int64) error {
+		return SpaceOn(ctx, e, site, member, bytes)
 	}
-	return u.Keep(ctx)
+	return u.Run(ctx)
 }
 
-// RoomOn returns an error if bytes more do not fit on /var of a
+// SpaceOn returns an error if bytes more do not fit on /var of a
 // control-plane node, in addition to the space that kubelet and etcd need.
-func RoomOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
+func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
 		space = ownSpace

@@ -15,11 +15,11 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
 	"github.com/edgebake/edgebake/firstboot/kubeadm"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
-	"github.com/edgebake/edgebake/firstboot/seat"
 	"github.com/edgebake/edgebake/firstboot/site"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -33,10 +33,10 @@ const (
 )
 
 const (
-	// seatPatience is how long a state that only a person can change must last to be reported:
+	// stopDelay is how long a state that only a person can change must last to be reported:
 	// after a power cut of all machines, a quorum takes a while to form.
-	seatPatience = 2 * time.Minute
-	seatInterval = 2 * time.Second
+	stopDelay      = 2 * time.Minute
+	decideInterval = 2 * time.Second
 	// fixAfter is how long a wait must last until its fix is reported: most end by themselves.
 	fixAfter = 5 * time.Minute
 	// countedFor is how long the control-plane node to continue from must have listed this
@@ -46,8 +46,8 @@ const (
 	askTimeout = 8 * time.Second
 )
 
-// SeatPhase starts etcd, once package seat has decided how.
-func SeatPhase(active *site.Active) run.Phase {
+// EtcdPhase starts etcd, once package etcdmember has decided how.
+func EtcdPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "seat", Doc: "how etcd may start is decided", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -62,10 +62,10 @@ func SeatPhase(active *site.Active) run.Phase {
 				return err
 			}
 			defer client.CloseIdleConnections()
-			t := &seatTaker{e: e, active: active, site: active.Site, client: client}
+			t := &etcdStarter{e: e, active: active, site: active.Site, client: client}
 			// The others also ask while this phase waits after a failure.
 			e.AtEndOfPass(t.close)
-			return t.take(ctx)
+			return t.run(ctx)
 		},
 	}
 }
@@ -103,24 +103,24 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
-// seatTaker carries out SeatPhase.
-type seatTaker struct {
+// etcdStarter carries out EtcdPhase.
+type etcdStarter struct {
 	e      *machine.Env
 	active *site.Active
 	site   *configs.Site
 	client *http.Client
 
-	blank   *http.Server // reports to the others that this machine has no data
-	stopped time.Time    // since when only a person can decide
-	via     seat.Etcd    // a member through which a quorum answered
-	watch   seatWatch    // watches the former membership
-	learner learnerWatch // watches another machine's learner
-	since   time.Time    // when the decision last changed
-	named   time.Time    // since when the node to continue from lists this machine's member
+	blank   *http.Server      // reports to the others that this machine has no data
+	stopped time.Time         // since when only a person can decide
+	via     etcdmember.Client // a member through which a quorum answered
+	watch   leaseWatch        // watches the former membership
+	learner learnerWatch      // watches another machine's learner
+	since   time.Time         // when the decision last changed
+	named   time.Time         // since when the node to continue from lists this machine's member
 }
 
 // take repeats the decision until etcd is started.
-func (t *seatTaker) take(ctx context.Context) error {
+func (t *etcdStarter) run(ctx context.Context) error {
 	said := ""
 	for {
 		if !areUsable(t.e, t.site) { // the clock was set meanwhile
@@ -130,136 +130,136 @@ func (t *seatTaker) take(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		d := seat.Decide(v)
+		d := etcdmember.Decide(v)
 		if line := d.Do.String() + ": " + d.Why; line != said {
 			t.e.Log.Info("how etcd may start", "decision", d.Do.String(), "why", d.Why)
 			said, t.since = line, t.e.Now()
 		}
 		switch next, err := t.execute(ctx, d); {
-		case err != nil || next == seatTaken:
+		case err != nil || next == etcdStarted:
 			return err
-		case next == seatChanged:
+		case next == dataChanged:
 			continue
 		}
 		if !v.Disk.WAL {
-			t.tellBlank(ctx, seat.BlankAnswer(v.TicketID, v.Ticket == seat.UsedTicket || v.Word.Restored))
+			t.answerBlank(ctx, etcdmember.BlankAnswer(v.TicketID, v.Ticket == etcdmember.UsedTicket || v.Request.Restored))
 		}
-		if err := t.e.Sleep(ctx, seatInterval); err != nil {
+		if err := t.e.Sleep(ctx, decideInterval); err != nil {
 			return run.Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
 		}
 	}
 }
 
-// seatNext is the result of a decision that was carried out.
-type seatNext int
+// startResult is the result of a decision that was carried out.
+type startResult int
 
 const (
-	seatWaits   seatNext = iota // for the others, or for a person
-	seatChanged                 // the disk has changed: decide again at once
-	seatTaken                   // etcd was started
+	startWaits  startResult = iota // for the others, or for a person
+	dataChanged                    // the disk has changed: decide again at once
+	etcdStarted                    // etcd was started
 )
 
 // execute carries out a decision.
-func (t *seatTaker) execute(ctx context.Context, d seat.Decision) (seatNext, error) {
-	if d.Do != seat.Stop {
+func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (startResult, error) {
+	if d.Do != etcdmember.Stop {
 		t.stopped = time.Time{}
 	}
 	switch d.Do {
-	case seat.Start:
+	case etcdmember.Start:
 		if restoredBefore(t.e, t.site) {
-			t.e.Note("%s", seat.DoneBefore)
+			t.e.Note("%s", etcdmember.DoneBefore)
 		}
-		if err := t.forgetWord(); err != nil {
-			return seatWaits, err
+		if err := t.forgetRequest(); err != nil {
+			return startWaits, err
 		}
-		return seatTaken, t.start(ctx, "existing", everyMember(t.site))
-	case seat.ForceNewCluster:
+		return etcdStarted, t.start(ctx, "existing", everyMember(t.site))
+	case etcdmember.ForceNewCluster:
 		t.e.Console("etcd continues from this machine alone: " + d.Why)
-		return seatTaken, t.start(ctx, "existing", everyMember(t.site), forcedArgs(t.site)...)
-	case seat.Restore:
+		return etcdStarted, t.start(ctx, "existing", everyMember(t.site), forcedArgs(t.site)...)
+	case etcdmember.Restore:
 		t.e.Console("etcd begins with a snapshot: " + d.Why)
-		return seatChanged, restoreSnapshot(ctx, t.e, t.active)
-	case seat.SetAside:
+		return dataChanged, restoreSnapshot(ctx, t.e, t.active)
+	case etcdmember.SetAside:
 		return t.setAside(d)
-	case seat.Birth:
+	case etcdmember.Birth:
 		t.e.Console("etcd begins with nothing: " + d.Why)
 		if err := SetAsideLogless(t.e); err != nil {
-			return seatWaits, err
+			return startWaits, err
 		}
 		if err := t.useTicket(); err != nil {
-			return seatWaits, err
+			return startWaits, err
 		}
-		return seatTaken, t.start(ctx, "new", everyMember(t.site))
-	case seat.Join:
+		return etcdStarted, t.start(ctx, "new", everyMember(t.site))
+	case etcdmember.Join:
 		return t.joinCluster(ctx, d)
-	case seat.Stop:
+	case etcdmember.Stop:
 		if t.stopped.IsZero() {
 			t.stopped = t.e.Now()
 		}
-		if t.e.Now().Sub(t.stopped) >= seatPatience {
-			return seatWaits, run.NeedsPerson(errors.New(d.Why), d.Fix)
+		if t.e.Now().Sub(t.stopped) >= stopDelay {
+			return startWaits, run.NeedsPerson(errors.New(d.Why), d.Fix)
 		}
-	case seat.Wait:
+	case etcdmember.Wait:
 	default:
-		return seatWaits, run.NeedsPerson(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
+		return startWaits, run.NeedsPerson(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
 	}
 	if d.Fix != "" && t.e.Now().Sub(t.since) >= fixAfter {
 		t.e.Waiting("%s; to fix: %s", d.Why, d.Fix)
 	} else {
 		t.e.Waiting("%s", d.Why)
 	}
-	return seatWaits, nil
+	return startWaits, nil
 }
 
 // setAside moves etcd's data aside.
-func (t *seatTaker) setAside(d seat.Decision) (seatNext, error) {
+func (t *etcdStarter) setAside(d etcdmember.Decision) (startResult, error) {
 	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
 		// The snapshot that replaces the data must exist.
 		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
-			return seatWaits, err
+			return startWaits, err
 		}
 	}
 	to, err := setAside(t.e)
 	if err != nil {
-		return seatWaits, err
+		return startWaits, err
 	}
 	t.e.Console("etcd's data was moved to " + to + ": " + d.Why)
-	return seatChanged, nil
+	return dataChanged, nil
 }
 
 // joinCluster adds this machine to the members of etcd, and starts etcd.
-func (t *seatTaker) joinCluster(ctx context.Context, d seat.Decision) (seatNext, error) {
+func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (startResult, error) {
 	if err := SetAsideLogless(t.e); err != nil {
-		return seatWaits, err
+		return startWaits, err
 	}
 	members, err := t.join(ctx, d)
 	if err != nil {
 		// For example while another member is away for a moment.
 		t.e.Waiting("etcd to accept this machine as a member: %s", machine.OneLine(err))
-		return seatWaits, nil
+		return startWaits, nil
 	}
-	if err := saveSeat(t.e, t.site); err != nil {
-		return seatWaits, err
+	if err := saveMembership(t.e, t.site); err != nil {
+		return startWaits, err
 	}
-	return seatTaken, t.start(ctx, "existing", members)
+	return etcdStarted, t.start(ctx, "existing", members)
 }
 
 // view reads the disk, and asks the others.
-func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
+func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	self := t.site.Self()
-	v := seat.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
-		Word: seat.Word{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
+	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
+		Request: etcdmember.Request{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
 		return v, err
 	}
-	v.Disk.Continued = ReadSeatNote(t.e).hasCarriedOut(t.site)
-	t.via = seat.Etcd{}
-	var etcds []seat.Etcd
+	v.Disk.Continued = ReadMembership(t.e).hasCarriedOut(t.site)
+	t.via = etcdmember.Client{}
+	var etcds []etcdmember.Client
 	counted := false
 	for _, a := range t.askPeers(ctx) {
 		v.Peers = append(v.Peers, a.peer)
-		counted = counted || a.peer.Name == v.Word.ContinueFrom && a.peer.State == seat.Lived && v.Disk.Member != "" && slices.Contains(a.counts, v.Disk.Member)
+		counted = counted || a.peer.Name == v.Request.ContinueFrom && a.peer.State == etcdmember.InUse && v.Disk.Member != "" && slices.Contains(a.counts, v.Disk.Member)
 		if a.members == nil {
 			continue
 		}
@@ -275,7 +275,7 @@ func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 	}
 	v.Counted = !t.named.IsZero() && t.e.Now().Sub(t.named) >= countedFor
 	if v.Quorum && !v.Disk.WAL {
-		v.Seat, v.SeatWhy, err = t.oldSeat(ctx, v, etcds)
+		v.Former, v.FormerWhy, err = t.formerMembership(ctx, v, etcds)
 		v.DeadLearner = t.deadLearner(ctx, v, etcds)
 	}
 	return v, err
@@ -283,24 +283,24 @@ func (t *seatTaker) view(ctx context.Context) (seat.View, error) {
 
 // peerAnswer is the answer of another control-plane node, and of etcd's quorum through it.
 type peerAnswer struct {
-	peer    seat.Peer
+	peer    etcdmember.Peer
 	counts  []string // member IDs in its data
 	cluster string
-	members []seat.Member // nil: no quorum answers through it
-	etcd    seat.Etcd
+	members []etcdmember.Member // nil: no quorum answers through it
+	etcd    etcdmember.Client
 }
 
 // askPeers asks all other control-plane nodes at once.
-func (t *seatTaker) askPeers(ctx context.Context) []peerAnswer {
+func (t *etcdStarter) askPeers(ctx context.Context) []peerAnswer {
 	peers := slices.DeleteFunc(slices.Clone(t.site.ControlPlane.Members), func(m configs.ControlPlaneMember) bool { return m.Name == t.site.Self().Name })
 	answers := make([]peerAnswer, len(peers))
 	var wg sync.WaitGroup
 	for i, m := range peers {
 		wg.Go(func() {
 			a := &answers[i]
-			a.peer, a.counts = seat.Look(ctx, t.client, m.PeerURL())
+			a.peer, a.counts = etcdmember.AskPeer(ctx, t.client, m.PeerURL())
 			a.peer.Name = m.Name
-			if a.peer.State != seat.Lived {
+			if a.peer.State != etcdmember.InUse {
 				return
 			}
 			a.etcd = memberEtcd(t.client, m)
@@ -316,20 +316,20 @@ func (t *seatTaker) askPeers(ctx context.Context) []peerAnswer {
 	return answers
 }
 
-func memberEtcd(client *http.Client, m configs.ControlPlaneMember) seat.Etcd {
-	return seat.Etcd{Client: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
+func memberEtcd(client *http.Client, m configs.ControlPlaneMember) etcdmember.Client {
+	return etcdmember.Client{HTTP: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
 // etcdDisk describes etcd's data on the disk. A disk that cannot be read is an error, since it
 // may not be blank.
-func etcdDisk(e *machine.Env) (seat.Disk, error) {
-	var d seat.Disk
+func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
+	var d etcdmember.Disk
 	var err error
-	d.WAL, d.Member, d.Etcd, err = seat.LogOf(e.Path(configs.EtcdDataDir + "/member/wal"))
+	d.WAL, d.Member, d.Etcd, err = etcdmember.ReadLog(e.Path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
 		return d, run.Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
 	}
-	d.Cluster = ReadSeatNote(e).Cluster
+	d.Cluster = ReadMembership(e).Cluster
 	return d, nil
 }
 
@@ -350,9 +350,9 @@ func everyMember(site *configs.Site) string {
 	return strings.Join(parts, ",")
 }
 
-// tellBlank reports to the others that this machine has no data, until etcd is started or the
+// answerBlank reports to the others that this machine has no data, until etcd is started or the
 // pass ends.
-func (t *seatTaker) tellBlank(ctx context.Context, answer seat.Answer) {
+func (t *etcdStarter) answerBlank(ctx context.Context, answer etcdmember.Answer) {
 	if t.blank != nil {
 		return
 	}
@@ -366,27 +366,27 @@ func (t *seatTaker) tellBlank(ctx context.Context, answer seat.Answer) {
 		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
 		return
 	}
-	server := &http.Server{Handler: seat.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
+	server := &http.Server{Handler: etcdmember.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
 	t.blank = server
 	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // until Close
 }
 
-func (t *seatTaker) close() {
+func (t *etcdStarter) close() {
 	if t.blank != nil {
 		t.blank.Close()
 		t.blank = nil
 	}
 }
 
-// saveSeat records the cluster of the data that etcd is about to write and, if the Site names
+// saveMembership records the cluster of the data that etcd is about to write and, if the Site names
 // a control-plane node to continue from, that this is carried out.
-func saveSeat(e *machine.Env, site *configs.Site) error {
-	return ReadSeatNote(e).CarriedOut(site).write(e)
+func saveMembership(e *machine.Env, site *configs.Site) error {
+	return ReadMembership(e).CarriedOut(site).write(e)
 }
 
 // join removes old members and adds this machine's to a running cluster. Interrupted at any
 // point, the next attempt begins again with the members that exist then.
-func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster string, err error) {
+func (t *etcdStarter) join(ctx context.Context, d etcdmember.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
 			return "", err
@@ -401,18 +401,18 @@ func (t *seatTaker) join(ctx context.Context, d seat.Decision) (initialCluster s
 	if err != nil {
 		return "", err
 	}
-	return seat.InitialCluster(members, self, t.site.Self().Name), nil
+	return etcdmember.InitialCluster(members, self, t.site.Self().Name), nil
 }
 
 // start makes kubelet start etcd.
-func (t *seatTaker) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
+func (t *etcdStarter) start(ctx context.Context, state, members string, more ...kubeadm.Arg) error {
 	t.close() // etcd needs its port
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
 		// etcd uses it only at a bootstrap. It is the same on all machines, whatever their
 		// image, and differs for each bootstrap.
-		{Name: "initial-cluster-token", Value: seat.Token(t.site.ControlPlane.ID, TicketID(t.site))},
+		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, TicketID(t.site))},
 	}, more...))
 }
 
