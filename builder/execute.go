@@ -407,7 +407,7 @@ func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string,
 		Version: ondisk.ImageInfoVersion, Name: img.Name, Plan: id, Arch: img.Arch,
 		SourceDate: pl.SourceDate, NodeTypes: img.NodeTypes, SiteVersions: siteVersions, SiteFields: configs.SiteFields(), InventoryVersions: siteVersions,
 		Removable: img.Sites.Removable, SiteKeys: img.Sites.Keys,
-		UpdateSerial: img.Updates.Serial, UpdateKeys: img.Updates.Keys,
+		UpdateSerial: img.Updates.Serial, UpdateKeys: img.Updates.Keys, ControlPlaneUpdates: slices.Contains(img.NodeTypes, configs.NodeControlPlane),
 		Kubernetes: img.Kubernetes.Version, Containerd: containerd, Kernel: kernel,
 		Snapshotter: store.Snapshotter, Images: baked.Images,
 	}

@@ -59,7 +59,7 @@ const (
 
 // updateNode has the fields of a Node that a rollout uses.
 type updateNode struct {
-	name, version          string
+	name, version, kubelet string
 	labels                 map[string]string
 	ready, unschedulable   bool
 	order, halt            string
@@ -75,6 +75,7 @@ func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	if _, halted := a[order.AnnotationHalt]; halted && n.halt == "" {
 		n.halt = haltStopped
 	}
+	n.kubelet, _, _ = unstructured.NestedString(u.Object, "status", "nodeInfo", "kubeletVersion")
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
 	_, n.controlPlane = n.labels[api.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
@@ -197,7 +198,8 @@ type Rollout struct {
 	Order order.Order
 	// Info describes the image.
 	Info ondisk.ImageInfo
-	// Rings select the nodes; empty: all workers.
+	// Rings select the nodes; empty: all workers. Control-plane nodes that a ring selects are
+	// updated last, one at a time, until one fails.
 	Rings []Ring
 	// Parallel limits the nodes that fetch or restart at the same time. Budget limits the
 	// nodes that have failed or are restarting.
@@ -271,20 +273,41 @@ func (r *Rollout) state(n *updateNode) string {
 	return UpdatePending
 }
 
-// selectNodes assigns nodes to rings, in natural order of names.
+// controlPlaneRing is the name of the last ring, if control-plane nodes are selected.
+const controlPlaneRing = "control-plane"
+
+// ringName returns the name of the i-th ring of selectNodes.
+func (r *Rollout) ringName(i int) string {
+	switch {
+	case len(r.Rings) == 0:
+		return ""
+	case i == len(r.Rings):
+		return controlPlaneRing
+	}
+	return r.Rings[i].Name
+}
+
+// selectNodes assigns nodes to rings, in natural order of names. Control-plane nodes are in
+// another ring at the end.
 func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	rings := r.Rings
 	if len(rings) == 0 {
 		rings = []Ring{{selector: labels.Everything()}}
 	}
 	out := make([][]*updateNode, len(rings))
+	var last []*updateNode
 	for _, n := range all {
-		for i, ring := range rings {
-			if ring.selector.Matches(labels.Set(n.labels)) && (len(r.Rings) > 0 || !n.controlPlane) {
-				out[i] = append(out[i], n)
-				break
-			}
+		i := slices.IndexFunc(rings, func(ring Ring) bool { return ring.selector.Matches(labels.Set(n.labels)) })
+		switch {
+		case i < 0:
+		case !n.controlPlane:
+			out[i] = append(out[i], n)
+		case len(r.Rings) > 0:
+			last = append(last, n)
 		}
+	}
+	if last != nil {
+		out = append(out, last)
 	}
 	return out
 }
@@ -313,8 +336,12 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	if l := names(func(n *updateNode) bool { return n.labels[archLabel] != "" && n.labels[archLabel] != r.Info.Arch }); l != "" {
 		bad("the image is for %s, and these nodes are not: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
 	}
-	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" {
-		bad("control-plane nodes take no orders: %s: leave them out of the selectors", l)
+	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" && !r.Info.ControlPlaneUpdates {
+		bad("the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, and these are some: %s: leave them out of the selectors (!%s)", l, api.ControlPlaneLabel)
+	} else if l := names(func(n *updateNode) bool {
+		return n.controlPlane && semver.MajorMinor(n.kubelet) != semver.MajorMinor(r.Info.Kubernetes)
+	}); l != "" {
+		bad("the image has Kubernetes %s, and these control-plane nodes have another minor version: %s: control-plane nodes take patch releases only; leave them out of the selectors (!%s)", r.Info.Kubernetes, l, api.ControlPlaneLabel)
 	}
 	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
 		bad("the image has the serial %d, and these nodes run one with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
@@ -423,7 +450,8 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 			atRisk++
 		}
 	}
-	spent := failed >= p.budget
+	// A control-plane node that fails is the last one, whatever the budget.
+	spent := failed >= p.budget || slices.ContainsFunc(nodes, func(n *updateNode) bool { return n.controlPlane && slices.Contains(p.states[UpdateFailed], n.name) })
 	free := p.halted == "" && !spent && r.Window.open(now)
 	switch {
 	case p.halted != "":
@@ -461,6 +489,9 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	ring, soaks := r.ring(rings, now)
 	if soaks != "" && free {
 		p.waits = soaks
+	}
+	if slices.ContainsFunc(ring, func(n *updateNode) bool { return n.controlPlane }) {
+		parallel = 1
 	}
 	left := false
 	for _, n := range ring {
@@ -529,7 +560,7 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 		if i == len(rings)-1 || last.IsZero() {
 			continue
 		}
-		name := r.Rings[i].Name
+		name := r.ringName(i)
 		switch left := last.Add(r.Soak).Sub(now); {
 		case len(unready) > 0:
 			return nil, "nodes of ring " + name + " to be Ready: " + few(unready)

@@ -36,6 +36,7 @@ type fleet struct {
 	// the maximum of each at the same time
 	atRisk, orders int
 	end            chan struct{}
+	before         func() // before each step of the machines
 	told           []string
 }
 
@@ -114,6 +115,9 @@ func (f *fleet) run() {
 func (f *fleet) step() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.before != nil {
+		f.before()
+	}
 	atRisk, orders := 0, 0
 	for name, m := range f.machines {
 		node := f.Get(name)
@@ -474,7 +478,7 @@ func TestRolloutAdmit(t *testing.T) {
 	all, _ := Selector("")
 	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
 	_, err := f.client.CheckRollout(t.Context(), r)
-	for _, want := range []string{"kubelet v1.37.2, and the API server is v1.36.5", "these nodes are not: arm", "control-plane nodes take no orders: master",
+	for _, want := range []string{"kubelet v1.37.2, and the API server is v1.36.5", "these nodes are not: arm", "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, and these are some: master",
 		"a higher serial: newer", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

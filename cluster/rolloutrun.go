@@ -123,11 +123,7 @@ func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, err
 	var rows []UpdateRow
 	for i, ring := range r.selectNodes(all) {
 		for _, n := range ring {
-			name := ""
-			if len(r.Rings) > 0 {
-				name = r.Rings[i].Name
-			}
-			rows = append(rows, r.row(n, name))
+			rows = append(rows, r.row(n, r.ringName(i)))
 		}
 	}
 	return rows, nil

@@ -504,7 +504,9 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		return write(controlplane.EtcdManifest, state)
 	case "control-plane all":
 		for _, p := range controlplane.Pods {
-			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n"
+			_, version, _ := strings.Cut(conf, "kubernetesVersion: ")
+			version, _, _ = strings.Cut(version, "\n")
+			pod := "kind: Pod\nmetadata: {name: " + filepath.Base(p) + "}\n# version: " + strings.Trim(version, `"`) + "\n"
 			for _, v := range c.Env { // kubeadm copies its own variables into the pods
 				if name, _, _ := strings.Cut(v, "="); strings.HasSuffix(name, "_PROXY") {
 					pod += "# env: " + v + "\n"

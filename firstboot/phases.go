@@ -107,6 +107,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
+		controlplane.TurnPhase(active),                     // a machine whose disk was replaced during an update has lost its note of it
 		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
 		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
 		controlplane.DocumentsPhase(active),                // a changed Site may have other documents than the bootstrap uploaded

@@ -200,9 +200,12 @@ type ImageInfo struct {
 	UpdateSerial int `json:"updateSerial,omitempty"`
 	// UpdateKeys are minisign public keys; an update of this image must be
 	// signed by one of them.
-	UpdateKeys   []string `json:"updateKeys,omitempty"`
-	NodeTypes    []string `json:"nodeTypes"`
-	SiteVersions []string `json:"siteVersions"`
+	UpdateKeys []string `json:"updateKeys,omitempty"`
+	// ControlPlaneUpdates is set if first boot ends the update of a control-plane
+	// node, which others wait for. Older images lack it.
+	ControlPlaneUpdates bool     `json:"controlPlaneUpdates,omitempty"`
+	NodeTypes           []string `json:"nodeTypes"`
+	SiteVersions        []string `json:"siteVersions"`
 	// SiteFields are the fields of a Site that first boot supports
 	// (configs.SiteFields); it rejects others. Older images have no list.
 	SiteFields []string `json:"siteFields,omitempty"`

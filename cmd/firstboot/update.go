@@ -26,14 +26,18 @@ this machine's disk already is not fetched. Interrupted, the same command
 continues. With "stick" it takes the image on a USB stick or card: the only one there
 that this machine accepts.
 
-The new system boots on trial. If the Node is not Ready within 15 minutes, three
-times in a row, the machine returns to the system that runs now.
+The new system boots on trial. If the Node is not Ready within 15 minutes (a
+control-plane node's: an hour), three times in a row, the machine returns to the system
+that runs now.
 
 The image must be signed by a key that this machine's image names (updates.keys).
 Its kubelet may be of a later minor version of Kubernetes, but not of one that is
 newer than an API server; pods that have a controller are then evicted before the
 restart. Container images that this machine lacks come with it; containerd stands
-still for some seconds while they are added. Control-plane nodes are rejected.`,
+still for some seconds while they are added.
+
+Control-plane nodes take patch releases of Kubernetes, one node at a time, only while
+all members of etcd are healthy, and after a snapshot of etcd.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if release || plugged || ordered {
 				return noArgs(nil, args)

@@ -14,6 +14,9 @@ import (
 // Local has the settings of one machine for kubeadm, in addition to the
 // documents.
 type Local struct {
+	// Kubernetes is the version of the image: of the versions with the same minor
+	// version, a machine runs that of its image. Empty means that of the documents.
+	Kubernetes string
 	// EtcdTag and DNSTag are the tags of the images in the image; empty means
 	// kubeadm's default.
 	EtcdTag, DNSTag string
@@ -39,6 +42,9 @@ func (d Documents) EncodeFor(l Local) ([]byte, error) {
 		docs[i].Root = yamltree.Clone(docs[i].Root)
 	}
 	cluster, init := docs.Of("ClusterConfiguration"), docs.Of("InitConfiguration")
+	if l.Kubernetes != "" {
+		yamltree.SetAt(cluster, yamltree.Quoted(l.Kubernetes), "kubernetesVersion")
+	}
 	if l.EtcdTag != "" && yamltree.At(cluster, "etcd.local.imageTag") == nil {
 		yamltree.SetAt(cluster, yamltree.Quoted(l.EtcdTag), "etcd", "local", "imageTag")
 	}
@@ -155,11 +161,10 @@ func DefaultImages(version string) (always, optional []Image, pause Image) {
 	return append(always, image(ImageEtcd, "")), []Image{image("kube-proxy", version), image(ImageDNS+"/"+ImageDNS, "")}, image(imagePause, "")
 }
 
-// Images returns the images that the control plane runs.
-func (d Documents) Images() []Image {
+// Images returns the images that the control plane runs with a version of Kubernetes.
+func (d Documents) Images(version string) []Image {
 	root := d.Of("ClusterConfiguration")
 	repository := cmp.Or(d.cluster("imageRepository"), DefaultRepository)
-	version := d.KubernetesVersion()
 	var all []Image
 	for _, name := range Components() {
 		all = append(all, Image{repository + "/" + name, version})

@@ -137,14 +137,21 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
+				// The other system of the machine has another mark: if this one is interrupted
+				// and the other boots next, it must make the pods again.
+				if e.Exists(member.ControlPlaneMark) {
+					if err := writeMark(e, "unfinished"); err != nil {
+						return err
+					}
+				}
 				if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, []string{"control-plane", "all"}, []string{"kubelet-start"}); err != nil {
 					return err
 				}
 				if err := member.SyncCredentials(e); err != nil { // kubeadm does not sync
 					return err
 				}
-				if _, err := e.Write(member.ControlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
-					return fmt.Errorf("noting how the control plane was made: %w", err)
+				if err := writeMark(e, mark); err != nil {
+					return err
 				}
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil {
@@ -157,6 +164,13 @@ func Phase(active *site.Active) run.Phase {
 			return waitForAPI(ctx, e, site)
 		},
 	}
+}
+
+func writeMark(e *machine.Env, mark string) error {
+	if _, err := e.Write(member.ControlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
+		return fmt.Errorf("noting how the control plane was made: %w", err)
+	}
+	return nil
 }
 
 // waitForAPI waits for this machine's own API server, and records that etcd's data is in use.

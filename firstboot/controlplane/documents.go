@@ -42,7 +42,7 @@ const (
 )
 
 // ResetFiles are the files that a reset removes. Snapshots and data that was set aside stay.
-var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile}
+var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile, TurnFile}
 
 // DocumentsOf returns a hash of the Site's documents for the whole cluster.
 func DocumentsOf(site *configs.Site) (string, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/edgebake/edgebake/configs"
@@ -50,16 +51,21 @@ func maintainEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (etcd
 	client.Timeout = 0 // ctx has the timeout
 	ctx, cancel := context.WithTimeout(ctx, maintenanceTime)
 	defer cancel()
+	u := maintenanceBy(client, site)
+	u.Space = func(ctx context.Context, member string, bytes int64) error {
+		return SpaceOn(ctx, e, site, member, bytes)
+	}
+	return u.Run(ctx)
+}
+
+func maintenanceBy(client *http.Client, site *configs.Site) etcdmember.Maintenance {
 	u := etcdmember.Maintenance{Own: memberEtcd(client, site.Self()), Name: site.Self().Name, Others: map[string]etcdmember.Client{}}
 	for _, m := range site.ControlPlane.Members {
 		if m.Name != u.Name {
 			u.Others[m.Name] = memberEtcd(client, m)
 		}
 	}
-	u.Space = func(ctx context.Context, member string, bytes int64) error {
-		return SpaceOn(ctx, e, site, member, bytes)
-	}
-	return u.Run(ctx)
+	return u
 }
 
 // SpaceOn returns an error if bytes more do not fit on /var of a

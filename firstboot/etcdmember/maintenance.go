@@ -191,6 +191,51 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	return f, nil
 }
 
+// Healthy returns everything that is wrong with etcd: each of the named members must be
+// listed, each listed member must vote, answer and follow the leader, and there must be no
+// alarm. Then one member can stop without the loss of the quorum, if there are three or more.
+func (u Maintenance) Healthy(ctx context.Context, named []string) error {
+	members, err := u.Own.Members(ctx)
+	if err != nil {
+		return err
+	}
+	alarms, err := u.Own.Alarms(ctx)
+	if err != nil {
+		return err
+	}
+	own, err := status(ctx, u.Own)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	for _, name := range named {
+		if !slices.ContainsFunc(members, func(m Member) bool { return m.Name == name }) {
+			bad("%s is not a member of etcd", name)
+		}
+	}
+	for _, a := range alarms {
+		bad("etcd has the alarm %s on %s", a.Kind, nameOf(members, a.Member))
+	}
+	for _, m := range members {
+		if m.Learner {
+			bad("the member of etcd on %s has no vote yet", orUnnamed(m))
+		}
+	}
+	voters, away := u.voters(ctx, members, own.Member)
+	for _, name := range away {
+		if !slices.ContainsFunc(members, func(m Member) bool { return m.Learner && orUnnamed(m) == name }) {
+			bad("the member of etcd on %s does not answer", name)
+		}
+	}
+	for _, v := range voters {
+		if v.Leader == "" || v.Leader != own.Leader {
+			bad("the member of etcd on %s does not follow the leader", v.Name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // disarm clears alarms about a full database if there is space again.
 func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, room bool) {
 	for _, a := range full {

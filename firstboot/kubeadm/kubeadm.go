@@ -85,7 +85,7 @@ const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 // the phases.
 func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
 	board := siteconf.LocalKubeadm(active.Image, active.Site)
-	l.EtcdTag, l.DNSTag = board.EtcdTag, board.DNSTag
+	l.Kubernetes, l.EtcdTag, l.DNSTag = board.Kubernetes, board.EtcdTag, board.DNSTag
 	docs, err := active.Site.ControlPlane.Documents().EncodeFor(l)
 	if err != nil {
 		return err

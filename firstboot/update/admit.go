@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -41,8 +42,8 @@ func lookAt(e *machine.Env) (*system, error) {
 	if len(s.image.Boards) > 0 {
 		bad("this machine is a board whose own firmware starts the kernel (%s), and these cannot be updated: flash it again", strings.Join(s.image.Boards, ", "))
 	}
-	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
-		bad("this machine runs a control plane, and these cannot be updated in place: flash it again, one node at a time")
+	if s.active = site.IfAny(e, s.image); e.Exists(controlplane.Pods[0]) && !s.controlPlane() {
+		bad("this machine runs a control plane without the Site of a control-plane node: first boot would not write its pods for the new system; update it by kubeadm, or flash it again")
 	}
 	if s.disk, err = e.LookUpRootDisk(); err != nil {
 		return nil, err
@@ -69,7 +70,6 @@ func lookAt(e *machine.Env) (*system, error) {
 	case own[0].Version < 0:
 		bad("the boot entry %s has no version that edgebake gives: a new system would not boot before this one; write `version 1` into it", own[0].Name)
 	}
-	s.active = site.IfAny(e, s.image)
 	if member.Redirected(e) && (s.active == nil || !s.active.Site.OpenYurt()) {
 		bad("this node was converted to an OpenYurt node, and its Site does not say so: the new system would have no yurthub; set nodeType and nodePool in the Site, or `firstboot revert` first")
 	}
@@ -102,7 +102,7 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
 	}
 	if s.active != nil {
-		errs = append(errs, s.serves(next))
+		errs = append(errs, s.serves(next), s.admitControlPlane(next))
 	}
 	return errors.Join(errs...)
 }

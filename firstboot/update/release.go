@@ -44,7 +44,8 @@ func ProvenOffline(e *machine.Env) error {
 // the old. It updates image.json on the EFI system partition, which `stamp`
 // uses to check Sites, and removes downloaded files. Container images that the
 // system does not list are left to kubelet's garbage collection. The Node that
-// an update has drained is made schedulable again, before a restart too.
+// an update has drained is made schedulable again, before a restart too, and
+// other control-plane nodes may be updated then.
 // UnitRelease runs it at each boot, on trial after systemd has marked the boot
 // entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
@@ -68,17 +69,20 @@ func Release(ctx context.Context, e *machine.Env) error {
 		if described != nil {
 			described = fmt.Errorf("describing the new system on the EFI system partition: %w", described)
 		}
-		if err := errors.Join(cordoned, images, described); err != nil {
+		if err := errors.Join(cordoned, endTurn(ctx, e), images, described); err != nil {
 			return err
 		}
 		return e.RemoveAll(Dir)
 	}
-	if s := settled(e); s == nil || s.Status != ondisk.UpdateFailed {
-		return cordoned // the same command continues it, or the next restart boots it
+	switch s := settled(e); {
+	case s != nil && s.Status == ondisk.UpdateInterrupted:
+		return errors.Join(cordoned, endTurn(ctx, e)) // the same command continues it
+	case s == nil || s.Status != ondisk.UpdateFailed:
+		return cordoned // the next restart boots it
 	}
 	// The plan stays, because Status needs it to report the result of the
 	// update.
-	return errors.Join(cordoned, noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
+	return errors.Join(cordoned, endTurn(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
 // describe replaces image.json on the EFI system partition with that of the

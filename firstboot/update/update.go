@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/configs/kubeadm"
+	"github.com/edgebake/edgebake/firstboot/controlplane"
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/member"
 	"github.com/edgebake/edgebake/firstboot/run"
@@ -91,10 +92,11 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	}
 	err = alone(ctx, e, o, tell)
 	release()
-	if err != nil && e.Exists(cordonFile) {
-		// systemd starts the unit again until it has made the Node schedulable.
+	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.TurnFile) && !pending(e)) {
+		// systemd starts the unit again until it has made the Node schedulable, and other
+		// control-plane nodes may be updated.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
-			e.Log.Warn("making the Node schedulable again", "error", err)
+			e.Log.Warn("ending the update", "error", err)
 		}
 	}
 	return err
@@ -106,8 +108,12 @@ func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) 
 		if err == nil {
 			return
 		}
-		if back := uncordon(context.WithoutCancel(ctx), e); back != nil {
-			e.Log.Warn("making the Node schedulable again", "error", back)
+		back := uncordon(context.WithoutCancel(ctx), e)
+		if !pending(e) {
+			back = errors.Join(back, endTurn(context.WithoutCancel(ctx), e))
+		}
+		if back != nil {
+			e.Log.Warn("ending the update", "error", back)
 		}
 	}()
 	if !o.byItself { // which has waited for this boot, and may be offline
@@ -222,7 +228,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 	if u.next.Plan == u.sys.image.Plan {
 		return fmt.Errorf("%w: this machine runs it", run.ErrAlready)
 	}
-	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitKubelet(ctx, u.e, u.next)
+	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitByCluster(ctx, u.e, u.next)
 	if fits != nil && errors.As(takes, new(*busy)) {
 		takes = nil // an image that does not fit has nothing to wait for
 	}
@@ -297,6 +303,11 @@ func (u *job) phases() []run.Phase {
 	}
 	if u.o.Commit != nil {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order still stands", Timeout: 48 * time.Hour, Run: u.commit})
+	}
+	if u.sys.controlPlane() {
+		// After all that takes long or waits for a person: the others wait for this machine.
+		phases = append(phases, run.Phase{Name: "turn", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeTurn},
+			run.Phase{Name: "snapshot", Doc: "there is a snapshot of etcd", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
 	if u.sys.anotherMinor(u.next) && !u.o.NoDrain && !u.o.NoReboot {

@@ -82,6 +82,9 @@ func (c *Cluster) newRoutes() *http.ServeMux {
 	} {
 		mux.HandleFunc(pattern, handle)
 	}
+	for pattern, handle := range c.leaseRoutes() {
+		mux.HandleFunc(pattern, handle)
+	}
 	return mux
 }
 

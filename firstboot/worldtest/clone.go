@@ -70,7 +70,7 @@ func (w *World) Fingerprint(t *testing.T, files []Entry) [32]byte {
 	w.Cluster.Mu.Lock()
 	defer w.Cluster.Mu.Unlock()
 	c := w.Cluster
-	rest, err := json.Marshal([]any{w.Units, w.Started, w.LoadedConfig, w.Now, w.ClockSkew, w.NFTRules, w.randoms, w.Joins, w.KubeletLastActive, w.hubJoinConf, w.Unregistered, w.Unsynced, c.Nodes, c.Down, c.HubServerCSR, c.HubClientCSR, c.NoClusterInfo, c.CreatedSecrets, c.CreatedRBAC, c.ApplyMarker, c.markerMode, c.UploadedConfigs, c.Annotations, c.CreatedPaths, c.AllApplied})
+	rest, err := json.Marshal([]any{w.Units, w.Started, w.LoadedConfig, w.Now, w.ClockSkew, w.NFTRules, w.randoms, w.Joins, w.KubeletLastActive, w.hubJoinConf, w.Unregistered, w.Unsynced, c.Nodes, c.Down, c.HubServerCSR, c.HubClientCSR, c.NoClusterInfo, c.CreatedSecrets, c.CreatedRBAC, c.ApplyMarker, c.markerMode, c.UploadedConfigs, c.Annotations, c.CreatedPaths, c.AllApplied, c.UpdateLease})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,6 +44,10 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 		m.Status.Conditions = slices.Clone(node.Status.Conditions)
 		n.Nodes[name] = &m
 	}
+	if c.UpdateLease != nil {
+		l := *c.UpdateLease
+		n.UpdateLease = &l
+	}
 	n.Serve(t)
 	return n
 }
@@ -135,6 +139,9 @@ type Cluster struct {
 	registrations map[string]int
 	// SignatureStale: the signature in cluster-info is that of a former kubeconfig.
 	SignatureStale bool
+	// UpdateLease may be nil. LeaseRace changes it once, after its next read.
+	UpdateLease *UpdateLease
+	LeaseRace   func(*UpdateLease)
 	// NoClusterInfo: there is no cluster-info.
 	NoClusterInfo  bool
 	CreatedSecrets []string // created Secrets

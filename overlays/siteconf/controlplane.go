@@ -16,12 +16,13 @@ func (c *check) controlPlane() {
 		return
 	}
 	docs := c.site.ControlPlane.Documents()
-	if v := docs.KubernetesVersion(); v != c.img.Info.Kubernetes {
-		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, c.img.Info.Kubernetes, v)
+	version := c.img.Info.Kubernetes // a machine runs the patch release of its image
+	if v := docs.KubernetesVersion(); kubeadm.Minor(v) != kubeadm.Minor(version) {
+		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s, another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
 	}
-	for _, n := range docs.Images() {
+	for _, n := range docs.Images(version) {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
-			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(docs.KubernetesVersion()))
+			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(version))
 		} else if n.Tag == "" && len(tags) > 1 {
 			c.add("controlPlane.kubeadm", "the image has %s on board with several tags (%s): keep one of them in images of the Image, or name the tag in the Cluster's ClusterConfiguration", n.Name, strings.Join(tags, ", "))
 		}
@@ -40,10 +41,26 @@ func tagsOf(info ondisk.ImageInfo, name string) []string {
 	return tags
 }
 
-// LocalKubeadm returns the tags of etcd and CoreDNS in this image.
+// EtcdTag returns the tag of etcd's container image that a control-plane node runs with
+// this image, or "".
+func EtcdTag(info ondisk.ImageInfo, site *configs.Site) string {
+	for _, n := range site.ControlPlane.Documents().Images(info.Kubernetes) {
+		if !strings.HasSuffix(n.Name, "/"+kubeadm.ImageEtcd) {
+			continue
+		}
+		if tags := tagsOf(info, n.Name); n.Tag == "" && len(tags) > 0 {
+			return tags[0]
+		}
+		return n.Tag
+	}
+	return ""
+}
+
+// LocalKubeadm returns the version of Kubernetes and the tags of etcd and CoreDNS in this
+// image.
 func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) kubeadm.Local {
-	var l kubeadm.Local
-	for _, n := range site.ControlPlane.Documents().Images() {
+	l := kubeadm.Local{Kubernetes: info.Kubernetes}
+	for _, n := range site.ControlPlane.Documents().Images(info.Kubernetes) {
 		tags := tagsOf(info, n.Name)
 		if n.Tag != "" || len(tags) == 0 {
 			continue

@@ -91,7 +91,7 @@ func TestAddons(t *testing.T) {
 		t.Errorf("kube-proxy does not go to the endpoint (%s):\n%s", want, proxy.Data["kubeconfig.conf"])
 	}
 	needed := map[string]string{}
-	for _, n := range sites[0].Site.ControlPlane.Documents().Images() {
+	for _, n := range sites[0].Site.ControlPlane.Documents().Images(p.Version) {
 		needed[n.Name] = n.Tag
 	}
 	for path, tag := range map[string]string{apps + "/daemonsets/kube-proxy": p.Version, apps + "/deployments/coredns": "v1.99.9"} {

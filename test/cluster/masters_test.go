@@ -27,6 +27,7 @@ type masters struct {
 	port    [3]int
 	kill    [3]func() // kills the API server
 	admin   *api.Kubeconfig
+	conf    []byte // of admin
 }
 
 func newMasters(t *testing.T) *masters {
@@ -67,6 +68,7 @@ encryptionAlgorithm: ECDSA-P256
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.conf = text
 	if m.admin, err = api.ParseKubeconfig(text); err != nil {
 		t.Fatal(err)
 	}

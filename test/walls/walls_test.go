@@ -71,15 +71,15 @@ var rooms = map[string][]string{
 	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/siteconf"},
 	"overlays/siteconf": {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
 	// First boot: run is above machine, member above run, then network, site and kubeadm in this
-	// order. join, hub, controlplane and update are above those, and not above each other. The
-	// lists of phases are above all.
+	// order. join, hub and controlplane are above those, and not above each other; update is above
+	// controlplane. The lists of phases are above all.
 	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
 	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/etcdmember", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/join":         {"configs/joined", "openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site", "configs/kubeadm"},
 	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms", "configs/templates"},
-	"firstboot/update":       {"configs/joined", "configs/forms", "configs/imageref", "configs/kubeadm", "configs/printable", "cluster/api", "ondisk", "ondisk/chunk", "ondisk/fat", "ondisk/seekable", "ondisk/slot", "ondisk/store", "ondisk/tree", "ondisk/order", "ondisk/update", "overlays/siteconf", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
+	"firstboot/update":       {"firstboot/controlplane", "configs/joined", "configs/forms", "configs/imageref", "configs/kubeadm", "configs/printable", "cluster/api", "ondisk", "ondisk/chunk", "ondisk/fat", "ondisk/seekable", "ondisk/slot", "ondisk/store", "ondisk/tree", "ondisk/order", "ondisk/update", "overlays/siteconf", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/network":      {"configs", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
 	"firstboot/member":       {"cluster/servercert", "configs/joined", "openyurt", "configs", "configs/yamltree", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/machine", "firstboot/run"},
 	"firstboot/host":         {"firstboot/efivar", "ondisk", "ondisk/slot", "ondisk/tree", "firstboot/beneath", "firstboot/console", "firstboot/machine"},

@@ -1,0 +1,263 @@
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/edgebake/edgebake/cluster/api"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/firstboot/etcdmember"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
+)
+
+// Control-plane nodes are updated one at a time. The one whose turn it is holds a Lease, from
+// before its boot entry is written until it keeps the new system or is back on the former one.
+// It cannot renew the Lease while it restarts, so no time ends a turn. A machine that is no
+// longer a member of etcd has none.
+
+const (
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
+	// LeaseName is the name of the Lease, in kube-system.
+	LeaseName = "edgebake-update"
+	// TurnFile exists while this machine may hold the Lease. The directory is that of an update.
+	TurnFile = ondisk.StateDir + "/update/turn"
+	// microTime is the format of times in a Lease.
+	microTime = "2006-01-02T15:04:05.000000Z07:00"
+	// turnTime bounds the requests of one change of the Lease.
+	turnTime = 30 * time.Second
+)
+
+const emptyLease = `apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: ` + LeaseName + `, namespace: kube-system}
+`
+
+// lease has the fields of a Lease that are used here.
+type lease struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+	} `json:"metadata"`
+	Spec struct {
+		HolderIdentity string `json:"holderIdentity"`
+		AcquireTime    string `json:"acquireTime"`
+	} `json:"spec"`
+}
+
+// Turn is the update of one control-plane node.
+type Turn struct {
+	e    *machine.Env
+	site *configs.Site
+}
+
+// NewTurn returns the Turn of this machine, which has a control-plane node's Site.
+func NewTurn(e *machine.Env, site *configs.Site) Turn { return Turn{e, site} }
+
+func (t Turn) self() string { return t.site.Self().Name }
+
+// Free returns why this machine may not be updated now: another one is being updated, or a
+// member of etcd is not healthy.
+func (t Turn) Free(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	c, err := adminClient(t.e, t.site)
+	if err != nil {
+		return err
+	}
+	etcd, err := etcdClient(t.e)
+	if err != nil {
+		return err
+	}
+	defer etcd.CloseIdleConnections()
+	l, err := readLease(ctx, c)
+	if err != nil && api.Code(err) != 404 {
+		return run.Advise(err, "try again when this machine's API server is ready")
+	}
+	return errors.Join(t.healthy(ctx, etcd), t.taken(ctx, etcd, l))
+}
+
+// Healthy returns everything that is wrong with etcd.
+func (t Turn) Healthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	etcd, err := etcdClient(t.e)
+	if err != nil {
+		return err
+	}
+	defer etcd.CloseIdleConnections()
+	return t.healthy(ctx, etcd)
+}
+
+func (t Turn) healthy(ctx context.Context, etcd *http.Client) error {
+	var named []string
+	for _, m := range t.site.ControlPlane.Members {
+		if !slices.Contains(t.site.ControlPlane.Absent, m.Name) {
+			named = append(named, m.Name)
+		}
+	}
+	if err := maintenanceBy(etcd, t.site).Healthy(ctx, named); err != nil {
+		return run.Advise(fmt.Errorf("control-plane nodes are updated only while all members of etcd are healthy: %w", err),
+			"try again when they are; `firstboot status` on the machines shows more")
+	}
+	return nil
+}
+
+// taken returns why the Lease cannot be taken.
+func (t Turn) taken(ctx context.Context, etcd *http.Client, l lease) error {
+	holder := l.Spec.HolderIdentity
+	if holder == "" || holder == t.self() {
+		return nil
+	}
+	members, err := memberEtcd(etcd, t.site.Self()).Members(ctx)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(members, func(m etcdmember.Member) bool { return m.Name == holder || m.Name == "" }) {
+		t.e.Log.Warn("the Lease of updates is held by a machine that is no member of etcd, and is taken over", "holder", holder)
+		return nil
+	}
+	return run.Advise(fmt.Errorf("the control-plane node %s is being updated, since %s, and they are updated one at a time", holder, l.Spec.AcquireTime),
+		fmt.Sprintf("wait until it keeps its new system, or is back on the former one: `firstboot status` on %s; if it has no update under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
+}
+
+// Take takes the Lease for this machine.
+func (t Turn) Take(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	c, err := adminClient(t.e, t.site)
+	if err != nil {
+		return err
+	}
+	etcd, err := etcdClient(t.e)
+	if err != nil {
+		return err
+	}
+	defer etcd.CloseIdleConnections()
+	if err := t.e.WriteFile(TurnFile, nil, machine.Mode(0o600)); err != nil {
+		return fmt.Errorf("noting that this machine takes its turn: %w", err)
+	}
+	for {
+		err := changeLease(ctx, c, t.e.Now(), func(l lease) (holder any, err error) {
+			if l.Spec.HolderIdentity == t.self() {
+				return nil, errUnchanged
+			}
+			return t.self(), t.taken(ctx, etcd, l)
+		})
+		if api.Code(err) != 404 {
+			return err
+		}
+		if err := makeLease(ctx, c); err != nil {
+			return err
+		}
+	}
+}
+
+// makeLease creates the Lease, which nobody holds, unless it exists.
+func makeLease(ctx context.Context, c *api.Client) error {
+	objects, err := api.Objects("the Lease of updates", []byte(emptyLease))
+	if err != nil {
+		return err
+	}
+	return c.CreateAll(ctx, objects)
+}
+
+// End releases the Lease, if this machine may hold it.
+func (t Turn) End(ctx context.Context) error {
+	if !t.e.Exists(TurnFile) {
+		return nil
+	}
+	if err := t.release(ctx); err != nil {
+		return err
+	}
+	return t.e.Remove(TurnFile)
+}
+
+func (t Turn) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, turnTime)
+	defer cancel()
+	c, err := adminClient(t.e, t.site)
+	if err == nil {
+		err = changeLease(ctx, c, t.e.Now(), func(l lease) (any, error) {
+			if l.Spec.HolderIdentity != t.self() {
+				return nil, errUnchanged
+			}
+			return nil, nil
+		})
+	}
+	if err != nil && api.Code(err) != 404 {
+		return fmt.Errorf("letting other control-plane nodes be updated: %w", err)
+	}
+	return nil
+}
+
+var errUnchanged = errors.New("the Lease stays as it is")
+
+// changeLease sets the holder that next returns; nil means none. A Lease that was changed
+// meanwhile is read again.
+func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(lease) (holder any, err error)) error {
+	for {
+		l, err := readLease(ctx, c)
+		if err != nil {
+			return err
+		}
+		holder, err := next(l)
+		if errors.Is(err, errUnchanged) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		acquired := any(nil)
+		if holder != nil {
+			acquired = now.UTC().Format(microTime)
+		}
+		err = c.MergePatch(ctx, leasesPath+LeaseName, map[string]any{
+			"metadata": map[string]any{"resourceVersion": l.Metadata.ResourceVersion},
+			"spec":     map[string]any{"holderIdentity": holder, "acquireTime": acquired},
+		})
+		if api.Code(err) != 409 {
+			return err
+		}
+	}
+}
+
+func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
+	if err := c.Get(ctx, leasesPath+LeaseName, &l); err != nil {
+		return l, fmt.Errorf("reading the Lease %s, by which control-plane nodes are updated one at a time: %w", LeaseName, err)
+	}
+	return l, nil
+}
+
+// TurnPhase releases the Lease if this machine holds it without an update under way: its disk
+// was written again meanwhile.
+func TurnPhase(active *site.Active) run.Phase {
+	return run.Phase{
+		Name: "turn", Doc: "the other control-plane nodes may be updated, unless this one is", Timeout: time.Minute,
+		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
+			if e.Exists(TurnFile) {
+				return run.Done, nil // the end of the update releases it
+			}
+			c, err := adminClient(e, active.Site)
+			if err != nil {
+				return run.Todo, err
+			}
+			l, err := readLease(ctx, c)
+			switch {
+			case api.Code(err) == 404:
+				return run.Done, nil
+			case err != nil:
+				return run.Todo, err
+			case l.Spec.HolderIdentity == active.Site.Self().Name:
+				return run.Todo, nil
+			}
+			return run.Done, nil
+		},
+		Run: func(ctx context.Context, e *machine.Env) error { return NewTurn(e, active.Site).release(ctx) },
+	}
+}

@@ -1,0 +1,111 @@
+package update
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+
+	"github.com/edgebake/edgebake/firstboot/controlplane"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/firstboot/site"
+	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/overlays/siteconf"
+)
+
+// controlPlane reports whether this machine is a control-plane node made by edgebake. At each
+// boot first boot writes the pods of its control plane as the image that runs has them
+// (controlplane.EtcdPhase and Phase), so each of the two systems has its own versions.
+func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
+
+// admitControlPlane returns all reasons why a control-plane node cannot go to an image, and
+// back to the one that runs.
+func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
+	if !s.controlPlane() {
+		return nil
+	}
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if s.anotherMinor(next) {
+		bad("the image has Kubernetes %s and this control-plane node %s: an API server cannot go back to an earlier minor version, as a trial must be able to; control-plane nodes take patch releases only", next.Kubernetes, s.image.Kubernetes)
+	}
+	is, was := siteconf.EtcdTag(next, s.active.Site), siteconf.EtcdTag(s.image, s.active.Site)
+	if is != was && (etcdMinor(is) == "" || etcdMinor(is) != etcdMinor(was)) {
+		bad("the image has etcd %s and this control-plane node %s: etcd cannot go back from the data of another minor version, as a trial must be able to; build the image with etcd of the same minor version", is, was)
+	}
+	if !next.ControlPlaneUpdates {
+		bad("an earlier edgebake made the image, whose first boot does not know updates of control-plane nodes: build it again")
+	}
+	return errors.Join(errs...)
+}
+
+var etcdForm = regexp.MustCompile(`^v?([0-9]+\.[0-9]+)\.[0-9]+(?:[-+.]|$)`)
+
+// etcdMinor is 3.6 for the tag 3.6.8-0, and "" if the tag does not tell.
+func etcdMinor(tag string) string {
+	if m := etcdForm.FindStringSubmatch(tag); m != nil {
+		return m[1]
+	}
+	return ""
+}
+
+// admitByCluster returns why the cluster does not take the image on this machine, now or ever.
+func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
+	if !s.controlPlane() {
+		return s.admitKubelet(ctx, e, next)
+	}
+	if err := controlplane.NewTurn(e, s.active.Site).Free(ctx); err != nil {
+		return &busy{err}
+	}
+	return nil
+}
+
+// takeTurn keeps other control-plane nodes from being updated until endTurn.
+func (u *job) takeTurn(ctx context.Context, e *machine.Env) error {
+	turn := controlplane.NewTurn(e, u.sys.active.Site)
+	err := turn.Take(ctx)
+	if err == nil {
+		err = turn.Healthy(ctx) // with the Lease, no other machine stops its member now
+	}
+	if err != nil {
+		return &busy{err}
+	}
+	return nil
+}
+
+// snapshot saves the data of etcd before the restart.
+func (u *job) snapshot(ctx context.Context, e *machine.Env) error {
+	path, err := controlplane.Snapshot(ctx, e)
+	if err != nil {
+		return fmt.Errorf("control-plane nodes are updated only after a snapshot of etcd: %w", err)
+	}
+	u.note("the snapshot is " + path)
+	if err := controlplane.NewTurn(e, u.sys.active.Site).Healthy(ctx); err != nil {
+		return &busy{err}
+	}
+	return nil
+}
+
+// endTurn lets other control-plane nodes be updated.
+func endTurn(ctx context.Context, e *machine.Env) error {
+	if !e.Exists(controlplane.TurnFile) {
+		return nil
+	}
+	image, err := site.ImageInfo(e)
+	if err != nil {
+		return err
+	}
+	active := site.IfAny(e, image)
+	if active == nil || active.Site.ControlPlane == nil {
+		return run.Advise(errors.New("letting other control-plane nodes be updated: this machine has no control-plane node's Site"),
+			"stamp it, or: kubectl -n kube-system delete lease "+controlplane.LeaseName)
+	}
+	return controlplane.NewTurn(e, active.Site).End(ctx)
+}
+
+// pending reports whether the new system boots next.
+func pending(e *machine.Env) bool {
+	s := settled(e)
+	return s != nil && s.Status == ondisk.UpdatePending
+}
