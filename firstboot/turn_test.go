@@ -131,6 +131,14 @@ func TestTakeTurn(t *testing.T) {
 	if err := turn.End(t.Context()); err != nil || holder() != "" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
+	// A person deletes the Lease.
+	if err := turn.Take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.Cluster.UpdateLease = nil
+	if err := turn.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.TurnFile) {
+		t.Errorf("without the Lease: %v", err)
+	}
 	// The API server is away: what was taken is known.
 	m.Cluster.AllDown(true)
 	if err := turn.Take(t.Context()); err == nil || !m.Has(controlplane.TurnFile) {

@@ -31,7 +31,7 @@ func newClusterUpdate(s streams) *cobra.Command {
 	u := &updateFlags{drain: span(15 * time.Minute), restart: span(2 * time.Hour), fetch: span(48 * time.Hour)}
 	c := onCluster(&cobra.Command{
 		Use:   "update [URL[@sha256:GOLDEN]]",
-		Short: "Update the machines of worker nodes to another image",
+		Short: "Update the machines of nodes to another image",
 		Long: `Update orders the machines of worker nodes to take the system of another image, some
 at a time, and follows them until they run it and are Ready. URL is where the machines
 fetch the image (.raw.zst), from a web server that answers ranges. The image must be
@@ -41,6 +41,9 @@ Each node fetches first, then is cordoned and drained, then restarts. Its machin
 back to the former system by itself if the new one does not work. The rollout stops
 once as many nodes have failed as --budget allows, and never lets more nodes restart
 than may still fail.
+
+Control-plane nodes are left out unless a selector matches them. They come last, one at a
+time, and the rollout stops if one of them fails.
 
 All state is in the annotations of the Nodes (edgebake.io/update, -status and -rollout).
 The command can be killed at any point: run again, it continues.`,
