@@ -408,6 +408,15 @@ type rolloutPlan struct {
 	budget int
 }
 
+func (p *rolloutPlan) do(n *updateNode, what, result, reason string) {
+	p.acts = append(p.acts, rolloutAct{n, what, result, reason})
+}
+
+// actsOn reports whether the plan has an action for n: one is enough.
+func (p *rolloutPlan) actsOn(n *updateNode) bool {
+	return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
+}
+
 // plan returns the next actions. It depends only on the Nodes and the time.
 func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}}
@@ -426,32 +435,8 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	}
 	parallel := r.Parallel.of(len(nodes))
 	p.budget = r.Budget.of(len(nodes))
-	atRisk, failed, flying := 0, 0, 0
-	do := func(n *updateNode, what, result, reason string) {
-		p.acts = append(p.acts, rolloutAct{n, what, result, reason})
-	}
-	for _, n := range nodes {
-		state := r.state(n)
-		if done, why := r.outcome(n, state, now); done != "" {
-			do(n, actFinish, done, why)
-			state = done
-		}
-		p.states[state] = append(p.states[state], n.name)
-		switch state {
-		case UpdateFailed:
-			failed++
-			if !n.mark.Released.IsZero() {
-				atRisk++
-			}
-		case UpdateFetching, UpdateHeld:
-			flying++
-		case UpdateDraining, UpdateRestarts:
-			flying++
-			atRisk++
-		}
-	}
-	// A control-plane node that fails is the last one, whatever the budget.
-	spent := failed >= p.budget || slices.ContainsFunc(nodes, func(n *updateNode) bool { return n.controlPlane && slices.Contains(p.states[UpdateFailed], n.name) })
+	count := r.count(&p, nodes, now)
+	spent := count.failed >= p.budget || count.controlPlaneFailed
 	free := p.halted == "" && !spent && r.Window.open(now)
 	switch {
 	case p.halted != "":
@@ -459,33 +444,7 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	case !spent && !free:
 		p.waits = "the window " + r.Window.String()
 	}
-	acted := func(n *updateNode) bool {
-		return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
-	}
-	for _, n := range nodes {
-		switch state := r.state(n); {
-		case acted(n):
-		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // halted before its restart
-			do(n, actWithdraw, "", "")
-		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
-			do(n, actWithdraw, "", "")
-		case state == UpdateDraining && !free:
-			do(n, actUndrain, "", "")
-		case state == UpdateDraining:
-			do(n, actEvict, "", "")
-		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // removed by --stop, or by hand
-			if free {
-				do(n, actGive, "", "")
-			}
-		case state == UpdateHeld && free && atRisk < p.budget:
-			atRisk++
-			if r.NoDrain {
-				do(n, actRelease, "", "")
-			} else {
-				do(n, actDrain, "", "")
-			}
-		}
-	}
+	r.continueOrders(&p, nodes, spent, free, count.atRisk)
 	ring, soaks := r.ring(rings, now)
 	if soaks != "" && free {
 		p.waits = soaks
@@ -495,16 +454,80 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	}
 	left := false
 	for _, n := range ring {
-		if acted(n) || r.state(n) != UpdatePending {
+		if p.actsOn(n) || r.state(n) != UpdatePending {
 			continue
 		}
-		if left = true; free && flying < parallel {
-			flying++
-			do(n, actGive, "", "")
+		if left = true; free && count.flying < parallel {
+			count.flying++
+			p.do(n, actGive, "", "")
 		}
 	}
-	p.ended = len(p.acts) == 0 && flying == 0 && (spent || !left && soaks == "")
+	p.ended = len(p.acts) == 0 && count.flying == 0 && (spent || !left && soaks == "")
 	return p
+}
+
+// rolloutCount counts nodes.
+type rolloutCount struct {
+	flying int // have an order that has not ended
+	atRisk int // restart, or have failed after a restart
+	failed int
+	// controlPlaneFailed: one of those that failed is a control-plane node. No other one
+	// follows, whatever the budget.
+	controlPlaneFailed bool
+}
+
+// count ends the updates that are over, and counts nodes by their states.
+func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c rolloutCount) {
+	for _, n := range nodes {
+		state := r.state(n)
+		if done, why := r.outcome(n, state, now); done != "" {
+			p.do(n, actFinish, done, why)
+			state = done
+		}
+		p.states[state] = append(p.states[state], n.name)
+		switch state {
+		case UpdateFailed:
+			c.failed++
+			c.controlPlaneFailed = c.controlPlaneFailed || n.controlPlane
+			if !n.mark.Released.IsZero() {
+				c.atRisk++
+			}
+		case UpdateFetching, UpdateHeld:
+			c.flying++
+		case UpdateDraining, UpdateRestarts:
+			c.flying++
+			c.atRisk++
+		}
+	}
+	return c
+}
+
+// continueOrders plans the next step of each node that has an order, or takes the order back.
+func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, free bool, atRisk int) {
+	for _, n := range nodes {
+		switch state := r.state(n); {
+		case p.actsOn(n):
+		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // halted before its restart
+			p.do(n, actWithdraw, "", "")
+		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
+			p.do(n, actWithdraw, "", "")
+		case state == UpdateDraining && !free:
+			p.do(n, actUndrain, "", "")
+		case state == UpdateDraining:
+			p.do(n, actEvict, "", "")
+		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // removed by --stop, or by hand
+			if free {
+				p.do(n, actGive, "", "")
+			}
+		case state == UpdateHeld && free && atRisk < p.budget:
+			atRisk++
+			if r.NoDrain {
+				p.do(n, actRelease, "", "")
+			} else {
+				p.do(n, actDrain, "", "")
+			}
+		}
+	}
 }
 
 // outcome returns UpdateDone or UpdateFailed once the update of a node has
