@@ -8,8 +8,10 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # These compile Kubernetes and boot machines.
 GUESTS := ./test/cluster ./test/e2e ./test/ipvs
 # Their long tests are left out with -short.
-LONG := ./builder ./ondisk/ext4 ./firstboot ./firstboot/apply ./packaging
-UNIT = $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
+LONG := ./builder ./cmd/edgebake ./ondisk/ext4 ./firstboot ./firstboot/apply ./firstboot/update ./packaging
+# The packages with the slowest tests are the first to run.
+SLOWEST := ./firstboot ./cmd/edgebake ./builder ./builder/media ./firstboot/update ./ipvs ./test/yurthub
+UNIT = $(SLOWEST) $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -vE '/test/(cluster|ipvs|e2e|walls|bench/.*)$$')
 
 # As builder/agents.go compiles them: an image must not depend on the folder
 # that edgebake was called in.
@@ -127,7 +129,7 @@ nightly: deps ## the long runs: fuzzing, the race detector, power cuts, Secure B
 	@test/deps/install.sh nightly
 	@test/deps/install.sh demo arm64
 	@go build -o bin/ ./test/report
-	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h $(GUESTS) $(LONG) ./cmd/edgebake || rc=1; \
+	@rc=0; EDGEBAKE_NIGHTLY=1 bin/report -count=1 -v -p 1 -timeout 8h $(GUESTS) $(LONG) || rc=1; \
 	  $(MAKE) --no-print-directory fuzz FUZZTIME=10m || rc=1; \
 	  $(MAKE) --no-print-directory race || rc=1; \
 	  EDGEBAKE_NIGHTLY=1 go test -count=1 -v -timeout 4h -run '^$$' -bench . ./test/bench/scale || rc=1; exit $$rc

@@ -9,14 +9,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/test/desk"
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // TestCompiledInTwoWays: one commit and the same inputs give the same golden
 // digest, however edgebake was compiled: as part of this test, without a version, and
 // by `go build` in a repository.
 func TestCompiledInTwoWays(t *testing.T) {
+	pace.Takes(t, 10*time.Second)
 	root, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)

@@ -7,19 +7,22 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/edgebake/edgebake/test/pace"
 )
 
 // memoryArgs is the environment variable with the command line of a child process.
 const memoryArgs = "EDGEBAKE_TEST_MEMORY_ARGS"
 
 // TestMemoryOfThousands: making an Inventory from a table of 5,000 rows, stamping it and
-// inspecting the result need at most 256 MiB each. validate and preflight do a part of
-// stamp's work: they are left out with -short.
+// inspecting the result need at most 256 MiB each, and so do validate and preflight.
 func TestMemoryOfThousands(t *testing.T) {
 	if args := os.Getenv(memoryArgs); args != "" {
 		memoryChild(t, args)
 		return
 	}
+	pace.Takes(t, 10*time.Second)
 	c := newCLI(t)
 	c.project(nil)
 	c.run(0, "build", "image.yaml", "--output", "g.raw")
@@ -41,9 +44,6 @@ func TestMemoryOfThousands(t *testing.T) {
 		{"validate", "stores.yaml"},
 		{"preflight", "stores.yaml", "--image", "g.raw", "--offline"},
 	} {
-		if testing.Short() && (args[0] == "validate" || args[0] == "preflight") {
-			continue
-		}
 		given, err := json.Marshal(args)
 		if err != nil {
 			t.Fatal(err)

@@ -36,6 +36,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/disk/gpt"
 	"github.com/edgebake/edgebake/test/buildtest"
+	"github.com/edgebake/edgebake/test/disktest"
 	"github.com/edgebake/edgebake/test/scripttest"
 )
 
@@ -66,7 +67,7 @@ func TestScript(t *testing.T) {
 		e.Setenv("GOCACHE", dirs[0])
 		e.Setenv("GOMODCACHE", dirs[1])
 		return nil
-	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito, "picmdline": piCommandLine, "overwrite": overwrite})
+	}, map[string]scripttest.Command{"fixture": made.command, "hurt": hurt, "disk": makeDisk, "blank": blank, "registry": startRegistry, "encrypt": encrypt, "signed": checkSigned, "eltorito": elTorito, "picmdline": piCommandLine, "overwrite": overwrite, "same": same})
 }
 
 // hurt overwrites the first bytes of a partition: `hurt IMAGE LABEL`.
@@ -267,6 +268,15 @@ func overwrite(ts *testscript.TestScript, _ bool, args []string) {
 			ts.Check(err)
 			return
 		}
+	}
+}
+
+// same checks that two images have the same bytes: `same IMAGE IMAGE`. Unlike cmp it skips
+// holes, which are most of an image.
+func same(ts *testscript.TestScript, _ bool, args []string) {
+	t := ts.Value("tb").(testing.TB)
+	if disktest.Sum(t, ts.MkAbs(args[0])) != disktest.Sum(t, ts.MkAbs(args[1])) {
+		ts.Fatalf("%s and %s differ", args[0], args[1])
 	}
 }
 

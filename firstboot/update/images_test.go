@@ -374,7 +374,7 @@ func TestImagesPowerCuts(t *testing.T) {
 	all := b.effects
 	cuts := 12
 	if testing.Short() {
-		cuts = 3
+		cuts = 2
 	}
 	for n := range cuts {
 		cut := 1 + n*all/cuts
