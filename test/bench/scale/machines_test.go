@@ -55,8 +55,8 @@ type joined struct {
 	// Repeated counts machines that ran kubeadm join more than once.
 	Repeated int
 	TooMany  int64 // number of 429 responses to the simulated programs
-	// Dials counts connections begun by first boot and by the simulated programs; Opened all
-	// connections of the network namespace.
+	// Dials counts connections begun by first boot, ipvscare and the simulated programs;
+	// Opened all connections of the network namespace.
 	Dials  map[string]int64
 	Opened int64
 	Faults map[string]int
@@ -432,6 +432,7 @@ func (f *fleet) joined(all []*node, opened int64) joined {
 	for who, dials := range f.dials {
 		j.Dials[who] = dials.Load()
 	}
+	j.Dials["ipvscare"] = careTraffic(all)["dials"]
 	f.mu.Lock()
 	j.Faults = maps.Clone(f.faults)
 	f.mu.Unlock()

@@ -275,7 +275,7 @@ func (r *row) details() []string {
 		others -= r.Dials[who]
 		lines = append(lines, fmt.Sprintf("%.2f connections of %s a machine", r.each(r.Dials[who]), who))
 	}
-	lines = append(lines, fmt.Sprintf("%.2f connections of ipvscare and of the control plane itself a machine", r.each(others)))
+	lines = append(lines, fmt.Sprintf("%.2f connections of the control plane itself a machine", r.each(others)))
 	for _, fault := range slices.Sorted(maps.Keys(r.Faults)) {
 		lines = append(lines, fmt.Sprintf("%d times: %s", r.Faults[fault], fault))
 	}
