@@ -52,6 +52,7 @@ type finding struct {
 // a new connection is needed. silent means that the open one is intact and may
 // still answer. answer is that to the outstanding request.
 func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
+	w.soon = false
 	if w.state == Down { // there is nothing to decide
 		return nil, nil, false, true
 	}
@@ -81,7 +82,8 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 			}
 		}
 		failed++
-		if s, _ := w.report(f.class, f.err); s == Down {
+		var s State
+		if s, w.soon = w.report(f.class, f.err); s == Down {
 			return nil, nil, false, f.class != probe.Refused
 		}
 	}

@@ -243,11 +243,14 @@ func (s *schedule) inquired(now time.Time) {
 	}
 }
 
-// afterInquiry continues after an inquiry that the API server answered. The
-// next request resets the failures counted in its rounds.
-func (s *schedule) afterInquiry(now time.Time) {
-	s.pinged, s.readyDue, s.measure = time.Time{}, now, measurePings
-	s.notBefore(s.spacing.earliest)
+// afterInquiry continues after an inquiry that the API server answered. If
+// rounds of it failed, a request resets their number at once.
+func (s *schedule) afterInquiry(now time.Time, failed bool) {
+	s.pinged, s.measure = time.Time{}, measurePings
+	if failed {
+		s.readyDue = now
+		s.notBefore(s.spacing.earliest)
+	}
 	s.postponePing(now)
 }
 
@@ -257,7 +260,7 @@ func (s *schedule) resume(now time.Time) {
 	if s.awaits() {
 		s.ask(now)
 	}
-	s.afterInquiry(now)
+	s.afterInquiry(now, true)
 }
 
 // pingSoon sends a PING immediately, unless one is outstanding or was sent

@@ -450,12 +450,15 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 			w.failed++
 		}
 		if !ok || alive != l {
+			if ok && !w.soon && !s.awaits() {
+				w.readyDue = s.readyDue
+			}
 			return alive, true
 		}
 		if answer != nil && s.awaits() {
 			return nil, w.handle(s, l, *answer)
 		}
-		s.afterInquiry(time.Now())
+		s.afterInquiry(time.Now(), w.soon)
 	case overdue:
 		waited := time.Since(s.asked)
 		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
