@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
@@ -504,7 +505,7 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(hostsTimeout):
+			case <-time.After(files.HostsTimeout):
 			}
 		}
 		d.mu.Lock()
@@ -585,7 +586,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 		names[s.VIP] = addName(notes[s.VIP], s.Host)
 	}
 	for vip := range names {
-		for _, name := range linesAt(l.HostsFile, vip.Addr()) {
+		for _, name := range files.NamesAt(l.HostsFile, vip.Addr()) {
 			if !others(notes, names, name) {
 				names[vip] = addName(names[vip], name)
 			}
@@ -605,7 +606,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 		err := removeService(machine, vip, false)
 		for _, name := range names[vip] {
 			if l.HostsFile != "" {
-				_, herr := keepHosts(ctx, l.HostsFile, l.RunDir, noLineFor(name, vip.Addr()))
+				_, herr := files.KeepHosts(ctx, l.HostsFile, l.RunDir, files.NoLineFor(name, vip.Addr()))
 				err = errors.Join(err, herr)
 			}
 		}

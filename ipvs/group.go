@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
@@ -493,7 +494,7 @@ func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 		if err := g.d.note(s); err != nil {
 			return err
 		}
-		changed, err := keepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, lineFor(s.Host, at))
+		changed, err := files.KeepHosts(ctx, g.d.opt.HostsFile, g.d.opt.RunDir, files.LineFor(s.Host, at))
 		if err != nil {
 			return err
 		}

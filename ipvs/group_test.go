@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -20,7 +21,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	s.Masters = []Master{w.masters[0].master()}
 	w.start(s)
 	w.eventually("it serves", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "up" })
-	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.start(s)
 	w.eventually("all serve", serve(w.masters...))
 	w.eventually("the name", func() bool { return w.ours() != "" })
-	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.eventually("one is out", serve(w.masters[1:]...))
 	w.masters[1].stop()
 	w.eventually("two are out", serve(w.masters[2:]...))
-	if took := time.Since(began); took > hostsTimeout/2 {
+	if took := time.Since(began); took > files.HostsTimeout/2 {
 		t.Errorf("both were out after %s", took)
 	}
 	if w.ours() != "" {
@@ -119,7 +120,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	const names = "10.103.97.1 one, 10.103.97.2 two, 10.103.97.3 three"
 	w.eventually("the names", func() bool { return w.ours() == names })
 	w.eventually("the rules", func() bool { return strings.Count(w.kernel.text(), "rr") == 3 })
-	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 		if err := w.daemon.replace(w.ctx, servers); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); took > hostsTimeout/2 {
+		if took := time.Since(began); took > files.HostsTimeout/2 {
 			t.Errorf("it took %s", took)
 		}
 	}
@@ -146,7 +147,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	// A configuration that cannot be applied changes nothing.
 	taken := testServer(t, 9)
 	taken.Host, taken.Masters = "nine", all[0].Masters
-	unlock, err := lockFile(t.Context(), lockPath(w.run, taken.VIP), patience)
+	unlock, err := files.Lock(t.Context(), lockPath(w.run, taken.VIP), patience)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
@@ -304,7 +305,7 @@ func TestRewrittenNote(t *testing.T) {
 	write := func(joined Joined) {
 		text := `{"version":1,"servers":[{"vip":"10.103.97.211:6443","masters":["192.0.2.11:6443"],` +
 			`"joined":{"clusterInfo":"` + joined.ClusterInfo + `","node":"` + joined.Node + `","nodeUID":"` + joined.NodeUID + `","serviceUID":"` + joined.ServiceUID + `"}}]}` + "\n"
-		if err := replaceFile(file, []byte(text), 0o644); err != nil {
+		if err := files.Replace(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/probe"
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -151,7 +152,7 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 		err = os.MkdirAll(d.opt.StateDir, 0o700)
 	}
 	if err == nil {
-		err = replaceFile(d.learnedPath(), append(data, '\n'), 0o600)
+		err = files.Replace(d.learnedPath(), append(data, '\n'), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("storing what was learned in %s: %w", d.learnedPath(), err)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/test/desk"
 )
 
@@ -96,7 +97,7 @@ func TestSquatter(t *testing.T) {
 func TestRunDir(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "run")
-	if err := useRunDir(dir); err != nil {
+	if err := files.UseRunDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
@@ -105,21 +106,21 @@ func TestRunDir(t *testing.T) {
 	if err := os.Chmod(dir, 0o1777); err != nil {
 		t.Fatal(err)
 	}
-	if err := useRunDir(dir); err == nil || !strings.Contains(err.Error(), "can be written to by others") {
+	if err := files.UseRunDir(dir); err == nil || !strings.Contains(err.Error(), "can be written to by others") {
 		t.Errorf("a directory for everybody: %v", err)
 	}
 	link := filepath.Join(top, "link")
 	if err := os.Symlink("/etc", link); err != nil {
 		t.Fatal(err)
 	}
-	if err := useRunDir(link); err == nil || !strings.Contains(err.Error(), "is not a directory") {
+	if err := files.UseRunDir(link); err == nil || !strings.Contains(err.Error(), "is not a directory") {
 		t.Errorf("a link: %v", err)
 	}
 	if os.Geteuid() == 0 {
 		if err := errors.Join(os.Chmod(dir, 0o755), os.Chown(dir, 65534, 65534)); err != nil {
 			t.Fatal(err)
 		}
-		if err := useRunDir(dir); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
+		if err := files.UseRunDir(dir); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
 			t.Errorf("somebody else's directory: %v", err)
 		}
 	}
@@ -127,15 +128,15 @@ func TestRunDir(t *testing.T) {
 
 func TestLockFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	release, err := lockFile(t.Context(), path, 0)
+	release, err := files.Lock(t.Context(), path, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockFile(t.Context(), path, 20*time.Millisecond); !errors.Is(err, errHeld) {
+	if _, err := files.Lock(t.Context(), path, 20*time.Millisecond); !errors.Is(err, files.ErrHeld) {
 		t.Errorf("a second time: %v", err)
 	}
 	go func(release func()) { time.Sleep(50 * time.Millisecond); release() }(release)
-	if release, err = lockFile(t.Context(), path, 10*time.Second); err != nil {
+	if release, err = files.Lock(t.Context(), path, 10*time.Second); err != nil {
 		t.Errorf("after its release: %v", err)
 	} else {
 		release()
@@ -143,7 +144,7 @@ func TestLockFile(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", path+"2"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lockFile(t.Context(), path+"2", 0); !errors.Is(err, syscall.ELOOP) {
+	if _, err := files.Lock(t.Context(), path+"2", 0); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("through a link: %v", err)
 	}
 }
@@ -156,27 +157,27 @@ func TestHostsLock(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { // firstboot, with a pause between reading and writing
 		for i := range many {
-			release, err := lockFile(t.Context(), lock, hostsTimeout)
+			release, err := files.Lock(t.Context(), lock, files.HostsTimeout)
 			if err != nil {
 				t.Error(err)
 				return
 			}
 			old, _ := os.ReadFile(file)
 			time.Sleep(time.Millisecond)
-			if err := replaceFile(file, fmt.Appendf(old, "10.1.0.%d theirs\n", i), 0o644); err != nil {
+			if err := files.Replace(file, fmt.Appendf(old, "10.1.0.%d theirs\n", i), 0o644); err != nil {
 				t.Error(err)
 			}
 			release()
 		}
 	})
 	for i := range many {
-		if _, err := keepHosts(t.Context(), file, dir, lineFor(fmt.Sprintf("name%d", i), testVIP.Addr())); err != nil {
+		if _, err := files.KeepHosts(t.Context(), file, dir, files.LineFor(fmt.Sprintf("name%d", i), testVIP.Addr())); err != nil {
 			t.Error(err)
 		}
 	}
 	wg.Wait()
 	b, _ := os.ReadFile(file)
-	if theirs, ours := strings.Count(string(b), "theirs"), strings.Count(string(b), hostsMark); theirs != many || ours != many {
+	if theirs, ours := strings.Count(string(b), "theirs"), strings.Count(string(b), files.HostsMark); theirs != many || ours != many {
 		t.Errorf("%d lines of theirs and %d of ours, want %d of each:\n%s", theirs, ours, many, b)
 	}
 	entries, _ := os.ReadDir(dir)
@@ -210,7 +211,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	if err := os.Remove(f.Name()); err != nil {
 		t.Fatal(err)
 	}
-	_, err = keepHosts(t.Context(), fmt.Sprintf("/proc/self/fd/%d", f.Fd()), "", lineFor("a.b", testVIP.Addr()))
+	_, err = files.KeepHosts(t.Context(), fmt.Sprintf("/proc/self/fd/%d", f.Fd()), "", files.LineFor("a.b", testVIP.Addr()))
 	if err == nil || !strings.Contains(err.Error(), "mount its directory instead") {
 		t.Errorf("got %v", err)
 	}
@@ -219,7 +220,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 // TestRejectedReloadLetsGo: the locks of a rejected configuration are free for the next one.
 func TestRejectedReloadLetsGo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
-	if err := useRunDir(dir); err != nil {
+	if err := files.UseRunDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	d := NewDaemon(Options{RunDir: dir})

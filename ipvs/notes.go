@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/edgebake/edgebake/ipvs/files"
 )
 
 // RunDir has a note for each virtual server, so that it can be removed after it
@@ -45,7 +47,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 			at = append(at, a.Addr())
 		}
 	}
-	for _, name := range linesAt(d.opt.HostsFile, at...) {
+	for _, name := range files.NamesAt(d.opt.HostsFile, at...) {
 		if !others(notes, map[netip.AddrPort][]string{vip: nil}, name) {
 			names = addName(names, name)
 		}
@@ -56,7 +58,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 // setNames writes a note with exactly these names. d.namesMu must be held.
 func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	if d.opt.RunDir != "" {
-		if err := replaceFile(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
+		if err := files.Replace(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
 			return fmt.Errorf("noting that %s is made: %w", vip, err)
 		}
 	}
@@ -110,7 +112,7 @@ func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present s
 	remove, gone := d.former(vip, present)
 	var errs []error
 	for _, name := range remove {
-		changed, err := keepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, noLineFor(name, vip.Addr()))
+		changed, err := files.KeepHosts(ctx, d.opt.HostsFile, d.opt.RunDir, files.NoLineFor(name, vip.Addr()))
 		if err != nil {
 			errs = append(errs, err)
 			continue

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ondisk"
 )
 
@@ -17,7 +18,7 @@ func (w *world) ours() string {
 	b, _ := os.ReadFile(w.hosts)
 	var lines []string
 	for line := range strings.Lines(string(b)) {
-		if line, ok := strings.CutSuffix(line, " "+hostsMark+"\n"); ok {
+		if line, ok := strings.CutSuffix(line, " "+files.HostsMark+"\n"); ok {
 			lines = append(lines, line)
 		}
 	}
@@ -108,7 +109,7 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	s.Host, s.Masters = "old", []Master{{"127.0.0.1", 1}}
 	w.start(s)
 	w.eventually("the old name", func() bool { return w.ours() == "10.103.97.1 old" })
-	release, err := lockFile(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
+	release, err := files.Lock(t.Context(), filepath.Join(w.run, filepath.Base(ondisk.HostsLock)), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +170,7 @@ func TestHostChangesOverABoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := netip.MustParseAddrPort("10.103.97.1:7443")
-	release, err := lockFile(t.Context(), lockPath(w.run, second), patience)
+	release, err := files.Lock(t.Context(), lockPath(w.run, second), patience)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,8 @@ var rooms = map[string][]string{
 	// The installer runs on the machine before it is a node: it flashes like edgebake, and reads
 	// the machine's facts like first boot.
 	"installer":          {"firstboot/efivar", "builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/siteconf", "configs", "ondisk"},
-	"ipvs":               {"ipvs/kernel", "ipvs/probe", "ondisk", "ondisk/file", "configs/printable"},
+	"ipvs":               {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "ondisk/file", "configs/printable"},
+	"ipvs/files":         {"ondisk", "ondisk/file"},
 	"ipvs/kernel":        {},
 	"ipvs/probe":         {"configs/printable", "cluster/servercert"},
 	"cluster":            {"cluster/servercert", "configs/joined", "configs/printable", "openyurt", "configs", "ondisk", "configs/yamltree", "cluster/api", "cluster/reports", "configs/clusterdoc", "ondisk/order"},

@@ -1,4 +1,4 @@
-package ipvs
+package files
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/edgebake/edgebake/ondisk"
 )
@@ -35,11 +36,11 @@ func TestHosts(t *testing.T) {
 		{"somebody else's is not removed", "10.103.97.2 apiserver.cluster.local\n", "10.103.97.2 apiserver.cluster.local\n", netip.Addr{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := string(hostsLine{name, false, tt.addr}.applyTo([]byte(tt.in)))
+			got := string(HostsLine{name, false, tt.addr}.applyTo([]byte(tt.in)))
 			if got != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", got, tt.want)
 			}
-			if again := string(hostsLine{name, false, tt.addr}.applyTo([]byte(got))); again != got {
+			if again := string(HostsLine{name, false, tt.addr}.applyTo([]byte(got))); again != got {
 				t.Errorf("a second time it is\n%s", again)
 			}
 		})
@@ -54,15 +55,15 @@ func TestHostsDualStack(t *testing.T) {
 	text := []byte("::1 x\n10.0.0.1 " + name + "\nfd00::1 " + name + "\n")
 	foreign := string(text)
 	for range 2 {
-		text = lineFor(name, six).applyTo(lineFor(name, four).applyTo(text))
+		text = LineFor(name, six).applyTo(LineFor(name, four).applyTo(text))
 		if got, want := string(text), "::1 x\n10.103.97.2 "+name+" # ipvscare\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
 			t.Fatalf("got\n%s\nwant\n%s", got, want)
 		}
 	}
-	if got, want := string(noLineFor(name, four).applyTo(text)), "::1 x\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
+	if got, want := string(NoLineFor(name, four).applyTo(text)), "::1 x\n10.0.0.1 "+name+"\nfd00:97::2 "+name+" # ipvscare\nfd00::1 "+name+"\n"; got != want {
 		t.Errorf("without the IPv4 line\n%s\nwant\n%s", got, want)
 	}
-	if got := string(noLineFor(name, six).applyTo(noLineFor(name, four).applyTo(text))); got != foreign {
+	if got := string(NoLineFor(name, six).applyTo(NoLineFor(name, four).applyTo(text))); got != foreign {
 		t.Errorf("without ours\n%s", got)
 	}
 }
@@ -74,7 +75,7 @@ func TestKeepHosts(t *testing.T) {
 	}
 	vip := netip.MustParseAddr("10.103.97.2")
 	for i, want := range []bool{true, false} {
-		if changed, err := keepHosts(t.Context(), file, "", lineFor("a.b", vip)); changed != want || err != nil {
+		if changed, err := KeepHosts(t.Context(), file, "", LineFor("a.b", vip)); changed != want || err != nil {
 			t.Errorf("call %d: %v, %v", i, changed, err)
 		}
 	}
@@ -91,8 +92,8 @@ func FuzzHosts(f *testing.F) {
 	f.Add([]byte("10.0.0.1 a.b # ipvscare\n\n10.0.0.2 a.b"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		vip := netip.MustParseAddr("10.103.97.2")
-		once := lineFor("a.b", vip).applyTo(in)
-		if string(lineFor("a.b", vip).applyTo(once)) != string(once) {
+		once := LineFor("a.b", vip).applyTo(in)
+		if string(LineFor("a.b", vip).applyTo(once)) != string(once) {
 			t.Fatalf("%q becomes %q, which is not stable", in, once)
 		}
 	})
@@ -101,21 +102,21 @@ func FuzzHosts(f *testing.F) {
 // TestKeepHostsWithoutALock: the lock is not taken if the file has the line already.
 func TestKeepHostsWithoutALock(t *testing.T) {
 	run, file := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hosts")
-	line := lineFor("apiserver.cluster.local", netip.MustParseAddr("10.103.97.2"))
-	if changed, err := keepHosts(t.Context(), file, run, line); err != nil || !changed {
+	line := LineFor("apiserver.cluster.local", netip.MustParseAddr("10.103.97.2"))
+	if changed, err := KeepHosts(t.Context(), file, run, line); err != nil || !changed {
 		t.Fatalf("%v, %v", changed, err)
 	}
-	release, err := lockFile(t.Context(), filepath.Join(run, filepath.Base(ondisk.HostsLock)), patience)
+	release, err := Lock(t.Context(), filepath.Join(run, filepath.Base(ondisk.HostsLock)), time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
 	ended, cancel := context.WithCancel(t.Context())
 	cancel() // waiting for the lock fails
-	if changed, err := keepHosts(ended, file, run, line); err != nil || changed {
+	if changed, err := KeepHosts(ended, file, run, line); err != nil || changed {
 		t.Errorf("nothing had to change: %v, %v", changed, err)
 	}
-	if _, err := keepHosts(ended, file, run, noLineFor(line.name, line.addr)); !errors.Is(err, context.Canceled) {
+	if _, err := KeepHosts(ended, file, run, NoLineFor(line.name, line.addr)); !errors.Is(err, context.Canceled) {
 		t.Errorf("a change without the lock: %v", err)
 	}
 }

@@ -1,4 +1,6 @@
-package ipvs
+// Package files writes files that ipvscare shares with other programs: its lines in the hosts
+// file, and locks in its run directory.
+package files
 
 import (
 	"bytes"
@@ -18,36 +20,37 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hostsMark is the comment at the end of the lines of /etc/hosts that ipvscare
+// HostsMark is the comment at the end of the lines of /etc/hosts that ipvscare
 // writes.
-const hostsMark = "# ipvscare"
+const HostsMark = "# ipvscare"
 
-// hostsLine is the line of a name in the hosts file for one address family; a
+// HostsLine is the line of a name in the hosts file for one address family; a
 // dual-stack name has two lines.
-type hostsLine struct {
+type HostsLine struct {
 	name string
 	ipv6 bool
 	addr netip.Addr // invalid: no line
 }
 
-func lineFor(name string, addr netip.Addr) hostsLine {
-	return hostsLine{name, addr.Is6(), addr}
+// LineFor returns the line that gives the name an address.
+func LineFor(name string, addr netip.Addr) HostsLine {
+	return HostsLine{name, addr.Is6(), addr}
 }
 
-// noLineFor returns a hostsLine that removes the name's line in vip's family.
-func noLineFor(name string, vip netip.Addr) hostsLine {
-	return hostsLine{name: name, ipv6: vip.Is6()}
+// NoLineFor returns a HostsLine that removes the name's line in vip's family.
+func NoLineFor(name string, vip netip.Addr) HostsLine {
+	return HostsLine{name: name, ipv6: vip.Is6()}
 }
 
 // applyTo returns the hosts file with exactly one marked line for the name, or
 // none if addr is invalid. Other lines are kept byte for byte.
-func (h hostsLine) applyTo(text []byte) []byte {
+func (h HostsLine) applyTo(text []byte) []byte {
 	lines, at, satisfied := h.unmarked(text)
 	if h.addr.IsValid() && !satisfied {
 		if at > 0 && !bytes.HasSuffix(lines[at-1], []byte("\n")) {
 			lines[at-1] = append(bytes.Clone(lines[at-1]), '\n')
 		}
-		lines = slices.Insert(lines, at, []byte(h.addr.String()+" "+h.name+" "+hostsMark+"\n"))
+		lines = slices.Insert(lines, at, []byte(h.addr.String()+" "+h.name+" "+HostsMark+"\n"))
 	}
 	return bytes.Join(lines, nil)
 }
@@ -56,13 +59,13 @@ func (h hostsLine) applyTo(text []byte) []byte {
 // for a new line: that of the old one, but before any other line that gives the
 // name another address, because the first line wins. satisfied means that
 // another line already gives the name this address.
-func (h hostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
+func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1
 	for line := range bytes.Lines(text) {
 		words, comment := hostsFields(line)
 		named := len(words) > 1 && slices.ContainsFunc(words[1:], func(w string) bool { return strings.EqualFold(w, h.name) })
 		switch {
-		case named && comment == hostsMark && h.sameFamily(words[0]):
+		case named && comment == HostsMark && h.sameFamily(words[0]):
 			if marked < 0 {
 				marked = len(lines)
 			}
@@ -84,9 +87,9 @@ func (h hostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool
 	return lines, at, satisfied
 }
 
-// linesAt returns the names for which the hosts file has marked lines with one
+// NamesAt returns the names for which the hosts file has marked lines with one
 // of the addresses.
-func linesAt(path string, addrs ...netip.Addr) []string {
+func NamesAt(path string, addrs ...netip.Addr) []string {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {
 		return nil
@@ -94,7 +97,7 @@ func linesAt(path string, addrs ...netip.Addr) []string {
 	var names []string
 	for line := range bytes.Lines(text) {
 		words, comment := hostsFields(line)
-		if len(words) < 2 || comment != hostsMark {
+		if len(words) < 2 || comment != HostsMark {
 			continue
 		}
 		if a, err := netip.ParseAddr(words[0]); err == nil && slices.Contains(addrs, a) {
@@ -112,19 +115,19 @@ func hostsFields(line []byte) (words []string, comment string) {
 	return strings.Fields(s), comment
 }
 
-func (h hostsLine) sameFamily(text string) bool {
+func (h HostsLine) sameFamily(text string) bool {
 	a, err := netip.ParseAddr(text)
 	return err == nil && a.Unmap().Is6() == h.ipv6
 }
 
-// hostsTimeout is the time to wait for the lock on the hosts file. Programs
+// HostsTimeout is the time to wait for the lock on the hosts file. Programs
 // hold it only while they read and replace the file.
-const hostsTimeout = 10 * time.Second
+const HostsTimeout = 10 * time.Second
 
-// keepHosts writes the line into the file and reports whether the file changed.
+// KeepHosts writes the line into the file and reports whether the file changed.
 // The lock in runDir (ondisk.HostsLock) prevents firstboot from replacing the
 // file meanwhile; it is not taken if nothing has to change.
-func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (changed bool, err error) {
+func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("keeping %s in %s: %w", line.name, path, err)
@@ -134,10 +137,10 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 		return false, err
 	}
 	if runDir != "" {
-		if err := useRunDir(runDir); err != nil {
+		if err := UseRunDir(runDir); err != nil {
 			return false, err
 		}
-		release, err := lockFile(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), hostsTimeout)
+		release, err := Lock(ctx, filepath.Join(runDir, filepath.Base(ondisk.HostsLock)), HostsTimeout)
 		if err != nil {
 			return false, err
 		}
@@ -148,11 +151,11 @@ func keepHosts(ctx context.Context, path, runDir string, line hostsLine) (change
 	if err != nil || !changes {
 		return false, err
 	}
-	return true, replaceFile(path, text, 0o644)
+	return true, Replace(path, text, 0o644)
 }
 
 // change returns the new content of the file, and whether it differs.
-func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
+func (h HostsLine) change(path string) (text []byte, changes bool, err error) {
 	st, err := os.Stat(path)
 	if err == nil && links(st) == 0 {
 		return nil, false, errors.New("the file was replaced, and this container still has the old one mounted: mount its directory instead, as `ipvscare static-pod` does")
@@ -165,9 +168,9 @@ func (h hostsLine) change(path string) (text []byte, changes bool, err error) {
 	return text, !bytes.Equal(text, old), nil
 }
 
-// replaceFile replaces a file atomically. A file that is a mount point cannot
+// Replace replaces a file atomically. A file that is a mount point cannot
 // be replaced; it is written in place.
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
+func Replace(path string, data []byte, mode fs.FileMode) error {
 	uid, gid := -1, -1
 	if st, err := os.Stat(path); err == nil {
 		mode = st.Mode().Perm()
