@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"os/user"
 	"path/filepath"
 	"regexp"
@@ -183,7 +184,9 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 	if err := os.WriteFile(filepath.Join(p.dir, "hang"), []byte(script), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	// As edgebake's main does. Otherwise programs would ignore an interrupt if this test was
+	// started in the background of a script, where the shell has it ignored.
+	ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt)
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
 	o.Events = func(e Event) {

@@ -2,9 +2,10 @@ package procgroup
 
 import (
 	"bufio"
-	"context"
 	"io"
+	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,7 +27,7 @@ func TestRunEndsChildren(t *testing.T) {
 		"is elsewhere": {`trap '' INT; sleep 1000 >/dev/null 2>&1 & echo $!; kill -INT $PPID; kill -9 $$`, "heard", time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
+			ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt) // as edgebake's main does
 			defer cancel()
 			cmd := exec.CommandContext(ctx, "sh", "-c", parent, c.child)
 			out, in := io.Pipe()
