@@ -349,6 +349,16 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
 		bad("none of the %s has answered yet (annotation %s): nodes take orders once they run an image of this edgebake, and within 15 minutes after they start", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
 	}
+	other := r.otherUpdates(all)
+	for _, golden := range slices.Sorted(maps.Keys(other)) {
+		bad("another update is under way, to the image with the golden digest %s, on %s: let it end, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
+	}
+	return errors.Join(errs...)
+}
+
+// otherUpdates returns the names of the nodes that are being updated to other images, by the
+// golden digest of the image.
+func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
 		if n.mark.Golden != "" && !r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() {
@@ -357,10 +367,7 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 			other[o.Golden] = append(other[o.Golden], n.name)
 		}
 	}
-	for _, golden := range slices.Sorted(maps.Keys(other)) {
-		bad("another update is under way, to the image with the golden digest %s, on %s: let it end, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
-	}
-	return errors.Join(errs...)
+	return other
 }
 
 const archLabel = "kubernetes.io/arch"
@@ -417,22 +424,33 @@ func (p *rolloutPlan) actsOn(n *updateNode) bool {
 	return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
 }
 
-// plan returns the next actions. It depends only on the Nodes and the time.
-func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
-	p := rolloutPlan{states: map[string][]string{}}
+// haltOf returns the value of order.AnnotationHalt on some node; haltStopped takes precedence.
+func haltOf(all []*updateNode) (halt string) {
 	for _, n := range all {
-		p.halted = cmp.Or(p.halted, n.halt)
 		if n.halt == haltStopped {
-			p.halted = haltStopped
+			return haltStopped
 		}
+		halt = cmp.Or(halt, n.halt)
 	}
-	rings := r.selectNodes(all)
-	nodes := slices.Concat(rings...)
-	for _, n := range all { // an earlier run may have had other selectors
+	return halt
+}
+
+// withEarlier adds the nodes of an earlier run, which may have had other selectors, whose
+// updates have not ended.
+func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
+	for _, n := range all {
 		if r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !slices.Contains(nodes, n) {
 			nodes = append(nodes, n)
 		}
 	}
+	return nodes
+}
+
+// plan returns the next actions. It depends only on the Nodes and the time.
+func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
+	p := rolloutPlan{states: map[string][]string{}, halted: haltOf(all)}
+	rings := r.selectNodes(all)
+	nodes := r.withEarlier(all, slices.Concat(rings...))
 	parallel := r.Parallel.of(len(nodes))
 	p.budget = r.Budget.of(len(nodes))
 	count := r.count(&p, nodes, now)

@@ -346,12 +346,8 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	defer cancel()
 	watching.Go(func() { c.watchNodes(ctx, v, version, r.tick(), note) })
 	if r.Retry {
-		for _, n := range v.all() {
-			if r.state(n) == UpdateFailed && !r.runs(n) {
-				if err := c.act(ctx, r, v, rolloutAct{node: n, what: actRetry}); err != nil {
-					return err
-				}
-			}
+		if err := c.retryFailed(ctx, r, v); err != nil {
+			return err
 		}
 	}
 	told, waits := map[string]string{}, ""
@@ -377,27 +373,47 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 		if p.ended {
 			return p.result(r)
 		}
-		failed := false
-		for _, a := range p.acts {
-			if err := c.act(ctx, r, v, a); err != nil {
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
-				if !transient(err) {
-					return err
-				}
-				if !apierrors.IsConflict(err) {
-					note(err.Error())
-				}
-				failed = true
-				break // the other actions may be outdated
-			}
+		acted, err := c.actAll(ctx, r, v, p.acts, note)
+		if err != nil {
+			return err
 		}
-		v.wait(ctx, r.tick(), len(p.acts) > 0 && !failed)
+		v.wait(ctx, r.tick(), acted)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
+}
+
+// retryFailed forgets the failures of nodes that still run another image.
+func (c *Client) retryFailed(ctx context.Context, r *Rollout, v *nodeView) error {
+	for _, n := range v.all() {
+		if r.state(n) == UpdateFailed && !r.runs(n) {
+			if err := c.act(ctx, r, v, rolloutAct{node: n, what: actRetry}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// actAll carries out the actions of a plan, up to a transient error, after which the others may
+// be outdated. acted reports whether there were any and all were carried out.
+func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct, note func(string)) (acted bool, err error) {
+	for _, a := range acts {
+		if err := c.act(ctx, r, v, a); err != nil {
+			if ctx.Err() != nil {
+				return false, ctx.Err()
+			}
+			if !transient(err) {
+				return false, err
+			}
+			if !apierrors.IsConflict(err) {
+				note(err.Error())
+			}
+			return false, nil
+		}
+	}
+	return len(acts) > 0, nil
 }
 
 // wait waits for the next change of a Node, but at most for tick.
