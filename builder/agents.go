@@ -103,7 +103,7 @@ func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 }
 
 // errNoAgent means that one of edgebake's programs is missing.
-var errNoAgent = errors.New("install edgebake's package, which has it, put it there, name it under agents, or run inside the source tree")
+var errNoAgent = errors.New("install edgebake's package, which contains it, or name it under agents")
 
 // packaged is the directory of the programs for all architectures in edgebake's package,
 // relative to edgebake itself.
@@ -132,7 +132,7 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 			return b.importFile(ctx, p, "")
 		}
 	}
-	return "", fmt.Errorf("there is no %s beside edgebake (in %s): %w", forArch, dir, errNoAgent)
+	return "", fmt.Errorf("there is no %s next to edgebake (in %s): %w", forArch, dir, errNoAgent)
 }
 
 // importProgram imports a file if it is a program for the image's architecture.
@@ -232,7 +232,7 @@ func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
 	if errors.Is(err, fetch.ErrNoGo) {
-		return fmt.Errorf("compiling %s in %s: %w, or edgebake's package, which has %[1]s", name, src, err)
+		return fmt.Errorf("compiling %s in %s: %w, or edgebake's package, which contains %[1]s", name, src, err)
 	}
 	if err != nil {
 		return fmt.Errorf("compiling %s in %s: %w", name, src, err)

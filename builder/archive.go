@@ -94,7 +94,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	}
 	x, err := b.newAptIndex(r)
 	if err != nil {
-		return fmt.Errorf("asking the archive for its index: %w", err)
+		return fmt.Errorf("reading the archive's index: %w", err)
 	}
 	defer os.RemoveAll(x.dir)
 	s := b.step("archive", "looking for the suite and packages in the archive's index")
@@ -106,7 +106,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 		if errs := b.missingSuites(r, said); errs != nil {
 			return errs
 		}
-		s.log("not asked: " + firstError(said))
+		s.log("could not read the archive's index: " + firstError(said))
 		return nil // mmdebstrap reports the error, if it has one
 	}
 	_, said, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
@@ -159,7 +159,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 	}
 	names, _, err := x.run(ctx, "apt-cache", "pkgnames")
 	if err != nil {
-		return fmt.Errorf("asking apt for the names of packages: %w", err)
+		return fmt.Errorf("listing the packages with apt: %w", err)
 	}
 	known := strings.Fields(names)
 	slices.Sort(known)
@@ -171,7 +171,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 		case m[3] != "":
 			what = fmt.Sprintf("suite %s has no version %s of %s for %s%s", r.Suite, m[3], name, r.Arch, x.versions(ctx, name))
 		case m[5] != "":
-			what = fmt.Sprintf("there is no %s for %s in %s: check the suite, and that base.debian.sources has it", name, r.Arch, m[5])
+			what = fmt.Sprintf("there is no %s for %s in %s: check the suite and base.debian.sources", name, r.Arch, m[5])
 		default:
 			bare, _, _ := strings.Cut(name, ":")
 			what = fmt.Sprintf("suite %s has no package %s for %s (components: %s)%s", r.Suite, name, r.Arch, strings.Join(r.Components, ", "), strict.DidYouMean(bare, known))
@@ -183,7 +183,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 			})
 		}
 		if i < 0 {
-			errs = append(errs, fieldError("base.debian.suite", fmt.Errorf("%s, which a node needs", what)))
+			errs = append(errs, fieldError("base.debian.suite", fmt.Errorf("%s; every node needs it", what)))
 			continue
 		}
 		errs = append(errs, fieldError(fmt.Sprintf("base.debian.packages[%d]", i), errors.New(what)))

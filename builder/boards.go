@@ -36,13 +36,13 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	}
 	serves, lacks := overlays.PiBoards(base, kernel, string(builtin))
 	if len(serves) == 0 {
-		return bad("its kernel %s supports no board of hardware: raspberry-pi (%s): take the package linux-image-arm64", kernel, strings.Join(lacks, "; "))
+		return bad("its kernel %s supports no board of hardware: raspberry-pi (%s): use the package linux-image-arm64", kernel, strings.Join(lacks, "; "))
 	}
-	text := fmt.Sprintf("kernel %s serves %s", kernel, strings.Join(serves, " and "))
+	text := fmt.Sprintf("kernel %s supports %s", kernel, strings.Join(serves, " and "))
 	state := StateLog
 	if len(lacks) > 0 {
 		state = StateWarning
-		text += fmt.Sprintf("; %s: where such boards are to boot, take a newer kernel (docs/guide.md, Raspberry Pi)", strings.Join(lacks, "; "))
+		text += fmt.Sprintf("; %s: to boot such boards, use a newer kernel (docs/guide.md, Raspberry Pi)", strings.Join(lacks, "; "))
 	}
 	b.event(Event{Step: "merge", State: state, Text: text})
 	firmware, err := b.readBase(base, "usr/lib/raspi-firmware/start4.elf", maxFirmware)
@@ -51,7 +51,7 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	}
 	if made := firmwareDate(firmware); !made.IsZero() && made.Before(firmwareOfGPT()) && slices.Contains(serves, overlays.RaspberryPi4) {
 		b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
-			"start4.elf of %s does not boot from a GPT on a %s with a bootloader of 2025-02-11 or later in its EEPROM: take raspi-firmware of 2025 or later (docs/guide.md, Raspberry Pi)",
+			"start4.elf of %s does not boot from a GPT on a %s with a bootloader of 2025-02-11 or later in its EEPROM: use raspi-firmware of 2025 or later (docs/guide.md, Raspberry Pi)",
 			made.Format(time.DateOnly), overlays.RaspberryPi4)})
 	}
 	return serves, nil
@@ -95,7 +95,7 @@ func (b *executor) plainKernel(base []tree.Node, file string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%s is not an arm64 kernel image that the firmware of a Raspberry Pi starts: take Debian's linux-image-arm64", file)
+	return fmt.Errorf("%s is not an arm64 kernel image that the firmware of a Raspberry Pi can start: use Debian's linux-image-arm64", file)
 }
 
 // readBase returns the content of a file of the base, or nil if there is none.

@@ -29,8 +29,8 @@ func TestRaspberryPi(t *testing.T) {
 		boards, say string
 		state       string
 	}{
-		{false, 1, "[Raspberry Pi 4]", "kernel 6.12.1-test serves Raspberry Pi 4; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1: where such boards are to boot, take a newer kernel (docs/guide.md, Raspberry Pi)", StateWarning},
-		{true, 2, "[Raspberry Pi 4 Raspberry Pi 5]", "kernel 6.12.1-test serves Raspberry Pi 4 and Raspberry Pi 5", StateLog},
+		{false, 1, "[Raspberry Pi 4]", "kernel 6.12.1-test supports Raspberry Pi 4; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1: to boot such boards, use a newer kernel (docs/guide.md, Raspberry Pi)", StateWarning},
+		{true, 2, "[Raspberry Pi 4 Raspberry Pi 5]", "kernel 6.12.1-test supports Raspberry Pi 4 and Raspberry Pi 5", StateLog},
 	} {
 		p := newPiProject(t, buildtest.PiBase(tc.pi5), nil)
 		var first []byte
@@ -47,7 +47,7 @@ func TestRaspberryPi(t *testing.T) {
 				t.Errorf("the report says %s, want %s", got, tc.boards)
 			}
 			old := slices.ContainsFunc(said, func(e Event) bool {
-				return e.State == StateWarning && e.Text == "start4.elf of 2024-04-17 does not boot from a GPT on a Raspberry Pi 4 with a bootloader of 2025-02-11 or later in its EEPROM: take raspi-firmware of 2025 or later (docs/guide.md, Raspberry Pi)"
+				return e.State == StateWarning && e.Text == "start4.elf of 2024-04-17 does not boot from a GPT on a Raspberry Pi 4 with a bootloader of 2025-02-11 or later in its EEPROM: use raspi-firmware of 2025 or later (docs/guide.md, Raspberry Pi)"
 			})
 			if old == tc.pi5 {
 				t.Errorf("warned of old firmware: %v", old)
@@ -89,14 +89,14 @@ func TestRaspberryPiRejects(t *testing.T) {
 		}
 		return base
 	}
-	const notPlain = "boot/vmlinuz-6.12.1-test is not an arm64 kernel image that the firmware of a Raspberry Pi starts: take Debian's linux-image-arm64"
+	const notPlain = "boot/vmlinuz-6.12.1-test is not an arm64 kernel image that the firmware of a Raspberry Pi can start: use Debian's linux-image-arm64"
 	for name, tc := range map[string]struct {
 		base []buildtest.Entry
 		edit func(string) string
 		want string
 	}{
 		"no drivers": {without("/drivers/"), nil,
-			"its kernel 6.12.1-test supports no board of hardware: raspberry-pi (Raspberry Pi 4 lacks sdhci-iproc, genet; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1, macb): take the package linux-image-arm64"},
+			"its kernel 6.12.1-test supports no board of hardware: raspberry-pi (Raspberry Pi 4 lacks sdhci-iproc, genet; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1, macb): use the package linux-image-arm64"},
 		"no device trees":        {without(".dtb"), nil, "Raspberry Pi 4 lacks bcm2711-rpi-*.dtb; Raspberry Pi 5 lacks bcm2712-*.dtb"},
 		"nothing about built-in": {without("modules.builtin"), nil, "Raspberry Pi 4 lacks pcie-brcmstb; "},
 		"a short kernel":         {kernel("kernel"), nil, notPlain},

@@ -238,7 +238,7 @@ func (r *run) importFile(ctx context.Context, path, want string) (string, error)
 		if err != nil {
 			return "", err
 		}
-		return "", fmt.Errorf("reading %s: %w; put the file there that is meant, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: size})
+		return "", fmt.Errorf("reading %s: %w; restore the file, or correct its sha256", path, &fetch.DigestError{Want: want, Got: sha, Size: size})
 	}
 	return sha, nil
 }

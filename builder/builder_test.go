@@ -209,7 +209,7 @@ func TestRoomOfMachinesInTheField(t *testing.T) {
 		o := p.options(filepath.Join(dir, "x.raw"))
 		o.Force, o.RootRoom = true, room
 		o.Events = func(e Event) {
-			if e.State == StateWarning && strings.Contains(e.Text, "room") {
+			if e.State == StateWarning && strings.Contains(e.Text, "space for") {
 				warned = append(warned, e.Text)
 			}
 		}
@@ -339,7 +339,7 @@ func TestBuildRefuses(t *testing.T) {
 		}), want: []string{"the base has no systemd", "no initrd for it", "but not its modules"}},
 		{name: "an old systemd", base: with("usr/lib/x86_64-linux-gnu/systemd/libsystemd-shared-252.so", ""), want: []string{"the base has systemd 252", "254 or later"}},
 		{name: "a program that is none", base: with("usr/local/bin/yurthub", "<html>not found</html>"), want: []string{"usr/local/bin/yurthub is not a program for Linux"}},
-		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, the image for amd64"}},
+		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, but the image for amd64"}},
 		{name: "up and out", base: with("../x", ""), want: []string{"base.tar: ../x", "path leads out of the tree"}},
 		{name: "twice", base: with("usr/bin/su", ""), want: []string{"usr/bin/su: path occurs twice"}},
 		{name: "loop", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "opt", Linkname: "opt"}}), want: []string{"opt/site/notes: symbolic links loop"}},
@@ -370,12 +370,12 @@ func TestBuildRefuses(t *testing.T) {
 		}, want: []string{"base.tar: not a tar archive"}},
 		{name: "an attribute that no ext4 holds", base: func() []buildtest.Entry {
 			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/heavy", Mode: 0o755, PAXRecords: map[string]string{"SCHILY.xattr.user.x": strings.Repeat("v", 5000)}}})
-		}(), want: []string{"base.tar: usr/bin/heavy: extended attributes take"}},
+		}(), want: []string{"base.tar: usr/bin/heavy: extended attributes need"}},
 		{name: "attributes and times, on both file systems", base: func() []buildtest.Entry {
 			heavy := map[string]string{"SCHILY.xattr.user.x": strings.Repeat("v", 5000)}
 			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "var/lib/heavy", PAXRecords: heavy}},
 				buildtest.Entry{Header: tar.Header{Name: "usr/bin/late", ModTime: time.Date(2500, 1, 1, 0, 0, 0, 0, time.UTC)}})
-		}(), want: []string{"base.tar: usr/bin/late: modification time", "base.tar: lib/heavy: extended attributes take"}},
+		}(), want: []string{"base.tar: usr/bin/late: modification time", "base.tar: lib/heavy: extended attributes need"}},
 		{name: "capabilities that are none", base: func() []buildtest.Entry {
 			return append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Name: "usr/bin/ping", PAXRecords: map[string]string{"SCHILY.xattr.security.capability": "x"}}})
 		}(), want: []string{"base.tar: usr/bin/ping: file capabilities of 1 bytes"}},
@@ -574,7 +574,7 @@ func TestCNIConfig(t *testing.T) {
 		want      string   // part of the error; empty: the build succeeds
 	}{
 		{"good", conflist, []string{"ptp", "static"}, ""},
-		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist calls plugin static, which is not in /opt/cni/bin, or is not executable"},
+		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist uses plugin static, which is not in /opt/cni/bin or not executable"},
 		{"not JSON", "plugins: []", nil, "cni.config: reading net.conflist: not a CNI configuration list"},
 		{"all that lacks", `{"plugins": [{}]}`, nil, "plugins[0].type is required"},
 		{"no plugins", `{"cniVersion": "1.0.0", "name": "x"}`, nil, "plugins is empty"},
@@ -735,14 +735,14 @@ func TestLockedMadeBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The locked base is in the cache, but --base is used and rejected.
-	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "give the base that was exported") {
+	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "use the base that was exported") {
 		t.Errorf("another base is ignored: %v", err)
 	}
 	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
 	defer o.Cache.Close()
-	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "give the base that was exported") {
+	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "use the base that was exported") {
 		t.Errorf("another base is accepted: %v", err)
 	}
 }
@@ -1098,7 +1098,7 @@ func TestDebianHints(t *testing.T) {
 		"E: Release file for http://x/InRelease is not valid yet (invalid for another 3h)":                 "set the clock",
 		"E: arm64 can neither be executed natively nor via qemu user emulation with binfmt_misc":           "qemu-user-static",
 		"I: arm64 cannot be executed natively, but transparently using qemu-user binfmt emulation\nE: odd": "",
-		"cannot find /usr/bin/qemu-aarch64-static":                                                         "in place of qemu-user-binfmt",
+		"cannot find /usr/bin/qemu-aarch64-static":                                                         "replace qemu-user-binfmt",
 		"all is well": "",
 	} {
 		if got := debianHint(log); (want == "") != (got == "") || !strings.Contains(got, want) {

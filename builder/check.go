@@ -112,7 +112,7 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 	for i, m := range b.img.Kernel.Modules {
 		if !have(m) && !bytes.Contains(aliases, []byte("alias "+m+" ")) {
 			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
-				"kernel.modules[%d]: kernel %s has no module %s: correct its name, remove it, or take a base whose kernel has it (hardware: generic)", i, kernel, m)})
+				"kernel.modules[%d]: kernel %s has no module %s: correct its name, or use a base whose kernel has it (hardware: generic)", i, kernel, m)})
 		}
 	}
 	return nil
@@ -142,7 +142,7 @@ func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 		if networkManagers[name] && !masked[name] && n.IsSymlink() && strings.HasPrefix(dir, units) && strings.HasSuffix(dir, ".wants/") {
 			masked[name] = true // report it once
 			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
-				"%s is enabled (%s), and would configure the network beside systemd-networkd, which applies the Site's network: remove its package, or mask it with a file: {path: /%s%s, link: /dev/null}", name, n.Layer, units, name)})
+				"%s is enabled (%s), and would configure the network in addition to systemd-networkd, which applies the Site's settings: remove its package, or mask it with a file: {path: /%s%s, link: /dev/null}", name, n.Layer, units, name)})
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (b *executor) checkTree(nodes []tree.Node) error {
 		errs = append(errs, err)
 	}
 	if v := systemdVersion(nodes); v > 0 && v < minSystemd {
-		bad(fmt.Errorf("the base has systemd %d, which does not mount what the boot entry names (systemd.mount-extra=): take a base with systemd %d or later, as Debian has since trixie", v, minSystemd))
+		bad(fmt.Errorf("the base has systemd %d, which does not support the boot entry's systemd.mount-extra=: use a base with systemd %d or later (Debian trixie)", v, minSystemd))
 	}
 	for _, n := range nodes {
 		if isIdentity(n) {
@@ -196,7 +196,7 @@ func checkHidden(nodes []tree.Node) []error {
 			continue
 		}
 		if by := configs.HiddenAtBoot("/" + n.Path); by != "" {
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("it would never be seen: %s", by)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("it would be hidden: %s", by)})
 		}
 	}
 	return errs
@@ -283,7 +283,7 @@ func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem
 	}
 	if n < len(head) || string(head[:4]) != elf.ELFMAG {
 		if slices.Contains(programs, path) {
-			return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that holds it", name), nil
+			return fmt.Errorf("%s is not a program for Linux (ELF); name the program itself, not an archive that contains it", name), nil
 		}
 		return nil, nil
 	}
@@ -368,7 +368,7 @@ func inProgramDir(p string) bool {
 type archError struct{ have, want string }
 
 func (e *archError) Error() string {
-	return fmt.Sprintf("is for %s, the image for %s; give one for %s", e.have, e.want, e.want)
+	return fmt.Sprintf("is for %s, but the image for %s; use one for %s", e.have, e.want, e.want)
 }
 
 // checkELF checks the header of an ELF file: programs and shared libraries must be for arch.
@@ -424,7 +424,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	var errs []error
 	for _, p := range plugins {
 		if !have[p] {
-			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s calls plugin %s, which is not in /opt/cni/bin, or is not executable: add its program with an overlay (chmod 755), or take another plugin", file, p)))
+			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s uses plugin %s, which is not in /opt/cni/bin or not executable: add it with an overlay (chmod 755), or use another plugin", file, p)))
 			have[p] = true // report it once
 		}
 	}

@@ -215,25 +215,25 @@ func debianHint(log string) string {
 	has := func(s string) bool { return strings.Contains(log, s) }
 	switch {
 	case has("NO_PUBKEY") || has("not signed") || has("no Signed-By"):
-		return "\nThe archive's key is not known here: apt-get install debian-archive-keyring (the newest), or name the key under base.debian.keyrings."
+		return "\nThe archive's key is unknown: install the newest debian-archive-keyring, or name the key under base.debian.keyrings."
 	case missingPackage.MatchString(log):
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
-		return "\nThe archive cannot be reached: check the network or http_proxy, or give base.debian.sources, or an exported base with --base."
+		return "\nThe archive cannot be reached: check the network and http_proxy, or use another mirror (base.debian.sources) or an exported base (--base)."
 	// First, since newuidmap fails in this case too.
 	case refusedNamespace.MatchString(log):
-		return "\nUsers cannot create namespaces here: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
+		return "\nThis user cannot create namespaces: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):
-		return "\nThe directory for temporary files is full: set TMPDIR to one with 2 GB of room that every user may enter."
+		return "\nThe directory for temporary files is full: set TMPDIR to one with 2 GB of free space that every user may enter."
 	case has("newuidmap") || has("subuid"):
 		return "\nUser namespaces need a range of ids: apt-get install uidmap, then usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER."
 	case has("is expired") || has("is not valid yet"):
-		return "\nThe archive's index is of another time than this computer's clock: set the clock, or name a mirror that is kept up to date under base.debian.sources."
+		return "\nThe archive's index does not match this computer's clock: set the clock, or name an up-to-date mirror in base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
-		return "\nEmulation works here, but not inside a base, which needs qemu without shared libraries: apt-get install qemu-user-static, in place of qemu-user-binfmt."
+		return "\nEmulation works on this computer, but not inside a base, which requires a static qemu: replace qemu-user-binfmt with qemu-user-static."
 	// A message that binfmt is used is no error.
 	case has("Exec format error") || has("can neither be executed natively"):
-		return "\nPrograms of that architecture do not run here: apt-get install qemu-user-static arch-test."
+		return "\nThis computer cannot run programs of that architecture: apt-get install qemu-user-static arch-test."
 	}
 	return ""
 }

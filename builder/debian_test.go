@@ -127,7 +127,7 @@ func TestUpdate(t *testing.T) {
 	// fix.
 	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
-	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has moved on") {
+	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has changed") {
 		t.Errorf("locked: %v", err)
 	}
 	// A build without --locked renews the lock and reports it.

@@ -13,5 +13,5 @@ func checkEmulation(ctx context.Context, arch string) error {
 	if procgroup.Command(ctx, "arch-test", arch).Run() == nil {
 		return nil
 	}
-	return fmt.Errorf("making the Debian base for %[1]s runs %[1]s programs, and this computer does not run them: install qemu-user-static, which registers itself with the kernel (in a container: on its host), and arch-test; or build on an %[1]s computer, or give a base made on one (--export-base there, --base here)", arch)
+	return fmt.Errorf("making the Debian base for %[1]s runs %[1]s programs, which this computer cannot run: install qemu-user-static (in a container: on its host) and arch-test, or use a base exported on an %[1]s computer (--export-base there, --base here)", arch)
 }

@@ -136,7 +136,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	p.change(t, "packages: [tcpdump]", "packages: [tcpdump, vim]")
 	_, err = p.buildEach(t, p.jobs(t))
 	var field *configs.FieldError
-	if !errors.As(err, &field) || field.Path != "base.debian" || !strings.Contains(err.Error(), "making the Debian base for arm64 runs arm64 programs, and this computer does not run them: install qemu-user-static") || p.runs(t) != runs {
+	if !errors.As(err, &field) || field.Path != "base.debian" || !strings.Contains(err.Error(), "making the Debian base for arm64 runs arm64 programs, which this computer cannot run: install qemu-user-static") || p.runs(t) != runs {
 		t.Errorf("without emulation: %v, mmdebstrap ran:\n%s", err, p.runs(t))
 	}
 }
@@ -159,9 +159,9 @@ func TestWrongForOneArchitecture(t *testing.T) {
 	}
 	_, err := p.buildEach(t, p.jobs(t))
 	for _, want := range []string{
-		"kubernetes.source: programs/arm64/kubelet is for amd64, the image for arm64",
-		"containerd.source: programs/arm64/ctr is for amd64, the image for arm64",
-		"agents.firstboot: programs/arm64/firstboot is for amd64, the image for arm64",
+		"kubernetes.source: programs/arm64/kubelet is for amd64, but the image for arm64",
+		"containerd.source: programs/arm64/ctr is for amd64, but the image for arm64",
+		"agents.firstboot: programs/arm64/firstboot is for amd64, but the image for arm64",
 		"images[0]", "linux/amd64", "not for linux/arm64", "missing.txt",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -179,7 +179,7 @@ func TestWrongForOneArchitecture(t *testing.T) {
 // TestBaseForAnotherArchitecture checks that such a base is rejected before anything is made.
 func TestBaseForAnotherArchitecture(t *testing.T) {
 	p := newProject(t, buildtest.BaseFor("arm64"), nil)
-	const want = "its usr/lib/systemd/systemd is for arm64, the image for amd64"
+	const want = "its usr/lib/systemd/systemd is for arm64, but the image for amd64"
 	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; give one for amd64" {
 		t.Errorf("%v", err)
 	}

@@ -475,7 +475,7 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		return
 	}
 	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
-		"the root file system has %d MiB, machines flashed with earlier images have room for %d MiB: they cannot take this image as an update. Make it smaller; or, if all of them are flashed again, remove rootRoom from the lock",
+		"the root file system has %d MiB, machines flashed with earlier images have space for %d MiB: they will reject this image as an update. Make it smaller or, if all of them will be flashed again, remove rootRoom from the lock",
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 

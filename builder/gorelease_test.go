@@ -185,7 +185,7 @@ func TestLockNamesGo(t *testing.T) {
 	}
 	forget()
 	_, err = build(old, true)
-	for _, want := range []string{"locked is abab", "compiled by " + here + " here", "the lock does not say by which"} {
+	for _, want := range []string{"locked is abab", "compiled by " + here + " here", "the lock does not record its Go release"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}

@@ -128,7 +128,7 @@ func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.
 }
 
 // errNotPinned means that a cached result is invalid.
-var errNotPinned = errors.New("what the cache knows of the container images is not what was asked for")
+var errNotPinned = errors.New("the cached container images are not the requested ones")
 
 // readPinned reads a cached result, which must be for the same images.
 func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, error) {

@@ -154,9 +154,9 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 				continue
 			}
 			told = append(told, field)
-			hint := fmt.Sprintf("take the programs from a release server (source: url) or a directory (source: file): `edgebake explain image.%s` has both", field)
+			hint := fmt.Sprintf("get the programs from a release server (source: url) or a directory (source: file): see `edgebake explain image.%s`", field)
 			if strings.HasPrefix(field, "agents.") {
-				hint = "install edgebake's package, which has it"
+				hint = "install edgebake's package, which contains it"
 			}
 			release := ""
 			if in := b.input(name); b.Locked && in.Go != "" {
@@ -222,7 +222,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 		}
 		have, err := fetch.GoRelease(ctx, b.Cache, r, w.release, io.Discard)
 		if err == nil && have != w.release {
-			err = fmt.Errorf("the lock has %s compiled by %s; the go here is %s, which gives other bytes: to fix: set GOTOOLCHAIN=%[2]s in the environment (go fetches that release), or build without --locked, which renews the lock", strings.Join(names[w], " and "), w.release, have)
+			err = fmt.Errorf("the lock has %s compiled by %s; the go here is %s, which gives other bytes: set GOTOOLCHAIN=%[2]s in the environment (go fetches that release), or build without --locked, which renews the lock", strings.Join(names[w], " and "), w.release, have)
 		}
 		errs = append(errs, fieldError(w.field, err))
 	}
@@ -372,7 +372,7 @@ func (b *executor) making(in plan.Input, compiled string) string {
 	case in.Make == makeDebian && b.arch != runtime.GOARCH:
 		return "making it with mmdebstrap; its packages' scripts run in emulation: about eight minutes, once"
 	case in.Make == makeDebian:
-		return "making it with mmdebstrap: two to five minutes, more on a slow line; once for these packages"
+		return "making it with mmdebstrap: two to five minutes, more over a slow network; once for these packages"
 	case in.Make != "":
 		return "making it (" + in.Make + ")"
 	case in.File != "":
@@ -457,7 +457,7 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 		if b.doc == nil {
 			pinned = "planned"
 		}
-		return fmt.Errorf("made %s, %s is %s%s", sha, pinned, in.SHA256, b.lockedHint(in, compiledBy))
+		return fmt.Errorf("made %s, but %s is %s%s", sha, pinned, in.SHA256, b.lockedHint(in, compiledBy))
 	}
 	why := ""
 	if in.Go != compiledBy && in.Go != "" {
@@ -494,13 +494,13 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
-		return fmt.Errorf("it is %s (uncompressed), planned is %s: give the base that was exported with this plan", sha, in.SHA256)
+		return fmt.Errorf("it is %s (uncompressed), but planned is %s: use the base that was exported with this plan", sha, in.SHA256)
 	case in.Make == "" && b.doc.Base.Tar.SHA256 != "":
-		return fmt.Errorf("it is %s (uncompressed), base.tar.sha256 is %s: give the archive that has this digest; or the base that was exported, with the lock that was written then; or correct base.tar.sha256", sha, in.SHA256)
+		return fmt.Errorf("it is %s (uncompressed), but base.tar.sha256 is %s: use the archive with this digest, or the exported base with its lock", sha, in.SHA256)
 	case in.Make != "":
-		return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
+		return fmt.Errorf("it is %s (uncompressed), but locked is %s: use the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
 	}
-	return fmt.Errorf("it is %s (uncompressed), locked is %s: give the base that was exported with this lock, or build without --base", sha, in.SHA256)
+	return fmt.Errorf("it is %s (uncompressed), but locked is %s: use the base that was exported with this lock, or build without --base", sha, in.SHA256)
 }
 
 func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
@@ -510,10 +510,10 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 	}
 	switch in.Make {
 	case makeDebian:
-		return "; the Debian archive has moved on: give the base that was exported (--base FILE, see edgebake build --export-base), or " + renew
+		return "; the Debian archive has changed: use the exported base (--base FILE, see edgebake build --export-base), or " + renew
 	case makeGo:
 		if in.Go == "" {
-			return "; it was compiled by " + compiledBy + " here, and the lock does not say by which Go release its own was: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
+			return "; it was compiled by " + compiledBy + " here, and the lock does not record its Go release: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
 		}
 	}
 	if b.doc == nil {

@@ -121,7 +121,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 			}
 		}
 		if lies {
-			errs = append(errs, fmt.Errorf("%s %s: it lies in a directory that the Image reads (%s): write elsewhere", name, path, n.field))
+			errs = append(errs, fmt.Errorf("%s %s: it is in a directory that the Image reads (%s): write elsewhere", name, path, n.field))
 		}
 	}
 	return joined.Distinct(errs...)
@@ -182,7 +182,7 @@ func checkOverlay(path, dir string) error {
 		return err
 	}
 	if within(inner, outer) {
-		return fmt.Errorf("packing overlay %s: the Image lies in it, and with it the lock and what is built: give the overlay a directory of its own", path)
+		return fmt.Errorf("packing overlay %s: it contains the Image, and so the lock and the built images: move the overlay to its own directory", path)
 	}
 	return nil
 }
@@ -203,5 +203,5 @@ func notThere(err error) error {
 		return err
 	}
 	at.Op = "open"
-	return fmt.Errorf("%w: make it, or correct the path (a relative one begins at the Image's directory)", at)
+	return fmt.Errorf("%w: create it, or correct the path (a relative one starts at the Image's directory)", at)
 }

@@ -170,7 +170,7 @@ func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, 
 		case b.Locked:
 			return fmt.Errorf("%s is not in the lock", fetch.Redact(url))
 		case !src.SHA256FromServer:
-			return fmt.Errorf("no digest is known for %s: give it under sha256 (%s: <hex>), or say sha256FromServer: true", fetch.Redact(url), path.Base(url))
+			return fmt.Errorf("no digest is known for %s: set it in sha256 (%s: <hex>), or set sha256FromServer: true", fetch.Redact(url), path.Base(url))
 		}
 		sha, err := b.publishedDigest(ctx, url)
 		if err != nil {
@@ -189,7 +189,7 @@ func (b *run) publishedDigest(ctx context.Context, url string) (string, error) {
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("asking for a digest: %w", err) // the next name would fail too
+			return "", fmt.Errorf("finding its digest: %w", err) // the next name would fail too
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -205,9 +205,9 @@ func (b *run) publishedDigest(ctx context.Context, url string) (string, error) {
 		if fields := strings.Fields(string(head[:n])); len(fields) > 0 && hexDigest.MatchString(fields[0]) {
 			return fields[0], nil
 		}
-		errs = append(errs, fmt.Errorf("%s%s holds no SHA-256", fetch.Redact(url), ext))
+		errs = append(errs, fmt.Errorf("%s%s contains no SHA-256", fetch.Redact(url), ext))
 	}
-	return "", fmt.Errorf("the server publishes no digest of %s: check the version, or give the digest under sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
+	return "", fmt.Errorf("the server publishes no digest of %s: check the version, or set the digest in sha256 (%s: <hex>)\n%w", fetch.Redact(url), path.Base(url), errors.Join(errs...))
 }
 
 func (b *resolver) resolveDir(ctx context.Context, s programSet) error {

@@ -167,7 +167,7 @@ func (b *resolver) resolveBase(ctx context.Context) error {
 		b.add(origin{field: "base.debian"}, inputBase, in, &plan.Layer{})
 		return nil
 	case base.Tar != nil && base.Tar.File != "" && b.Base != "":
-		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image names its base already: build without --base %s, or put that name here", b.Base)}
+		return &configs.FieldError{Path: "base.tar.file", Err: fmt.Errorf("the Image already names its base: build without --base %s, or put that name here", b.Base)}
 	case base.Tar != nil:
 		return b.fileSource(ctx, inputBase, "base.tar", *base.Tar, &plan.Layer{})
 	case base.OCI != nil:
@@ -188,7 +188,7 @@ func (b *resolver) fileSource(ctx context.Context, name, field string, src confi
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
-		return fieldError(field, fmt.Errorf("%s has no sha256; give it, so that nobody can slip in another file", fetch.Redact(src.URL)))
+		return fieldError(field, fmt.Errorf("%s has no sha256: set it, so that another file is detected", fetch.Redact(src.URL)))
 	}
 	b.add(origin{field: field}, name, in, layer)
 	return nil
@@ -269,7 +269,7 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 		return nil, err
 	}
 	if root != 0 && root <= minRootHead { // the content is not known yet
-		return nil, fieldError("disk.root", fmt.Errorf("%s is too small for any content beside the %d MiB that stay free: give it more, or leave its size to be computed", img.Disk.Root, int64(minRootHead)>>20))
+		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %d MiB must stay free: increase it, or remove it to have it computed", img.Disk.Root, int64(minRootHead)>>20))
 	}
 	// Both roots have the same size: the second update replaces this image. With
 	// a given size there is no space to grow.

@@ -245,7 +245,7 @@ func TestReleaseServer(t *testing.T) {
 	}
 	defer o.Cache.Close()
 	again = start(t, p.image(t), o)
-	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "not the one that was asked for") {
+	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "the server has another file") {
 		t.Errorf("a changed file: %v", err)
 	}
 
@@ -269,7 +269,7 @@ func TestPublishedDigest(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, b.plan.Inputs[name], err)
 		}
 	}
-	for name, want := range map[string]string{"junk": "holds no SHA-256", "none": "404"} {
+	for name, want := range map[string]string{"junk": "contains no SHA-256", "none": "404"} {
 		err := b.resolveRelease(t.Context(), "kubernetes.source", name, s.URL+"/"+name, src, &plan.Layer{})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name+": <hex>") {
 			t.Errorf("%s: %v", name, err)
@@ -416,7 +416,7 @@ func TestAgents(t *testing.T) {
 	// Outside the source tree, with no program next to edgebake.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
-	for _, want := range []string{"there is no firstboot-linux-amd64 beside edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
+	for _, want := range []string{"there is no firstboot-linux-amd64 next to edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
@@ -583,7 +583,7 @@ func TestExportCompressedBase(t *testing.T) {
 		{name: "the archive itself, no lock", base: file("base.tar.gz", z.Bytes())},
 		{name: "another, locked", base: file("other.tar", otherTar), lock: lock, locked: true, want: "base.tar.sha256 is " + sum},
 		{name: "another, no lock", base: file("other.tar", otherTar), want: "base.tar.sha256 is " + sum, not: "--locked"},
-		{name: "exported, without its lock", base: exported, want: "the base that was exported, with the lock", not: "--locked"},
+		{name: "exported, without its lock", base: exported, want: "or the exported base with its lock", not: "--locked"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o := p.options(filepath.Join(t.TempDir(), "x.raw.zst"))

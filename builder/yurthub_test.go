@@ -130,7 +130,7 @@ func TestYurthubStaticPod(t *testing.T) {
 // inputs are pinned, before anything is compiled.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
-		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, the image for amd64"},
+		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, but the image for amd64"},
 		"an archive":           {"\x1f\x8b" + strings.Repeat("gz", 100), "programs/yurthub is not a program"},
 		"empty":                {"", "programs/yurthub is not a program"},
 	} {
@@ -181,7 +181,7 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 // TestYurthubOfAnotherVersion checks that a program of another version is rejected: it would exit
 // because of unknown arguments on every machine.
 func TestYurthubOfAnotherVersion(t *testing.T) {
-	const want = "yurthub.binary: programs/yurthub is v1.6.1, the Image says v1.7.0; give the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster's OpenYurt is that"
+	const want = "yurthub.binary: programs/yurthub is v1.6.1, but the Image says v1.7.0; use the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster has that OpenYurt"
 	other := openYurt(t, "v1.6.1")
 	check := func(t *testing.T, err error, want string) {
 		t.Helper()

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the unit tests of packages many times, and counts what fails: `make flaky`. Each run
-# is shuffled; in turn they have 1, 2 and 8 processors, and their files on disk and in
-# memory. Programs that do nothing else keep the machine busy.
+# Runs the unit tests of packages many times and counts the failures: `make flaky`. Each run
+# is shuffled; the runs alternate between 1, 2 and 8 processors, and between files on disk
+# and in memory. Busy loops keep the machine under load.
 #
 #   flaky.sh RUNS PACKAGE...
 #
-#   LOAD=8       number of such programs; 0 on a machine that is busy anyway
+#   LOAD=8       number of busy loops; 0 on a machine that is already busy
 #   RUN=REGEXP   only these tests
-#   LONG=1       the long tests too, which unit tests leave out
-#   OUT=DIR      where logs of failed runs are kept; build/flaky by default
+#   LONG=1       the long tests too
+#   OUT=DIR      directory for the logs of failed runs; build/flaky by default
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

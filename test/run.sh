@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What `make test` runs: all that shows, in a quarter of an hour, that edgebake works on this
-# machine. It needs no root; where Debian packages are missing, sudo. A step that fails does
-# not keep those from running that do not depend on it. Nothing of a run is left,
+# `make test` runs this: all tests that show within 15 minutes that edgebake works on this
+# machine. It does not need root, but needs sudo if Debian packages are missing. After a
+# failed step, the steps that do not depend on it still run. A run leaves no files,
 # however it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,7 +10,7 @@ summary=()
 missed=
 child=
 
-# finish says what became of each step.
+# finish prints the result of each step.
 finish() {
 	local status=$?
 	trap - EXIT
@@ -26,16 +26,16 @@ finish() {
 	echo
 	printf '%s\n' ${summary[@]+"${summary[@]}"}
 	if [ $status != 0 ]; then
-		echo "NOT ALL WAS TESTED, or something failed${missed:+: $missed}"
+		echo "TESTS FAILED or did not run${missed:+: $missed}"
 	else
-		echo "All was tested, in $SECONDS s"
+		echo "All tests passed, in $SECONDS s"
 	fi
 	exit $status
 }
 trap finish EXIT
 trap 'exit 130' INT TERM HUP
 
-# step NAME NEEDS COMMAND... runs a command, and says how long it took. Its processes are a
+# step NAME NEEDS COMMAND... runs a command and prints its duration. Its processes are a
 # group, which ends with this script.
 step() {
 	local name=$1 needs=$2 begun=$SECONDS status=0
@@ -61,19 +61,19 @@ end() {
 	return "$4"
 }
 
-# leave NAME WHY adds a step that cannot run.
+# leave NAME STEP adds a step that cannot run because STEP failed.
 leave() {
 	summary+=("      -  NOT RUN: $1, since $2 failed")
 	missed=${missed:+$missed, }$1
 }
 
-# room NAME DIR GIB: there must be that much where DIR is, or will be.
+# room NAME DIR GIB fails unless the file system of DIR, which may not exist yet, has GIB free.
 room() {
 	local at=$2 free
 	while [ ! -e "$at" ]; do at=$(dirname "$at"); done
 	free=$(($(df --output=avail "$at" | tail -n 1) >> 20))
 	[ "$free" -ge "$3" ] || {
-		echo "$1, $2, has $free GiB of room left, and $3 are required: make some, or set $1 to another directory"
+		echo "$1, $2, has $free GiB of free space, and $3 are required: free some, or set $1 to another directory"
 		return 1
 	}
 }
@@ -88,9 +88,9 @@ rooms() {
 	return $ok
 }
 
-network="needs the network where something is missing"
+network="needs the network if something is missing"
 echo "Packages, modules, unit tests, oracles, one machine that boots and joins: about 10 minutes"
-echo "on two quiet cores, 10 more where Kubernetes has to be compiled"
+echo "on two idle cores, 10 more if Kubernetes must be compiled"
 
 rooms || { missed="no room"; exit 1; }
 status=0
@@ -103,7 +103,7 @@ end "Debian packages" "$network, and sudo or root then" "$begun" "$packages" || 
 modules() { go mod download && (cd test/oracle && go mod download); }
 if step "Go modules" "$network" modules; then
 	step "Unit tests" "2 to 6 minutes; no network, no root" make --no-print-directory unit || status=1
-	step "Oracles: containerd's own packages and other programs judge what edgebake makes" "no network" make --no-print-directory oracle || status=1
+	step "Oracles: containerd's own packages and other programs check edgebake's results" "no network" make --no-print-directory oracle || status=1
 	if [ "$packages" = 0 ]; then
 		step "A machine that boots and joins" "$network" make --no-print-directory demo || status=1
 	else

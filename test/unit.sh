@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Runs go test with these arguments, and shows what failed, what was skipped and what took
-# long (test/report). The tests' files are in memory where there is plenty: many tests
-# store in edgebake's cache, which waits for the disk each time. Nothing of a run is
-# left, however it ends.
+# Runs go test with these arguments, and shows failed, skipped and slow tests (test/report).
+# The tests' files are in memory if there is enough: many tests write to edgebake's cache,
+# which syncs each time. A run leaves no files, however it ends.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -21,8 +20,8 @@ if [ -z "${TMPDIR:-}" ] && [ -w /dev/shm ] && [ "$(df --output=avail /dev/shm | 
 	[ "$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)" -gt $((10 * gib)) ]; then
 	at=/dev/shm
 fi
-# Always the same name: go knows its cached results by it. Others may enter, since some
-# tests run programs as another user.
+# Always the same name, since go's cached results depend on it. Other users may enter, since
+# some tests run programs as another user.
 files=$at/edgebake-unit-$(id -u)-$(cksum <<<"$PWD" | cut -d ' ' -f 1)
 mkdir -m 755 "$files" 2>/dev/null || [ -O "$files" ] && [ ! -L "$files" ] || { files=$(mktemp -d -p "$at") && chmod 755 "$files"; }
 export TMPDIR=$files

@@ -164,10 +164,10 @@ func (a *Anatomy) readReport(image, build string) error {
 	}
 	switch {
 	case r == nil && other != "":
-		a.Notes = append(a.Notes, fmt.Sprintf("%s is of another build: how this one was built is unknown.", filepath.Base(other)))
+		a.Notes = append(a.Notes, fmt.Sprintf("%s is the report of another build, so the steps and inputs of this one are unknown.", filepath.Base(other)))
 		return nil
 	case r == nil:
-		a.Notes = append(a.Notes, fmt.Sprintf("No %s beside the image: how it was built is unknown.", filepath.Base(names[0])))
+		a.Notes = append(a.Notes, fmt.Sprintf("There is no %s next to the image, so the steps and inputs of its build are unknown.", filepath.Base(names[0])))
 		return nil
 	}
 	a.Builder, a.Steps = r.Builder, r.Timings
@@ -214,7 +214,7 @@ func readBoot(name string) (*Boot, error) {
 	}
 	var s ondisk.State
 	if err := json.Unmarshal(raw, &s); err != nil || s.Version == 0 || s.Phases == nil && s.Result == "" {
-		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: take it from the slot, or from firstboot status --output json", name)
+		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: get it from the slot, or from firstboot status --output json", name)
 	}
 	if s.Version != ondisk.StateVersion {
 		return nil, fmt.Errorf("reading the node's report %s: it has version %d, this edgebake knows %d", name, s.Version, ondisk.StateVersion)

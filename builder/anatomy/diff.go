@@ -274,7 +274,7 @@ const few = 40
 func (d *Difference) Text(w io.Writer) {
 	fmt.Fprintf(w, "a  %s (%s, plan %.12s)\nb  %s (%s, plan %.12s)\n", d.A.Path, d.A.Name, d.A.Plan, d.B.Path, d.B.Name, d.B.Plan)
 	if d.Equal {
-		fmt.Fprintln(w, "The images are the same but for the slot: no file differs, and both have the same golden digest (edgebake verify compares every byte with it).")
+		fmt.Fprintln(w, "The images are the same except for the slot: no file differs, and both have the same golden digest (edgebake verify compares every byte with it).")
 		return
 	}
 	changeList(w, "Versions and settings", d.Facts)

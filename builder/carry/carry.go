@@ -195,7 +195,7 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 		sum += l.Size // cannot overflow: at most 2^42 each, in a manifest of at most 4 MiB
 	}
 	if sum != c.Stored || c.Stored > maxStored || int64(len(c.Table)) >= c.Stored {
-		return nil, fmt.Errorf("its parts have %d bytes, its config says %d: push the image again", sum, c.Stored)
+		return nil, fmt.Errorf("its parts have %d bytes, but its config says %d: push the image again", sum, c.Stored)
 	}
 	return &c, nil
 }

@@ -553,7 +553,7 @@ func TestPullRejects(t *testing.T) {
 		"unsigned":        {ref: ":unsigned", keys: []string{public.String()}, words: []string{"has no signature", "nothing was downloaded"}, small: true},
 		"another key":     {ref: ":signed", keys: []string{other.String()}, words: []string{"is signed by key", "nothing was downloaded"}, small: true},
 		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed it", "version 2", "use that edgebake"}, small: true},
-		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, its config says 99"}, small: true},
+		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but its config says 99"}, small: true},
 		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
 		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},
 		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
@@ -707,9 +707,9 @@ func TestPushRejects(t *testing.T) {
 	copied := image(t, "i.raw", nil)
 	larger(t, copied, 512, "token")
 	for path, words := range map[string][]string{
-		flashed: {"it is a flashed disk", "take the image that was written to it"},
-		copied:  {"it is on a larger disk", "take the image that was written to it"},
-		stamped: {"stamped with the Site node-{{.MAC}}, which has a join token", "golden image that it was made of"},
+		flashed: {"it is a flashed disk", "use the image that was written to it"},
+		copied:  {"it is on a larger disk", "use the image that was written to it"},
+		stamped: {"stamped with the Site node-{{.MAC}}, which has a join token", "golden image that it was made from"},
 		damaged: {"slot cannot be read"},
 		deleted: {"a Site was deleted"},
 		other:   {"a file was deleted from its slot"},
@@ -882,7 +882,7 @@ func TestAccess(t *testing.T) {
 	_, err := Push(t.Context(), zst, secure.ref(":1"), o)
 	wantError(t, err, "certificate that cannot be verified", "add --insecure")
 	_, err = Push(t.Context(), zst, plain.ref(":1"), o)
-	wantError(t, err, "plain HTTP", "add --insecure if plain HTTP is meant")
+	wantError(t, err, "plain HTTP", "add --insecure if it uses plain HTTP")
 	if got := plain.requests(""); len(got) > 0 {
 		t.Errorf("asked without TLS: %v", got)
 	}

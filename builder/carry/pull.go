@@ -94,7 +94,7 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 		if ctx.Err() != nil {
 			return nil, &InterruptedError{Done: st.Size(), Total: p.config.Stored, Partial: out.Temp()}
 		}
-		return nil, fmt.Errorf("%w; what has arrived is kept, the same command resumes there", failed(err))
+		return nil, fmt.Errorf("%w; the downloaded part is kept, and the same command resumes there", failed(err))
 	}
 	if err := p.verify(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -150,7 +150,7 @@ func (p *pull) announce(ctx context.Context) error {
 		return err
 	}
 	if p.ref.Digest != "" && digestOf(b) != p.ref.Digest {
-		return fmt.Errorf("%s sent a manifest that does not match the digest: it is damaged, or was changed on the way", p.ref.Domain)
+		return fmt.Errorf("%s sent a manifest that does not match the digest: it is damaged, or was changed in transit", p.ref.Domain)
 	}
 	if p.m, err = readManifest(b); err != nil {
 		return err
@@ -302,7 +302,7 @@ func (p *pull) fetch(ctx context.Context, hashing *hasher, f *fetched) error {
 	if err := p.drop(hashing, f); err != nil {
 		return transfer.Final(err)
 	}
-	return transfer.Final(fmt.Errorf("%s sent bytes that do not match digest %s (they have %s): the blob is damaged, or was changed on the way: push the image again", p.ref.Domain, f.Digest, got))
+	return transfer.Final(fmt.Errorf("%s sent bytes that do not match digest %s (they have %s): the blob is damaged, or was changed in transit: push the image again", p.ref.Domain, f.Digest, got))
 }
 
 // save writes the response body to the file.

@@ -135,7 +135,7 @@ func (p *push) run(ctx context.Context) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("pushing to %s: putting its manifest: %w", p.repo.ref, explain(err, ""))
+		return fmt.Errorf("pushing to %s: sending its manifest: %w", p.repo.ref, explain(err, ""))
 	}
 	p.result.Digest = string(digestOf(b))
 	p.repo.o.progress("push", p.result.Stored, p.result.Stored)

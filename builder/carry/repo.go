@@ -50,7 +50,7 @@ func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (
 	}
 	login, err := authn.Resolve(ctx, keys, r.name)
 	if err != nil {
-		return nil, fmt.Errorf("asking for the login of %s: %w", ref.Domain, err)
+		return nil, fmt.Errorf("getting the login of %s: %w", ref.Domain, err)
 	}
 	rt := transport.NewUserAgent(registry.Access{Insecure: o.Insecure, Stall: r.stall}.Transport(), "edgebake")
 	err = r.again(ctx, "", "", func() error {
@@ -152,7 +152,7 @@ func (r *repo) document(ctx context.Context, path string, digest imageref.Digest
 		return err
 	})
 	if err == nil && digest != "" && digestOf(b) != digest {
-		err = fmt.Errorf("%s sent bytes that do not match digest %s: they are damaged, or were changed on the way", r.ref.Domain, digest)
+		err = fmt.Errorf("%s sent bytes that do not match digest %s: they are damaged, or were changed in transit", r.ref.Domain, digest)
 	}
 	return b, err
 }

@@ -146,7 +146,7 @@ func parseSignatures(out []byte) ([]signature, error) {
 		return nil, nil
 	}
 	if err := json.Unmarshal(out, &doc); err != nil {
-		return nil, fmt.Errorf("reading what wipefs prints: %w", err)
+		return nil, fmt.Errorf("parsing the output of wipefs: %w", err)
 	}
 	return doc.Signatures, nil
 }
@@ -198,7 +198,7 @@ func parse(out []byte) (*Devices, error) {
 		Devices []node `json:"blockdevices"`
 	}
 	if err := json.Unmarshal(out, &doc); err != nil {
-		return nil, fmt.Errorf("listing disks: reading what lsblk prints: %w: util-linux 2.37 or later is required", err)
+		return nil, fmt.Errorf("listing disks: parsing the output of lsblk: %w: util-linux 2.37 or later is required", err)
 	}
 	return &Devices{doc.Devices}, nil
 }
@@ -361,7 +361,7 @@ func (n *node) refusals() (out, lost []string) {
 			if what == "" {
 				continue
 			}
-			no := add("%s is part of %s: if that is given up, wipefs --all %s", x.Name, what, x.Path)
+			no := add("%s is part of %s: if you no longer need that, wipefs --all %s", x.Name, what, x.Path)
 			if !slices.Contains(lost, no) {
 				lost = append(lost, no)
 			}

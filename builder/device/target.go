@@ -60,7 +60,7 @@ func IsFile(path string) (bool, error) {
 	case err != nil:
 		return false, err
 	case fi.Mode().IsRegular() && amongDevices(path):
-		return false, fmt.Errorf("it is not a disk but a file in memory, made by a program that wrote to a disk that was not there: remove it (rm %s), and plug the disk in again", path)
+		return false, fmt.Errorf("it is not a disk but a file in memory, left by a program that wrote to a missing disk: remove it (rm %s), and plug the disk in again", path)
 	case fi.Mode().IsRegular():
 		return true, nil
 	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:

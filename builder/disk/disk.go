@@ -231,7 +231,7 @@ func Compute(s Spec) (*Layout, error) {
 			errs = append(errs, fmt.Errorf("laying out partition %s: "+format, append([]any{p.Label}, args...)...))
 		}
 		if p.Label == "" || l.Find(p.Label) != nil {
-			bad("every partition needs a label of its own")
+			bad("every partition needs its own label")
 			continue
 		}
 		info := s.size(p, l.Find(ondisk.LabelRootA), bad)
@@ -302,7 +302,7 @@ type SizeError struct {
 }
 
 func (e *SizeError) Error() string {
-	return fmt.Sprintf("its content and headroom need %d MiB, it was given %d MiB: give it more, or leave its size to be computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
+	return fmt.Sprintf("its content and headroom need %d MiB, but its size is %d MiB: increase it, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
 // fileSystem returns the size of a partition's file system: the given one or, if that is 0, the

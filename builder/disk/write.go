@@ -105,7 +105,7 @@ func check(s Spec, l *Layout, o WriteOptions) error {
 	}
 	for i, p := range l.Parts {
 		if p.Label != s.Partitions[i].Label || p.FS != s.Partitions[i].FS || p.Start%Align != 0 || p.Size%Align != 0 {
-			errs = append(errs, fmt.Errorf("writing the image: partition %d of the layout is %s, %s, %d bytes at %d, which is not what the spec says", i+1, p.Label, p.FS, p.Size, p.Start))
+			errs = append(errs, fmt.Errorf("writing the image: partition %d of the layout is %s, %s, %d bytes at %d, which does not match the spec", i+1, p.Label, p.FS, p.Size, p.Start))
 		}
 	}
 	if l.Find(ondisk.LabelSlot) != nil && o.Slot == nil {

@@ -90,10 +90,10 @@ func (d Source) warning(text string) configs.Problem {
 // could not be stamped yet, or no Site signed today would be accepted.
 func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(r.Now) {
-		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped with --undated only: set it to the current date, or set the clock", img.SourceDate))})
+		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped only with --undated: set it to the current date, or set the clock", img.SourceDate))})
 	}
 	if img.Sites.NotBeforeTime().After(r.Now) {
-		r.Warn(configs.Problems{d.Problem("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, and until then no signed Site counts: set it to the current date, or set the clock", img.Sites.NotBefore))})
+		r.Warn(configs.Problems{d.Problem("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, and until then no signed Site is accepted: set it to the current date, or set the clock", img.Sites.NotBefore))})
 	}
 }
 

@@ -51,7 +51,7 @@ func newDownloader() downloader {
 }
 
 // errDowngrade means that a server redirects from https to http.
-var errDowngrade = errors.New("the server redirects from https to http, where anybody on the way may change what comes: name an https address, or the http one if that is meant")
+var errDowngrade = errors.New("the server redirects from https to http, over which the file can be changed in transit: use an https URL, or name the http URL if that is intended")
 
 // StayEncrypted rejects redirects from https to http.
 func StayEncrypted(next http.RoundTripper) http.RoundTripper { return encrypted{next} }
@@ -163,7 +163,7 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 	sha, _, err := c.Put(ctx, want, in)
 	var wrong *DigestError
 	if errors.As(err, &wrong) && want != "" {
-		return "", fmt.Errorf("%w; the file there is not the one that was asked for: correct the URL, or its sha256", err)
+		return "", fmt.Errorf("%w; the server has another file: correct the URL, or its sha256", err)
 	}
 	return sha, err
 }
@@ -224,11 +224,11 @@ func (r onTheWay) Read(p []byte) (int, error) {
 // tooLarge returns the error for a file that exceeds the limit; size is -1 if
 // unknown.
 func tooLarge(size, limit int64) error {
-	has := fmt.Sprintf("more than the %d MiB", limit>>20)
+	has := fmt.Sprintf("more than %d MiB", limit>>20)
 	if size >= 0 {
-		has = fmt.Sprintf("%d MiB, at most %d", size>>20, limit>>20)
+		has = fmt.Sprintf("%d MiB, and the limit is %d MiB", size>>20, limit>>20)
 	}
-	return fmt.Errorf("it has %s that such a file may have: correct the URL, or take another mirror", has)
+	return fmt.Errorf("it is too large (%s): correct the URL, or use another mirror", has)
 }
 
 // bounded is a reader that fails after limit bytes.

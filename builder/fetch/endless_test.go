@@ -35,9 +35,9 @@ func TestEndlessDownload(t *testing.T) {
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
 	for path, want := range map[string]string{
-		"/endless":   "more than the 1 MiB that such a file may have",
-		"/announced": "it has 95367 MiB, at most 1",
-		"/longer":    "that such a file may have",
+		"/endless":   "it is too large (more than 1 MiB)",
+		"/announced": "it is too large (95367 MiB, and the limit is 1 MiB)",
+		"/longer":    "it is too large (more than 1 MiB)",
 		"/good":      "",
 	} {
 		dir := t.TempDir()

@@ -65,7 +65,7 @@ func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 		return GoRecipe{}, fmt.Errorf("compiling containerd %q: not a version, write it like 2.2.9", version)
 	}
 	if semver.Major(v) != "v2" {
-		return GoRecipe{}, fmt.Errorf("compiling containerd %s: only 2.x can be compiled from its module; take 1.7 from Debian (containerd.debian) or a release server", version)
+		return GoRecipe{}, fmt.Errorf("compiling containerd %s: only 2.x can be compiled from its module; get 1.7 from Debian (containerd.debian) or a release server", version)
 	}
 	r := GoRecipe{Module: "github.com/containerd/containerd/v2", Version: v, Arch: arch,
 		LDFlags: "-s -w -X github.com/containerd/containerd/v2/version.Version=" + v}
@@ -94,11 +94,11 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	// that compile check it first.
 	g, err := newGoTool(r, log)
 	if err != nil {
-		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or take the programs by source url or file", r.Module)
+		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or get the programs by source url or file", r.Module)
 	}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
-		return nil, fmt.Errorf("asking go for its version: %w", err)
+		return nil, fmt.Errorf("finding the version of go: %w", err)
 	}
 
 	// One scratch module serves all packages. It is created for the first one
@@ -145,7 +145,7 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 	}
 	have, err := g.facts(ctx, c)
 	if err != nil {
-		return "", fmt.Errorf("asking go for its version: %w", err)
+		return "", fmt.Errorf("finding the version of go: %w", err)
 	}
 	own := strings.TrimSpace(string(have))
 	if own == want || version.Compare(own, want) > 0 {
@@ -161,7 +161,7 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 	}
 	said, err := g.run(ctx, dir, "env", "GOVERSION")
 	if err != nil {
-		return "", fmt.Errorf("asking go which release compiles %s %s: %w", r.Module, r.Version, err)
+		return "", fmt.Errorf("finding the Go release that compiles %s %s: %w", r.Module, r.Version, err)
 	}
 	return strings.TrimSpace(string(said)), nil
 }
@@ -284,7 +284,7 @@ func GoCommand(ctx context.Context) (string, error) {
 	}
 	// A go that does not report its version fails later, with the cause.
 	if m := goRelease.FindSubmatch(said); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
-		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it fetches the release that it needs by itself): see https://go.dev/dl, or take Debian's from backports", m[1], path, leastGo)
+		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it downloads the release that it needs): see https://go.dev/dl, or install Debian's from backports", m[1], path, leastGo)
 	}
 	return path, nil
 }
@@ -326,7 +326,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	if err != nil {
 		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
 			if text := []byte(full.Error()); bytes.Contains(said.b, text) || bytes.Contains(out.Bytes(), text) {
-				return out.Bytes(), fmt.Errorf("go %s: %w: make room in edgebake's cache (`edgebake cache prune`; --cache chooses another) and in Go's own (go clean -cache)", args[0], full)
+				return out.Bytes(), fmt.Errorf("go %s: %w: free space in edgebake's cache (`edgebake cache prune`; --cache chooses another) and in Go's own (go clean -cache)", args[0], full)
 			}
 		}
 		// -json reports failures on standard output.
@@ -374,7 +374,7 @@ func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Write
 	}
 	f, err := os.Open(out)
 	if err != nil {
-		return fmt.Errorf("reading what go built: %w", err)
+		return fmt.Errorf("reading the compiled program: %w", err)
 	}
 	defer f.Close()
 	if _, err := io.Copy(w, f); err != nil {
@@ -403,7 +403,7 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 		return fmt.Errorf("fetching module %s %s: %w", r.Module, r.Version, err)
 	}
 	if err := json.Unmarshal(out, &got); err != nil {
-		return fmt.Errorf("reading what go mod download says of %s: %w", r.Module, err)
+		return fmt.Errorf("parsing the output of go mod download for %s: %w", r.Module, err)
 	}
 	theirs, err := os.ReadFile(got.GoMod)
 	if err != nil {
@@ -429,7 +429,7 @@ func (g *goTool) proxies(ctx context.Context, dir string) string {
 	for _, u := range strings.FieldsFunc(strings.TrimSpace(string(out)), func(r rune) bool { return r == ',' || r == '|' }) {
 		urls = append(urls, Redact(u))
 	}
-	return fmt.Sprintf(": go asks %s (GOPROXY) for modules; without them, take the programs from a release server (source: url) or a directory (source: file)", strings.Join(urls, ", "))
+	return fmt.Sprintf(": go gets modules from %s (GOPROXY); without them, get the programs from a release server (source: url) or a directory (source: file)", strings.Join(urls, ", "))
 }
 
 // UnknownVersionError means that a module has no such version.

@@ -290,7 +290,7 @@ func TestGoWithoutRoom(t *testing.T) {
 		}
 		g := &goTool{path: path, arch: "amd64", log: io.Discard}
 		_, err := g.run(t.Context(), dir, "build", "-o", "x")
-		if !NoSpace(err) || !strings.Contains(err.Error(), "make room in edgebake's cache") {
+		if !NoSpace(err) || !strings.Contains(err.Error(), "free space in edgebake's cache") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -114,7 +114,7 @@ func above(dir string, us uint32) error {
 				return err
 			}
 		case shared && fi.Mode()&fs.ModeSticky == 0:
-			return fmt.Errorf("other users may write to %s, and so could exchange the cache below it: name a cache elsewhere, or chmod go-w %[1]s", p)
+			return fmt.Errorf("other users may write to %s, and so could replace the cache below it: use a cache elsewhere, or chmod go-w %[1]s", p)
 		}
 		if p == filepath.Dir(p) {
 			return nil
@@ -135,7 +135,7 @@ func hostRoot() uint32 {
 // owned returns an error unless a file belongs to this user or root.
 func owned(path string, fi fs.FileInfo, us uint32) error {
 	if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
-		return fmt.Errorf("%s belongs to user %d, who could exchange programs and inputs in it: name a cache of your own", path, o)
+		return fmt.Errorf("%s belongs to user %d, who could replace programs and inputs in it: use your own cache", path, o)
 	}
 	return nil
 }
@@ -151,7 +151,7 @@ func ours(dir string, us uint32) error {
 			return err
 		}
 		if fi.Mode()&fs.ModeSymlink == 0 && fi.Mode()&0o022 != 0 {
-			return fmt.Errorf("other users may write to %s, and so could exchange programs and inputs in it: name a new directory; if nobody else has had access to this one, chmod -R go-w %[1]s", dir)
+			return fmt.Errorf("other users may write to %s, and so could replace programs and inputs in it: use a new directory or, if no other user has had access to this one, chmod -R go-w %[1]s", dir)
 		}
 	}
 	return nil

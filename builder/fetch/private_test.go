@@ -31,8 +31,8 @@ func TestForeignCache(t *testing.T) {
 		{"prepared programs", func(t *testing.T, d string) { mode(t, filepath.Join(d, "programs"), 0o777) }, "programs, and so could"},
 		{"a group's notes", func(t *testing.T, d string) { mode(t, filepath.Join(d, "sound"), 0o775) }, "sound, and so could"},
 		{"another user's", func(t *testing.T, d string) { mode(t, d, 0o755); give(t, d) }, "belongs to user 12345"},
-		{"below a directory for everybody", func(t *testing.T, d string) { mode(t, filepath.Dir(d), 0o777) }, "and so could exchange the cache"},
-		{"further below one", func(t *testing.T, d string) { mode(t, d, 0o700); mode(t, filepath.Dir(filepath.Dir(d)), 0o777) }, "and so could exchange the cache"},
+		{"below a directory for everybody", func(t *testing.T, d string) { mode(t, filepath.Dir(d), 0o777) }, "and so could replace the cache"},
+		{"further below one", func(t *testing.T, d string) { mode(t, d, 0o700); mode(t, filepath.Dir(filepath.Dir(d)), 0o777) }, "and so could replace the cache"},
 		{"below one where only owners remove", func(t *testing.T, d string) { mode(t, filepath.Dir(d), 0o777|os.ModeSticky) }, ""},
 		{"below one of this user's group", func(t *testing.T, d string) { mode(t, filepath.Dir(d), 0o775) }, ""},
 		{"below one of another group", func(t *testing.T, d string) {
@@ -41,7 +41,7 @@ func TestForeignCache(t *testing.T) {
 			if err := errors.Join(os.Chown(d+"-shared", os.Geteuid(), 12345), os.Symlink("cache-shared/cache", d), os.Mkdir(d+"-shared/cache", 0o700)); err != nil {
 				t.Fatal(err)
 			}
-		}, "and so could exchange the cache"},
+		}, "and so could replace the cache"},
 		{"below another user's", func(t *testing.T, d string) { mode(t, d, 0o700); give(t, filepath.Dir(d)) }, "belongs to user 12345"},
 		{"another user's link", func(t *testing.T, d string) {
 			mode(t, d+"-own", 0o700)

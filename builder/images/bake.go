@@ -258,12 +258,12 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	case errors.As(err, new(*LimitError)):
 		return nil, err
 	case err != nil:
-		return nil, fmt.Errorf("%w; the image is broken, have it built again", err)
+		return nil, fmt.Errorf("%w; the image is invalid, have it built again", err)
 	}
 	s.chainID, s.diffID = chainID, string(l.DiffID)
 	s.id = uint64(len(b.order) + 1)
 	if n := s.mountLength(); n > mountOptions {
-		return nil, fmt.Errorf("to mount the image's layers takes %d bytes, the kernel has room for %d: have the image built with fewer layers", n, mountOptions)
+		return nil, fmt.Errorf("mounting the image's layers needs options of %d bytes, and the kernel accepts %d: have the image built with fewer layers", n, mountOptions)
 	}
 	b.snapshots[chainID] = s
 	b.order = append(b.order, s)

@@ -38,7 +38,7 @@ type bundle struct {
 func openLayout(dir string) (source, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("OCI layout %s not found: make it, or correct the image's layout, a directory as seen from the Image's file", dir)
+		return nil, fmt.Errorf("OCI layout %s not found: create it, or correct the image's layout (relative paths start at the Image's directory)", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
@@ -69,9 +69,9 @@ func openLayout(dir string) (source, error) {
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	switch fi, err := os.Stat(name); {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("archive %s not found: make it, or correct the image's archive, a file as seen from the Image's file", name)
+		return nil, fmt.Errorf("archive %s not found: create it, or correct the image's archive (relative paths start at the Image's directory)", name)
 	case err == nil && fi.IsDir():
-		return nil, fmt.Errorf("image archive %s is a directory; where that is an OCI layout, name it as layout", name)
+		return nil, fmt.Errorf("image archive %s is a directory; if that is an OCI layout, name it as layout", name)
 	case err == nil && !fi.Mode().IsRegular():
 		return nil, fmt.Errorf("image archive %s is not a file; write it to one", name)
 	}
@@ -320,19 +320,19 @@ func (f *ociFiles) lacks(ref imageref.Ref) error {
 	}
 	switch {
 	case isSole(ref) && ref.Digest != "":
-		return fmt.Errorf("it has no image %s, but %s; correct the digest", ref.Digest, orNone(each))
+		return fmt.Errorf("it has no image %s, only %s; correct the digest", ref.Digest, orNone(each))
 	case isSole(ref):
-		return fmt.Errorf("it must hold one image and has %d: %s; say which by digest", len(each), orNone(each))
+		return fmt.Errorf("it must contain one image but has %d: %s; select one by digest", len(each), orNone(each))
 	case len(names) == 0:
-		return errors.New("it holds no image with a name; make it again")
+		return errors.New("it contains no image with a name; make it again")
 	}
-	return fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or name the image so (%s in index.json)",
+	return fmt.Errorf("it has no image of that name, only %s; use one of these as ref, or give the image that name (%s in index.json)",
 		orNone(slices.Sorted(maps.Keys(names))), annotationRefName)
 }
 
 func orNone(names []string) string {
 	if len(names) == 0 {
-		return "none at all"
+		return "none"
 	}
 	return strings.Join(names, ", ")
 }
@@ -416,12 +416,12 @@ func (f *dockerFiles) find(ctx context.Context, ref imageref.Ref) (Descriptor, e
 	}
 	slices.Sort(have)
 	if isSole(ref) {
-		return Descriptor{}, fmt.Errorf("it must hold one image and has %d: %s; save only that one", len(f.images), orNone(have))
+		return Descriptor{}, fmt.Errorf("it must contain one image but has %d: %s; save only one", len(f.images), orNone(have))
 	}
 	if len(have) == 0 {
-		return Descriptor{}, errors.New("it holds no image with a name; tag the image before docker save")
+		return Descriptor{}, errors.New("it contains no image with a name; tag the image before docker save")
 	}
-	return Descriptor{}, fmt.Errorf("it has no image of that name, but %s; write one of these as ref, or tag the image so before docker save", orNone(have))
+	return Descriptor{}, fmt.Errorf("it has no image of that name, only %s; use one of these as ref, or give the image that tag before docker save", orNone(have))
 }
 
 func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor, error) {

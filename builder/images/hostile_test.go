@@ -72,7 +72,7 @@ func TestXattrs(t *testing.T) {
 		{"user without a name", xattr("user.", "x"), "!no name behind"},
 		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!its name has 256 bytes"},
 		{"value over 64 KiB", xattr("user.x", strings.Repeat("v", 64<<10+1)), "!more than the 65536"},
-		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has room"},
+		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has space"},
 		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},
 		{"capability of revision 3", xattr("security.capability", capability(0x03000001, 24)), " security.capability"},
 		{"capability of revision 1", xattr("security.capability", capability(0x01000000, 12)), "!not of revision 2 or 3"},
@@ -87,7 +87,7 @@ func TestXattrs(t *testing.T) {
 		{"ACL out of order", xattr("system.posix_acl_access", plain(u, o, g)), "!out of order"},
 		{"ACL with an unknown tag", xattr("system.posix_acl_access", plain(u, g, o, [3]uint32{64, 4, 1})), "!unknown tag"},
 		{"ACL with unknown permissions", xattr("system.posix_acl_access", plain(u, g, [3]uint32{32, 8, none})), "!permissions"},
-		{"ACL for nobody", xattr("system.posix_acl_access", plain(u, [3]uint32{2, 7, none}, g, m, o)), "!nobody"},
+		{"ACL for nobody", xattr("system.posix_acl_access", plain(u, [3]uint32{2, 7, none}, g, m, o)), "!without a user or group"},
 		{"default ACL of a file", xattr("system.posix_acl_default", imagetest.ACL), "!only a directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -267,7 +267,7 @@ func TestLayerBombs(t *testing.T) {
 		"together":  {[]imagetest.Layer{zeros(1000 << 10), zeros(1001 << 10), zeros(1002 << 10), zeros(1003 << 10), zeros(1004 << 10)}, []string{"of 5 sha256:", "more than 4Mi", "raise imageStore.maxLayerSize"}},
 		"names":     {[]imagetest.Layer{names}, []string{"layer 1 of 1 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
 		"deep":      {[]imagetest.Layer{deep}, []string{"layer 1 of 1 (sha256:", "raise imageStore.maxFiles"}},
-		"links":     {[]imagetest.Layer{links}, []string{"layer 1 of 1 (sha256:", "elements together", "raise imageStore.maxFiles"}},
+		"links":     {[]imagetest.Layer{links}, []string{"layer 1 of 1 (sha256:", "elements in total", "raise imageStore.maxFiles"}},
 		"whiteouts": {[]imagetest.Layer{zeros(1), whiteouts}, []string{"layer 2 of 2 (sha256:", "more than 1000 files", "raise imageStore.maxFiles"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -656,7 +656,7 @@ func TestIndexes(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	l.wrap(func(jsonDoc) []any { return []any{l.foreign("arm64"), l.foreign("s390x")} })
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "nothing for linux/amd64, but linux/arm64, linux/s390x")
+	wantError(t, err, "nothing for linux/amd64, only for linux/arm64, linux/s390x")
 }
 
 // TestIndexOfAnAilingRegistry checks that a registry's temporary failure does not change which
@@ -754,7 +754,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 		"annotations has a number": {func(m, _ jsonDoc) { m["annotations"] = jsonDoc{"a": 1} }, "annotations is a JSON number, expected a string"},
 		"urls is a string":         {func(m, _ jsonDoc) { layerOf(m, 0)["urls"] = "x" }, "is a JSON string, expected a list"},
 		"negative size":            {func(m, _ jsonDoc) { layerOf(m, 0)["size"] = -5 }, "the size -5"},
-		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "called a manifest and is an index"},
+		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "descriptor says manifest, but it is an index"},
 		"schema 1":                 {func(m, _ jsonDoc) { m["fsLayers"] = []any{} }, "schema 1"},
 		"unknown fields": {func(m, c jsonDoc) {
 			m["x"], c["x"] = 1, 1

@@ -254,7 +254,7 @@ func mayBeCompressed(mediaType string) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, fmt.Errorf("its media type %q is not a container image's layer; known are tar, tar+gzip and tar+zstd; have the image pushed again with one of them", mediaType)
+	return false, fmt.Errorf("its media type %q is not a container image's layer; have the image pushed again with tar, tar+gzip or tar+zstd", mediaType)
 }
 
 // KnownContainerd returns the series of containerd that a baked store was
@@ -271,7 +271,7 @@ func CheckContainerd(version string) error {
 	if len(parts) >= 2 && slices.Contains(KnownContainerd(), parts[0]+"."+leadingDigits(parts[1])) {
 		return nil
 	}
-	return fmt.Errorf("containerd %q: its store is unknown to this edgebake, which knows %s; choose one of these versions, or imageStore.mode: import",
+	return fmt.Errorf("containerd %q: this edgebake does not know its store, only that of %s; choose one of these versions, or imageStore.mode: import",
 		version, strings.Join(KnownContainerd(), ", "))
 }
 

@@ -100,7 +100,7 @@ func (d *digestReader) Read(p []byte) (n int, err error) {
 	d.h.Write(p[:n])
 	d.n += int64(n)
 	if d.n > d.size {
-		return n, fmt.Errorf("it is longer than the %d bytes the manifest says; %w", d.size, errTooLong)
+		return n, fmt.Errorf("it is longer than the %d bytes in the manifest; %w", d.size, errTooLong)
 	}
 	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
 		if verr := d.verify(); verr != nil {
@@ -183,9 +183,9 @@ func (d *digestReader) explain(err error) error {
 	// The bytes match the digest: fetching them again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), which is what containerd takes", errLargeWindow, configs.HumanSize(maxWindow))
+		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, configs.HumanSize(maxWindow))
 	case errors.Is(err, zstd.ErrUnknownDictionary):
-		return errors.New("uncompressing it: it was compressed with a zstd dictionary, which containerd cannot have: have the image pushed again without")
+		return errors.New("uncompressing it: it was compressed with a zstd dictionary, which containerd does not support: have the image pushed again without one")
 	}
 	return fmt.Errorf("uncompressing it: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
@@ -270,7 +270,7 @@ func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l L
 	}
 	var de *fetch.DigestError
 	if errors.As(err, &de) && de.Want == diff {
-		return fmt.Errorf("uncompressed it is not the diffID of the image's config: %v; the image is inconsistent, have it pushed again", err)
+		return fmt.Errorf("its uncompressed bytes do not match the diffID in the image's config: %v; have the image pushed again", err)
 	}
 	return err
 }

@@ -47,7 +47,7 @@ func (e *LimitError) Error() string {
 	if e.Field == "" {
 		return e.What
 	}
-	return e.What + ": use a smaller image or, if it is meant, raise " + e.Field
+	return e.What + ": use a smaller image or, if this is intended, raise " + e.Field
 }
 
 const (
@@ -72,10 +72,10 @@ func (b *budget) name(length int) error {
 	b.files++
 	b.pathLength += int64(length)
 	if b.files > b.maxFiles {
-		return &LimitError{fmt.Sprintf("with it the images have more than %d files and directories", b.maxFiles), fieldMaxFiles}
+		return &LimitError{fmt.Sprintf("the images have more than %d files and directories", b.maxFiles), fieldMaxFiles}
 	}
 	if b.pathLength > b.maxFiles*pathBytes {
-		return &LimitError{fmt.Sprintf("with it the paths of the images' files have more than %d bytes together", b.maxFiles*pathBytes), fieldMaxFiles}
+		return &LimitError{fmt.Sprintf("the paths of the images' files have more than %d bytes in total", b.maxFiles*pathBytes), fieldMaxFiles}
 	}
 	return nil
 }
@@ -83,7 +83,7 @@ func (b *budget) name(length int) error {
 // step counts a path element.
 func (b *budget) step() error {
 	if b.steps++; b.steps > b.maxFiles*stepsPerFile {
-		return &LimitError{fmt.Sprintf("with it the paths of the images' files have more than %d elements together", b.maxFiles*stepsPerFile), fieldMaxFiles}
+		return &LimitError{fmt.Sprintf("the paths of the images' files have more than %d elements in total", b.maxFiles*stepsPerFile), fieldMaxFiles}
 	}
 	return nil
 }
@@ -143,14 +143,14 @@ func (l *limited) Read(p []byte) (int, error) {
 func (l *limited) count(n int64) error {
 	l.n += n
 	if l.n > l.limit.layer {
-		return &LimitError{"uncompressed it has more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
+		return &LimitError{"its uncompressed size is more than " + configs.HumanSize(l.limit.layer), fieldMaxLayer}
 	}
 	if l.limit.image == nil {
 		return nil
 	}
 	l.taken += n
 	if l.limit.image.Add(-n) < 0 {
-		return &LimitError{fmt.Sprintf("uncompressed the layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("the uncompressed layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
 	}
 	return nil
 }

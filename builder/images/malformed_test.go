@@ -224,7 +224,7 @@ func TestBadLayouts(t *testing.T) {
 				diffs := c["rootfs"].(jsonDoc)["diff_ids"].([]any)
 				diffs[1] = "sha256:" + strings.Repeat("ab", 32)
 			})
-		}, []string{"layer 2 of 2", "not the diffID", "pushed again"}},
+		}, []string{"layer 2 of 2", "do not match the diffID", "pushed again"}},
 		{"truncated gzip", func(t *testing.T, l *layout) { cut(t, l, "gzip") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
 		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
 		{"not what it was", func(t *testing.T, l *layout) {
@@ -238,10 +238,10 @@ func TestBadLayouts(t *testing.T) {
 				raw[0] ^= 1
 				os.WriteFile(name, raw, 0o644)
 			})
-		}, []string{"layer 2 of 2", "expected", "changed on its way"}},
+		}, []string{"layer 2 of 2", "expected", "changed in transit"}},
 		{"unknown layer type", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["mediaType"] = "application/vnd.oci.image.layer.v1.tar+lzma" })
-		}, []string{"layer 1 of 2", "tar+lzma", "known are", "pushed again"}},
+		}, []string{"layer 1 of 2", "tar+lzma", "with tar, tar+gzip or tar+zstd", "pushed again"}},
 		{"unknown manifest type", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { m["mediaType"] = "application/vnd.example.thing" })
 		}, []string{"manifest", "application/vnd.example.thing", "neither a manifest nor an index", "name an image"}},
@@ -266,7 +266,7 @@ func TestBadLayouts(t *testing.T) {
 		}, []string{"layer 2 of 2", "is not a file"}},
 		{"more layers than diffIDs", func(t *testing.T, l *layout) {
 			l.change(func(_, c jsonDoc) { c["rootfs"].(jsonDoc)["diff_ids"] = []any{} })
-		}, []string{"config", "lists 0 layers, the manifest 2", "pushed again"}},
+		}, []string{"config", "lists 0 layers, but the manifest 2", "pushed again"}},
 		{"digest that is a path", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["digest"] = "sha256:../../../../etc/passwd" })
 		}, []string{"layer 1 of 2", "64 hex digits", "use another"}},
@@ -297,7 +297,7 @@ func TestBadLayouts(t *testing.T) {
 			e["digest"], e["size"] = l.putRaw([]byte("<html>"))
 			raw, _ := json.Marshal(index)
 			os.WriteFile(filepath.Join(l.dir, "index.json"), raw, 0o644)
-		}, []string{"manifest", "not JSON", "use another"}},
+		}, []string{"manifest", "not a manifest in JSON", "use another"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newLayout(t, small(ref, "a"), small("edgebake.test/good:1", "good"))
@@ -384,14 +384,14 @@ func TestPinnedDigestIsKept(t *testing.T) {
 	}
 	l.imgs[0].Digest = "sha256:" + strings.Repeat("1", 64)
 	_, err = Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "edgebake.test/a:1", "pinned is sha256:111", string(p[0].Target.Digest))
+	wantError(t, err, "edgebake.test/a:1", "sha256:111", string(p[0].Target.Digest))
 }
 
 func TestMissingNameSaysWhichExist(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	l.imgs[0].Ref = "edgebake.test/c:1"
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, but edgebake.test/a:1, edgebake.test/b:1; write one of these as ref", "org.opencontainers.image.ref.name")
+	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, only edgebake.test/a:1, edgebake.test/b:1; use one of these as ref", "org.opencontainers.image.ref.name")
 
 	// A short name is shown in full, as the field ref needs it.
 	l = newLayout(t, small("edgebake.test/a:1", "a"))
@@ -401,7 +401,7 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	l.writeIndex(index)
 	l.imgs[0].Ref = "localhost/app:v1"
 	_, err = Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "but docker.io/library/app:v1; write one of these as ref")
+	wantError(t, err, "only docker.io/library/app:v1; use one of these as ref")
 	l.imgs[0].Ref = "docker.io/library/app:v1"
 	if _, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions()); err != nil {
 		t.Error(err)
@@ -414,7 +414,7 @@ func TestSoleImageOfSeveral(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	sole := configs.ContainerImage{Ref: Sole, Layout: l.dir}
 	_, err := Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions())
-	wantError(t, err, "the image: OCI layout ", "must hold one image and has 2: edgebake.test/a:1 sha256:", ", edgebake.test/b:1 sha256:", "say which by digest")
+	wantError(t, err, "the image: OCI layout ", "must contain one image but has 2: edgebake.test/a:1 sha256:", ", edgebake.test/b:1 sha256:", "select one by digest")
 	var index manifestDoc
 	l.read("", &index)
 	sole.Digest = string(index.Manifests[1].Digest)

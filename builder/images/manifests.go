@@ -96,13 +96,13 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	case v == "":
 		return nil // not a complete Image
 	case len(l.Images) == 0 && len(img.ImagesFrom) == 0:
-		return []string{fmt.Sprintf("no container images on board, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list what runs on every node in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
+		return []string{fmt.Sprintf("the image contains no container images, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list the images that every node runs in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
 	}
 	if img.Containerd.Sandbox == "" {
-		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it there")
+		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it in containerd.sandbox")
 	}
 	if !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
-		notes = append(notes, fmt.Sprintf("no kube-proxy on board: a cluster that runs it makes every node pull it; if yours does, add its image (kube-proxy:%s) to images", v))
+		notes = append(notes, fmt.Sprintf("the image contains no kube-proxy, so nodes pull it if the cluster runs it: add its image (kube-proxy:%s) to images", v))
 	}
 	return notes
 }
@@ -113,7 +113,7 @@ func (l *Listing) MentionNotes() (notes []string) {
 		if n == maxMentionNotes {
 			return append(notes, fmt.Sprintf("%d more images were found in manifests, but not baked: `edgebake images` lists them", len(l.Mentions)-n))
 		}
-		notes = append(notes, fmt.Sprintf("%s: %s was found, not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
+		notes = append(notes, fmt.Sprintf("%s: %s was found but not baked: add it to images, or to imagesIgnore", f.Where, f.Ref))
 	}
 	return notes
 }
@@ -203,7 +203,7 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 	}
 	for at, names := range matched {
 		if len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return useful[n] }) {
-			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove this", globs[at])))
+			errs = append(errs, globError(at, fmt.Errorf("%q: no manifest there runs a container image; write the file again, or remove the pattern", globs[at])))
 		}
 	}
 	all.run, all.mentions = byRef(all.run), firstOfEach(all.mentions)

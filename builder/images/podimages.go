@@ -70,7 +70,7 @@ func (s *scan) unreadable(err error, raw []byte) error {
 	if bytes.Contains(raw, []byte("{{")) {
 		return fmt.Errorf("reading manifest %s: %w (%s)", s.file, err, manifest.Unrendered)
 	}
-	return fmt.Errorf("reading manifest %s: %w; correct it, or have imagesFrom pass it over", s.file, err)
+	return fmt.Errorf("reading manifest %s: %w; correct it, or exclude it from imagesFrom", s.file, err)
 }
 
 // object reads a Kubernetes object, or each object of a List.

@@ -166,7 +166,7 @@ func TestIgnoredImages(t *testing.T) {
 	if len(l.Images) != 0 || len(l.Mentions) != 1 || l.Mentions[0].Ref.String() != "r.test/b/c:1" {
 		t.Errorf("images %v, mentions %v", l.Images, l.Mentions)
 	}
-	want := []string{"m.yaml:3: Pod: r.test/b/c:1 was found, not baked: add it to images, or to imagesIgnore",
+	want := []string{"m.yaml:3: Pod: r.test/b/c:1 was found but not baked: add it to images, or to imagesIgnore",
 		`imagesIgnore[2]: "none:1" matches no image in the manifests of imagesFrom: remove it, or correct it`}
 	if !slices.Equal(l.Notes, want) {
 		t.Errorf("notes %q", l.Notes)

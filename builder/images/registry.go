@@ -310,7 +310,7 @@ func fixOf(err error) string {
 	case fix != "", errors.As(err, &te), errors.Is(err, context.Canceled):
 		return fix
 	case errors.As(err, &de):
-		return "the source is damaged or was changed on its way; fetch it again or use another source"
+		return "the source is damaged or was changed in transit; fetch it again or use another source"
 	case errors.As(err, new(*imageref.DigestError)):
 		return "the source is damaged; use another"
 	case errors.Is(err, fs.ErrNotExist):

@@ -55,7 +55,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		}
 		if other := byTag[key]; other != nil {
 			if other.Target.Digest != p.Target.Digest {
-				errs = append(errs, &ImageError{p.Source, fmt.Errorf("image %s is listed twice and means two different images: %s (%s) and %s (%s); keep one, or give one another tag",
+				errs = append(errs, &ImageError{p.Source, fmt.Errorf("image %s is listed twice with two different images: %s (%s) and %s (%s); keep one, or give one another tag",
 					key, other.Target.Digest, sourceOf(other.Source), p.Target.Digest, sourceOf(p.Source))})
 			}
 			continue
@@ -121,7 +121,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
 		if p.Ref.Digest != "" && p.Ref.Digest != ref.Digest {
-			return nil, fmt.Errorf("%s: its reference has another digest than its field digest (%s): keep one of them", label(named), img.Digest)
+			return nil, fmt.Errorf("%s: its ref and its field digest (%s) have different digests: keep one of them", label(named), img.Digest)
 		}
 	}
 	src, err := sources.get(ctx, img)
@@ -161,7 +161,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 		}
 	}
 	if !pinsTarget {
-		return nil, fmt.Errorf("%s%s: the name now means %s, pinned is %s; if the change is meant, pin the new digest", label(named), from(src.name()), p.Target.Digest, ref.Digest)
+		return nil, fmt.Errorf("%s%s: the name now refers to %s, but %s is pinned; if the change is intended, pin the new digest", label(named), from(src.name()), p.Target.Digest, ref.Digest)
 	}
 	if err := p.readConfig(ctx, c, src, ref, doc, o.Arch, platformKnown); err != nil {
 		return nil, err
@@ -217,7 +217,7 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 		FSLayers  json.RawMessage `json:"fsLayers"`
 	}
 	if err := json.Unmarshal(raw, &parts); err != nil {
-		return manifestDoc{}, fmt.Errorf("it is not JSON of a manifest: %w; the source is damaged, or does not hold images: use another", plainJSON(err))
+		return manifestDoc{}, fmt.Errorf("it is not a manifest in JSON: %w; the source is damaged, or has no images: use another", plainJSON(err))
 	}
 	called := *mediaType
 	*mediaType = parts.MediaType
@@ -254,8 +254,8 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 }
 
 var (
-	errIsManifest = errors.New("it is called an index and is a manifest; have the image pushed again")
-	errIsIndex    = errors.New("it is called a manifest and is an index; have the image pushed again")
+	errIsManifest = errors.New("its descriptor says index, but it is a manifest; have the image pushed again")
+	errIsIndex    = errors.New("its descriptor says manifest, but it is an index; have the image pushed again")
 )
 
 // readStrict decodes a document into containerd's own type: containerd could not run an image that
@@ -327,7 +327,7 @@ const (
 // image's name then points to the manifest that it found. It returns nil if it finds none.
 func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	if depth > maxIndexes {
-		r.errs = append(r.errs, fmt.Errorf("more than %d indexes lie in each other; name the manifest by its digest", maxIndexes))
+		r.errs = append(r.errs, fmt.Errorf("more than %d indexes are nested; name the manifest by its digest", maxIndexes))
 		return nil, nil
 	}
 	var fitting, silent []ocispec.Descriptor
@@ -428,12 +428,12 @@ func (r *indexReader) nothing() error {
 		return errors.Join(r.errs...)
 	}
 	if r.read > maxIndexDoc {
-		return fmt.Errorf("more than %d of its entries do not say what platform they are for; name one of them by its digest", maxIndexDoc)
+		return fmt.Errorf("more than %d of its entries have no platform; name one of them by its digest", maxIndexDoc)
 	}
 	if len(r.have) == 0 {
 		return fmt.Errorf("it has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)
 	}
-	return fmt.Errorf("it has nothing for linux/%s, but %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
+	return fmt.Errorf("it has nothing for linux/%s, only for %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
 // platformName returns the name of a platform for messages.
@@ -503,7 +503,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	diffIDs := image.RootFS.DiffIDs
 	if len(diffIDs) != len(doc.Layers) {
-		return fail("it lists %s, the manifest %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
+		return fail("it lists %s, but the manifest %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
 	}
 	if len(doc.Layers) > maxLayers {
 		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))

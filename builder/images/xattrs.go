@@ -85,7 +85,7 @@ func validACL(b []byte) error {
 		case tag < last || tag == last && !many:
 			return errors.New("the entries of its ACL are out of order")
 		case many && id == noOwner:
-			return errors.New("its ACL has an entry for nobody")
+			return errors.New("its ACL has an entry without a user or group")
 		}
 		last, named, mask = tag, named || many, mask || tag == aclMask
 		seen[tag] = true

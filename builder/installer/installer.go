@@ -157,7 +157,7 @@ func words(s string) []string {
 func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	p := o.Payload
 	if _, err := p.SystemFile("usr/share/initramfs-tools/init"); err != nil {
-		return nil, fmt.Errorf("the image's initrd is not initramfs-tools' (%w), and the installer is a part of that: take a Debian base with initramfs-tools", err)
+		return nil, fmt.Errorf("the image's initrd is not from initramfs-tools (%w), which the installer requires: use a Debian base with initramfs-tools", err)
 	}
 	config, err := json.MarshalIndent(in, "", "  ")
 	if err != nil {
@@ -216,7 +216,7 @@ var libraryDirs = map[string][]string{
 func program(p *media.Payload, name string) ([]byte, map[string][]byte, error) {
 	b, err := p.SystemFile(name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("the image has no %s, with which the installer looks at disks: %w: add the package util-linux to the base", name, err)
+		return nil, nil, fmt.Errorf("the image has no %s, with which the installer lists disks: %w: add the package util-linux to the base", name, err)
 	}
 	libs := map[string][]byte{}
 	todo := [][]byte{b}

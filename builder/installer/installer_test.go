@@ -276,10 +276,10 @@ func TestStickRefuses(t *testing.T) {
 		base []buildtest.Entry
 		want string
 	}{
-		{without("initramfs-tools/init"), "the image's initrd is not initramfs-tools'"},
+		{without("initramfs-tools/init"), "the image's initrd is not from initramfs-tools"},
 		{without("bin/lsblk"), "add the package util-linux"},
 		{without("bin/wipefs"), "add the package util-linux"},
-		{buildtest.Base(), "the image's initrd is not initramfs-tools'"},
+		{buildtest.Base(), "the image's initrd is not from initramfs-tools"},
 	} {
 		o := Options{Payload: payload(t, image(t, "tiny.raw.zst", c.base))}
 		err := Stick(t.Context(), filepath.Join(t.TempDir(), "stick"), 512, o, func(int64, int64) {})

@@ -85,7 +85,7 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 // inTemp adds to an error that the directory for temporary files is full.
 func inTemp(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
-		return fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", file.Explain(err, os.TempDir()))
+		return fmt.Errorf("%w; set TMPDIR to use another directory for temporary files", file.Explain(err, os.TempDir()))
 	}
 	return err
 }

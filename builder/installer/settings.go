@@ -60,7 +60,7 @@ func (o *Output) Check() error {
 	case o.ISO != "" && o.Netboot != "":
 		return errors.New("--iso and --netboot cannot be given together")
 	case o.ISO == "" && o.Netboot == "":
-		return errors.New("say what to make: --iso FILE or --netboot DIR")
+		return errors.New("no output is given: use --iso FILE or --netboot DIR")
 	case (o.Netboot == "") != (o.URL == ""):
 		return errors.New("--netboot DIR and --url URL go together: the installer reads the image from there")
 	case o.CACert != "" && !strings.HasPrefix(o.URL, "https://"):
@@ -71,7 +71,7 @@ func (o *Output) Check() error {
 	u, err := url.Parse(o.URL)
 	if err == nil && u.User != nil {
 		// The message omits the URL: it has a password.
-		return errors.New("--url has a user name: boot.img, which anybody on that network can fetch, and the consoles would show it: leave it out, and let the server show the directory to the machines' network alone")
+		return errors.New("--url has a user name, which boot.img and the consoles would show to everybody on that network: remove it, and restrict the directory to the machines' network")
 	}
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
 		return fmt.Errorf("--url %s: want the address of a directory, e.g. http://10.0.0.1/edge", o.URL)

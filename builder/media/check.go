@@ -133,7 +133,7 @@ func (m *Image) serves(s Site) (configs.Problems, error) {
 		return nil, err
 	}
 	if s.Inventory != nil && len(m.info.InventoryVersions) == 0 {
-		errs = append(errs, errors.New("the image's first boot reads no inventory: build the image with this edgebake, or stamp one Site onto each copy (edgebake stamp --each)"))
+		errs = append(errs, errors.New("the image's first boot does not support Inventories: build the image with this edgebake, or stamp one Site onto each copy (edgebake stamp --each)"))
 	}
 	probs, err := m.problems(s)
 	if err != nil {
@@ -187,7 +187,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 				found = bytes.Contains(s.Files[name], []byte(token.Reveal()))
 			}
 			if found {
-				probs.Add("credentials.token", "is in %s too, from which it is not wiped after the join: remove it there, and have programs on the node use a credential of their own", called)
+				probs.Add("credentials.token", "is also in %s, where it is not wiped after the join: remove it there, and give programs on the node their own credentials", called)
 			}
 		}
 		return probs

@@ -56,9 +56,9 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	if i.Slot.Site != nil && i.Slot.Site.NodeName != "" {
 		who = "the Site " + i.Slot.Site.NodeName
 	}
-	const fix = "take the golden image that it was made of, and stamp copies of that"
+	const fix = "use the golden image that it was made from, and stamp copies of that"
 	if err := m.neverFlashed(); err != nil {
-		return Descriptor{}, fmt.Errorf("%w: %w: take the image that was written to it", ErrNotGolden, err)
+		return Descriptor{}, fmt.Errorf("%w: %w: use the image that was written to it", ErrNotGolden, err)
 	}
 	switch s := i.Slot; {
 	case s.State == SlotDamaged:
@@ -97,7 +97,7 @@ func (m *Image) Descriptor() (Descriptor, error) {
 // have old data after the last partition, which no digest covers.
 func (m *Image) neverFlashed() error {
 	if m.ownGUIDs() {
-		return errors.New("it is a flashed disk, with GUIDs of its own")
+		return errors.New("it is a flashed disk with its own GUIDs")
 	}
 	end := int64(0)
 	for _, p := range m.table.Partitions {
@@ -117,7 +117,7 @@ func leftovers(slot *io.SectionReader) error {
 		return err
 	}
 	if hasToken(b) || bytes.Contains(b, []byte(" PRIVATE KEY-----")) {
-		return errors.New("a Site was deleted from its slot, and its token or keys can still be read there: take the golden image that it was made of")
+		return errors.New("a Site was deleted from its slot, and its token or keys can still be read there: use the golden image that it was made from")
 	}
 	fsys, err := fat.Open(bytes.NewReader(b))
 	if err == nil && fsys.Size() != slot.Size() {
@@ -130,7 +130,7 @@ func leftovers(slot *io.SectionReader) error {
 	// free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
-			return errors.New("a file was deleted from its slot, and can still be read there: take the golden image that it was made of")
+			return errors.New("a file was deleted from its slot, and can still be read there: use the golden image that it was made from")
 		}
 		return nil
 	})
@@ -195,12 +195,12 @@ func (m *Image) PackFile(ctx context.Context, progress func(done, total int64)) 
 	dir := os.TempDir()
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
-		return nil, fmt.Errorf("%w: set TMPDIR to a directory with room, or build the image as .raw.zst", err)
+		return nil, fmt.Errorf("%w: set TMPDIR to a directory with enough space, or build the image as .raw.zst", err)
 	}
 	os.Remove(f.Name())
 	if err := m.Pack(ctx, f, progress); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%w (TMPDIR names another directory for it; an image that is built as .raw.zst needs none)", file.Explain(err, dir))
+		return nil, fmt.Errorf("%w; set TMPDIR to another directory, or build the image as .raw.zst", file.Explain(err, dir))
 	}
 	return f, nil
 }
@@ -346,7 +346,7 @@ func (m *Image) aligned() error {
 }
 
 func misplaced(p gpt.Partition) error {
-	return fmt.Errorf("%w: partition %s has %d bytes at %d, which is not where edgebake puts it", ErrNotOurs, p.Name, p.Size, p.Start)
+	return fmt.Errorf("%w: partition %s has %d bytes at %d, which edgebake does not do", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
 // IsCompressed reports whether the name of an image is that of a compressed one.

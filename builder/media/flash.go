@@ -193,9 +193,9 @@ func (f *Flash) layout() error {
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
-		errs = append(errs, fmt.Errorf("it has %d MiB and the installer needs %d MiB: take a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
+		errs = append(errs, fmt.Errorf("it has %d MiB and the installer needs %d MiB: use a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
 	} else if f.o.Size < f.End+tailRoom {
-		errs = append(errs, fmt.Errorf("the disk has %d MiB and the image needs %d MiB: take a larger disk, or build the image with less (disk.root, disk.data, disk.reserve)",
+		errs = append(errs, fmt.Errorf("the disk has %d MiB and the image needs %d MiB: use a larger disk, or build a smaller image (disk.root, disk.data, disk.reserve)",
 			f.o.Size>>20, (f.End+tailRoom)>>20))
 	}
 	if have := f.m.table.SectorSize; f.o.Sector != 0 && f.o.Sector != have {
@@ -245,7 +245,7 @@ func (f *Flash) fill() error {
 		f.Slot, err = slot.ReadInfo(bytes.NewReader(f.slot))
 	}
 	if err == nil && f.Slot.Golden == "" {
-		return errors.New("no golden digest to verify with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again")
+		return errors.New("there is no golden digest to verify with, since the slot was damaged when it was stamped: use a copy of the golden image, or build it again")
 	}
 	if err != nil || len(f.o.Keys) == 0 {
 		return err

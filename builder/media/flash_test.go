@@ -342,7 +342,7 @@ func TestFlashOfAChangingImage(t *testing.T) {
 			if err != nil || r.Golden != want.Golden {
 				t.Errorf("%s: %v", name, err)
 			}
-		} else if err == nil || !strings.Contains(err.Error(), "changed while it was read") {
+		} else if err == nil || !strings.Contains(err.Error(), "changed while they were read") {
 			t.Errorf("%s: %v", name, err)
 		} else if _, err := Inspect(m.path()); !errors.Is(err, ErrUnfinished) {
 			t.Errorf("%s: the disk can be started: %v", name, err)
@@ -529,7 +529,7 @@ func TestFlashNotices(t *testing.T) {
 		m := blank(t, size+8<<20)
 		at(3, syscall.ENOSPC)(m)
 		_, _, err := flashTo(t, image, m, func(o *FlashOptions) { o.Sector = 512 })
-		if err == nil || !strings.Contains(err.Error(), "ends before it says") {
+		if err == nil || !strings.Contains(err.Error(), "smaller than it claims") {
 			t.Error(err)
 		}
 	})
@@ -563,7 +563,7 @@ func TestFlashNotices(t *testing.T) {
 		if _, err := w.WriteAt([]byte("x"), f.edits[0].off+1); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.Write(t.Context(), m); err == nil || !strings.Contains(err.Error(), "changed while it was read") {
+		if _, err := f.Write(t.Context(), m); err == nil || !strings.Contains(err.Error(), "changed while they were read") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -636,9 +636,9 @@ func TestFlashRefuses(t *testing.T) {
 		change func(*FlashOptions)
 		want   []string
 	}{
-		"too small": {image, func(o *FlashOptions) { o.Size = fi.Size() - 2<<20 }, []string{"take a larger disk"}},
+		"too small": {image, func(o *FlashOptions) { o.Size = fi.Size() - 2<<20 }, []string{"use a larger disk"}},
 		"sectors and size and site": {image, func(o *FlashOptions) { o.Size, o.Sector, o.Site = 1<<20, 4096, &other },
-			[]string{"take a larger disk", "build it with disk.sector: 4096", "arm64", "cloud", "v9"}},
+			[]string{"use a larger disk", "build it with disk.sector: 4096", "arm64", "cloud", "v9"}},
 		"4Kn image":      {wide, func(o *FlashOptions) { o.Sector, o.Size = 512, 1<<40 }, []string{"sectors of 4096 bytes, this one has sectors of 512", "without disk.sector"}},
 		"truncated":      {cut(image, "cut.raw", 50<<20), nil, []string{"cut short"}},
 		"truncated .zst": {cut(packed, "cut.raw.zst", z.Size()/2), nil, []string{"cut short"}},

@@ -188,7 +188,7 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 		}
 	}
 	if err := d.Sync(); err != nil {
-		return fmt.Errorf("waiting for the disk to store what was written: %w", err)
+		return fmt.Errorf("syncing the disk: %w", err)
 	}
 	return nil
 }
@@ -272,7 +272,7 @@ func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 
 // changed returns the error for an image that has changed since PrepareFlash.
 func (f *Flash) changed() error {
-	return fmt.Errorf("reading image %s: its %s or boot entries changed while it was read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
+	return fmt.Errorf("reading image %s: its %s or boot entries changed while they were read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
 // asPrepared reads image.json and the boot entries back and compares them with those that
@@ -329,7 +329,7 @@ func (f *Flash) blame(ctx context.Context) error {
 
 // otherBytes returns the error for a disk that does not return the written bytes.
 func otherBytes(off int64) error {
-	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it says (a counterfeit): use another disk", off)
+	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it claims (counterfeit): use another disk", off)
 }
 
 // readBack reads everything from the medium, compares the chunks that were
@@ -470,9 +470,9 @@ func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err
 	}
-	full := "it is full: make room, and flash it again"
+	full := "it is full: free space, and flash it again"
 	if disk {
-		full = "the disk ends before it says it does: it is failing, or a counterfeit: use another disk"
+		full = "the disk is smaller than it claims: it is failing or counterfeit: use another disk"
 	}
 	for _, x := range []struct {
 		is  syscall.Errno

@@ -68,7 +68,7 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 			!strings.Contains(err.Error(), "directory "+dir+" has ") {
 			t.Errorf("%s: %v", what, err)
 		}
-		if !o.Slots && !strings.Contains(err.Error(), "or write the slots alone, 1") {
+		if !o.Slots && !strings.Contains(err.Error(), "or write only the slots, 1") {
 			t.Errorf("images: no way out: %v", err)
 		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {

@@ -61,7 +61,7 @@ func (m *Image) verifyImages() (*store.Summary, error) {
 	}
 	// image.json and the store must list the same images.
 	if seen.Slot.Report == "" && len(s.Images) != len(m.info.Images) {
-		return nil, fmt.Errorf("%s lists %s, the store has %d", ondisk.ESPImageInfo, configs.Count(len(m.info.Images), "container image"), len(s.Images))
+		return nil, fmt.Errorf("%s lists %s, but the store has %d", ondisk.ESPImageInfo, configs.Count(len(m.info.Images), "container image"), len(s.Images))
 	}
 	return s, nil
 }
@@ -83,7 +83,7 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 		return nil, fmt.Errorf("reading the list of image archives: %w", err)
 	}
 	if len(index.Archives) != listed {
-		return nil, fmt.Errorf("%s lists %s, the list of archives to import has %d", ondisk.ESPImageInfo, configs.Count(listed, "container image"), len(index.Archives))
+		return nil, fmt.Errorf("%s lists %s, but the list of archives to import has %d", ondisk.ESPImageInfo, configs.Count(listed, "container image"), len(index.Archives))
 	}
 	s := &store.Summary{}
 	var errs []error

@@ -114,8 +114,8 @@ func TestVerifyImages(t *testing.T) {
 		"blob missing":    {baked.Images, holed, string(pinned[0].Config.Digest)},
 		"archive missing": {archives.Images, gone, "000-edgebake.test_a_1.tar of image edgebake.test/a:1: "},
 		"archive spoiled": {archives.Images, spoiled, "is damaged, build or copy it again: archive 000-edgebake.test_a_1.tar of image edgebake.test/a:1: sha256 is "},
-		"archive of more": {append(archives.Images, archives.Images...), archives.Nodes, "lists 2 container images, the list of archives to import has 1"},
-		"another list":    {append(baked.Images, baked.Images...), baked.Nodes, "lists 2 container images, the store has 1"},
+		"archive of more": {append(archives.Images, archives.Images...), archives.Nodes, "lists 2 container images, but the list of archives to import has 1"},
+		"another list":    {append(baked.Images, baked.Images...), baked.Nodes, "lists 2 container images, but the store has 1"},
 		"no store at all": {baked.Images, nil, store.MetaDB},
 	} {
 		t.Run(name, func(t *testing.T) {

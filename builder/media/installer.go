@@ -66,7 +66,7 @@ func (p *Payload) Close() { p.f.Close() }
 func (p *Payload) take() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
-		return fmt.Errorf("it is for %s, whose firmware starts no installer: write it to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
+		return fmt.Errorf("it is for %s, whose firmware cannot start installers: write it to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
 	}
 	sum := sha256.Sum256(p.f.slot)
 	p.SlotSum = hex.EncodeToString(sum[:])

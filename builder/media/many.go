@@ -80,11 +80,11 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 		}
 	}
 	if n := len(exist); n > maxExist {
-		exist = []error{fmt.Errorf("directory %s has the files of %d of the %d Sites already: choose another directory, or --force to replace them", dir, n, len(sites))}
+		exist = []error{fmt.Errorf("directory %s already has the files of %d of the %d Sites: choose another directory, or --force to replace them", dir, n, len(sites))}
 	}
 	errs = append(errs, exist...)
 	if n := len(errs); n > maxShown {
-		errs = append(errs[:maxShown], fmt.Errorf("%s besides cannot be stamped", configs.Count(n-maxShown, "Site")))
+		errs = append(errs[:maxShown], fmt.Errorf("another %s cannot be stamped", configs.Count(n-maxShown, "Site")))
 	}
 	bad := o.Read.inventory(probs)
 	if n := len(bad); n > maxShown {
@@ -143,7 +143,7 @@ func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) erro
 		}
 	}
 	if copies != nil {
-		return fmt.Errorf("%w; or write the slots alone, %s for all: --slots in place of --each (edgebake stamp DISK --slot FILE puts one on a disk)",
+		return fmt.Errorf("%w; or write only the slots, %s in total: --slots instead of --each (edgebake stamp DISK --slot FILE writes one to a disk)",
 			copies, configs.HumanSize(each*int64(len(sites))))
 	}
 	return checkSpace(outputs, each, "slot")

@@ -156,7 +156,7 @@ sites:
 	m.system = func() (siteconf.Root, error) { return nil, nil }
 	s := Site{Inventory: inv, Files: map[string][]byte{}}
 	probs, err := m.serves(s)
-	if err == nil || !strings.Contains(err.Error(), "reads no inventory") || !strings.Contains(probs.Error(), "sites[1].arch: the Site is for arm64") {
+	if err == nil || !strings.Contains(err.Error(), "does not support Inventories") || !strings.Contains(probs.Error(), "sites[1].arch: the Site is for arm64") {
 		t.Error(err, probs)
 	}
 	m.info.InventoryVersions, inv.Sites[1].Arch = []string{"v1alpha1"}, ""
@@ -165,7 +165,7 @@ sites:
 	}
 	s.Files[ondisk.SlotIgnition] = []byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:;base64,YWJjZGVmLjAxMjM0NTY3ODlhYmNkZWY="}}]}}`)
 	s.Files["files/note"] = []byte("abcdef.0123456789abcdef")
-	if probs, err := m.serves(s); err != nil || len(probs) != 2 || !strings.Contains(probs.Error(), "credentials.token: is in config.ign too") || !strings.Contains(probs.Error(), "is in files/note too") {
+	if probs, err := m.serves(s); err != nil || len(probs) != 2 || !strings.Contains(probs.Error(), "credentials.token: is also in config.ign") || !strings.Contains(probs.Error(), "is also in files/note") {
 		t.Error(err, probs)
 	}
 }

@@ -226,7 +226,7 @@ func (m *Image) notSeekable(err error) error {
 	case format.Newer:
 		return &partError{fmt.Errorf("%s: use that edgebake, or a newer one", format.Problem)}
 	case format.NoTable && seekable.IsFrame(head):
-		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d bytes, and the table that comes last is missing: copy it again", m.stored)}
+		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
 	case format.NoTable:
 		return &partError{errors.New("it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again")}
 	}
@@ -247,7 +247,7 @@ func (m *Image) relative() string {
 		return ""
 	}
 	if strings.HasPrefix(string(head[40:]), "EDGEBAKE_") {
-		return "an installer (edgebake installer --iso), which carries one: " + insteadOfInstaller
+		return "an installer (edgebake installer --iso), which contains one: " + insteadOfInstaller
 	}
 	return "an ISO image"
 }
@@ -255,16 +255,16 @@ func (m *Image) relative() string {
 // ASlot describes a slot and its use, for errors about a slot where another file is expected.
 const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
 
-const insteadOfInstaller = "boot a machine from it, or name the image that it was made of"
+const insteadOfInstaller = "boot a machine from it, or name the image that it was made from"
 
 // installer returns a description of an installer's disk, which has no slot, or "".
 func (m *Image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
-		return "an installer (edgebake flash --installer), which carries one: " + insteadOfInstaller
+		return "an installer (edgebake flash --installer), which contains one: " + insteadOfInstaller
 	}
 	if esp, err := m.esp(); err == nil {
 		if _, err := esp.Stat(ondisk.InstallArchive); err == nil {
-			return fmt.Sprintf("the boot disk of an installer (edgebake installer --netboot), which firmware fetches: name the %s beside it", ondisk.InstallImage)
+			return fmt.Sprintf("the boot disk of an installer (edgebake installer --netboot), which firmware fetches: name the %s next to it", ondisk.InstallImage)
 		}
 	}
 	return ""
@@ -397,7 +397,7 @@ func (m *Image) espFile(name string) ([]byte, error) {
 		limit = 64 << 10
 	}
 	if e.Size > limit {
-		return nil, fmt.Errorf("%s has %d bytes, %d are the most", name, e.Size, limit)
+		return nil, fmt.Errorf("%s has %d bytes, at most %d are allowed", name, e.Size, limit)
 	}
 	return fsys.Read(e)
 }

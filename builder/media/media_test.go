@@ -344,7 +344,7 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}{
 		"everything": {func(s *Site) {
 			s.Doc.Arch, s.Doc.NodeType, s.Doc.APIVersion = "arm64", "cloud", "edgebake.io/v2"
-		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `reads Site v1alpha1, this one is "v2"`}},
+		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `supports Site v1alpha1, but this one is "v2"`}},
 		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
 		"none":          {func(s *Site) { s.Doc = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
 		"both":          {func(s *Site) { s.Inventory = inventory(t) }, []string{"both exist"}},
@@ -502,8 +502,8 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			content []byte
 			want    string
 		}{
-			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": it is an edgebake image that is cut short: it has %d bytes, and the table that comes last is missing: copy it again", len(goodZ)-5000)},
-			"zst early":    {goodZ[:1<<20], "it is an edgebake image that is cut short: it has 1048576 bytes, and the table that comes last is missing: copy it again"},
+			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": it is an edgebake image that is cut short: it has %d bytes, and the table at its end is missing: copy it again", len(goodZ)-5000)},
+			"zst early":    {goodZ[:1<<20], "it is an edgebake image that is cut short: it has 1048576 bytes, and the table at its end is missing: copy it again"},
 			"zst damaged":  {append(bytes.Clone(goodZ[:1<<20]), goodZ[1<<20+1:]...), "it is an edgebake image that is damaged: "},
 			"other zst":    {read(plain), ": it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again"},
 			"raw":          {cut(good, 1<<20), fmt.Sprintf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
@@ -664,7 +664,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	flip(info.Size - 512) // the backup table
 	flip(info.Partitions[1].Start + 20)
 	err = Verify(t.Context(), path, nil)
-	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "golden digest to compare with was there too") {
+	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "golden digest was there too") {
 		t.Errorf("two kinds of damage: %v", err)
 	}
 	// A damaged slot can be stamped, but the golden digest is lost.
@@ -859,7 +859,7 @@ func TestStampDate(t *testing.T) {
 		{built.Add(-time.Hour), false, ""}, // a small difference between clocks
 		{built.AddDate(0, 0, -2), false, "before the image's date"},
 		{time.Unix(0, 0), false, "before the image's date"},
-		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), false, "says 2031-01-01, years after the image's date"},
+		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), false, "shows 2031-01-01, years after the image's date"},
 		{time.Date(2031, 1, 1, 0, 0, 0, 0, time.UTC), true, ""},
 		{time.Unix(0, 0), true, ""},
 	} {

@@ -240,7 +240,7 @@ func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
-			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("takes %s in a slot, which has room for %s of it: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
+			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("needs %s in a slot, which has space for %s of it: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
 		}
 	}
 	return nil
@@ -256,9 +256,9 @@ func (m *Image) stampDate(o StampOptions) (int64, error) {
 	case o.Undated:
 		return 0, nil
 	case now.Before(first):
-		return 0, fmt.Errorf("this computer's clock says %s, which is before the image's date (sourceDate %s): set the clock; if it is right, build the image with an earlier sourceDate, or leave the time out of the slot (--undated): the node's clock then shows no earlier time than sourceDate", now.Format(time.DateOnly), built)
+		return 0, fmt.Errorf("this computer's clock shows %s, which is before the image's date (sourceDate %s): set the clock or, if it is right, leave the time out of the slot (--undated); the node's clock is then set to sourceDate at least", now.Format(time.DateOnly), built)
 	case now.After(last):
-		return 0, fmt.Errorf("this computer's clock says %s, years after the image's date (sourceDate %s): set the clock; if it is right, leave the time out of the slot (--undated), or build the image with a later sourceDate", now.Format(time.DateOnly), built)
+		return 0, fmt.Errorf("this computer's clock shows %s, years after the image's date (sourceDate %s): set the clock or, if it is right, leave the time out of the slot (--undated)", now.Format(time.DateOnly), built)
 	}
 	return now.Unix(), nil
 }
@@ -282,7 +282,7 @@ func (m *Image) hide() error {
 	case errors.Is(err, file.ErrOpen):
 		return fmt.Errorf("%w, or stamp a copy (--output)", err)
 	case err != nil:
-		return fmt.Errorf("others may read the file, which will hold the Site's secrets, and this user may not change that (%w): have its owner run chmod 600, or stamp a copy (--output)", err)
+		return fmt.Errorf("other users can read the file, which will contain the Site's secrets, and this user cannot change that (%w): ask its owner to run chmod 600, or stamp a copy (--output)", err)
 	}
 	return nil
 }
@@ -305,7 +305,7 @@ func (m *Image) reads(version string) error {
 	if slices.Contains(m.info.SiteVersions, version) {
 		return nil
 	}
-	return fmt.Errorf("the image reads Site %s, this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), version)
+	return fmt.Errorf("the image supports Site %s, but this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), version)
 }
 
 // put writes the slot into a file, which has the image's format.
@@ -400,7 +400,7 @@ func (w window) Sync() error {
 func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
-		return fmt.Errorf("stamping image %s: %s would have to be compressed: name an output that does not end in .zst, or build the image compressed", m.path, o.Output)
+		return fmt.Errorf("stamping image %s: %s would have to be compressed, which stamping does not do: name an output that does not end in .zst", m.path, o.Output)
 	}
 	if err := m.spaceForCopies([]string{o.Output}, unpack); err != nil {
 		return m.stamping(err)
@@ -454,7 +454,7 @@ func copyRange(dst, src *os.File, off, n int64) error {
 
 // shorter returns the error for a file that was longer before.
 func shorter(src *os.File, size int64) error {
-	return fmt.Errorf("reading %s: %w: it has become shorter than the %d bytes that it had: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
+	return fmt.Errorf("reading %s: %w: it has become shorter than %d bytes: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
 }
 
 // checkLength returns an error if a file has become shorter.

@@ -74,12 +74,12 @@ func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (di
 	meta, err := slot.ReadInfo(m.section(p))
 	switch {
 	case err != nil:
-		bad(fmt.Errorf("%w. The golden digest to compare with was there too: take the golden image to verify the rest", withFix(err)))
+		bad(fmt.Errorf("%w. The golden digest was there too: use the golden image to verify the rest", withFix(err)))
 		slotErr = nil
 	case meta.Plan != m.info.Plan:
 		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
 	case meta.Golden == "":
-		bad(errors.New("no golden digest to compare with, since the slot was damaged when it was stamped: take a copy of the golden image, or build it again"))
+		bad(errors.New("there is no golden digest to compare with, since the slot was damaged when it was stamped: use a copy of the golden image, or build it again"))
 	default:
 		got, err := digest(ctx)
 		if ctx.Err() != nil {
@@ -118,7 +118,7 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	default:
 		where = "partitions " + strings.Join(differ, ", ") + " are not as they were built: "
 	}
-	return fmt.Errorf("%sits golden digest is %s, it was built with %s", where, got.Golden, built.Golden)
+	return fmt.Errorf("%sits golden digest is %s, but it was built with %s", where, got.Golden, built.Golden)
 }
 
 // gaps checks that all bytes outside of the partitions and the table are zero. On a larger device,
@@ -136,7 +136,7 @@ func (m *Image) gaps(ctx context.Context) error {
 	}
 	if end := m.table.Size - gpt.TailSize(m.table.SectorSize); end-at <= disk.Align {
 		if err := m.zero(ctx, buf, at, end); err != nil {
-			return fmt.Errorf("behind the last partition: %w", err)
+			return fmt.Errorf("after the last partition: %w", err)
 		}
 	}
 	return nil
@@ -177,7 +177,7 @@ func (m *Image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
 	if len(found) != len(m.info.Partitions) {
-		return fmt.Errorf("it has %s, it was built with %d", configs.Count(len(found), "partition"), len(m.info.Partitions))
+		return fmt.Errorf("it has %s, but it was built with %d", configs.Count(len(found), "partition"), len(m.info.Partitions))
 	}
 	for i, want := range m.info.Partitions {
 		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID && !own || got.Start != want.Start || got.Size != want.Size {
@@ -186,7 +186,7 @@ func (m *Image) matches() error {
 		}
 		p := m.table.Partitions[i]
 		if typ, attr := disk.TypeOf(m.info.Arch, want.Label); p.Type != typ || p.Attributes != attr {
-			errs = append(errs, fmt.Errorf("partition %d (%s) has type %s and attributes %#x, it was built with %s and %#x: somebody changed the partition table; do not use the image, copy or build it again",
+			errs = append(errs, fmt.Errorf("partition %d (%s) has type %s and attributes %#x, it was built with %s and %#x: the partition table was changed; do not use the image, copy or build it again",
 				i+1, want.Label, p.Type, p.Attributes, typ, attr))
 		}
 	}

@@ -218,7 +218,7 @@ func (t *Target) check(exportBase string) error {
 	}
 	if t.writesLock() {
 		if err := file.Check(t.Lock, true); err != nil {
-			errs = append(errs, fmt.Errorf("lock %w (--lock names another place)", err))
+			errs = append(errs, fmt.Errorf("lock %w (--lock names another file)", err))
 		}
 	}
 	if exportBase != "" {

@@ -113,7 +113,7 @@ func TestLock(t *testing.T) {
 	p.Inputs["base2"], p.Inputs["kubelet"] = p.Inputs["kubelet"], Input{}
 	maps.DeleteFunc(p.Inputs, func(k string, _ Input) bool { return k == "kubelet" })
 	err = l.Check(p)
-	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, locked is " + hex64("c"), "input base is described otherwise", "the lock has input kubelet, the Image has not"} {
+	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, but locked is " + hex64("c"), "input base differs from the lock", "the lock has input kubelet, but the Image has not"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}

@@ -47,11 +47,11 @@ func Find(ctx context.Context, arch string) (Program, error) {
 	defer cancel()
 	out, err := procgroup.Command(ctx, path, "--version").Output()
 	if err != nil {
-		return Program{}, fmt.Errorf("asking %s for its version: %w", path, err)
+		return Program{}, fmt.Errorf("finding the version of %s: %w", path, err)
 	}
 	v, err := parseVersion(string(out))
 	if err != nil {
-		return Program{}, fmt.Errorf("asking %s for its version: %w", path, err)
+		return Program{}, fmt.Errorf("finding the version of %s: %w", path, err)
 	}
 	return Program{path, v}, nil
 }

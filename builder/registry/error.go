@@ -56,7 +56,7 @@ func (e *Error) Error() string {
 	case errors.As(e.Err, &op) && op.Op == "dial":
 		return fmt.Sprintf("%s cannot be reached: %v", who, op.Err)
 	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
-		return fmt.Sprintf("%s sends on to %s over plain HTTP, which is rejected", e.Host, sentTo)
+		return fmt.Sprintf("%s redirects to %s over plain HTTP, which is rejected", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
 		return e.Host + " broke off in the middle"
 	case errors.Is(e.Err, io.EOF):
@@ -132,13 +132,13 @@ func Fix(err error, w Words) string {
 	case transfer.IsTimeout(err), errors.Is(err, io.EOF):
 		return "check the network and the proxy settings" + w.Mirror
 	case errors.As(err, &untrusted):
-		return "have this machine trust the registry's CA; or, where that does not matter, " + w.Insecure
+		return "make this machine trust the registry's CA or, if that does not matter, " + w.Insecure
 	case errors.As(err, &refused) && errors.Is(err, ErrPlainHTTP):
-		return "check its name, its port and the network; " + w.Insecure + " if plain HTTP is meant"
+		return "check its name, its port and the network; " + w.Insecure + " if it uses plain HTTP"
 	case errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, ErrPlainHTTP):
-		return w.Insecure + " if plain HTTP is meant"
+		return w.Insecure + " if it uses plain HTTP"
 	case errors.Is(err, ErrNoManifest):
-		return "not a registry, or a proxy or login page answers instead: check its name and the network"
+		return "this is not a registry, or a proxy or login page responded instead: check its name and the network"
 	case errors.As(err, &unknown) && unknown.IsNotFound:
 		fix := "check the registry's name for spelling, and the network"
 		if w.Mirror != "" {
@@ -148,7 +148,7 @@ func Fix(err error, w Words) string {
 	case errors.As(err, &refused):
 		return "check the network and the proxy settings" + w.Mirror
 	case strings.Contains(err.Error(), "invalid realm in www-authenticate"): // the client library's error has no type
-		return "the registry must send to its login server (realm) by a host name, and by https unless insecure is set"
+		return "the registry must name its login server (realm) by a host name, and with https unless insecure is set"
 	}
 	return ""
 }
@@ -174,7 +174,7 @@ func fixOfStatus(err error, code int, w Words) string {
 	case code == http.StatusTooManyRequests:
 		return "the registry limits requests: wait, or log in"
 	case code == http.StatusRequestEntityTooLarge:
-		return "the registry, or a proxy before it, limits the size of requests: raise that limit (nginx: client_max_body_size 0)"
+		return "the registry, or a proxy in front of it, limits the size of requests: raise that limit (nginx: client_max_body_size 0)"
 	case code >= 500:
 		return "the registry is failing: try later" + w.Mirror
 	}

@@ -114,7 +114,7 @@ func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 			return nil, fmt.Errorf("%w %s: its credential helper %s is not installed", ErrAuthFile, a.Filename, helper)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w %s: asking its credential helper for the login of %s: %w", ErrAuthFile, a.Filename, key, err)
+			return nil, fmt.Errorf("%w %s: getting the login of %s from its credential helper: %w", ErrAuthFile, a.Filename, key, err)
 		}
 		login := authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken, RegistryToken: c.RegistryToken}
 		if login != (authn.AuthConfig{}) {

@@ -23,7 +23,7 @@ func TestNobodyListens(t *testing.T) {
 	if got := err.Error(); !strings.HasPrefix(got, host+" cannot be reached: ") {
 		t.Error(got)
 	}
-	if got := Fix(err, Words{Insecure: "add --insecure"}); got != "check its name, its port and the network; add --insecure if plain HTTP is meant" {
+	if got := Fix(err, Words{Insecure: "add --insecure"}); got != "check its name, its port and the network; add --insecure if it uses plain HTTP" {
 		t.Error(got)
 	}
 }

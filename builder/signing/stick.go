@@ -66,7 +66,7 @@ func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 		case !written && name != ondisk.SlotSignature:
 			problems = append(problems, fmt.Errorf("%s is not part of this Site, so the signature would not match: remove it, or name another directory", at))
 		case slices.ContainsFunc(inputs, func(input string) bool { return file.Same(at, input) }):
-			problems = append(problems, fmt.Errorf("%s is read, and would be replaced: name another directory", at))
+			problems = append(problems, fmt.Errorf("%s is an input, and would be replaced: name another directory", at))
 		case !force:
 			problems = append(problems, fmt.Errorf("%s exists already: --force replaces it", at))
 		}

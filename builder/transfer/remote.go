@@ -106,15 +106,15 @@ func (r *Remote) check(resp *http.Response, off int64) error {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:
 	case http.StatusOK:
-		return fmt.Errorf("reading %s: the server does not answer ranges: use another one", r.url)
+		return fmt.Errorf("reading %s: the server does not support range requests: use another one", r.url)
 	default:
-		return After(fmt.Errorf("reading %s: the server says %s", r.url, resp.Status), RetryAfter(resp))
+		return After(fmt.Errorf("reading %s: the server responded %s", r.url, resp.Status), RetryAfter(resp))
 	}
 	span, total, ok := strings.Cut(strings.TrimPrefix(resp.Header.Get("Content-Range"), "bytes "), "/")
 	from, _, _ := strings.Cut(span, "-")
 	size, err := strconv.ParseInt(total, 10, 64)
 	if at, badFrom := strconv.ParseInt(from, 10, 64); !ok || err != nil || badFrom != nil || at != off || size <= 0 {
-		return fmt.Errorf("reading %s: the server answers with the range %q", r.url, resp.Header.Get("Content-Range"))
+		return fmt.Errorf("reading %s: the server responded with the range %q", r.url, resp.Header.Get("Content-Range"))
 	}
 	etag := resp.Header.Get("ETag")
 	if r.size == 0 {

@@ -196,7 +196,7 @@ func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p
 	name, d := filepath.Join(tmp, "stick.raw"), stick.Disk
 	if err := installer.Stick(ctx, name, d.Sector, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
 		if errors.Is(err, syscall.ENOSPC) {
-			err = fmt.Errorf("%w; TMPDIR names another directory to put the installer together in", err)
+			err = fmt.Errorf("%w; set TMPDIR to use another directory for temporary files", err)
 		}
 		return nil, err
 	}

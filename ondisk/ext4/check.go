@@ -89,7 +89,7 @@ func checkNode(n *tree.Node) error {
 		}
 	case tree.ModeSymlink:
 		if n.Target == "" || len(n.Target) > maxSymlink || strings.ContainsRune(n.Target, 0) {
-			return fmt.Errorf("a symbolic link's target is 1 to %d bytes without zeros, this one has %d", maxSymlink, len(n.Target))
+			return fmt.Errorf("a symbolic link's target must have 1 to %d bytes without zero bytes; this one has %d bytes", maxSymlink, len(n.Target))
 		}
 	case tree.ModeBlock, tree.ModeChar:
 		if n.Major >= 1<<12 || n.Minor >= 1<<20 {
@@ -139,7 +139,7 @@ func checkPath(p string) error {
 func checkContent(c tree.Content) error {
 	switch {
 	case c.Size < 0 || c.Off < 0 || c.Off+c.Size < 0:
-		return fmt.Errorf("content at offset %d with size %d cannot be", c.Off, c.Size)
+		return fmt.Errorf("content at offset %d with size %d is invalid", c.Off, c.Size)
 	case ceilDiv(c.Size, blockSize) > maxBlocks:
 		return fmt.Errorf("size %d is beyond ext4's 16 TiB", c.Size)
 	case c.Blob == "" && int64(len(c.Inline)) != c.Size:

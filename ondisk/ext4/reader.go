@@ -117,10 +117,10 @@ func (s superblock) supported() error {
 	}
 	const need = incompatExtents | incompat64Bit | incompatFileType | incompatCsumSeed
 	if compat&compatJournal == 0 || incompat&need != need || ro&roMetadataCsum == 0 {
-		return errors.New("it lacks features that edgebake's file systems have: it was made by something else")
+		return errors.New("it lacks features of edgebake's file systems: another program made it")
 	}
 	if s.u32(0x18) != 2 || s.u16(0x58) != inodeSize || s.u16(0xfe) != descSize || s.u32(0x20) != blocksPerGroup || s[0x175] != crc32cChecksum {
-		return errors.New("its blocks, groups or inodes have another size than edgebake's: it was made by something else")
+		return errors.New("its blocks, groups or inodes have another size than edgebake's: another program made it")
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 		}
 	}
 	if total > blockSize {
-		return nil, nil, fmt.Errorf("extended attributes take %d bytes, ext4 has room for %d: make them smaller", total, blockSize)
+		return nil, nil, fmt.Errorf("extended attributes need %d bytes, ext4 has space for %d: make them smaller", total, blockSize)
 	}
 	return inInode, inBlock, nil
 }

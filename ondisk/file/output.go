@@ -67,7 +67,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		}
 		err = Lock(f, true)
 		if errors.Is(err, ErrLocked) {
-			err = fmt.Errorf("another program is writing it (%s): wait for that", name)
+			err = fmt.Errorf("another program is writing it (%s): wait until that ends", name)
 		}
 		if err != nil {
 			f.Close()
@@ -258,7 +258,7 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	case err == nil:
 		return undo, nil
 	case errors.Is(err, syscall.ENOTDIR):
-		return nil, fmt.Errorf("making directory %s: there is a file of that name: name another directory", dir)
+		return nil, fmt.Errorf("making directory %s: a file of that name exists: name another directory", dir)
 	}
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }

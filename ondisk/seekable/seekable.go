@@ -324,7 +324,7 @@ func (z *Reader) readTable(size int64) error {
 		return err
 	}
 	if le.Uint32(b) != tableFrame || int64(le.Uint32(b[4:])) != tableSize {
-		return badFormat("the table's beginning is not where it should be")
+		return badFormat("the table does not begin at the expected place")
 	}
 	off := int64(0)
 	z.entries = make([]Entry, 0, n) // n is plausible: the file is long enough for the table

@@ -110,15 +110,15 @@ func TestStrays(t *testing.T) {
 	}{
 		{made(), ""},
 		{made("System Volume Information/x", ".DS_Store", "._site.yaml"), ""},
-		{as("files"), `"files", which is "EFI" too`},
-		{as("pki"), `"pki", which is "EFI" too`},
+		{as("files"), `"files", also named "EFI"`},
+		{as("pki"), `"pki", also named "EFI"`},
 		{as("x/y"), oddUnusable},
 		{as("."), "(a name of dots"},
 		{as("a\x01:"), "a\\x01:"},
-		{as(".Trashes"), `".Trashes", which is "EFI" too`},
+		{as(".Trashes"), `".Trashes", also named "EFI"`},
 		{as("..."), `"..."`},
 		{volume, "(a volume label that is a directory"},
-		{script, `"report.txt", which is "STARTUP.NSH" too`},
+		{script, `"report.txt", also named "STARTUP.NSH"`},
 		{twice, "(a name that another entry has too)"},
 	} {
 		err := Strays(bytes.NewReader(tc.img))

@@ -71,11 +71,11 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	}
 	switch {
 	case tried:
-		return time.Time{}, fmt.Errorf("its signature by key %X does not match: a file was changed, added or left out since, or the key is another of that name: sign it again, and copy all that was written to an empty stick", s.KeyID)
+		return time.Time{}, fmt.Errorf("its signature by key %X does not match: a file was changed, added or left out since, or another key has the same ID: sign it again, and copy all written files to an empty stick", s.KeyID)
 	case len(ids) == 0:
-		return time.Time{}, fmt.Errorf("it is signed by key %X, and the Image names no key (sites.keys)", s.KeyID)
+		return time.Time{}, fmt.Errorf("it is signed by key %X, but the Image names no key (sites.keys)", s.KeyID)
 	}
-	return time.Time{}, fmt.Errorf("it is signed by key %X, and the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
+	return time.Time{}, fmt.Errorf("it is signed by key %X, but the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
 }
 
 // signedAt returns the time in a trusted comment.

@@ -147,7 +147,7 @@ func (c *Contents) encode() ([]byte, error) {
 	}
 	if _, inventory := c.Files[ondisk.SlotInventory]; inventory && len(trimmed(img.b)) > half-sectorSize {
 		total, _ := c.sizes()
-		return nil, fmt.Errorf("the inventory and what goes with it take %.1f MiB, and must leave half a slot (%d MiB) free: %s",
+		return nil, fmt.Errorf("the Inventory and its files need %.1f MiB, and must leave half a slot (%d MiB) free: %s",
 			float64(total)/(1<<20), half>>20, smallerInventory)
 	}
 	return img.b, readable(img)
@@ -177,7 +177,7 @@ func (c *Contents) checkFiles() error {
 	}
 	// A file that is too large by itself has been reported above.
 	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
-		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: take large contents out of %s and put them into the Image (files, overlays)",
+		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: move large contents from %s to the Image (files, overlays)",
 			float64(total)/(1<<20), maxFiles>>20, largest))
 	}
 	return errors.Join(errs...)
@@ -241,11 +241,11 @@ func Smaller(name string) string {
 	if name == ondisk.SlotInventory {
 		return smallerInventory
 	}
-	return "put large contents into the Image (files, overlays)"
+	return "move large contents to the Image (files, overlays)"
 }
 
 // smallerInventory is the fix for an inventory that is too large.
-const smallerInventory = "split the inventory, or stamp each Site onto a copy of its own (edgebake stamp --each)"
+const smallerInventory = "split the inventory, or stamp each Site onto its own copy (edgebake stamp --each)"
 
 const page = 4096
 
@@ -293,7 +293,7 @@ func allowedPath(name string) bool {
 // pad fills a report with line ends up to room bytes.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
-		return nil, fmt.Errorf("a report of %d bytes has room for %d", len(b), room)
+		return nil, fmt.Errorf("a report has %d bytes, and there is space for %d", len(b), room)
 	}
 	padded := bytes.Repeat([]byte("\n"), room)
 	copy(padded, b)
@@ -302,7 +302,7 @@ func pad(b []byte, room int) ([]byte, error) {
 
 const (
 	stampAgain   = "stamp the image again"
-	removeStrays = "remove what does not belong there"
+	removeStrays = "remove the files that do not belong there"
 )
 
 // fixError is a problem of a slot and its fix.
@@ -474,7 +474,7 @@ func Strays(r io.ReaderAt) error {
 		case !inContract(n.Entry) && !systemFile(name):
 			found = append(found, fmt.Sprintf("%q", name))
 		case !derivedShortName(n):
-			found = append(found, fmt.Sprintf("%q, which is %q too", name, n.Short))
+			found = append(found, fmt.Sprintf("%q, also named %q", name, n.Short))
 		}
 		seen++
 		return seen <= maxEntries
@@ -492,7 +492,7 @@ func Strays(r io.ReaderAt) error {
 	if n := len(found) - most; n > 0 {
 		found = append(found[:most], fmt.Sprintf("%d more", n))
 	}
-	return fmt.Errorf("the slot has what no Site puts there and no signature covers: %s: remove it, or stamp the image again", strings.Join(found, ", "))
+	return fmt.Errorf("the slot has files that are not part of a Site and that no signature covers: %s: remove them, or stamp the image again", strings.Join(found, ", "))
 }
 
 // inContract reports whether an entry of the top directory belongs to a slot.
@@ -669,7 +669,7 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 		return info, err
 	}
 	if err := json.Unmarshal(b, &info); err != nil {
-		return info, &fixError{fmt.Errorf("reading %s: %w; nobody but edgebake should write it", e.Path, err), stampAgain}
+		return info, &fixError{fmt.Errorf("reading %s: %w; only edgebake should write it", e.Path, err), stampAgain}
 	}
 	if info.Version != ondisk.SlotInfoVersion {
 		return info, &fixError{fmt.Errorf("reading %s: it has version %d, this program knows %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}

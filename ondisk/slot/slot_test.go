@@ -191,7 +191,7 @@ func TestMakeRefuses(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"both exist", "passwords.txt does not belong", "has room for"} {
+	for _, want := range []string{"both exist", "passwords.txt does not belong", "there is space for"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error does not say %q: %v", want, err)
 		}
@@ -356,7 +356,7 @@ func TestWhatLaptopsDo(t *testing.T) {
 		disktest.Oracle(t, "mmd", "-i", img, "::files")
 		l.put("files/a", strings.Repeat("x", 9<<20))
 		l.put("files/b", strings.Repeat("x", 9<<20))
-		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "remove what does not belong") {
+		if _, err := l.read(); err == nil || !strings.Contains(err.Error(), "remove the files that do not belong") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -707,7 +707,7 @@ func TestFoldersInsideThemselves(t *testing.T) {
 	if n != 100 {
 		t.Fatalf("%d entries damaged", n)
 	}
-	if _, err := Read(bytes.NewReader(img)); err == nil || !strings.Contains(err.Error(), "remove what does not belong") && !strings.Contains(err.Error(), "too deep") {
+	if _, err := Read(bytes.NewReader(img)); err == nil || !strings.Contains(err.Error(), "remove the files that do not belong") && !strings.Contains(err.Error(), "too deep") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -284,7 +284,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 			at = next
 		case n.IsSymlink():
 			if _, mine := seen[next]; mine {
-				return "", fmt.Errorf("lies below %s, a symbolic link of the same layer; remove one of them", next)
+				return "", fmt.Errorf("is below %s, a symbolic link of the same layer; remove one of them", next)
 			}
 			if links++; links > maxLinks {
 				return "", fmt.Errorf("symbolic links loop at %s (of layer %s); correct where they point", next, n.layer())
@@ -296,7 +296,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 		case m.flattening && seen[next] == "":
 			at = next
 		default:
-			return "", fmt.Errorf("lies below %s, which is %s (of layer %s); remove one of them", next, n.kind(), n.layer())
+			return "", fmt.Errorf("is below %s, which is %s (of layer %s); remove one of them", next, n.kind(), n.layer())
 		}
 	}
 	return at, nil
@@ -319,7 +319,7 @@ func checkPath(p string) error {
 	case p == "":
 		return errors.New("an entry without a name")
 	case strings.ContainsRune(p, 0):
-		return fmt.Errorf("%q: name holds a zero byte", p)
+		return fmt.Errorf("%q: name contains a zero byte", p)
 	case strings.HasPrefix(p, "/"):
 		return fmt.Errorf("%q: absolute path; %s", p, packInside)
 	}

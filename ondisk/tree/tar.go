@@ -64,11 +64,11 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 			return nil, joinErrors(x.errs)
 		}
 		if entries++; entries > limit {
-			x.errorf("the tar has more than %d entries: check that it is the archive that is meant", limit)
+			x.errorf("the tar has more than %d entries: check that it is the right archive", limit)
 			return nil, joinErrors(x.errs)
 		}
 		if text += textOf(h); text > limit*entryBytes {
-			x.errorf("the names and extended attributes in the tar have more than %d bytes together: check that it is the archive that is meant", limit*entryBytes)
+			x.errorf("the names and extended attributes in the tar have more than %d bytes in total: check that it is the right archive", limit*entryBytes)
 			return nil, joinErrors(x.errs)
 		}
 		off, err := sr.Seek(0, io.SeekCurrent)
@@ -577,7 +577,7 @@ func (p *packer) file(file, name string) error {
 	defer f.Close()
 	_, err = io.CopyN(p.tw, f, n.Data.Size)
 	if err == io.EOF {
-		return errors.New("it was cut short while it was read; build again when nothing writes to it")
+		return errors.New("it became shorter while it was read; build again when no program writes to it")
 	}
 	return err
 }

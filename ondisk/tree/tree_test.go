@@ -85,8 +85,8 @@ func TestMerge(t *testing.T) {
 			}},
 			err: []string{
 				"layer o: etc/motd: layer base already has it", "layer o: tmp: is a directory in layer base and a file here",
-				"layer o: etc/gone.not: is a directory here and a file in layer base", "etc/motd2/x: lies below etc/motd2, a symbolic link of the same layer",
-				"usr/lib/old: layer base already has it", "a/x: symbolic links loop at", "etc/motd/x: lies below etc/motd, which is a file (of layer base)",
+				"layer o: etc/gone.not: is a directory here and a file in layer base", "etc/motd2/x: is below etc/motd2, a symbolic link of the same layer",
+				"usr/lib/old: layer base already has it", "a/x: symbolic links loop at", "etc/motd/x: is below etc/motd, which is a file (of layer base)",
 				`"../x": path leads out of the tree`, `"/x": absolute path`, `"x//y": not a clean path`, "an entry without a name",
 				"dup: twice in this layer", "usr/lib/two: is the same file as lib/two of this layer", "name longer than 255 bytes",
 			}},
@@ -231,7 +231,7 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 	}
 	// A file of the same layer is not replaced by a directory.
 	_, err := Flatten([]Layer{{Name: "1", Nodes: []Node{file("a", "")}}, {Name: "2", Nodes: []Node{file("a", ""), file("a/b", "")}}}, day)
-	if err == nil || !strings.Contains(err.Error(), "lies below a, which is a file") {
+	if err == nil || !strings.Contains(err.Error(), "is below a, which is a file") {
 		t.Errorf("a file below a file of the same layer: %v", err)
 	}
 	// Nor is a link of the same layer, whatever it points to.
@@ -245,7 +245,7 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 			{link("a", "x"), file("a/b/c", ""), file("a/.wh..wh.plnk", "")},
 		} {
 			nodes, err := Flatten([]Layer{{Name: "1", Nodes: below}, {Name: "2", Nodes: above}}, day)
-			if err == nil || !strings.Contains(err.Error(), "a/b/c: lies below a, a symbolic link of the same layer") {
+			if err == nil || !strings.Contains(err.Error(), "a/b/c: is below a, a symbolic link of the same layer") {
 				t.Errorf("a link over %s, files below it: %v, %v", what, nodes, err)
 			}
 		}

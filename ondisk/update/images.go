@@ -20,7 +20,7 @@ import (
 const StoreRoot = "lib/containerd"
 
 // ErrArchives means that the container images are not unpacked.
-var ErrArchives = errors.New("its container images are archives, which an update does not take: build it without imageStore.mode: import")
+var ErrArchives = errors.New("its container images are archives, which an update cannot use: build it without imageStore.mode: import")
 
 // Lacks returns the references of the container images in next that a machine
 // with the system now lacks.

@@ -1,29 +1,27 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the demo and the tests call, where they
-# are missing. A second run changes nothing and needs no root. Go is the one
-# thing assumed.
+# Installs the missing Debian packages that the demo and the tests need. A second run
+# changes nothing and does not need root. Go must already be installed.
 #
-#   install.sh demo [ARCH]  what `make demo` needs, ARCH=arm64 for that one's
-#   install.sh packages     what `make packages` needs
-#   install.sh              what the tests need besides
-#   install.sh nightly      what `make nightly` needs besides
+#   install.sh demo [ARCH]  packages for `make demo`, or for `make demo ARCH=arm64`
+#   install.sh packages     packages for `make packages`
+#   install.sh              these and the packages for the tests
+#   install.sh nightly      these and the packages for `make nightly`
 set -euo pipefail
 
-# What the demo runs: mmdebstrap makes the base (uidmap lets it do so without
-# root), QEMU boots it with OVMF's firmware.
+# For the demo: mmdebstrap makes the base (without root, thanks to uidmap), and QEMU boots
+# it with OVMF's firmware.
 packages=(ca-certificates debian-archive-keyring mmdebstrap uidmap qemu-system-x86 qemu-utils ovmf)
 [ "${1:-}" != packages ] || packages=(ca-certificates debian-archive-keyring git mmdebstrap uidmap)
-# The oracles that judge disks and units, and the network of the end-to-end
-# tests.
+# For the oracles that check disks and units, and for the network of the end-to-end tests.
 case "${1:-}" in demo | packages) ;; *) packages+=(bmap-tools bsdutils chromium cpio cryptsetup-bin e2fsprogs dosfstools dnsmasq-base gdisk minisign mtools systemd iproute2 nftables openssh-client openssl zstd gcc libc6-dev libblkid-dev man-db passwd udev xorriso) ;; esac
 [ "${1:-}" != nightly ] || packages+=(lintian)
-# Packages of another architecture are set up in emulation; arch-test tells
-# mmdebstrap that it works, QEMU boots what comes of it with AAVMF's firmware.
+# Packages of another architecture are set up in emulation, which mmdebstrap checks with
+# arch-test. QEMU boots the image with AAVMF's firmware.
 foreign=${2:-amd64}
 [ "$foreign" != arm64 ] || packages+=(arch-test qemu-user-static qemu-system-arm qemu-efi-aarch64)
 
 if ! command -v apt-get >/dev/null; then
-	echo "This is not Debian or a relative of it. Install by your own means: ${packages[*]}" >&2
+	echo "This is not Debian or a derivative. Install these packages yourself: ${packages[*]}" >&2
 	exit 1
 fi
 if ! command -v go >/dev/null; then
@@ -37,8 +35,8 @@ for p in "${packages[@]}"; do
 	[ "$status" = installed ] || missing+=("$p")
 done
 
-# Where systemd runs it tells the kernel to run arm64 programs by qemu-user;
-# elsewhere, as in a container, it has to be told here.
+# systemd makes the kernel run arm64 programs with qemu-user. Without systemd, as in a
+# container, this script does.
 registered() {
 	[ "$foreign" != arm64 ] || [ "$(dpkg --print-architecture)" = arm64 ] || arch-test arm64 >/dev/null 2>&1
 }

@@ -101,7 +101,7 @@ func (t *Table) check() error {
 	}
 	head, tail := HeadSize(sector), TailSize(sector)
 	if t.Size%sector != 0 || t.Size < head+tail {
-		bad("a disk of %d bytes has no room for a table", t.Size)
+		bad("a disk of %d bytes has no space for a table", t.Size)
 	}
 	if len(t.Partitions) > entries {
 		bad("%d partitions are more than %d", len(t.Partitions), entries)

@@ -232,7 +232,7 @@ func TestBadTables(t *testing.T) {
 		"same GUID":  {func(t *Table) { t.Partitions[1].GUID = t.Partitions[0].GUID }, "has the GUID of"},
 		"no GUID":    {func(t *Table) { t.GUID = "" }, "disk GUID"},
 		"bad GUID":   {func(t *Table) { t.Partitions[0].GUID = "x" }, "GUID \"x\""},
-		"odd size":   {func(t *Table) { t.Size++ }, "no room"},
+		"odd size":   {func(t *Table) { t.Size++ }, "no space"},
 		"over table": {func(t *Table) { t.Partitions[0].Start = 512 }, "do not fit"},
 	} {
 		t.Run(name, func(t *testing.T) {

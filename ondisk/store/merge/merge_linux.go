@@ -212,7 +212,7 @@ func (m *merger) sweep(live *store.Live) error {
 		if err != nil || known[id] {
 			continue
 		}
-		if err := m.step("remove stray snapshot %d", id); err != nil {
+		if err := m.step("remove unreferenced snapshot %d", id); err != nil {
 			return err
 		}
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
