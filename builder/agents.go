@@ -114,7 +114,7 @@ const packaged = "../lib/edgebake"
 func (b *run) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
-		return "", fmt.Errorf("looking for %s beside edgebake: %w", name, err)
+		return "", fmt.Errorf("looking for %s next to edgebake: %w", name, err)
 	}
 	forArch := name + "-linux-" + b.arch
 	// An installed edgebake uses the programs of its package: the current directory may be

@@ -485,7 +485,7 @@ func TestLock(t *testing.T) {
 	}
 	o := p.options(out)
 	o.Locked, o.Force = true, true
-	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "no lock beside the Image") {
+	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "there is no lock next to the Image") {
 		t.Errorf("without a lock: %v", err)
 	}
 	o.Lock = lock

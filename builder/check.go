@@ -165,7 +165,7 @@ func (b *executor) checkTree(nodes []tree.Node) error {
 	}
 	if kernel != "" {
 		if _, ok := by["usr/lib/modules/"+kernel]; !ok {
-			bad(fmt.Errorf("the base has kernel %s but not its modules: usr/lib/modules/%s is missing; take both from one linux-image package", kernel, kernel))
+			bad(fmt.Errorf("the base has kernel %s but not its modules: usr/lib/modules/%s is missing; use both from one linux-image package", kernel, kernel))
 		}
 		if _, ok := by["boot/initrd.img-"+kernel]; !ok {
 			bad(fmt.Errorf("the base has kernel %s but no initrd for it: boot/initrd.img-%s is missing; install initramfs-tools in the base", kernel, kernel))

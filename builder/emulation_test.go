@@ -180,7 +180,7 @@ func TestWrongForOneArchitecture(t *testing.T) {
 func TestBaseForAnotherArchitecture(t *testing.T) {
 	p := newProject(t, buildtest.BaseFor("arm64"), nil)
 	const want = "its usr/lib/systemd/systemd is for arm64, but the image for amd64"
-	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; give one for amd64" {
+	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; use one for amd64" {
 		t.Errorf("%v", err)
 	}
 	// An exported base is rejected as well.

@@ -115,7 +115,7 @@ func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 	return b.plan, nil
 }
 
-var errNoLock = errors.New("--locked: no lock beside the Image; build once without --locked to make one")
+var errNoLock = errors.New("--locked: there is no lock next to the Image; build once without --locked to make one")
 
 func checkLock(l *plan.Lock, p *plan.Plan) error {
 	if err := l.Check(p); err != nil {

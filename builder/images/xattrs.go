@@ -28,7 +28,7 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 		// to other systems.
 		return false, nil
 	case rest == "":
-		return false, errors.New("it has no name behind its namespace")
+		return false, errors.New("it has no name after its namespace")
 	case name == xattrCaps:
 		return true, tree.CheckCapability(name, value)
 	case namespace == "user":

@@ -62,7 +62,7 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	}
 	switch s := i.Slot; {
 	case s.State == SlotDamaged:
-		return Descriptor{}, fmt.Errorf("%w: its slot cannot be read (%s): take a copy of the golden image, or build it again", ErrNotGolden, s.Error)
+		return Descriptor{}, fmt.Errorf("%w: its slot cannot be read (%s): use a copy of the golden image, or build it again", ErrNotGolden, s.Error)
 	case s.State == SlotInventory:
 		return Descriptor{}, fmt.Errorf("%w: it is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
 	case s.State == SlotSite:
@@ -72,7 +72,7 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	case s.Report != "":
 		return Descriptor{}, fmt.Errorf("%w: a machine has booted it and wrote a report into it: %s", ErrNotGolden, fix)
 	case s.Golden == "":
-		return Descriptor{}, fmt.Errorf("%w: its slot has no golden digest: take a copy of the golden image, or build it again", ErrNotGolden)
+		return Descriptor{}, fmt.Errorf("%w: its slot has no golden digest: use a copy of the golden image, or build it again", ErrNotGolden)
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {

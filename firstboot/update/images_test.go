@@ -436,7 +436,7 @@ func TestImagesRejected(t *testing.T) {
 // stays as it is.
 func TestImagesHostile(t *testing.T) {
 	for name, want := range map[string]string{
-		"otherblob": "has 2 bytes, meta.db says",
+		"otherblob": "has 2 bytes, but meta.db says",
 		"link":      "snapshots is not a directory",
 		"lost":      "file does not exist",
 	} {

@@ -1,5 +1,5 @@
-// Package order has the orders of updates as a cluster's Nodes carry them, and the answers of
-// the machines. Both are annotations, and untrusted input to whoever reads them.
+// Package order has the formats of update orders on a cluster's Nodes and of the machines' answers.
+// Both are annotations, and untrusted input to their readers.
 package order
 
 import (
@@ -14,17 +14,17 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Annotations of a Node, by which a cluster orders the update of a machine and the machine
-// answers. None holds a secret.
+// Annotations of a Node, with which a cluster orders the update of a machine and the machine
+// answers. They contain no secrets.
 const (
 	AnnotationOrder  = "edgebake.io/update"        // Order
 	AnnotationAnswer = "edgebake.io/update-status" // Answer, as JSON
-	// AnnotationHalt, with any value, has the machine carry out no order.
+	// AnnotationHalt, with any value, makes the machine carry out no order.
 	AnnotationHalt = "edgebake.io/update-halt"
 )
 
-// Order is an update that a cluster orders. It is written as the URL of the image, @sha256:
-// and its golden digest, and then words, e.g.
+// Order is an update that a cluster orders. Its text is the URL of the image, @sha256: and its
+// golden digest, and then options:
 //
 //	https://images.example.com/my-edge.raw.zst@sha256:GOLDEN max-bytes=20M
 type Order struct {
@@ -32,17 +32,17 @@ type Order struct {
 	Image string
 	// Golden is the golden digest that the image's signed index must have, in hex.
 	Golden string
-	// Hold has the machine stop before the new system's boot entry until the order comes
-	// without it.
+	// Hold makes the machine stop before it writes the new system's boot entry, until the order
+	// comes without it.
 	Hold bool
-	// MaxBytes and Rate are how many bytes are fetched, and in a second, at most; "": any
-	// number.
+	// MaxBytes and Rate limit the bytes that are fetched in total and per second; "" means no
+	// limit.
 	MaxBytes, Rate string
 	// Again distinguishes an order from an earlier, otherwise identical one.
 	Again string
 }
 
-// maxOrder bounds an order.
+// maxOrder limits the length of an order.
 const maxOrder = 2048
 
 var (
@@ -50,7 +50,7 @@ var (
 	againForm  = regexp.MustCompile(`^[A-Za-z0-9:._-]{1,40}$`)
 )
 
-// Parse reads an order. It returns everything that is wrong with it.
+// Parse parses an order. It returns all errors at once.
 func Parse(text string) (Order, error) {
 	if len(text) > maxOrder {
 		return Order{}, fmt.Errorf("the order has %d bytes, at most %d are accepted", len(text), maxOrder)
@@ -93,7 +93,7 @@ func Parse(text string) (Order, error) {
 	return o, errors.Join(errs...)
 }
 
-// CheckURL checks the URL of an order's image.
+// CheckURL returns an error unless the URL can be that of an order's image.
 func CheckURL(text string) error {
 	switch u, err := url.Parse(text); {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Host == "":
@@ -114,7 +114,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// String is the order as the annotation has it.
+// String returns the order as in the annotation.
 func (o Order) String() string {
 	s := o.Key()
 	if o.Hold {
@@ -136,47 +136,47 @@ func (o Order) Key() string {
 
 // States of an Answer.
 const (
-	StateWaiting    = "waiting"    // it cannot begin, or not go on, now; it tries again
-	StateWorking    = "working"    // Step is at work
-	StateHeld       = "held"       // all is fetched; it waits until the order has no hold
+	StateWaiting    = "waiting"    // it cannot begin or continue now, and tries again
+	StateWorking    = "working"    // Step is in progress
+	StateHeld       = "held"       // everything is fetched; it waits for the order without hold
 	StateRestarting = "restarting" // the new system's boot entry is written next
-	StateTrial      = "trial"      // the new system runs, and is not kept yet
+	StateTrial      = "trial"      // the new system runs, but is not kept yet
 	StateDone       = "done"       // the machine keeps the new system
 	StateFailed     = "failed"     // this order is not tried again
-	StateWithdrawn  = "withdrawn"  // the order went, or changed, before the new system could boot
+	StateWithdrawn  = "withdrawn"  // the order was removed or changed before the new system could boot
 )
 
 // Answer is a machine's report of its system and of its last order.
 type Answer struct {
-	// Plan is that of the system that runs, Image its name and Serial its serial.
+	// Plan is the plan of the running system, Image its name and Serial its serial.
 	Plan   string `json:"plan"`
 	Image  string `json:"image,omitempty"`
 	Serial int    `json:"serial,omitempty"`
-	// Order is the Key of the order that the rest is about; "": there was none.
+	// Order is the Key of the order to which the rest belongs; "" if there was none.
 	Order  string `json:"order,omitempty"`
 	State  string `json:"state,omitempty"`
 	Step   string `json:"step,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Fetched of Total bytes have come over the network.
+	// Fetched of Total bytes have been fetched over the network.
 	Fetched int64 `json:"fetched,omitempty"`
 	Total   int64 `json:"total,omitempty"`
 }
 
-// maxReason bounds an Answer's Reason.
+// maxReason limits the length of an Answer's Reason.
 const maxReason = 400
 
-// String is the answer as the annotation has it.
+// String returns the answer as in the annotation.
 func (a Answer) String() string {
 	a.Order, a.Reason = printable.Short(a.Order, maxOrder), printable.Short(a.Reason, maxReason)
 	b, err := json.Marshal(a)
 	if err != nil {
-		panic("BUG: " + err.Error()) // of strings and numbers
+		panic("BUG: " + err.Error()) // it has only strings and numbers
 	}
 	return string(b)
 }
 
-// ParseAnswer reads an answer. Whoever may change the Node wrote it. The zero value is that
-// of a machine that never answered.
+// ParseAnswer parses an answer, which anyone who may change the Node can have written. The zero
+// value is that of a machine that never answered.
 func ParseAnswer(text string) Answer {
 	var a Answer
 	if len(text) > 4*maxOrder || json.Unmarshal([]byte(text), &a) != nil {

@@ -37,7 +37,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// All that is wrong is told at once.
+// TestParseRejects checks that all errors are reported at once.
 func TestParseRejects(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][]string{
@@ -74,7 +74,7 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// Whatever the cluster says, an order is a URL, and is written as it is read.
+// FuzzParse checks that any accepted order has a URL, and that its text can be parsed again.
 func FuzzParse(f *testing.F) {
 	f.Add("https://images.example.com/my-edge.raw.zst@sha256:" + golden + " hold max-bytes=20M")
 	f.Fuzz(func(t *testing.T, text string) {

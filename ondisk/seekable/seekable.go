@@ -505,7 +505,7 @@ func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 		return nil, fmt.Errorf("decompressing frame %d: %w; %w", frame, err, ErrDamaged)
 	}
 	if int64(len(b)) != e.Size || Sum(b) != e.sum {
-		return nil, fmt.Errorf("decompressing frame %d: its content is not what the table says; %w", frame, ErrDamaged)
+		return nil, fmt.Errorf("decompressing frame %d: its content does not match the table; %w", frame, ErrDamaged)
 	}
 	return b, nil
 }

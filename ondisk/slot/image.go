@@ -72,7 +72,7 @@ func verify(message []byte, signature string, keys []string) (string, error) {
 	}
 	var s minisign.Signature
 	if err := s.UnmarshalText([]byte(signature)); err != nil {
-		return "", errors.New("the image's signature is damaged: take a copy of the golden image, or build it again")
+		return "", errors.New("the image's signature is damaged: use a copy of the golden image, or build it again")
 	}
 	var ids []string
 	for _, text := range keys {

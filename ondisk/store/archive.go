@@ -36,7 +36,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 		case blob == nil:
 			errs = append(errs, fmt.Errorf("%s %s is missing", what, d.Digest))
 		case blob.Size() != d.Size:
-			errs = append(errs, fmt.Errorf("%s %s has %d bytes, its descriptor says %d", what, d.Digest, blob.Size(), d.Size))
+			errs = append(errs, fmt.Errorf("%s %s has %d bytes, but its descriptor says %d", what, d.Digest, blob.Size(), d.Size))
 		}
 		return blob
 	}

@@ -288,7 +288,7 @@ func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error
 		return fmt.Errorf("bucket %q: %w", name, err)
 	}
 	if len(child.children) > 0 {
-		return fmt.Errorf("bucket %q is inline and has buckets of its own", name)
+		return fmt.Errorf("bucket %q is inline and has its own buckets", name)
 	}
 	return nil
 }
@@ -310,7 +310,7 @@ func element(body []byte, n, count int, leaf bool) (key string, value, e []byte,
 	mid := from + int64(keySize)
 	end := mid + int64(valueSize)
 	if from < data || end > int64(len(body)) {
-		return "", nil, nil, fmt.Errorf("element %d lies outside its page", n)
+		return "", nil, nil, fmt.Errorf("element %d is outside its page", n)
 	}
 	return string(body[from:mid]), body[mid:end:end], e, nil
 }

@@ -355,7 +355,7 @@ func (s *State) readBackend(db *bucket) error {
 			}
 		}
 		if parentOf[sn.Backend] != want {
-			problems = append(problems, fmt.Errorf("snapshot %s has parent %q, meta.db says %q", sn.Backend, parentOf[sn.Backend], want))
+			problems = append(problems, fmt.Errorf("snapshot %s has parent %q, but meta.db says %q", sn.Backend, parentOf[sn.Backend], want))
 		}
 	}
 	return errors.Join(problems...)

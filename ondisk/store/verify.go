@@ -169,7 +169,7 @@ func (v *verifier) blobs() {
 		case err != nil:
 			v.bad("blob %s: %w", b.Digest, err)
 		case n != b.Size:
-			v.bad("blob %s has %d bytes, meta.db says %d", b.Digest, n, b.Size)
+			v.bad("blob %s has %d bytes, but meta.db says %d", b.Digest, n, b.Size)
 		case got != b.Digest:
 			v.bad("blob %s has digest %s", b.Digest, got)
 		}
@@ -243,7 +243,7 @@ func (v *verifier) image(img *Image) error {
 		return fmt.Errorf("its target %s is missing", img.Digest)
 	}
 	if target.Size != img.Size {
-		return fmt.Errorf("its target has %d bytes, the record says %d", target.Size, img.Size)
+		return fmt.Errorf("its target has %d bytes, but the record says %d", target.Size, img.Size)
 	}
 	blob, doc, err := v.manifest(target)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestSpans(t *testing.T) {
-	// Frames of 100 kB, one behind the other.
+	// Frames of 100 kB, one after the other.
 	place := func(f int) Place { return Place{int64(f) * 100e3, int64(f+1) * 100e3} }
 	got := Spans([]int{1, 2, 4, 7}, place)
 	want := [][]int{{1, 2}, {4}, {7}}
@@ -44,7 +44,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// sample is a file system with holes, and its chunks.
+// sample returns a file system with holes, and its chunks.
 func sample(t *testing.T) ([]byte, *chunk.Part) {
 	t.Helper()
 	b := make([]byte, 20<<20)
@@ -116,7 +116,7 @@ func (c *claims) ReadAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// What is read before any signature is checked has a bound, whatever a server claims.
+// TestTableTooLarge checks the limit of the data that is read before a signature is checked.
 func TestTableTooLarge(t *testing.T) {
 	c := &claims{size: 1 << 30}
 	if _, err := Open(c, c.size); err == nil || !strings.Contains(err.Error(), "at most 16777216 are accepted") {

@@ -50,7 +50,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	table.Close() // it is used only for the table
+	table.Close() // only used for the table
 	i.table = table
 	index := table.Extra(chunk.Magic)
 	if index == nil {

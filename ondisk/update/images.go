@@ -19,7 +19,7 @@ import (
 // StoreRoot is containerd's root on the DATA partition, which is mounted on /var.
 const StoreRoot = "lib/containerd"
 
-// ErrArchives means that the container images are not unpacked.
+// ErrArchives means that the container images are archives, not unpacked.
 var ErrArchives = errors.New("its container images are archives, which an update cannot use: build it without imageStore.mode: import")
 
 // Lacks returns the references of the container images in next that a machine
@@ -70,9 +70,9 @@ func ReadImages(data io.ReaderAt) (*Images, error) {
 	return &Images{State: s, fs: r}, nil
 }
 
-// Walk calls f for everything that a machine with the missing records in lack
-// needs from the store: the databases, and the files of blobs and snapshots.
-// Paths are relative to containerd's root, and parents come before children.
+// Walk calls f for the files that a machine with the missing records in lack needs from the store:
+// the databases, and the files of blobs and snapshots. Paths are relative to containerd's root, and
+// parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir+"/snapshots"
 	whole := []string{store.MetaDB, store.SnapshotterDB}
