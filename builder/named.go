@@ -111,7 +111,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 		lies := false
 		switch n.kind {
 		case namedOverlay:
-			// An overlay that contains the Image is an error by itself.
+			// An overlay that contains the Image is reported separately.
 			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
 		case namedLayout: // it may also have other files
 			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))

@@ -64,7 +64,7 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 		if last {
 			return false, nil
 		}
-		// Matches in the first margin bytes of what is kept have been examined.
+		// Matches in the first margin bytes of the kept text have been examined.
 		kept, from = copy(buf, text[len(text)-2*margin-len(want):]), margin
 	}
 }

@@ -495,7 +495,7 @@ type IPVSLearnedList struct {
 	Servers []IPVSLearnedVirtual `json:"servers"`
 }
 
-// IPVSLearnedVirtual is what was learned for one virtual server.
+// IPVSLearnedVirtual has the learned API servers of one virtual server.
 type IPVSLearnedVirtual struct {
 	VIP string `json:"vip"`
 	// Masters is the cluster's list. It is valid while the configured list

@@ -94,7 +94,7 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 const attempts = 5
 
 // again calls f until it succeeds or returns a final error. Before a retry it warns with the error
-// and what, unless what is empty.
+// and the text what, unless that is empty.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {

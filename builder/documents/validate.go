@@ -40,8 +40,8 @@ func (r *Reader) Validate(name string) error {
 	return err
 }
 
-// Images reads an Image and returns one for each of archs, or of its own architectures if there are
-// none.
+// Images reads an Image and returns one for each of archs, or for each of its own architectures if
+// there are none.
 func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
 	d, err := r.Read(name)
 	if err != nil {

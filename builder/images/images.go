@@ -110,7 +110,7 @@ type Pinned struct {
 	Layers []Layer    `json:"layers"`
 }
 
-// named returns what the image's name points to on the node.
+// named returns the descriptor to which the image's name points on the node.
 func (p *Pinned) named() Descriptor {
 	if p.Direct {
 		return p.Manifest

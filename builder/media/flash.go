@@ -44,7 +44,7 @@ type FlashOptions struct {
 	// Keys are minisign public keys. If there are any, one of them must have
 	// signed the image.
 	Keys []string
-	// SkipVerify skips reading back what was written.
+	// SkipVerify skips reading the disk back.
 	SkipVerify bool
 	// Progress, if set, is called with the bytes that a step, "write" or "verify", has done so far.
 	Progress func(step string, done, total int64)
@@ -93,9 +93,9 @@ const (
 	flashInstaller                  // has none of these: see PrepareInstaller
 )
 
-// Flashed describes what was written.
+// Flashed describes the written disk.
 type Flashed struct {
-	// Golden is the digest of the image, computed from what was written.
+	// Golden is the digest of the image, computed from the written bytes.
 	Golden string `json:"golden"`
 	// DiskGUID is the GUID of the disk.
 	DiskGUID string `json:"diskGUID"`

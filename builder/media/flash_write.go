@@ -255,7 +255,7 @@ func (f *Flash) at(off int64) *gpt.Partition {
 	return nil
 }
 
-// golden compares the golden digest of what was written.
+// golden compares the golden digest of the written bytes.
 func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	got := f.digest()
 	if r.Golden = got.Golden; f.kind == flashInstaller || r.Golden == f.Slot.Golden {

@@ -89,7 +89,7 @@ type Input struct {
 	Place string `json:"place,omitempty"`
 }
 
-// From briefly describes the source of the input, or what it is made of.
+// From briefly describes the source or the recipe of the input.
 func (in Input) From() string {
 	var r struct {
 		Module, Version, Suite, Layout, Archive string

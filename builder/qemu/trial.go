@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// Trial boots an image and discards what the machine writes.
+// Trial boots an image and discards the machine's writes.
 type Trial struct {
 	Image      string // a raw image or a disk
 	Size       int64  // size of the image

@@ -83,7 +83,7 @@ func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
 	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{
 		"does not support range requests": func(_ int64, w http.ResponseWriter, _ *http.Request) bool { _, _ = w.Write(b); return true },
-		"404 Not Found":          func(_ int64, w http.ResponseWriter, q *http.Request) bool { http.NotFound(w, q); return true },
+		"404 Not Found":                   func(_ int64, w http.ResponseWriter, q *http.Request) bool { http.NotFound(w, q); return true },
 		"responded with the range": func(_ int64, w http.ResponseWriter, _ *http.Request) bool {
 			w.Header().Set("Content-Range", "bytes 5-9/*")
 			w.WriteHeader(http.StatusPartialContent)

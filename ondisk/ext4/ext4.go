@@ -45,7 +45,7 @@ const (
 	mebi = 1 << 20
 )
 
-// Options are the properties of a file system besides its tree. Size, UUID and
+// Options are the properties of a file system in addition to its tree. Size, UUID and
 // HashSeed are required; for reproducible builds the caller derives the IDs
 // from a hash.
 type Options struct {

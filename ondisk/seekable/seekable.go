@@ -63,7 +63,7 @@ const (
 // with the reason.
 var ErrFormat = errors.New("not a seekable zstd file")
 
-// FormatError describes what is wrong with the table of a file.
+// FormatError describes the error in the table of a file.
 type FormatError struct {
 	Problem string
 	// NoTable is set if there is no table at the end of the file.

@@ -53,7 +53,7 @@ func FreeLoopback() (Loopback, error) {
 }
 
 // FreePorts returns ports of 127.0.0.1 that are not in use. They stay free,
-// since the kernel assigns none of them by itself.
+// since the kernel does not assign them to other sockets.
 func FreePorts(n int) ([]int, error) {
 	const first = 10000
 	var given, last int

@@ -387,8 +387,8 @@ func (c *Cluster) AuditLog(n int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
 }
 
-// auditArgs makes the nth API server log every creation of a Node, or what the
-// tuning's policy says.
+// auditArgs makes the nth API server log every creation of a Node, or the requests in the
+// tuning's policy.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
 	// One for each: another API server that starts now would read a file that is half written.
 	policy := filepath.Join(c.dir, fmt.Sprintf("audit-policy%d.yaml", n+1))

@@ -392,7 +392,7 @@ func (f *fleet) report(ctx context.Context, all []*node) {
 	}
 }
 
-// traffic describes what the machines have sent so far.
+// traffic describes the requests of the machines so far.
 func (f *fleet) traffic(all []*node) string {
 	sent := careTraffic(all)
 	return fmt.Sprintf("connections: ipvscare %d, first boot %d, kubeadm and kubelet %d; ipvscare: %d requests, %d PINGs",
