@@ -390,7 +390,7 @@ func (c *Cluster) AuditLog(n int) string {
 // auditArgs makes the nth API server log every creation of a Node, or the requests in the
 // tuning's policy.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
-	// One for each: another API server that starts now would read a file that is half written.
+	// One file per API server, so that one that starts now reads no partly written file.
 	policy := filepath.Join(c.dir, fmt.Sprintf("audit-policy%d.yaml", n+1))
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
