@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 }
 
 // dropped matches progress, and messages that appear for every image of buildtest.
-var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version|the image contains no kube-proxy): .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version|the image contains no kube-proxy): .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
+var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
 
 // TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
 // writes what the commands print now into the scripts.
