@@ -79,7 +79,7 @@ func TestInitBuilds(t *testing.T) {
 		"agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n")
 	c.run(0, "validate", "image.yaml", "site.yaml")
 	c.run(0, "build", "image.yaml")
-	c.want(c.err, "images: WARNING: no container images on board", "name the pause image in containerd.sandbox")
+	c.want(c.err, "images: WARNING: the image contains no container images", "name the pause image in containerd.sandbox")
 	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
