@@ -69,7 +69,7 @@ func TestXattrs(t *testing.T) {
 		{"trusted", xattr("trusted.overlay.redirect", "/x"), ""},
 		{"user", xattr("user.x", "1"), " user.x"},
 		{"label", xattr("security.selinux", "x"), " security.selinux"},
-		{"user without a name", xattr("user.", "x"), "!no name behind"},
+		{"user without a name", xattr("user.", "x"), "!no name after"},
 		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!its name has 256 bytes"},
 		{"value over 64 KiB", xattr("user.x", strings.Repeat("v", 64<<10+1)), "!more than the 65536"},
 		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has space"},
