@@ -62,10 +62,10 @@ func Open(kubeconfig, context string) (*Client, error) {
 func emptyConfig(files []string, loading clientcmd.ClientConfig, context string) error {
 	present := slices.DeleteFunc(slices.Clone(files), func(name string) bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
 	if len(present) == 0 && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
-		return fmt.Errorf("%s: no such file: correct $%s, or name one with --kubeconfig", strings.Join(files, ", "), clientcmd.RecommendedConfigPathEnvVar)
+		return fmt.Errorf("%s: no such file; correct $%s, or use --kubeconfig FILE", strings.Join(files, ", "), clientcmd.RecommendedConfigPathEnvVar)
 	}
 	if len(present) == 0 {
-		return errors.New("not found: name it with --kubeconfig, or set KUBECONFIG")
+		return errors.New("none found; use --kubeconfig FILE, or set KUBECONFIG")
 	}
 	names := strings.Join(present, ", ")
 	raw, err := loading.RawConfig()
@@ -73,11 +73,11 @@ func emptyConfig(files []string, loading clientcmd.ClientConfig, context string)
 	case err != nil:
 		return err
 	case len(raw.Clusters) == 0:
-		return fmt.Errorf("%s is not a kubeconfig: it has no cluster; name another with --kubeconfig", names)
+		return fmt.Errorf("%s is not a kubeconfig: it has no cluster; name another file with --kubeconfig", names)
 	case context == "" && raw.CurrentContext == "":
-		return fmt.Errorf("%s has no current context: --context NAME chooses one of %s", names, strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", "))
+		return fmt.Errorf("%s has no current context; choose one with --context: %s", names, strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", "))
 	}
-	return fmt.Errorf("%s has no API server in context %q: --context NAME chooses another", names, cmp.Or(context, raw.CurrentContext))
+	return fmt.Errorf("%s has no API server in context %q; choose another with --context", names, cmp.Or(context, raw.CurrentContext))
 }
 
 var loadingFile = regexp.MustCompile(`error loading config file ("[^"]*")`)
@@ -92,7 +92,7 @@ func plainLoading(err error) error {
 	if file == nil || !otherKind.MatchString(err.Error()) {
 		return err
 	}
-	return fmt.Errorf("%s is not a kubeconfig: name another with --kubeconfig", strings.Trim(file[1], `"`))
+	return fmt.Errorf("%s is not a kubeconfig; name another file with --kubeconfig", strings.Trim(file[1], `"`))
 }
 
 func newClient(config *rest.Config) (*Client, error) {
@@ -199,12 +199,12 @@ func (c *Client) explain(doing string, err error) error {
 	case errors.Is(err, context.Canceled):
 		return err
 	case apierrors.IsUnauthorized(err):
-		return &reworded{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or are of another cluster", doing, c.Server()), err}
+		return &reworded{fmt.Sprintf("%s: %s does not accept the kubeconfig's credentials: they have expired, or belong to another cluster", doing, c.Server()), err}
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("%s: the kubeconfig's user has no right to: %w", doing, err)
+		return fmt.Errorf("%s: the kubeconfig's user has no permission: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
 		// It quotes the names of an untrusted certificate.
-		return &reworded{fmt.Sprintf("%s: the certificate of %s: %s: the kubeconfig is of another cluster, or the address another server's",
+		return &reworded{fmt.Sprintf("%s: verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
 			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
@@ -259,5 +259,5 @@ func (c *Client) need(ctx context.Context, doing string, rights ...right) error 
 	for _, r := range lacks {
 		names = append(names, r.String())
 	}
-	return fmt.Errorf("%s: the kubeconfig's user may not %s; nothing was changed: use an administrator's kubeconfig, or have these rights granted", doing, strings.Join(names, ", nor "))
+	return fmt.Errorf("%s: the kubeconfig's user has no permission to %s; nothing was changed; use an administrator's kubeconfig, or grant these permissions", doing, strings.Join(names, ", or "))
 }

@@ -50,7 +50,7 @@ func TestBadArguments(t *testing.T) {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		want := fmt.Sprintf("reading the kubeconfig: %s is not a kubeconfig: name another with --kubeconfig", file)
+		want := fmt.Sprintf("reading the kubeconfig: %s is not a kubeconfig; name another file with --kubeconfig", file)
 		if _, err := Open(file, ""); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
@@ -70,7 +70,7 @@ func TestBadArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	for token, want := range map[string]string{
-		"ABC": `"ABC" is neither a token nor its id`, "a/b/cd": `"a/b/cd" is neither`, "": `"" is neither`,
+		"ABC": `"ABC" is neither a token nor a token's ID`, "a/b/cd": `"a/b/cd" is neither`, "": `"" is neither`,
 		"0123456789abcdef": `"012345..." is neither`, "abcdef.123": "not of the form abcdef.0123456789abcdef",
 	} {
 		if _, err := c.CheckToken(t.Context(), token, time.Now()); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "checking a token: ") {

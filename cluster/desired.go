@@ -208,7 +208,7 @@ func (c *Client) missingRights(ctx context.Context, rules []openyurt.Rule) ([]st
 				names[i] += "." + r.Group
 			}
 		}
-		lacks = append(lacks, "ClusterRole "+hubName+" does not give "+strings.Join(r.Verbs, ", ")+" of "+strings.Join(names, ", "))
+		lacks = append(lacks, "ClusterRole "+hubName+" does not grant "+strings.Join(r.Verbs, ", ")+" of "+strings.Join(names, ", "))
 	}
 	binding, err := c.get(ctx, clusterRoleBindings, "", hubName)
 	switch {
@@ -244,7 +244,7 @@ func grants(rules []any, want map[string]any) bool {
 
 // dnsObject keeps DNS traffic within a node pool, so that it works offline.
 func dnsObject() desiredObject {
-	return desiredObject{services, systemNamespace, dnsName, "pods of a cut-off pool ask the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
+	return desiredObject{services, systemNamespace, dnsName, "pods of a disconnected pool use the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return nil, nil // the cluster's DNS has another name
 		}
@@ -257,12 +257,12 @@ func dnsObject() desiredObject {
 }
 
 func poolObject(version, name, kind string) desiredObject {
-	return desiredObject{nodePools(version), "", name, "edge and cloud nodes join a pool that exists", "", func(is map[string]any) (map[string]any, error) {
+	return desiredObject{nodePools(version), "", name, "edge and cloud nodes need an existing node pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
 			return map[string]any{"apiVersion": openyurt.Group + "/" + version, "kind": openyurt.KindPool, "metadata": map[string]any{"name": name}, "spec": map[string]any{"type": kind}}, nil
 		}
 		if has, _, _ := unstructured.NestedString(is, "spec", "type"); has != kind {
-			return nil, fmt.Errorf("making the node pool %s: it exists and is of type %s, which cannot change: name another pool", name, has)
+			return nil, fmt.Errorf("making the node pool %s: it already exists with type %s, which cannot change; name another pool", name, has)
 		}
 		return is, nil
 	}}

@@ -22,7 +22,7 @@ var documentAreas = []struct {
 }
 
 // NotRead is the Detail of checks of fields that could not be read.
-const NotRead = "the document cannot be read so far"
+const NotRead = "the document could not be read completely"
 
 // DocumentChecks turns the problems of documents into checks. Fields of a document that could
 // not be read are unknown.
@@ -42,7 +42,7 @@ func DocumentChecks(probs configs.Problems) []Check {
 			taken[i], failed = true, true
 			at := p
 			at.Msg = ""
-			detail, fix := p.Msg, "correct it there"
+			detail, fix := p.Msg, "correct the field"
 			if before, after, ok := strings.Cut(p.Msg, "; "); ok {
 				detail, fix = before, after
 			}

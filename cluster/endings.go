@@ -25,13 +25,13 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		}
 		out = append(out, check)
 	}
-	const again = "`edgebake cluster new` with the Cluster's document"
+	const again = "run `edgebake cluster new` with the Cluster document"
 	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error
 		end, err := api.FirstEnd(info.ca)
 		if err != nil {
 			return nil, err
 		}
-		add("the cluster's CA", end, api.CAWarning, again+" issues it again with its own key; stamp the Sites of the control-plane nodes then, and restart these one by one. For a cluster that edgebake did not make, see kubeadm's documentation")
+		add("the cluster's CA", end, api.CAWarning, again+" to issue it again with the same key; then stamp the Sites of the control-plane nodes, and restart these one by one. For a cluster that edgebake did not make, see kubeadm's documentation")
 	}
 	config := rest.CopyConfig(c.config)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -43,10 +43,10 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		if err != nil {
 			return nil, fmt.Errorf("reading the kubeconfig: its client certificate: %w", err)
 		}
-		add(name, pair.Leaf.NotAfter, adminWarning, again+" makes another admin.conf")
+		add(name, pair.Leaf.NotAfter, adminWarning, again+" to make a new admin.conf")
 	}
 	if end, err := api.FirstEnd(config.CAData); err == nil && now.Add(adminWarning).After(end) {
-		add("the CA in this kubeconfig", end, adminWarning, again+" makes another admin.conf")
+		add("the CA in this kubeconfig", end, adminWarning, again+" to make a new admin.conf")
 	}
 	return out, nil
 }

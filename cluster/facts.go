@@ -46,7 +46,7 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 		return nil, err
 	}
 	if !semver.IsValid(version) {
-		return nil, fmt.Errorf("%s: the API server calls its version %q", doing, version)
+		return nil, fmt.Errorf("%s: the API server reports the invalid version %q", doing, version)
 	}
 	version, _, _ = strings.Cut(version, "+")
 	f := &Facts{Version: strings.TrimSuffix(version, semver.Prerelease(version))}

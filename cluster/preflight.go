@@ -178,7 +178,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 	}
 	switch {
 	case err == nil:
-		p.ok(name, "", "answers, and proves that it is of the cluster")
+		p.ok(name, "", "answers, and belongs to the cluster")
 		if p.found == nil {
 			p.found = found.Client(d)
 			p.proven[site.Credentials.Token] = proof{client: p.found}
@@ -193,7 +193,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 	case api.Code(err) != 0:
 		p.fail(name, "", describeError(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
 	default:
-		p.fail(name, "", describeError(err), "correct the address, switch the control-plane node on, or open the way to it from where the machine will stand")
+		p.fail(name, "", describeError(err), "correct the address, switch the control-plane node on, or allow connections to it from the machine's network")
 	}
 }
 
@@ -249,7 +249,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 		return // apiServer has verified the CA of each
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
-			p.unknown(name, "", "the Site pins none", "write caCertHashes in place of unsafeSkipCAVerification")
+			p.unknown(name, "", "the Site pins no CA", "write caCertHashes in place of unsafeSkipCAVerification")
 		}
 		return
 	}
@@ -265,10 +265,10 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	if slices.ContainsFunc(pins, func(pin string) bool {
 		return slices.ContainsFunc(info.pins, func(i string) bool { return strings.EqualFold(i, pin) })
 	}) {
-		p.ok(name, "", "is the cluster's")
+		p.ok(name, "", "matches the cluster's CA")
 		return
 	}
-	p.fail(name, "", "is not the cluster's, which has "+strings.Join(info.pins, ", "), "write the cluster's into caCertHashes (or caCert), or name the kubeconfig of the Site's own cluster")
+	p.fail(name, "", "does not match the cluster's CA, which has "+strings.Join(info.pins, ", "), "write that hash into caCertHashes (or the CA into caCert), or name the kubeconfig of the Site's own cluster")
 }
 
 // version compares kubelet's version with the API server's: kubelet may be up to three minor
@@ -280,17 +280,17 @@ func (p *preflight) version(ctx context.Context) {
 	}
 	switch {
 	case p.Kubelet == "":
-		p.unknown(name, "", "the image is not given", "name it with --image")
+		p.unknown(name, "", "no image is given", "name the image with --image")
 		return
 	case p.found == nil:
 		p.unknown(name, "", "no API server was found", "")
 		return
 	}
 	if err := p.get(ctx, p.found, "/version", &v); err != nil {
-		p.unknown(name, "", "the API server does not tell its version: "+describeError(err), "")
+		p.unknown(name, "", "the API server's version could not be read: "+describeError(err), "")
 		return
 	} else if !semver.IsValid(v.GitVersion) {
-		p.unknown(name, "", fmt.Sprintf("the API server calls its version %q", v.GitVersion), "")
+		p.unknown(name, "", fmt.Sprintf("the API server reports the invalid version %q", v.GitVersion), "")
 		return
 	}
 	kubelet, server := minor(p.Kubelet), minor(v.GitVersion)
@@ -299,7 +299,7 @@ func (p *preflight) version(ctx context.Context) {
 	case semver.Major(p.Kubelet) != semver.Major(v.GitVersion), kubelet > server:
 		p.fail(name, "", detail+": kubelet may not be newer than the cluster", "update the cluster, or build the image with Kubernetes "+semver.MajorMinor(v.GitVersion))
 	case server-kubelet > 3:
-		p.fail(name, "", detail+": kubelet may be three minor versions older at most", "build the image with Kubernetes "+semver.MajorMinor(v.GitVersion))
+		p.fail(name, "", detail+": kubelet may be at most three minor versions older", "build the image with Kubernetes "+semver.MajorMinor(v.GitVersion))
 	default:
 		p.ok(name, "", detail)
 	}
@@ -318,7 +318,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	name := "token " + id
 	const fix = "mint another and write it into the Site: edgebake cluster token mint --node NAME --ttl, or kubeadm token create --ttl"
 	if token == "" {
-		p.fail("token", s.Name, "the Site has none", fix)
+		p.fail("token", s.Name, "the Site has no token", fix)
 		return
 	}
 	if p.Client == nil {
@@ -331,7 +331,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 			return
 		}
 		p.ok(name, "", "is accepted now")
-		p.unknown(name+" expiry", "", "only an administrator can see it", "give --kubeconfig")
+		p.unknown(name+" expiry", "", "only an administrator can read it", "add --kubeconfig FILE")
 		return
 	}
 	t, err := p.Client.CheckToken(ctx, token, p.Now)
@@ -373,7 +373,7 @@ func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 	case err != nil:
 		p.unknown(name, s.Name, err.Error(), "")
 	case taken:
-		p.fail(name, s.Name, "the cluster has a Node "+node, "give the machine another nodeName, or, if the old machine is gone: kubectl delete node "+node)
+		p.fail(name, s.Name, "the cluster already has a Node "+node, "give the machine another nodeName, or, if the old machine is gone: kubectl delete node "+node)
 	default:
 		p.ok(name, s.Name, node+" is free")
 	}
@@ -407,7 +407,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		p.unknown("OpenYurt", "", "only an administrator can see it", "give --kubeconfig")
+		p.unknown("OpenYurt", "", "only an administrator can read its settings", "add --kubeconfig FILE")
 		return
 	}
 	version, err := p.Client.poolVersion(ctx)
@@ -439,7 +439,7 @@ func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 				if need.Fix == openyurt.GrantHubRole {
 					rules = append(rules, need.Rule)
 				} else {
-					p.unknown("yurthub's rights", s.Name, "OpenYurt's charts do not give system:nodes "+strings.Join(need.Rule.Verbs, " and ")+" of "+strings.Join(need.Rule.Resources, ", ")+", which its yurthub.extraArgs require", need.Fix)
+					p.unknown("yurthub's rights", s.Name, "OpenYurt's charts do not grant system:nodes "+strings.Join(need.Rule.Verbs, " and ")+" of "+strings.Join(need.Rule.Resources, ", ")+", which its yurthub.extraArgs require", need.Fix)
 				}
 			case openyurt.NeedApprover:
 				p.approver(ctx)
@@ -465,7 +465,7 @@ func (p *preflight) pool(ctx context.Context, version string, s PreflightSite, n
 		return
 	}
 	if obj == nil {
-		p.fail(name, "", "the cluster has none of that name", need.Fix)
+		p.fail(name, "", "the cluster has no node pool with this name", need.Fix)
 		return
 	}
 	kind, _, _ := unstructured.NestedString(obj.Object, "spec", "type")

@@ -193,7 +193,7 @@ func TestPreflightWithoutRights(t *testing.T) {
 	checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute})
 	for name, right := range map[string]string{"CA hash": "get configmaps cluster-info in namespace kube-public", "token aaaaaa": "get secrets bootstrap-token-aaaaaa in namespace kube-system"} {
 		at := slices.IndexFunc(checks, func(k Check) bool { return k.Name == name })
-		if at < 0 || checks[at].State != CheckUnknown || !strings.Contains(checks[at].Detail, "the kubeconfig's user has no right to") || checks[at].Fix != "name a kubeconfig whose user may "+right {
+		if at < 0 || checks[at].State != CheckUnknown || !strings.Contains(checks[at].Detail, "the kubeconfig's user has no permission") || checks[at].Fix != "name a kubeconfig whose user may "+right {
 			t.Errorf("%s: %+v", name, checks)
 		}
 	}
@@ -255,7 +255,7 @@ func TestPreflightOddVersion(t *testing.T) {
 	master := i.serve(t)
 	for _, c := range Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
 		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute}) {
-		if c.Name == "version" && (c.State != CheckUnknown || c.Detail != `the API server calls its version "latest"`) {
+		if c.Name == "version" && (c.State != CheckUnknown || c.Detail != `the API server reports the invalid version "latest"`) {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -270,7 +270,7 @@ func TestPreflightCertificateNames(t *testing.T) {
 	checks := Preflight(t.Context(), []PreflightSite{s}, PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Timeout: time.Minute, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, network, master)
 	}})
-	if k := checks[0]; k.Name != "API server master.invalid:6443" || k.State != CheckFailed || !strings.Contains(k.Detail, "the certificate has none of the names expected") || !strings.Contains(k.Fix, "apiServer.certSANs") {
+	if k := checks[0]; k.Name != "API server master.invalid:6443" || k.State != CheckFailed || !strings.Contains(k.Detail, "the API server's certificate has none of the expected names") || !strings.Contains(k.Fix, "apiServer.certSANs") {
 		t.Errorf("%+v", k)
 	}
 	if len(i.shown) > 0 {
@@ -302,9 +302,9 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 	}{
 		"nothing":           {nil, nil, "there is no ClusterRole yurt-hub"},
 		"all":               {role(""), bound, ""},
-		"no node pools":     {role("nodepools"), bound, "ClusterRole yurt-hub does not give list, watch of nodepools.apps.openyurt.io"},
+		"no node pools":     {role("nodepools"), bound, "ClusterRole yurt-hub does not grant list, watch of nodepools.apps.openyurt.io"},
 		"no slices":         {role("endpointslices"), bound, "endpointslices.discovery.k8s.io"},
-		"no settings":       {role("configmaps"), bound, "does not give get, list, watch of configmaps"},
+		"no settings":       {role("configmaps"), bound, "does not grant get, list, watch of configmaps"},
 		"no binding":        {role(""), nil, "there is no ClusterRoleBinding yurt-hub"},
 		"another's binding": {role(""), other, "does not bind it to system:nodes"},
 		"wider":             {rbac("ClusterRole", "", hubName, map[string]any{"rules": []any{map[string]any{"apiGroups": anyList("*"), "resources": anyList("*"), "verbs": anyList("*")}}}), bound, ""},

@@ -64,7 +64,7 @@ func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 			errs = append(errs, err)
 		} else if change != nil {
 			if i := indexOf(noted, change); i >= 0 && !noted[i].changedOnlyByPrepare(change.Before) {
-				change.Why += "; somebody changed it since it was prepared before: revert will bring back what he made of it, not what it was before that"
+				change.Why += "; somebody else has changed it since an earlier prepare: revert will restore that changed version, not the original one"
 			}
 			plan = append(plan, *change)
 		}
@@ -162,7 +162,7 @@ func (c *Client) Prepare(ctx context.Context, plan []Change) error {
 			return err
 		}
 		if !reflect.DeepEqual(stateOf(obj), p.Before) {
-			return fmt.Errorf("changing %s: somebody changed it since it was read: run the command again", p)
+			return fmt.Errorf("changing %s: somebody else has changed it in the meantime; run the command again", p)
 		}
 		if _, err := c.write(ctx, p, p.After, obj); err != nil {
 			return err

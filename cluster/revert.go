@@ -18,7 +18,7 @@ type Reverted struct {
 	Kept string
 }
 
-const keptChanged = "somebody changed it since: remove edgebake's part by hand (--dry-run shows the difference)"
+const keptChanged = "somebody else has changed it since; remove edgebake's part by hand (--dry-run shows the difference)"
 
 // RevertPlan returns what Revert would do.
 func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
@@ -89,7 +89,7 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 		err = c.remove(ctx, &Change{Resource: configMaps, Namespace: systemNamespace, Name: recordName}, record)
 	}
 	if apierrors.IsConflict(err) {
-		return nil, fmt.Errorf("reverting the cluster: another edgebake cluster prepare or revert ran at the same time: run the command again: %w", err)
+		return nil, fmt.Errorf("reverting the cluster: another edgebake cluster prepare or revert ran at the same time: %w; run the command again", err)
 	}
 	return plan, err
 }

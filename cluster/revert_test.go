@@ -237,7 +237,7 @@ func TestRevertRejectsARecordOfSomebodyElse(t *testing.T) {
 			func() error { _, err := c.RevertPlan(t.Context()); return err },
 			func() error { return c.Prepare(t.Context(), hubChange(nil, hub("ours"))) },
 		} {
-			if err := act(); err == nil || !strings.Contains(err.Error(), "it is damaged") || s.version != was || len(s.objects) != 1 {
+			if err := act(); err == nil || !strings.Contains(err.Error(), "the record is damaged") || s.version != was || len(s.objects) != 1 {
 				t.Errorf("%s: %v", name, err)
 			}
 		}

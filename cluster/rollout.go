@@ -108,7 +108,7 @@ func (s *Share) Set(text string) error {
 	digits, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.Atoi(digits)
 	if err != nil || n < 1 || percent && n > 100 {
-		return errors.New("want a number from 1 on, or a percentage such as 5%")
+		return errors.New("must be a number of at least 1, or a percentage such as 5%")
 	}
 	*s = Share{n: n}
 	if percent {
@@ -139,7 +139,7 @@ func (w *Window) Set(text string) error {
 	a, err1 := time.Parse("15:04", from)
 	b, err2 := time.Parse("15:04", to)
 	if err1 != nil || err2 != nil || a.Equal(b) {
-		return errors.New("want two times of a day, such as 22:00-05:00")
+		return errors.New("must be two times of the day, such as 22:00-05:00")
 	}
 	of := func(t time.Time) time.Duration {
 		return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute
@@ -187,7 +187,7 @@ func Rings(text string) ([]Ring, error) {
 func Selector(text string) (Ring, error) {
 	s, err := labels.Parse(text)
 	if err != nil {
-		return Ring{}, fmt.Errorf("%q is not a selector of labels: %w", text, err)
+		return Ring{}, fmt.Errorf("%q is not a label selector: %w", text, err)
 	}
 	return Ring{Name: text, selector: s}, nil
 }
@@ -318,7 +318,7 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if k := r.Info.Kubernetes; semver.IsValid(k) && semver.IsValid(server) && semver.Compare(semver.MajorMinor(k), semver.MajorMinor(server)) > 0 {
-		bad("the image has kubelet %s, and the API server is %s: a kubelet may not be newer; update the control plane first", k, server)
+		bad("the image's kubelet %s is newer than the API server %s: update the control plane first", k, server)
 	}
 	nodes := slices.Concat(r.selectNodes(all)...)
 	names := func(bad func(*updateNode) bool) string {
@@ -331,27 +331,27 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 		return few(out)
 	}
 	if len(nodes) == 0 {
-		bad("no node of the %s matches: see kubectl get nodes --show-labels", configs.Count(len(all), "node"))
+		bad("the selectors match none of the cluster's %s: see kubectl get nodes --show-labels", configs.Count(len(all), "node"))
 	}
 	if l := names(func(n *updateNode) bool { return n.labels[archLabel] != "" && n.labels[archLabel] != r.Info.Arch }); l != "" {
-		bad("the image is for %s, and these nodes are not: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
+		bad("the image is for %s, and these nodes have another architecture: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
 	}
 	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" && !r.Info.ControlPlaneUpdates {
-		bad("the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, and these are some: %s: leave them out of the selectors (!%s)", l, api.ControlPlaneLabel)
+		bad("the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: %s: exclude them with the selectors (!%s)", l, api.ControlPlaneLabel)
 	} else if l := names(func(n *updateNode) bool {
 		return n.controlPlane && semver.MajorMinor(n.kubelet) != semver.MajorMinor(r.Info.Kubernetes)
 	}); l != "" {
-		bad("the image has Kubernetes %s, and these control-plane nodes have another minor version: %s: control-plane nodes take patch releases only; leave them out of the selectors (!%s)", r.Info.Kubernetes, l, api.ControlPlaneLabel)
+		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; exclude them with the selectors (!%s)", r.Info.Kubernetes, l, api.ControlPlaneLabel)
 	}
 	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
 		bad("the image has the serial %d, and these nodes run one with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
 	}
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
-		bad("none of the %s has answered yet (annotation %s): nodes take orders once they run an image of this edgebake, and within 15 minutes after they start", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
+		bad("none of the %s has answered yet (annotation %s): nodes accept orders once they run an image of this edgebake, and within 15 minutes after they start", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
 	}
 	other := r.otherUpdates(all)
 	for _, golden := range slices.Sorted(maps.Keys(other)) {
-		bad("another update is under way, to the image with the golden digest %s, on %s: let it end, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
+		bad("another update is under way, to the image with the golden digest %s, on %s: wait until it ends, or end it with edgebake cluster update --stop", short(golden), few(other[golden]))
 	}
 	return errors.Join(errs...)
 }
@@ -570,7 +570,7 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 	case r.answers(n, order.StateDone) && n.answer.Plan != r.Info.Plan:
 		return UpdateFailed, "the machine runs another image: plan " + n.answer.Plan
 	case state == UpdateDraining && late(n.mark.Drain, r.Drain):
-		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may not let a pod go", r.Drain)
+		return UpdateFailed, fmt.Sprintf("it was not drained within %s: a PodDisruptionBudget may prevent the eviction of a pod", r.Drain)
 	case state == UpdateRestarts && late(n.mark.Released, r.Restart):
 		return UpdateFailed, fmt.Sprintf("it does not run the new system, or is not Ready, after %s", r.Restart)
 	case state == UpdateFetching && late(n.mark.Given, r.Fetch):

@@ -269,7 +269,7 @@ func TestRolloutBudget(t *testing.T) {
 			r.Restart = time.Minute
 		})
 		err := f.simulate(r, nil)
-		if err == nil || !strings.Contains(err.Error(), "that is the budget") {
+		if err == nil || !strings.Contains(err.Error(), "is used up") {
 			t.Errorf("%+v: %v", c, err)
 		}
 		// The last working node may be held when the budget is used up.
@@ -456,7 +456,7 @@ func TestRolloutLeaves(t *testing.T) {
 		}
 		return 0
 	})
-	for _, want := range []string{"1 failed: a-1", "1 nodes are not Ready, and were left: away", "1 nodes take no orders, and were left: old"} {
+	for _, want := range []string{"1 failed: a-1", "1 node not Ready and skipped: away", "1 node without support for orders skipped: old"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -479,7 +479,7 @@ func TestRolloutAdmit(t *testing.T) {
 	all, _ := Selector("")
 	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
 	_, err := f.client.CheckRollout(t.Context(), r)
-	for _, want := range []string{"kubelet v1.37.2, and the API server is v1.36.5", "these nodes are not: arm", "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, and these are some: master",
+	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm", "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: master",
 		"a higher serial: newer", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -487,7 +487,7 @@ func TestRolloutAdmit(t *testing.T) {
 	}
 	none, _ := Selector("ring=nowhere")
 	r.Rings = []Ring{none}
-	if _, err := f.client.CheckRollout(t.Context(), r); err == nil || !strings.Contains(err.Error(), "no node of the 4 nodes matches") {
+	if _, err := f.client.CheckRollout(t.Context(), r); err == nil || !strings.Contains(err.Error(), "match none of the cluster's 4 nodes") {
 		t.Error(err)
 	}
 	f = newFleet(t)

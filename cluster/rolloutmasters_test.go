@@ -102,8 +102,8 @@ func TestRolloutAdmitControlPlane(t *testing.T) {
 		want    string
 	}{
 		{"v1.37.1", true, ""},
-		{"v1.36.5", true, "the image has Kubernetes v1.37.2, and these control-plane nodes have another minor version: m1: control-plane nodes take patch releases only"},
-		{"v1.37.1", false, "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, and these are some: m1: leave them out"},
+		{"v1.36.5", true, "the image has Kubernetes v1.37.2, but these control-plane nodes have another minor version: m1: control-plane nodes accept only patch releases"},
+		{"v1.37.1", false, "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: m1: exclude them"},
 	} {
 		f := newStill(t)
 		f.Version = "v1.37.2"

@@ -23,6 +23,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
@@ -435,15 +436,15 @@ func (p *rolloutPlan) result(r *Rollout) error {
 	if len(failed) > 0 {
 		what := "updating nodes: " + strconv.Itoa(len(failed)) + " failed: " + few(failed)
 		if len(failed) >= p.budget {
-			what += fmt.Sprintf("; that is the budget (%s), so no other node was begun", &r.Budget)
+			what += fmt.Sprintf("; the budget (%s) is used up, so no other node was started", &r.Budget)
 		}
-		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry gives the order again"))
+		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry sends the order again"))
 	}
 	if l := p.states[UpdateNotReady]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%d nodes are not Ready, and were left: %s: run the same command again later", len(l), few(l)))
+		errs = append(errs, fmt.Errorf("%s not Ready and skipped: %s: run the same command again later", configs.Count(len(l), "node"), few(l)))
 	}
 	if l := p.states[UpdateNone]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%d nodes take no orders, and were left: %s: update them by hand once", len(l), few(l)))
+		errs = append(errs, fmt.Errorf("%s without support for orders skipped: %s: update them by hand once", configs.Count(len(l), "node"), few(l)))
 	}
 	return errors.Join(errs...)
 }

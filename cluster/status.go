@@ -74,7 +74,7 @@ func (c *Client) Status(ctx context.Context, now time.Time) ([]Site, error) {
 			s.State, s.Since = Joining, requests[i].GetCreationTimestamp().UTC()
 		}
 		s.Detail = "CSR " + requests[i].GetName() + " is not approved"
-		s.Fix = "see that the approver runs (" + openyurt.Manager + " for yurthub's), or: kubectl certificate approve " + requests[i].GetName()
+		s.Fix = "check that the approver runs (" + openyurt.Manager + " for yurthub's), or run kubectl certificate approve " + requests[i].GetName()
 		byName[name] = s
 	}
 	var out []Site
@@ -113,7 +113,7 @@ func nodeState(n *unstructured.Unstructured) Site {
 			continue
 		}
 		s.Detail = fmt.Sprint(m["message"])
-		s.Fix = "firstboot status on the node, or its console"
+		s.Fix = "see firstboot status on the node, or its console"
 	}
 	if unschedulable, _, _ := unstructured.NestedBool(n.Object, "spec", "unschedulable"); unschedulable {
 		s.Detail = strings.TrimPrefix(s.Detail+"; cordoned", "; ")
@@ -159,10 +159,10 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	}
 	if node != nil {
 		if _, controlPlane := node.GetLabels()[api.ControlPlaneLabel]; controlPlane {
-			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay: kubeadm reset on it first, or remove the member, and then kubectl delete node %s", doing, name)
+			return nil, fmt.Errorf("%s: it is a control-plane node, and its member of etcd would stay; run kubeadm reset on it, or remove the member, and then run kubectl delete node %s", doing, name)
 		}
 		if nodeState(node).State == Ready && !o.Force {
-			return nil, fmt.Errorf("%s: it is Ready, and its kubelet would keep running without a Node: firstboot reset on it first, or --force", doing)
+			return nil, fmt.Errorf("%s: it is Ready, and its kubelet would keep running without a Node; first run firstboot reset on it, or add --force", doing)
 		}
 	}
 	var done []string
@@ -203,7 +203,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 		}
 	}
 	if len(done) == 0 {
-		return nil, errors.New(doing + ": the cluster has no Node, CSR or token of it")
+		return nil, errors.New(doing + ": the cluster has no Node, CSR or token for it")
 	}
 	return done, nil
 }

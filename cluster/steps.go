@@ -23,7 +23,7 @@ func onEachControlPlaneNode(phase string, kept ...string) string {
 		"mkdir -p /root/before-edgebake",
 		"mv " + strings.Join(kept, " ") + " /root/before-edgebake/",
 		"kubeadm init phase " + phase + " --config /root/kubeadm.yaml",
-	}, " && ") + ". To take it back, move the files from /root/before-edgebake to where they were"
+	}, " && ") + ". To undo it, move the files from /root/before-edgebake back"
 }
 
 const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
@@ -65,13 +65,13 @@ func lifecycleFix(version string, both bool) string {
 	older := openyurt.RunsLifecycle(version)
 	switch {
 	case both && older:
-		return "OpenYurt " + version + " does it itself. " + controllersStep(true)
+		return "OpenYurt " + version + " runs this controller itself. " + controllersStep(true)
 	case both:
 		return "give " + openyurt.Manager + " --controllers=-" + openyurt.NodeLifecycle + ",* (the default of its chart since " + openyurt.LifecycleSince + "): kubectl -n " + openyurt.ManagerNamespace + " edit deployment " + openyurt.Manager
 	case older:
-		return "OpenYurt " + version + " does it itself: take -" + openyurt.NodeLifecycle + " out of --controllers of " + openyurt.Manager + ": kubectl -n " + openyurt.ManagerNamespace + " edit deployment " + openyurt.Manager
+		return "OpenYurt " + version + " runs this controller itself: remove -" + openyurt.NodeLifecycle + " from --controllers of " + openyurt.Manager + ": kubectl -n " + openyurt.ManagerNamespace + " edit deployment " + openyurt.Manager
 	}
-	return "OpenYurt leaves it to kube-controller-manager since " + openyurt.LifecycleSince + ". " + controllersStep(false)
+	return "Since " + openyurt.LifecycleSince + ", OpenYurt leaves this to kube-controller-manager. " + controllersStep(false)
 }
 
 // tagOf returns the version in the tag of an image.

@@ -13,7 +13,7 @@ func TestLifecycleFix(t *testing.T) {
 	}{
 		{"openyurt/yurt-manager:v1.7.0", true, "give yurt-manager --controllers=-nodelifecycle,*"},
 		{"registry.example.com:5000/openyurt/yurt-manager:v1.5.0@sha256:00", true, `"-nodelifecycle,*,bootstrapsigner,tokencleaner"`},
-		{"openyurt/yurt-manager:1.5.1", false, "take -nodelifecycle out of --controllers of yurt-manager"},
+		{"openyurt/yurt-manager:1.5.1", false, "remove -nodelifecycle from --controllers of yurt-manager"},
 		{"openyurt/yurt-manager:v1.6.0", false, `"*,bootstrapsigner,tokencleaner"`},
 		{"registry.example.com:5000/yurt-manager", false, `"*,bootstrapsigner,tokencleaner"`},
 		{"yurt-manager:latest", true, "give yurt-manager"},

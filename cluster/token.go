@@ -64,7 +64,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		at, err := time.Parse(time.RFC3339, e)
 		switch {
 		case err != nil:
-			problem("its expiration %q is not a time, so the API server takes it for expired: revoke it and mint another", e)
+			problem("its expiration %q is not a time, so the API server treats it as expired: revoke it and mint another", e)
 		case !now.Before(at):
 			problem("it expired at %s: mint another", at.UTC().Format(time.RFC3339))
 			fallthrough
@@ -73,8 +73,8 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		}
 	}
 	for _, usage := range []struct{ name, need string }{
-		{"authentication", "the API server does not let it in"},
-		{"signing", "cluster-info is not signed with it, so that nodes without caCert cannot trust what they find"},
+		{"authentication", "the API server does not accept it"},
+		{"signing", "cluster-info is not signed with it, so that nodes without caCert cannot verify the cluster"},
 	} {
 		if data["usage-bootstrap-"+usage.name] == "true" {
 			t.Usages = append(t.Usages, usage.name)
@@ -88,7 +88,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		}
 	}
 	if !slices.Contains(t.Groups, api.NodeGroup) {
-		problem("it lacks the group %s, which kubeadm lets ask for a node's certificate: mint another", api.NodeGroup)
+		problem("it lacks the group %s, which may request a node's certificate: mint another", api.NodeGroup)
 	}
 	if kind, _, _ := unstructured.NestedString(obj.Object, "type"); kind != api.TokenType {
 		problem("its Secret is of type %s, not %s: revoke it and mint another", kind, api.TokenType)
@@ -155,7 +155,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 		site.VIP = o.VIP
 	}
 	if err := checkStub(site); err != nil {
-		return nil, fmt.Errorf("%s: no Site of this cluster would be valid, so none was made:\n%w", doing, err)
+		return nil, fmt.Errorf("%s: no Site of this cluster would be valid, so no token was made:\n%w", doing, err)
 	}
 	for range 3 { // IDs have six letters, so two can be the same
 		t, obj := newTokenSecret(o)
@@ -270,7 +270,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 		return nil, err
 	}
 	if obj == nil {
-		return nil, errors.New(doing + ": not found, so no node can find out what it joins: `kubeadm init phase bootstrap-token` on a control-plane node makes it")
+		return nil, errors.New(doing + ": not found, so no node can discover the cluster; run `kubeadm init phase bootstrap-token` on a control-plane node")
 	}
 	i := &info{}
 	i.data, _, _ = unstructured.NestedStringMap(obj.Object, "data")
@@ -284,7 +284,7 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	}
 	i.ca = ca
 	if i.pins, err = api.Pins(ca); err != nil {
-		return nil, fmt.Errorf("%s: %w: `kubeadm init phase bootstrap-token` on a control-plane node makes it again", doing, err)
+		return nil, fmt.Errorf("%s: %w; to make it again, run `kubeadm init phase bootstrap-token` on a control-plane node", doing, err)
 	}
 	return i, nil
 }
@@ -301,11 +301,11 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 		return nil, err
 	}
 	if obj == nil {
-		return nil, fmt.Errorf("checking token %s: the cluster has no token with that id: it was never there, or it expired and was removed: mint another", shown(id))
+		return nil, fmt.Errorf("checking token %s: the cluster has no token with this ID: it never existed, or it expired and was removed: mint another", shown(id))
 	}
 	t := tokenOf(obj, now)
 	if whole && secret != t.secret.Reveal() {
-		t.Problems = append(t.Problems, "the cluster's token of this id has another secret: write the right one into the Site, or mint another")
+		t.Problems = append(t.Problems, "the cluster's token with this ID has another secret: correct the token in the Site, or mint another")
 		return &t, nil
 	}
 	if len(t.Problems) == 0 {
@@ -338,7 +338,7 @@ func checkTokenID(token, id string) error {
 		return err
 	}
 	if !tokenID.MatchString(id) {
-		return fmt.Errorf("%q is neither a token nor its id, which is six lower-case letters and digits, e.g. abcdef", shown(id))
+		return fmt.Errorf("%q is neither a token nor a token's ID, which has six lower-case letters and digits, e.g. abcdef", shown(id))
 	}
 	return nil
 }
@@ -371,12 +371,12 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	})
 	switch {
 	case apierrors.IsUnauthorized(err):
-		t.Problems = append(t.Problems, "the API server does not let it in: it needs --enable-bootstrap-token-auth")
+		t.Problems = append(t.Problems, "the API server does not accept it: kube-apiserver needs --enable-bootstrap-token-auth")
 	case err != nil:
 		return err
 	}
 	for _, r := range lacks {
-		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: `kubeadm init phase bootstrap-token` on a control-plane node grants it", r))
+		t.Problems = append(t.Problems, fmt.Sprintf("its groups may not %s: to grant that, run `kubeadm init phase bootstrap-token` on a control-plane node", r))
 	}
 	return nil
 }
@@ -393,7 +393,7 @@ func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	}
 	err := c.resource(secrets, systemNamespace).Delete(ctx, api.TokenSecretName(id), metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%s: the cluster has no token with that id", doing)
+		return fmt.Errorf("%s: the cluster has no token with this ID", doing)
 	}
 	return c.explain(doing, err)
 }

@@ -90,7 +90,7 @@ func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 		return nil, err
 	}
 	out := []Check{{Name: "OpenYurt is newer than v1.7", State: CheckOK,
-		Detail: "it has the ClusterRole " + openyurt.BootstrapRole + ", which nodes of edgebake do not need; its yurthub requires a pinned CA where it starts with a token, and theirs starts with kubelet's certificate"}}
+		Detail: "the cluster has the ClusterRole " + openyurt.BootstrapRole + ", which edgebake's nodes do not need: their yurthub starts with kubelet's certificate, not with a token"}}
 	all, err := c.list(ctx, nodes, "", metav1.ListOptions{})
 	if apierrors.IsForbidden(err) {
 		return out, nil
@@ -156,7 +156,7 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 		args := containerArgs(p.Object, "spec", "containers")
 		qps, err := strconv.ParseFloat(cmp.Or(flagOf(args, "kube-api-qps"), "20"), 64)
 		if err == nil && int(qps) < clusterdoc.ManagerQPS {
-			out = append(out, Check{Name: "many nodes at once get their certificates soon", State: CheckUnknown,
+			out = append(out, Check{Name: "many nodes get their certificates quickly", State: CheckUnknown,
 				Detail: fmt.Sprintf("kube-controller-manager (%s) sends %d requests a second, two for each certificate; this matters when more than some hundred machines are switched on together", p.GetName(), int(qps)),
 				Fix:    managerRateStep()})
 			break
@@ -171,8 +171,8 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 		return nil, err
 	}
 	if room := podRoom(args); room > 0 && len(list) >= room*3/4 {
-		out = append(out, Check{Name: "more nodes have room in the network of pods", State: CheckUnknown,
-			Detail: fmt.Sprintf("--cluster-cidr=%s of kube-controller-manager has room for %d nodes, and there are %d; pods do not start on those without a part of it", flagOf(args, "cluster-cidr"), room, len(list)),
+		out = append(out, Check{Name: "the pod network has space for more nodes", State: CheckUnknown,
+			Detail: fmt.Sprintf("--cluster-cidr=%s of kube-controller-manager has space for %d nodes, and the cluster has %d; pods do not start on nodes without a part of it", flagOf(args, "cluster-cidr"), room, len(list)),
 			Fix:    podRoomStep()})
 	}
 	return out, nil
@@ -234,7 +234,7 @@ func (c *Client) manager(ctx context.Context) (manager, error) {
 	if obj == nil {
 		return manager{
 			lacks: "there is no Deployment " + openyurt.Manager + " in " + openyurt.ManagerNamespace + ", which approves yurthub's certificates",
-			fix:   openyurt.InstallManager + "; if it is installed under another name, see that it is ready",
+			fix:   openyurt.InstallManager + "; if it is installed under another name, check that it is ready",
 		}, nil
 	}
 	m := manager{deployment: obj}
@@ -268,7 +268,7 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	if err != nil {
 		return out, err
 	}
-	f := Check{Name: "exactly one controller watches whether nodes live (nodelifecycle)", State: CheckOK}
+	f := Check{Name: "exactly one controller monitors the nodes (nodelifecycle)", State: CheckOK}
 	if len(all) == 0 {
 		f.State, f.Detail = CheckUnknown, "kube-controller-manager's pods cannot be seen from here"
 		return append(out, f), nil
@@ -278,10 +278,10 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 		ours := runs(containerArgs(p.Object, "spec", "containers"), openyurt.NodeLifecycle)
 		switch {
 		case ours && theirs:
-			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and "+openyurt.Manager+" both do"
+			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and "+openyurt.Manager+" both run it"
 			f.Fix = lifecycleFix(version, true)
 		case !ours && !theirs:
-			f.State, f.Detail = CheckFailed, "neither does: a dead node would stay Ready"
+			f.State, f.Detail = CheckFailed, "neither runs it: a failed node would stay Ready"
 			f.Fix = lifecycleFix(version, false)
 		}
 	}

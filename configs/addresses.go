@@ -83,7 +83,7 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 	for _, n := range subnets {
 		if n.Contains(vip) && n.Bits() >= 8 {
-			probs.Add("vip", "%s lies in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.Path)
+			probs.Add("vip", "%s is in %s, the network of %s; choose an address that no network of the site contains", vip, n.Masked(), n.Path)
 			return
 		}
 	}
@@ -103,7 +103,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 			continue // it is one of the API servers
 		}
 		if strings.EqualFold(host, s.NodeName) {
-			probs.Add(path, "%s is the node itself (nodeName), whose name stands for its own address there", host)
+			probs.Add(path, "%s is this node itself (nodeName); give a control-plane node", host)
 		}
 		a, err := netip.ParseAddr(host)
 		if err != nil {
@@ -114,7 +114,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 		}
 		own := slices.IndexFunc(subnets, func(n Subnet) bool { return n.Addr() == a })
 		if own >= 0 {
-			probs.Add(path, "%s is this machine's own address (%s); give the control-plane node's", a, subnets[own].Path)
+			probs.Add(path, "%s is this machine's own address (%s); give the control-plane node's address", a, subnets[own].Path)
 			continue
 		}
 		for _, n := range subnets {
@@ -175,7 +175,7 @@ func (s *Site) validateServerUse(probs *Problems) {
 		probs.Add("report.url", "%s %s", a, forms.BadServer(a))
 	}
 	if forms.IsLoopbackName(host) {
-		probs.Add("report.url", "%s is every machine's name for itself; name a server", host)
+		probs.Add("report.url", "%s always refers to the machine itself; name a server", host)
 	}
 }
 

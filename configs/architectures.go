@@ -77,7 +77,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
-			probs.Add(path+".sha256", "one digest cannot be that of a file for each architecture: make an Image document for each of them")
+			probs.Add(path+".sha256", "the same digest is given for the files of two architectures; write an Image document for each architecture")
 		}
 	}
 	check("base.tar", a.Base.Tar, b.Base.Tar)

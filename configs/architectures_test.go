@@ -51,7 +51,7 @@ func TestOneDigestForTwo(t *testing.T) {
 	if at := regexp.MustCompile(`(?m)^[a-z]`).FindAllStringIndex(rest, 2); len(at) == 2 {
 		doc += rest[at[1][0]:]
 	}
-	if _, err := ParseImages("image.yaml", []byte(doc)); err == nil || !strings.Contains(err.Error(), "base.tar.sha256: one digest cannot be that of a file for each architecture") {
+	if _, err := ParseImages("image.yaml", []byte(doc)); err == nil || !strings.Contains(err.Error(), "base.tar.sha256: the same digest is given for the files of two architectures") {
 		t.Errorf("%v\n%s", err, doc)
 	}
 	if _, err := ParseImages("image.yaml", []byte(doc), "arm64"); err != nil {

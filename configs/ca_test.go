@@ -61,7 +61,7 @@ func TestSiteCA(t *testing.T) {
 		{"the CA alone", []string{inlineCert(ca)}, "", []string{pin}},
 		{"two", []string{inlineCert(ca + next)}, "", []string{pin, nextPin}},
 		{"with its pin", []string{inlineCert(ca), "caCertHashes: ['" + pin + "']"}, "", []string{pin}},
-		{"with another's pin", []string{inlineCert(ca), "caCertHashes: ['" + other + "']"}, "has none of caCertHashes (it is " + pin, nil},
+		{"with another's pin", []string{inlineCert(ca), "caCertHashes: ['" + other + "']"}, "does not match caCertHashes (its hash is " + pin, nil},
 		{"and no verification", []string{inlineCert(ca), "unsafeSkipCAVerification: true"}, "contradicts caCert", nil},
 		{"in a file too", []string{inlineCert(ca), "caFile: ca.crt"}, "either caCert or caFile", nil},
 		{"with its key", []string{inlineCert(ca + key)}, "contains a private key", nil},

@@ -19,7 +19,7 @@ import (
 // quote the value.
 var FieldChecks = strict.Checks{
 	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
-	"suite":           matching(suiteName, "is not the name of a suite, as trixie"),
+	"suite":           matching(suiteName, "is not the name of a suite, e.g. trixie"),
 	"aptSource":       matching(regexp.MustCompile(`^deb(-src)? .`), "is not a line of sources.list: deb [OPTIONS] URI SUITE COMPONENT"),
 	"path":            notEmpty("give a path"),
 	"command":         notEmpty("give a shell command"),
@@ -31,9 +31,9 @@ var FieldChecks = strict.Checks{
 	"https":           func(s string) string { return forms.BadURL(s, "https") },
 	"registry":        matching(hostForm, "is not host or host:port"),
 	"mirror":          badMirror,
-	"manifestPattern": badPattern("is not a path or pattern, as manifests/*.yaml"),
-	"imagePattern":    badPattern("is not an image reference or pattern, such as quay.io/prometheus/*"),
-	"mode":            matching(octalMode, "is not a mode in octal, as 0644"),
+	"manifestPattern": badPattern("is not a path or pattern, e.g. manifests/*.yaml"),
+	"imagePattern":    badPattern("is not an image reference or pattern, e.g. quay.io/prometheus/*"),
+	"mode":            matching(octalMode, "is not a mode in octal, e.g. 0644"),
 	"console":         matching(consoleForm, "is not a console, e.g. tty0 or ttyS0,115200"),
 	"module":          matching(moduleName, "is not the name of a kernel module"),
 	"size":            func(s string) string { return badSize(s, 1) },
@@ -62,12 +62,12 @@ var FieldChecks = strict.Checks{
 	"labelKey":     forms.BadLabelKey,
 	"labelValue":   forms.BadLabelValue,
 	"namespace":    badNamespace,
-	"probePath":    matching(regexp.MustCompile(`^/[^\s[:cntrl:]]*$`), "must begin with / and hold no space"),
+	"probePath":    matching(regexp.MustCompile(`^/[^\s[:cntrl:]]*$`), "must begin with / and contain no space"),
 	"criSocket":    badSocket,
 	"joinPhase":    badJoinPhase,
 	"preflight":    badPreflight,
 	"organization": badOrganization,
-	"mintID":       matching(regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`), "is not an id of `edgebake cluster new`"),
+	"mintID":       matching(regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`), "is not an ID of `edgebake cluster new`"),
 	"date":         badDate,
 	"endpoint":     badEndpoint,
 }
@@ -110,9 +110,9 @@ func errorText(_ any, err error) string {
 
 func badPackage(s string) string {
 	if by := packageName.FindString(s); networkManagers[by] {
-		return by + " would configure the network beside systemd-networkd, which applies the Site's network: remove it"
+		return by + " would configure the network in addition to systemd-networkd, which applies the Site's network: remove it"
 	}
-	return matching(packageSpec, "is not a package, as vim, vim=2:9.1-1 or vim/trixie-backports")(s)
+	return matching(packageSpec, "is not a package, e.g. vim, vim=2:9.1-1 or vim/trixie-backports")(s)
 }
 
 func badDigest(s string) string {
@@ -127,7 +127,7 @@ func badDigest(s string) string {
 
 func badSHA256(s string) string {
 	if bare, ok := strings.CutPrefix(s, "sha256:"); ok && sha256Hex.MatchString(bare) {
-		return "leave sha256: out; the field says it"
+		return "write only the digits, without sha256:"
 	}
 	return matching(sha256Hex, "is not a SHA-256: 64 hexadecimal digits in lower case")(s)
 }
@@ -143,7 +143,7 @@ func badSize(s string, least int64) string {
 	if n, err := forms.ParseSize(s); err != nil {
 		return err.Error()
 	} else if n < least {
-		return fmt.Sprintf("%s is too small for a file system that grows; at least %dMi", s, least>>20)
+		return fmt.Sprintf("%s is too small for a file system that grows; want at least %dMi", s, least>>20)
 	}
 	return ""
 }
@@ -164,7 +164,7 @@ func badDNSServer(s string) string {
 		return fmt.Sprintf("%s is not the address of a DNS server: it %s", strict.Shorten(s), bad)
 	}
 	if a.Zone() != "" && !ifaceName.MatchString(a.Zone()) {
-		return fmt.Sprintf("%q: what stands behind the %% is not an interface's name", strict.Shorten(s))
+		return fmt.Sprintf("%q: the part after %% is not the name of an interface", strict.Shorten(s))
 	}
 	return ""
 }
@@ -177,14 +177,14 @@ func badTimeServer(s string) string {
 	case err == nil && forms.BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, forms.BadServer(a))
 	case forms.IsLoopbackName(s):
-		return fmt.Sprintf("%q is every machine's name for itself; name a time server", s)
+		return fmt.Sprintf("%q always refers to the machine itself; name a time server", s)
 	}
 	return ""
 }
 
 func badNoProxy(s string) string {
 	if s == "" || strings.ContainsAny(s, ", \"'\\$%") || strict.BadText(s) != "" {
-		return fmt.Sprintf("%q: one host, .domain or CIDR an item, without commas, spaces and quotes", strict.Shorten(s))
+		return fmt.Sprintf("%q: each item must be one host, .domain or CIDR, without commas, spaces and quotes", strict.Shorten(s))
 	}
 	if _, err := netip.ParsePrefix(s); err != nil && strings.Contains(s, "/") {
 		return fmt.Sprintf("%q is neither a host, a .domain nor a CIDR, e.g. example.com or 10.0.0.0/8", strict.Shorten(s))
@@ -202,7 +202,7 @@ func badMAC(s string) string {
 // badCardMAC is badMAC for an address that systemd must be able to parse.
 func badCardMAC(s string) string {
 	if _, err := net.ParseMAC(s); err != nil {
-		return fmt.Sprintf("%q is not the MAC address of an interface, as 52:54:00:12:34:56", strict.Shorten(s))
+		return fmt.Sprintf("%q is not the MAC address of an interface, e.g. 52:54:00:12:34:56", strict.Shorten(s))
 	}
 	return badMAC(s)
 }
@@ -220,7 +220,7 @@ func badPasswordHash(s string) string {
 	case !hashedPasswd.MatchString(s):
 		return "is not a crypt(3) hash ($y$… or $6$…; `mkpasswd` prints one); clear-text passwords are rejected"
 	case !wholeHash.MatchString(s):
-		return "is cut short or damaged: no password would fit it; copy the whole line that `mkpasswd` prints"
+		return "is truncated or damaged, so no password would match it; copy the whole line that `mkpasswd` prints"
 	}
 	return ""
 }
@@ -228,7 +228,7 @@ func badPasswordHash(s string) string {
 func badToken(s string) string {
 	switch {
 	case s == forms.PlaceholderToken:
-		return "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` takes its whole line)"
+		return "replace the example: `kubeadm token create --print-join-command` prints a token (`edgebake init --join` accepts its whole line)"
 	case !forms.Token.MatchString(s):
 		return "is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)"
 	}
@@ -238,9 +238,9 @@ func badToken(s string) string {
 func badCAHash(s string) string {
 	switch {
 	case s == forms.PlaceholderCAHash:
-		return "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` takes its whole line)"
+		return "replace the example: `kubeadm token create --print-join-command` prints the hash (`edgebake init --join` accepts its whole line)"
 	case sha256Hex.MatchString(strings.ToLower(s)):
-		return fmt.Sprintf("write the kind of hash too: \"sha256:%s\"", s)
+		return fmt.Sprintf("write the algorithm too: \"sha256:%s\"", s)
 	}
 	return matching(forms.CAHash, "is not sha256: followed by 64 hexadecimal digits")(s)
 }
@@ -269,7 +269,7 @@ func badSocket(s string) string {
 
 func badJoinPhase(s string) string {
 	if s == "kubelet-start" {
-		return "kubelet-start is the joining itself; without it the node would never join"
+		return "kubelet-start cannot be skipped: it is the phase that joins the node"
 	}
 	return matching(skipPhase, "is not the name of a phase of kubeadm join, e.g. preflight or kubelet-wait-bootstrap")(s)
 }
@@ -282,7 +282,7 @@ func oneWord(s string) bool {
 
 func badPreflight(s string) string {
 	if !oneWord(s) {
-		return fmt.Sprintf("%q: one check an item, e.g. Swap or NumCPU, or all", strict.Shorten(s))
+		return fmt.Sprintf("%q: each item must be one check, e.g. Swap or NumCPU, or all", strict.Shorten(s))
 	}
 	return ""
 }
@@ -290,9 +290,9 @@ func badPreflight(s string) string {
 func badOrganization(s string) string {
 	switch {
 	case !oneWord(s):
-		return fmt.Sprintf("%q: one organization an item, without spaces or commas", strict.Shorten(s))
+		return fmt.Sprintf("%q: each item must be one organization, without spaces or commas", strict.Shorten(s))
 	case strings.HasPrefix(s, "system:"):
-		return fmt.Sprintf("%q: groups of system: are for the cluster to give", strict.Shorten(s))
+		return fmt.Sprintf("%q: only the cluster may assign groups that begin with system:", strict.Shorten(s))
 	}
 	return ""
 }
@@ -309,7 +309,7 @@ func badEndpoint(s string) string {
 	case err == nil || !forms.IsDNSName(s) || forms.BadHost(s) != "":
 		return fmt.Sprintf("%q is not a DNS name in lower case", strict.Shorten(s))
 	case forms.IsLoopbackName(s):
-		return fmt.Sprintf("%q is every machine's name for itself; use the cluster's own name, e.g. apiserver.cluster.local", s)
+		return fmt.Sprintf("%q always refers to the machine itself; use the cluster's own name, e.g. apiserver.cluster.local", s)
 	}
 	return ""
 }

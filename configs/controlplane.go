@@ -28,7 +28,7 @@ type SiteControlPlane struct {
 	// initialized: etcd starts empty once every member was seen without data.
 	// Without it, this machine only joins an existing cluster.
 	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
-	// Absent lists members that are dead on arrival: the cluster is initialized
+	// Absent lists members that never started: the cluster is initialized
 	// without them, and they join later. Remove it once the cluster runs.
 	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty" unique:"yes"`
 	// ContinueFrom names the member whose data the cluster continues with if
@@ -152,7 +152,7 @@ func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 		"skipPhases": len(s.SkipPhases) > 0, "ignorePreflightErrors": len(s.IgnorePreflightErrors) > 0,
 	} {
 		if given {
-			probs.Add(path, "is not for nodeType control-plane: say it in the kubeadm documents of the Cluster, and write the Sites again")
+			probs.Add(path, "is not for nodeType control-plane: set it in the kubeadm documents of the Cluster, and write the Sites again")
 		}
 	}
 	if s.NodePool != "" {
@@ -197,16 +197,16 @@ func (s *Site) validateLostMembers(probs *Problems) {
 		}
 	}
 	if len(c.Members) > 0 && !slices.ContainsFunc(c.Members, func(m ControlPlaneMember) bool { return !slices.Contains(c.Absent, m.Name) }) {
-		probs.Add("controlPlane.absent", "lists every member: one must be left to be born")
+		probs.Add("controlPlane.absent", "lists every member: one must remain to initialize the cluster")
 	}
 	if c.Restore != "" && c.ContinueFrom == "" {
-		probs.Add("controlPlane.restore", "needs continueFrom: the member that restores it")
+		probs.Add("controlPlane.restore", "requires continueFrom, the member that starts with the snapshot")
 	}
 	if sum, err := hex.DecodeString(c.Restore); c.Restore != "" && (err != nil || len(sum) != 32) {
 		probs.Add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", strict.Shorten(c.Restore))
 	}
 	if (c.Said != "") != (c.ContinueFrom != "") {
-		probs.Add("controlPlane.said", "goes with continueFrom, which holds once: `edgebake cluster sites DIR --continue-from NAME` writes both")
+		probs.Add("controlPlane.said", "and continueFrom must be set together: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
 		probs.Add("controlPlane.continueFrom", "%q is not among controlPlane.members", strict.Shorten(c.ContinueFrom))
@@ -234,7 +234,7 @@ func (s *Site) validateMembers(probs *Problems) {
 		}
 	}
 	if len(s.Masters) != len(s.ControlPlane.Members) {
-		probs.Add("controlPlane.members", "has %s, and masters %d: both must list the same", Count(len(s.ControlPlane.Members), "machine"), len(s.Masters))
+		probs.Add("controlPlane.members", "has %s, but masters has %d: both must list the same machines", Count(len(s.ControlPlane.Members), "machine"), len(s.Masters))
 	}
 	if !self && len(s.ControlPlane.Members) > 0 {
 		probs.Add("nodeName", "%q is not among controlPlane.members", strict.Shorten(s.NodeName))
@@ -286,7 +286,7 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 			want("InitConfiguration", "localAPIEndpoint.advertiseAddress", m.Address, "that is this member's address")
 		}
 	}
-	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "the decision whether etcd may start looks there")
+	want("ClusterConfiguration", "etcd.local.dataDir", EtcdDataDir, "first boot looks for etcd's data there")
 	if c := docs.Of("ClusterConfiguration"); c != nil && !kubeadm.VersionForm.MatchString(yamltree.Text(yamltree.At(c, "kubernetesVersion"))) {
 		probs.Add(path, "ClusterConfiguration.kubernetesVersion is required, e.g. "+ExampleKubernetes)
 	}
@@ -339,7 +339,7 @@ func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 			continue
 		}
 		if len(certs) != 1 {
-			probs.Add(path+".cert", "has %d certificates, expected the CA's alone", len(certs))
+			probs.Add(path+".cert", "has %d certificates, want only the CA's", len(certs))
 			continue
 		}
 		if public, err := forms.ParsePrivateKey(pair.Key.Reveal()); err != nil {
@@ -348,7 +348,7 @@ func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 			probs.Add(path+".key", "is not the key of the certificate beside it")
 		}
 		if ca.Base == KubernetesCA && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
-			probs.Add(path+".cert", "has none of %s (it is %s): the two are of different clusters", field, caPin(certs[0]))
+			probs.Add(path+".cert", "does not match %s (its hash is %s): the two are of different clusters", field, caPin(certs[0]))
 		}
 	}
 	if k.ServiceAccount.IsZero() {

@@ -55,7 +55,7 @@ func TestASiteThatIsABurden(t *testing.T) {
 		"Lists in Lists":                 {manifest(nested), "is required"},
 		"taints that are equal":          {"taints: [" + strings.Repeat("{key: a, effect: NoSchedule},", 8_000) + "]\n", "want at most 1000"},
 		"taints that are no taints":      {"taints: [" + strings.Repeat("a=b,", 60_000) + "]\n", "want at most 1000"},
-		"the same list, often":           {"organizations: &a [" + strings.Repeat("x,", 900) + "]\nusers: [" + strings.Repeat("{name: a, groups: *a},", 900) + "]\n", "its aliases make it more than 20000 values"},
+		"the same list, often":           {"organizations: &a [" + strings.Repeat("x,", 900) + "]\nusers: [" + strings.Repeat("{name: a, groups: *a},", 900) + "]\n", "with its aliases it has more than 20000 values"},
 		"unknown fields":                 {many(16_000, "nodeNam%d: 1\n"), "more problems"},
 		"equal fields":                   {strings.Repeat("vip: a\n", 16_000), "more problems"},
 		"a long name of a field":         {"? " + strings.Repeat("x", 200_000) + "\n: 1\n", "unknown field"},

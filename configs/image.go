@@ -82,12 +82,13 @@ type Image struct {
 // Sites sets where the node's Site may come from, in addition to its own disk.
 type Sites struct {
 	// Removable sets which parts of a Site on a USB stick or card a machine
-	// accepts. never: none, and no update by itself either. untilEnrolled: the whole
-	// Site until the machine has joined, then none. repair: the whole Site until the machine has joined,
-	// then API servers, network (without the proxy and time servers) and token.
-	// signed: only a Site that is signed with one of keys. always: the whole
-	// Site. Except with never, a Site that is signed with one of keys is always
-	// accepted completely.
+	// accepts. never: none, and no update from a stick starts automatically.
+	// untilEnrolled: the whole Site until the machine has joined, then none.
+	// repair: the whole Site until the machine has joined, then API servers,
+	// network (without the proxy and time servers) and token. signed: only a
+	// Site that is signed with one of keys. always: the whole Site. Except with
+	// never, a Site that is signed with one of keys is always accepted
+	// completely.
 	Removable string `yaml:"removable,omitempty" json:"removable,omitempty" jsonschema:"enum=never,enum=untilEnrolled,enum=repair,enum=signed,enum=always,default=repair"`
 	// Keys are minisign public keys, each the second line of the file that
 	// minisign -G writes. edgebake site sign signs Sites for sticks.

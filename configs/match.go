@@ -61,7 +61,7 @@ type MatchKey struct{ Field, Key string }
 // Validate reports the problems of the match at path.
 func (m Match) Validate(path string, probs *Problems) {
 	if m.IsZero() {
-		probs.Add(path, "must say which machine the Site is for: give macs, serial, uuid or assetTag (a machine without a Site prints its own)")
+		probs.Add(path, "must name the Site's machine: set macs, serial, uuid or assetTag (a machine without a Site prints its own)")
 	}
 	for i, mac := range m.MACs {
 		if bad := badMAC(mac); bad != "" {
@@ -74,11 +74,11 @@ func (m Match) Validate(path string, probs *Problems) {
 		switch {
 		case k.value == "":
 		case forms.Identity(k.value) == "":
-			probs.Add(path+"."+k.field, "%q never matches: firmware has it where no %s was filled in, so many machines carry it; use another member, e.g. macs", strict.Shorten(k.value), k.what)
+			probs.Add(path+"."+k.field, "%q never matches: it is a placeholder for a missing %s, which many machines have; use another member, e.g. macs", strict.Shorten(k.value), k.what)
 		case strict.BadText(k.value) != "":
 			probs.Add(path+"."+k.field, "%s", strict.BadText(k.value))
 		case unseen(k.value) != 0:
-			probs.Add(path+"."+k.field, "contains an invisible character (%U), which no machine has there: type it again", unseen(k.value))
+			probs.Add(path+"."+k.field, "contains an invisible character (%U); type the value again", unseen(k.value))
 		case k.field == "uuid" && !uuidForm.MatchString(strings.ToLower(strings.TrimSpace(k.value))):
 			probs.Add(path+"."+k.field, "%q is not a UUID, e.g. 4c4c4544-0042-3510-8052-c7c04f4e4232", strict.Shorten(k.value))
 		}

@@ -60,7 +60,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 		return
 	}
 	if s.NodeType == NodeControlPlane {
-		probs.Add("nodeIP", "is for workers: a control-plane node has the address that its Cluster names; remove it")
+		probs.Add("nodeIP", "is for workers: a control-plane node uses its address in the Cluster; remove it")
 	}
 	if _, given := s.KubeletExtraArgs["node-ip"]; given {
 		probs.Add(strict.KeyPath("kubeletExtraArgs", "node-ip"), "sets the same as nodeIP; keep one of the two")

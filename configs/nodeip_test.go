@@ -36,7 +36,7 @@ func TestNodeIP(t *testing.T) {
 		{"169.254.0.0/16", "", "valid on one link only"},
 		{"'fe80::/10'", "", "valid on one link only"},
 		{"224.0.0.0/4", "", "is a multicast address"},
-		{"0.0.0.0", "", "stands for no machine"},
+		{"0.0.0.0", "", "is not the address of a machine"},
 		{"'::ffff:10.0.0.1'", "", "write 10.0.0.1"},
 		{"'fe80::1%eth0'", "", "is neither a CIDR nor an address"},
 		{"10.0.0.0/8", "\nkubeletExtraArgs: {node-ip: 10.7.0.20}", `kubeletExtraArgs["node-ip"]: sets the same as nodeIP`},

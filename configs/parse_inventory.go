@@ -109,11 +109,11 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 	for _, reserved := range []string{"apiVersion", "kind"} {
 		if n := yamltree.Get(m.defaults, reserved); n != nil {
-			doc.Problem(n, "defaults."+reserved, "stands once, at the top of the Inventory: remove it here")
+			doc.Problem(n, "defaults."+reserved, "belongs only at the top of the Inventory: remove it here")
 		}
 	}
 	if n := yamltree.Get(m.defaults, "match"); n != nil {
-		doc.Problem(n, "defaults.match", "is of one machine: write it in each of sites")
+		doc.Problem(n, "defaults.match", "applies to one machine: set it in each item of sites")
 	}
 	if n := yamltree.Get(doc.Root, "sites"); n != nil && n.Kind == yaml.SequenceNode {
 		for _, item := range n.Content {
@@ -289,7 +289,7 @@ var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 // but only one can.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
-		r.at("sites", "needs at least one Site: - name: shop-1, with match: and what differs from defaults")
+		r.at("sites", "needs at least one Site: - name: shop-1, with match: and the fields that differ from defaults")
 	}
 	once := map[string]string{} // value that only one site can have -> the site that has it
 	claim := func(i int, path, what, key string) {
@@ -339,7 +339,7 @@ func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) 
 		r.found(under(own, p))
 	}
 	if s.NodeType == NodeControlPlane {
-		r.at(own+".nodeType", "control-plane nodes have Sites of their own: every machine that is stamped with the Inventory would have the cluster's keys")
+		r.at(own+".nodeType", "control-plane nodes need their own Sites: otherwise, every machine stamped with the Inventory would have the cluster's keys")
 	}
 	for _, p := range s.validate(credentials) {
 		// A node name derived from an invalid name is not a second problem.
@@ -377,7 +377,7 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	if have < 2 {
 		return false
 	}
-	r.at("defaults.nodeName", "gives %d machines the node name %s: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}", have, strict.Shorten(given.Value))
+	r.at("defaults.nodeName", "gives %d machines the node name %s: remove it, so that each node gets the name of its site, or use a template, e.g. shop-{{.MAC}}", have, strict.Shorten(given.Value))
 	return true
 }
 

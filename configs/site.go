@@ -19,7 +19,7 @@ type Site struct {
 	Kind string `yaml:"kind" json:"kind" jsonschema:"enum=Site"`
 
 	// Masters are the API servers, each host:port; host is an IP address or a
-	// DNS name of its own.
+	// DNS name other than endpoint.
 	Masters []string `yaml:"masters" json:"masters"`
 	// Endpoint is the cluster's domain name. The node itself maps it to the
 	// VIP.

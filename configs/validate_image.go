@@ -93,7 +93,7 @@ func (i *Image) Validate() Problems {
 		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
 		// The range of dates in FAT.
-		probs.Add("sourceDate", "must lie between 1980 and 2107")
+		probs.Add("sourceDate", "must be between 1980 and 2107")
 	}
 	if i.Hardware == RaspberryPi {
 		i.validateRaspberryPi(&probs)
@@ -101,7 +101,7 @@ func (i *Image) Validate() Problems {
 	for n, t := range i.NodeTypes {
 		p := fmt.Sprintf("nodeTypes[%d]", n)
 		if (t == NodeEdge || t == NodeCloud) && i.Yurthub == nil {
-			probs.Add(p, "%s nodes need yurthub on board; add the field yurthub or remove the type", t)
+			probs.Add(p, "%s nodes need yurthub in the image; add the field yurthub or remove the type", t)
 		}
 	}
 	i.validateControlPlane(&probs)
@@ -137,9 +137,9 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 		switch {
 		case !PackageIsFor(p, i.Arch):
 		case strings.HasPrefix(name, "linux-image-cloud-"):
-			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s has no drivers of boards: remove it; hardware: raspberry-pi brings linux-image-arm64", name)
+			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s has no drivers for boards: remove it; hardware: raspberry-pi installs linux-image-arm64", name)
 		case ofUEFI.MatchString(name):
-			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s is for machines with UEFI, which a Raspberry Pi does not have, nor its Secure Boot: remove it, or take hardware: generic", name)
+			probs.Add(fmt.Sprintf("base.debian.packages[%d]", n), "%s is for machines with UEFI, which a Raspberry Pi does not have: remove it, or use hardware: generic", name)
 		}
 	}
 }
@@ -152,7 +152,7 @@ var networkManagers = map[string]bool{"network-manager": true, "dhcpcd": true, "
 func (i *Image) validateSums(probs *Problems) {
 	check := func(path string, f *FileSource) {
 		if f != nil && f.URL != "" && f.SHA256 == "" {
-			probs.AddMissing(path+".sha256", "is required with url: what comes over the network is verified")
+			probs.AddMissing(path+".sha256", "is required with url, to verify the download")
 		}
 	}
 	check("base.tar", i.Base.Tar)
@@ -177,7 +177,7 @@ func (u *URLSource) validate(path, arch string, files []string, probs *Problems)
 	switch {
 	case u.SHA256FromServer:
 		if strings.HasPrefix(u.Base, "http://") {
-			probs.Add(path+".sha256FromServer", "needs a base that begins with https://, or anybody on the way could change file and digest alike")
+			probs.Add(path+".sha256FromServer", "requires a base that begins with https://: otherwise, anyone on the network could change both file and digest")
 		}
 		return
 	case len(u.SHA256) == 0:
@@ -241,7 +241,7 @@ func (i *Image) validatePrograms(probs *Problems) {
 		y.validate(probs)
 		if openyurt.RunsAsPod(y.Version) && kubeadm.VersionForm.MatchString(i.Kubernetes.Version) && !kubeadm.Before(i.Kubernetes.Version, openyurt.LastKubernetesOfPods+1) {
 			const last = openyurt.LastKubernetesOfPods
-			probs.Add("kubernetes.version", "%s would run no pod behind yurthub %s, which does not answer kubelet v1.%d and later when it asks for Services: use yurthub %s, or Kubernetes v1.%d", i.Kubernetes.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
+			probs.Add("kubernetes.version", "%s cannot run pods with yurthub %s, which does not serve Services to kubelet v1.%d and later: use yurthub %s, or Kubernetes v1.%d", i.Kubernetes.Version, y.Version, last+1, openyurt.Release(openyurt.FirstUnit), last)
 		}
 	}
 }
@@ -267,7 +267,7 @@ func (i *Image) validateContainerd(probs *Problems) {
 	hasSource := c.Source.GoModule != nil || c.Source.URL != nil || c.Source.File != nil
 	if c.Debian {
 		if c.Version != "" || hasSource {
-			probs.Add("containerd.debian", "takes the version that the base has; remove version and source")
+			probs.Add("containerd.debian", "uses the version in the base; remove version and source")
 		}
 		if i.Base.Debian == nil {
 			probs.Add("containerd.debian", "needs base.debian, which installs the package")
@@ -316,7 +316,7 @@ func badPodCIDR(s string) string {
 	case p != p.Masked():
 		return fmt.Sprintf("%q has bits set after its prefix; write %s", s, p.Masked())
 	case p.Bits() > p.Addr().BitLen()-4:
-		return fmt.Sprintf("%s has no room for pods: write a network of /%d or larger, e.g. 10.244.0.0/16", s, p.Addr().BitLen()-4)
+		return fmt.Sprintf("%s is too small for pods: write a network of /%d or larger, e.g. 10.244.0.0/16", s, p.Addr().BitLen()-4)
 	case p.Bits() < map[bool]int{true: 8, false: 16}[p.Addr().Is4()]:
 		return fmt.Sprintf("%s covers most of the internet, which pods could not reach then; write a private network, e.g. 10.244.0.0/16", s)
 	case forms.BadMachine(p.Addr()) != "" || p.Addr().IsLinkLocalUnicast():
@@ -381,7 +381,7 @@ func badImageRef(ref string) string {
 	_, digestErr := imageref.ParseDigest(digest)
 	switch {
 	case hasDigest && digestErr != nil:
-		return fmt.Sprintf("%q: what follows @ is not sha256: and 64 hexadecimal digits", strict.Shorten(ref))
+		return fmt.Sprintf("%q: the part after @ is not sha256: and 64 hexadecimal digits", strict.Shorten(ref))
 	case !hasHost || !strings.ContainsAny(host, ".:") && host != "localhost":
 		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	case errors.As(err, new(*imageref.UntaggedError)):
@@ -417,7 +417,7 @@ func (i *Image) validateControlPlane(probs *Problems) {
 	if rest := i.lackedImages(optional); len(rest) > 0 {
 		more = fmt.Sprintf("; and unless the Cluster leaves them out, %s", strings.Join(rest, ", "))
 	}
-	probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images on board: add to images %s%s (`kubeadm config images list --kubernetes-version %s` prints them, `edgebake init --cluster` writes an Image with them; with another registry, its names)",
+	probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs the control plane's container images: add to images %s%s (`kubeadm config images list --kubernetes-version %s` prints them, `edgebake init --cluster` writes an Image with them; for another registry, use its names)",
 		strings.Join(missing, ", "), more, i.Kubernetes.Version)
 }
 
@@ -485,26 +485,26 @@ func (i *Image) validateFiles(probs *Problems) {
 		if bad := forms.BadFilePath(f.Path); f.Path != "" && bad != "" {
 			probs.Add(p+".path", "%s", bad)
 		} else if by := HiddenAtBoot(f.Path); by != "" {
-			probs.Add(p+".path", "%s would never be seen: %s", f.Path, by)
+			probs.Add(p+".path", "%s would be hidden: %s", f.Path, by)
 		} else if identity(f.Path) {
-			probs.Add(p+".path", "%s is an identity, which every machine of the image would share; first boot makes one", f.Path)
+			probs.Add(p+".path", "%s identifies a machine, and all machines of the image would share it; first boot makes one", f.Path)
 		}
 		for m, o := range i.Files[:n] {
 			switch {
 			case f.Path == "" || forms.BadFilePath(o.Path) != "":
 			case o.Path == f.Path:
-				probs.Add(p+".path", "%s is files[%d] already", f.Path, m)
+				probs.Add(p+".path", "%s is also the path of files[%d]", f.Path, m)
 			case strings.HasPrefix(f.Path, o.Path+"/"):
-				probs.Add(p+".path", "%s lies inside files[%d], which is a file", f.Path, m)
+				probs.Add(p+".path", "%s is inside files[%d], which is a file", f.Path, m)
 			case strings.HasPrefix(o.Path, f.Path+"/"):
-				probs.Add(p+".path", "%s is a file, but files[%d] lies inside it", f.Path, m)
+				probs.Add(p+".path", "%s is a file, but files[%d] is inside it", f.Path, m)
 			}
 		}
 		if f.Link != "" && f.Template {
 			probs.Add(p+".template", "a link has no contents to render")
 		}
 		if f.Link != "" && f.Mode != "" {
-			probs.Add(p+".mode", "a link has no mode of its own; remove it")
+			probs.Add(p+".mode", "a link has no mode; remove it")
 		}
 		if len(f.Link) > 4095 {
 			probs.Add(p+".link", "is longer than 4095 bytes")
@@ -564,15 +564,15 @@ func (k *Kernel) validate(probs *Problems) {
 		case slices.Contains([]string{"root", "rootfstype", "rootflags", "ro", "rw", "init", "rdinit", "initrd"}, key):
 			probs.Add(p, "%s is set by edgebake", key)
 		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
-			probs.Add(p, "%s is an identity, which every machine of the image would share; first boot makes one", key)
+			probs.Add(p, "%s identifies a machine, and all machines of the image would share it; first boot makes one", key)
 		case slices.Contains(toAShell, a):
-			probs.Add(p, "%s boots to a shell, at which nobody sits; remove it", a)
+			probs.Add(p, "%s boots to a shell, and kubelet never starts; remove it", a)
 		case a == "--":
-			probs.Add(p, "ends the kernel's arguments; what follows would be init's")
+			probs.Add(p, "ends the kernel's arguments; init would get the following ones")
 		case strings.Count(a, `"`)%2 == 1:
-			probs.Add(p, "%q has a quote that nothing closes, and the next arguments would be part of it", strict.Shorten(a))
+			probs.Add(p, "%q has an unclosed quote, which would include the next arguments", strict.Shorten(a))
 		case spaceOutsideQuotes(a):
-			probs.Add(p, "%q contains a space; give each argument an item of its own", strict.Shorten(a))
+			probs.Add(p, "%q contains a space; write each argument as its own item", strict.Shorten(a))
 		case arguments.again(a):
 			probs.Add(p, "%s is listed twice", a)
 		}
@@ -581,7 +581,7 @@ func (k *Kernel) validate(probs *Problems) {
 		if !sysctlKey.MatchString(key) {
 			probs.Add(strict.KeyPath("kernel.sysctl", key), "is not a sysctl name, e.g. net.ipv4.ip_forward")
 		} else if plainSysctl(key) == "net.ipv4.ip_forward" && strings.TrimSpace(k.Sysctl[key]) != "1" {
-			probs.Add(strict.KeyPath("kernel.sysctl", key), "must be 1: kubeadm joins no node that does not forward; remove it")
+			probs.Add(strict.KeyPath("kernel.sysctl", key), "must be 1, since kubeadm rejects nodes that do not forward packets; remove it")
 		}
 		if bad := strict.BadText(k.Sysctl[key]); bad != "" {
 			probs.Add(strict.KeyPath("kernel.sysctl", key), "%s", bad)

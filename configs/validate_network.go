@@ -34,15 +34,15 @@ func (p *Proxy) validate(probs *Problems) {
 		_, err := url.ParseRequestURI(u.url)
 		switch bad := forms.BadURL(rest, "http", "https"); {
 		case login != "" && (bad != "" || err != nil):
-			probs.Add(u.path, "is not a URL, such as http://user:password@proxy.example.com:3128; write special characters of the login as in any URL (@ as %%40, : as %%3A, / as %%2F, %% as %%25)")
+			probs.Add(u.path, "is not a URL, such as http://user:password@proxy.example.com:3128; percent-encode special characters of the login (@ as %%40, : as %%3A, / as %%2F, %% as %%25)")
 		case bad != "":
 			probs.Add(u.path, "%s", bad)
 		case strings.ContainsAny(u.url, `"'\$`) || strict.BadText(u.url) != "":
-			probs.Add(u.path, "contains a quote, $ or control character: write it as in any URL ($ as %%24)")
+			probs.Add(u.path, "contains a quote, $ or control character: percent-encode it ($ as %%24)")
 		}
 	}
 	if len(p.NoProxy) > 0 && p.HTTP.IsZero() && p.HTTPS.IsZero() {
-		probs.Add("network.proxy.noProxy", "has no meaning without network.proxy.http or .https")
+		probs.Add("network.proxy.noProxy", "has no effect without network.proxy.http or .https")
 	}
 }
 
@@ -102,11 +102,11 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	case port == f.Name:
 		return port + " cannot be a port of itself"
 	case n.vlanParent(port) != "":
-		return fmt.Sprintf("%s is a VLAN of %s with addresses of its own: name %[2]s here, and list the VLAN under vlans of %s", port, n.vlanParent(port), f.Name)
+		return fmt.Sprintf("%s is a VLAN of %s with its own addresses: name %[2]s here, and list the VLAN under vlans of %s", port, n.vlanParent(port), f.Name)
 	case owner != "":
-		return fmt.Sprintf("%s is %s already", port, owner)
+		return fmt.Sprintf("%s is also %s", port, owner)
 	case listed && (n.Interfaces[at].DHCP || len(n.Interfaces[at].Addresses) > 0):
-		return fmt.Sprintf("%s has addresses of its own in network.interfaces[%d]: move them to %s", port, at, f.Name)
+		return fmt.Sprintf("%s has its own addresses in network.interfaces[%d]: move them to %s", port, at, f.Name)
 	case listed && slices.Contains(n.Interfaces[at].Ports(), f.Name):
 		return fmt.Sprintf("%s is built on %s, and cannot be a port of it", port, f.Name)
 	case listed && n.Interfaces[at].Bridge != nil:
@@ -116,7 +116,7 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	}
 	for k, o := range n.Interfaces {
 		if matchesName(o.Name, port) && o.MAC == "" && len(o.Ports()) == 0 {
-			return fmt.Sprintf("%s is matched by network.interfaces[%d] (%s), which configures it by itself: write the names of the interfaces meant there", port, k, o.Name)
+			return fmt.Sprintf("%s is matched by network.interfaces[%d] (%s), which configures it separately: replace that pattern with the names of its interfaces", port, k, o.Name)
 		}
 	}
 	return ""
@@ -145,17 +145,17 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	}
 	switch {
 	case f.Bond != nil && f.Bridge != nil:
-		probs.Add(path, "has both bond and bridge: give the bond an item of its own, and its name as a port of the bridge")
+		probs.Add(path, "has both bond and bridge: write the bond as its own item, and its name as a port of the bridge")
 	case f.Bond == nil && len(f.Ports()) == 0: // for a bond, the tags report it
 		probs.Add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
 	}
 	if f.Name == "" || glob {
-		probs.Add(path+".name", "a %s needs a name of its own, e.g. %s", what, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
+		probs.Add(path+".name", "a %s needs its own name, e.g. %s", what, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
 	} else if slices.Contains(takenNames, f.Name) || strings.HasPrefix(f.Name, "vlan") {
 		probs.Add(path+".name", "%s is used by the node's own networks: choose another, e.g. %s", f.Name, map[string]string{"bond": "bond0", "bridge": "br0"}[what])
 	}
 	if f.MAC != "" {
-		probs.Add(path+".mac", "chooses a card, and a %s is made: remove it", what)
+		probs.Add(path+".mac", "selects an existing card, but a %s is a new interface: remove it", what)
 	}
 	if f.WiFi != nil {
 		probs.Add(path+".wifi", "a %s cannot join a wireless network", what)
@@ -177,7 +177,7 @@ type networkCheck struct {
 func (c *networkCheck) interfaceAt(path string, f *Interface, before []Interface) {
 	glob := strings.ContainsAny(f.Name, "*?[!")
 	if f.Name == "" && f.MAC == "" {
-		c.probs.Add(path, "name or mac must say which interface is meant")
+		c.probs.Add(path, "name or mac is required, to select an interface")
 	}
 	if bad := badInterfaceName(f.Name, glob); bad != "" {
 		c.probs.Add(path+".name", "%s", bad)
@@ -198,7 +198,7 @@ func (c *networkCheck) interfaceAt(path string, f *Interface, before []Interface
 	if f.WiFi != nil {
 		f.WiFi.validate(path+".wifi", c.probs)
 		if f.Name == "" || glob {
-			c.probs.Add(path+".name", "Wi-Fi needs the interface's own name, e.g. wlan0 or wlp2s0")
+			c.probs.Add(path+".name", "Wi-Fi needs the interface's exact name, e.g. wlan0 or wlp2s0")
 		}
 	}
 }
@@ -214,14 +214,14 @@ func (c *networkCheck) routes(path string, f *Interface, prefixes []netip.Prefix
 		case to.Bits() == 0:
 			c.defaultRoute(sub+".to", gatewayKey{to.Addr().Is4(), f.Metric})
 		case seen.again(r.To):
-			c.probs.Add(sub+".to", "the interface has a route to %s already", r.To)
+			c.probs.Add(sub+".to", "the interface already has a route to %s", r.To)
 		}
 	}
 }
 
 func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
 	if other, twice := c.vlans[v.ID]; twice {
-		c.probs.Add(path+".id", "VLAN %d is %s already", v.ID, other)
+		c.probs.Add(path+".id", "VLAN %d is also %s", v.ID, other)
 	} else {
 		c.vlans[v.ID] = path
 	}
@@ -230,7 +230,7 @@ func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
 	}
 	c.addressing(path, v.Addressing())
 	if v.MTU > parentMTU {
-		c.probs.Add(path+".mtu", "%d is larger than that of the interface below (%d): set mtu there too", v.MTU, parentMTU)
+		c.probs.Add(path+".mtu", "%d is larger than the MTU of the interface below (%d): set mtu there too", v.MTU, parentMTU)
 	}
 }
 
@@ -247,7 +247,7 @@ func badInterfaceName(name string, glob bool) string {
 	}
 	_, err := path.Match(strings.TrimPrefix(name, "!"), "")
 	if !ifacePattern.MatchString(name) || !glob && !ifaceName.MatchString(name) || err != nil {
-		return fmt.Sprintf("%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, as enp1s0 or en*", strict.Shorten(name))
+		return fmt.Sprintf("%q is not an interface's name (at most 15 letters, digits, _, . and -) or a pattern of one, e.g. enp1s0 or en*", strict.Shorten(name))
 	}
 	return ""
 }
@@ -262,7 +262,7 @@ func sameMAC(a, b string) bool {
 // and returns its networks.
 func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.Prefix) {
 	if f.AcceptRA && !f.DHCP && len(f.Addresses) == 0 {
-		c.probs.Add(path+".acceptRA", "needs addresses beside it, or dhcp: true")
+		c.probs.Add(path+".acceptRA", "requires addresses, or dhcp: true")
 	}
 	switch {
 	case f.NoDefaultRoute && f.Gateway != "":
@@ -298,7 +298,7 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 			c.probs.Add(path+".mtu", "IPv6 (%s) needs at least 1280, not %d", text, f.MTU)
 		}
 		if other, twice := c.seen[a]; twice {
-			c.probs.Add(sub, "%s is %s already", a, other)
+			c.probs.Add(sub, "%s is also %s", a, other)
 		} else {
 			c.seen[a] = sub
 		}
@@ -324,7 +324,7 @@ func badAddress(text string, p netip.Prefix, err error) string {
 		case err != nil:
 			return fmt.Sprintf("%q is not an address with prefix length, e.g. 192.168.1.20/24", strict.Shorten(text))
 		case a.Zone() != "":
-			return fmt.Sprintf("%q names an interface, which this item does already; write the address and its prefix length alone, e.g. %s/64", strict.Shorten(text), a.WithZone(""))
+			return fmt.Sprintf("%q names an interface, which this item already does; write only the address and its prefix length, e.g. %s/64", strict.Shorten(text), a.WithZone(""))
 		default:
 			return fmt.Sprintf("%q has no prefix length; write %q if that is the network's size", text, usual(a))
 		}
@@ -333,7 +333,7 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	case a.IsUnspecified():
 		return fmt.Sprintf("%s cannot be a machine's address: it %s; write the interface's own, e.g. 192.168.1.20/24", text, forms.BadMachine(a))
 	case p.Bits() < map[bool]int{true: 8, false: 16}[a.Is4()]:
-		return fmt.Sprintf("%s: the prefix length %d is too short for the network of an interface; write that of the network, e.g. %s", text, p.Bits(), usual(a))
+		return fmt.Sprintf("%s: the prefix length %d is too short for the network of an interface; write the network's prefix length, e.g. %s", text, p.Bits(), usual(a))
 	case isReserved(a):
 		return fmt.Sprintf("%s cannot be a machine's address: it %s", text, forms.BadMachine(a))
 	}
@@ -359,7 +359,7 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	case len(prefixes) == 0 && f.DHCP:
 		c.probs.Add(path, "comes from DHCP here; remove it, or give addresses")
 	case !containsAddr(prefixes, g) && !OnLink(f.Addresses, g):
-		c.probs.Add(path, "%s is in none of the interface's networks (%s); to reach a router outside of them, give the addresses as single ones (%s)", g, strings.Join(f.Addresses, ", "), singleAddress(prefixes, g))
+		c.probs.Add(path, "%s is in none of the interface's networks (%s); to reach a router outside of them, write single addresses (%s)", g, strings.Join(f.Addresses, ", "), singleAddress(prefixes, g))
 	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == g }):
 		c.probs.Add(path, "%s is the machine's own address", g)
 	}
@@ -397,7 +397,7 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 // different metrics.
 func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	if other, twice := c.gateways[key]; twice {
-		c.probs.Add(path, "there is a default gateway already (%s): give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
+		c.probs.Add(path, "is a second default route, after %s: give one of the two interfaces a metric (the lowest is used first), or use routes for further networks", other)
 		return
 	}
 	c.gateways[key] = path
@@ -508,10 +508,10 @@ func (w *WiFi) validate(path string, probs *Problems) {
 	}
 	switch login := w.Identity != "" || !w.Password.IsZero() || w.CACert != ""; {
 	case w.EAP == "" && login:
-		probs.Add(path+".eap", "is missing: with identity and password, name the method, peap or ttls")
+		probs.Add(path+".eap", "is required with identity and password: name the method, peap or ttls")
 	case w.EAP == "":
 	case !w.PSK.IsZero():
-		probs.Add(path+".psk", "is for networks without logins: remove it, or eap")
+		probs.Add(path+".psk", "is for networks without logins: remove psk, or eap")
 	default:
 		if w.Identity == "" {
 			probs.AddMissing(path+".identity", "is required with eap")

@@ -60,14 +60,14 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 	s.validateMasterUse(probs)
 	s.validateServerUse(probs)
 	if s.Report.CACert != "" && s.Report.URL == "" {
-		probs.Add("report.caCert", "has no receiver to vouch for; name one with report.url")
+		probs.Add("report.caCert", "requires a receiver; name it in report.url")
 	}
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {
 			probs.Add("ignition", "give either ignition or ignitionFile, not both")
 		}
 		if credentials && ignition.Holds([]byte(s.Ignition.Reveal()), s.Credentials.Token) {
-			probs.Add("ignition", "contains the bootstrap token, which is wiped after the join: remove it here, and have programs on the node use a credential of their own")
+			probs.Add("ignition", "contains the bootstrap token, which is wiped after the join: remove it here, and give programs on the node their own credentials")
 		}
 		if _, _, bad := ignition.Parse("", []byte(s.Ignition.Reveal())); bad != nil {
 			for _, p := range bad {
@@ -135,13 +135,13 @@ func (s *Site) validateMasters(probs *Problems) (v4, v6 int) {
 				v6++
 			}
 			if vip, err := netip.ParseAddr(s.VIP); err == nil && addr == vip.Unmap() {
-				probs.Add(path, "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", addr)
+				probs.Add(path, "%s is the VIP, which must be a free address; choose another VIP (vip)", addr)
 			}
 		} else if strings.EqualFold(host, s.Endpoint) {
-			probs.Add(path, "%s is the endpoint, whose name the node itself maps to the VIP; name the API servers by address or by names of their own", host)
+			probs.Add(path, "%s is the endpoint, which the node maps to the VIP; write the API servers' addresses or other names", host)
 		}
 		if first, twice := seen[key]; twice {
-			probs.Add(path, "%s is masters[%d] again", m, first)
+			probs.Add(path, "%s is also masters[%d]", m, first)
 			continue
 		}
 		seen[key] = i
@@ -156,16 +156,16 @@ func (s *Site) validateVIP(v4, v6 int, probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	switch {
 	case err != nil && strings.Contains(s.VIP, ":") && forms.BadHostPort(s.VIP) == "":
-		probs.Add("vip", "%q: leave the port out; it is that of the first API server", s.VIP)
+		probs.Add("vip", "%q: write it without the port; the VIP has the port of the first API server", s.VIP)
 	case err != nil:
 		probs.Add("vip", "%q is not an IP address", strict.Shorten(s.VIP))
 	case forms.BadMachine(vip.WithZone("")) != "":
-		probs.Add("vip", "%s cannot stand for the API servers: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.BadMachine(vip.WithZone("")))
+		probs.Add("vip", "%s cannot be the VIP: it %s; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.BadMachine(vip.WithZone("")))
 	case forms.BadServer(vip) != "":
 		probs.Add("vip", "%s is a link-local address, which is valid on one link only; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip)
 	case s.IPVS.Disabled:
 	case forms.ServiceAddrs[vip] != "":
-		probs.Add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy takes on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.ServiceAddrs[vip])
+		probs.Add("vip", "%s is the address of %s (kubeadm's default), which kube-proxy uses on every node; choose a private address that nothing in the site's networks uses, e.g. 10.103.97.2", vip, forms.ServiceAddrs[vip])
 	case vip.Is4() && v6 > 0 && v4 == 0:
 		probs.Add("vip", "%s is IPv4 and the API servers are IPv6; choose an IPv6 address, e.g. fd00:ed6e::2", vip)
 	case vip.Is6() && v4 > 0 && v6 == 0:
@@ -189,7 +189,7 @@ func (s *Site) validateCAPins(probs *Problems) {
 	case hasCA && s.UnsafeSkipCAVerification:
 		probs.Add("unsafeSkipCAVerification", "contradicts caCert and caFile; keep the certificate and remove this")
 	case len(s.CACertHashes) == 0 && !hasCA && !s.UnsafeSkipCAVerification:
-		probs.AddMissing("caCertHashes", "is required, so that the node joins your cluster and no other: sha256:<hex> as `kubeadm token create --print-join-command` shows it; to join whatever answers, say unsafeSkipCAVerification: true")
+		probs.AddMissing("caCertHashes", "is required to verify the cluster: sha256:<hex>, as `kubeadm token create --print-join-command` prints it; to join any cluster that answers, set unsafeSkipCAVerification: true")
 	}
 }
 
@@ -259,7 +259,7 @@ func (s *Site) validateName(probs *Problems) {
 	if bad := templates.BadNodeName(s.NodeName); bad != "" {
 		probs.Add("nodeName", "%s", bad)
 	} else if s.NodeName == s.Endpoint {
-		probs.Add("nodeName", "is also the endpoint, which stands for the API servers")
+		probs.Add("nodeName", "is also the cluster's endpoint; choose another name")
 	}
 }
 
@@ -268,7 +268,7 @@ func (s *Site) validatePool(probs *Problems) {
 	case s.OpenYurt() && s.NodePool == "":
 		probs.AddMissing("nodePool", "is required for nodeType %s: %s", s.NodeType, openyurt.Unpooled)
 	case s.NodeType == NodeNative && s.NodePool != "":
-		probs.Add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that carries the label of a pool")
+		probs.Add("nodePool", "needs nodeType edge or cloud: OpenYurt would convert a native node that has the label of a pool")
 	}
 }
 
@@ -296,14 +296,14 @@ func validateLocalClients(path string, uids []int, probs *Problems) {
 		case uid < 0 || uid > maxUser:
 			probs.Add(at, "%d is not a user ID: 1 to %d", uid, maxUser)
 		case seen.again(strconv.Itoa(uid)):
-			probs.Add(at, "%d is in the list twice", uid)
+			probs.Add(at, "%d is listed twice", uid)
 		}
 	}
 }
 
 func (s *Site) validateOrganizations(probs *Problems) {
 	if !s.OpenYurt() && len(s.Organizations) > 0 {
-		probs.Add("organizations", "needs nodeType edge or cloud: organizations are those of yurthub's certificate")
+		probs.Add("organizations", "needs nodeType edge or cloud: only yurthub's certificate has organizations")
 	}
 }
 
@@ -316,7 +316,7 @@ func (s *Site) validateLabels(probs *Problems) {
 		case openyurt.IsLabel(k):
 			probs.Add(path, "follows from nodeType and nodePool; remove it")
 		case !kubeletMaySet(k):
-			probs.Add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, but for node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
+			probs.Add(path, "a kubelet may not set labels of kubernetes.io and k8s.io, except node.kubernetes.io/…, kubelet.kubernetes.io/… and topology.kubernetes.io/zone and /region; set it from the cluster: kubectl label node NODE %s=%s", k, s.Labels[k])
 		}
 		if bad := forms.BadLabelValue(s.Labels[k]); bad != "" {
 			probs.Add(path, "%s", bad)
@@ -359,7 +359,7 @@ func badArgument(v string) string {
 	case strict.BadText(v) != "":
 		return strict.BadText(v)
 	case strings.ContainsFunc(v, unicode.IsSpace) || strings.ContainsAny(v, "\"'\\"):
-		return fmt.Sprintf("%q contains a blank, quote or backslash, at which kubelet's command line would be divided", strict.Shorten(v))
+		return fmt.Sprintf("%q contains a blank, quote or backslash, which would split kubelet's command line", strict.Shorten(v))
 	}
 	return ""
 }
@@ -436,12 +436,12 @@ func (s *Site) validateNames(probs *Problems) {
 	for i, m := range s.Masters {
 		host, _, _ := net.SplitHostPort(m)
 		if _, err := netip.ParseAddr(host); err != nil && forms.BadHostPort(m) == "" {
-			probs.Add(fmt.Sprintf("masters[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", host)
+			probs.Add(fmt.Sprintf("masters[%d]", i), "%s is a name, which the node cannot resolve: no interface uses DHCP, and network.dns is empty", host)
 		}
 	}
 	for i, h := range n.NTP {
 		if _, err := netip.ParseAddr(h); err != nil && forms.BadHost(h) == "" {
-			probs.Add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, but no interface uses DHCP and network.dns is empty, so nothing could resolve it", h)
+			probs.Add(fmt.Sprintf("network.ntp[%d]", i), "%s is a name, which the node cannot resolve: no interface uses DHCP, and network.dns is empty", h)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (i *Image) validateSites(probs *Problems) {
 	s := &i.Sites
 	i.validateNotBefore(probs)
 	if s.Removable == ondisk.SitesSigned && len(s.Keys) == 0 {
-		probs.AddMissing("sites.keys", "is required with removable: signed: add the public key of whoever signs Sites (minisign -G makes a pair)")
+		probs.AddMissing("sites.keys", "is required with removable: signed: add the public key that verifies Sites (minisign -G makes a pair)")
 	}
 	if s.Removable == ondisk.SitesNever && len(s.Keys) > 0 {
 		probs.Add("sites.keys", "has no effect with removable: never: remove it, or set removable: signed")

@@ -122,7 +122,7 @@ func (i *Image) Warnings() []string {
 			field, minor, firstKubernetesWithoutFallback, ExampleContainerd))
 	}
 	if p, err := netip.ParsePrefix(i.CNI.PodCIDR); err == nil && p.Contains(defaultVIP) {
-		list = append(list, fmt.Sprintf("cni.podCIDR: %s contains %s, the default virtual address of API servers: choose another network, or have each Site set vip", p, defaultVIP))
+		list = append(list, fmt.Sprintf("cni.podCIDR: %s contains %s, the default virtual address of API servers: choose another network, or set vip in each Site", p, defaultVIP))
 	}
 	return append(list, i.Kernel.contradictions()...)
 }

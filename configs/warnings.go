@@ -36,10 +36,10 @@ func (s *Site) Warnings() Problems {
 	var w Problems
 	s.Network.warnings(&w)
 	if without := s.noDefaultRoute(); without != "" {
-		w.Add("network.interfaces", "no interface has %s: the node gets one of last resort, without a router, so that programs in its own network reach Services; if the site has a router, add gateway", without)
+		w.Add("network.interfaces", "no interface has %s: first boot adds one without a router, with which programs in the node's network can reach only Services; if the site has a router, add gateway", without)
 	}
 	if vip, err := netip.ParseAddr(s.VIP); err == nil && defaultPodCIDR.Contains(vip) {
-		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster has others", vip, defaultPodCIDR)
+		w.Add("vip", "%s is in %s, the default pod network: choose an address outside the networks of pods and Services, unless the cluster uses other networks", vip, defaultPodCIDR)
 	}
 	if !s.Ignition.IsZero() {
 		_, inline, _ := ignition.Parse("", []byte(s.Ignition.Reveal()))
@@ -56,7 +56,7 @@ func (n *Network) warnings(w *Problems) {
 		w.Add("network.dns", "has %d servers; pods and the node's own programs use only the first %d: remove the others", len(n.DNS), maxDNSServers)
 	}
 	if len(n.Search) > maxSearchDomains {
-		w.Add("network.search", "has %d domains; resolvers in older containers use only the first %d of these and the cluster's own: keep those that are needed", len(n.Search), maxSearchDomains)
+		w.Add("network.search", "has %d domains; resolvers in older containers use only the first %d, including the cluster's own: remove those that are not needed", len(n.Search), maxSearchDomains)
 	}
 	for i, d := range n.DNS {
 		if a, err := netip.ParseAddr(d); err == nil && a.IsLinkLocalUnicast() && a.Zone() == "" {
@@ -65,7 +65,7 @@ func (n *Network) warnings(w *Problems) {
 	}
 	for i, f := range n.Interfaces {
 		if f.WiFi != nil && f.WiFi.EAP != "" && f.WiFi.CACert == "" {
-			w.Add(fmt.Sprintf("network.interfaces[%d].wifi", i), "anybody can pose as the network %q and learn the password: give caCert, the authority of the network's certificate", f.WiFi.SSID)
+			w.Add(fmt.Sprintf("network.interfaces[%d].wifi", i), "anyone can impersonate the network %q and learn the password: add caCert, the CA of the network's certificate", f.WiFi.SSID)
 		}
 		for j, o := range n.Interfaces[:i] {
 			if f.MAC == "" && o.MAC == "" && f.Name != o.Name && matchesName(o.Name, f.Name) {
@@ -106,7 +106,7 @@ func (inv *Inventory) Warnings() []Problems {
 		all[i] = inv.Sites[i].Site.Warnings()
 	}
 	if room := 1 << (NodeMask4 - defaultPodCIDR.Bits()); len(all) > room {
-		all[room].Add("", "the default network of pods, %s, has room for %d nodes (a /%d for each), and these are %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
+		all[room].Add("", "the default pod network, %s, has space for %d nodes (a /%d for each), but the Inventory has %d: make sure that the cluster has a larger one (podCIDRs of a Cluster, podSubnet of kubeadm)", defaultPodCIDR, room, NodeMask4, len(all))
 	}
 	return all
 }

@@ -534,7 +534,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"an existing path", func(w *world) {
 			w.Put("/opt/a", "the image's\n")
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/opt/a","contents":{"source":"data:,x"}}]}}'`))
-		}, "site-config", "/opt/a is in the image already (a file): add overwrite: true", "correct site.yaml"},
+		}, "site-config", "/opt/a already exists in the image (a file): add overwrite: true", "correct site.yaml"},
 		{"a directory that the machine needs", func(w *world) {
 			w.Put("/etc/systemd/system/x.service", "[Service]\n")
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))

@@ -39,7 +39,7 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 	case 0:
 		return "", errors.New("the base has no kernel: boot/vmlinuz-* is missing; add a linux-image package to it")
 	}
-	return "", fmt.Errorf("the base has several kernels (%s): keep one, so that it is clear which one boots", strings.Join(found, ", "))
+	return "", fmt.Errorf("the base has several kernels (%s): keep only the one to boot", strings.Join(found, ", "))
 }
 
 //go:embed files/initrd/edgebake
@@ -186,7 +186,7 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 		return
 	}
 	take := func(to string, from ...string) {
-		e.take("install systemd-boot-efi, and beside shim-signed systemd-boot-efi-"+img.Arch+"-signed", to, from...)
+		e.take("install systemd-boot-efi and, with shim-signed, systemd-boot-efi-"+img.Arch+"-signed", to, from...)
 	}
 	sdboot := "usr/lib/systemd/boot/efi/" + efi.sdboot
 	if _, ok := e.from["usr/lib/shim/"+efi.shim]; ok {

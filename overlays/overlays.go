@@ -203,7 +203,7 @@ func (b *layer) settings(img *configs.Image) {
 			b.file(mark, 0o644, nil)
 		}
 	}
-	b.file("etc/fstab", 0o644, []byte("# The boot entry on the ESP says what is mounted where.\n"))
+	b.file("etc/fstab", 0o644, []byte("# The boot entry on the ESP lists the mounts.\n"))
 	b.file("etc/hostname", 0o644, []byte("localhost\n"))
 	b.file("etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\nff02::1\tip6-allnodes\nff02::2\tip6-allrouters\n"))
 	if len(img.Kernel.Modules) > 0 {
@@ -334,11 +334,11 @@ func CheckPlaces(nodes []tree.Node) error {
 	want := map[string]string{} // path of a directory: the reason
 	for _, d := range append(stateDirs, "/var") {
 		for p := strings.TrimPrefix(d, "/"); p == "var" || strings.HasPrefix(p, "var/"); p = path.Dir(p) {
-			want[p] = "what is below it is on DATA"
+			want[p] = "its contents are on DATA"
 		}
 	}
 	for p := sysimage; p != "."; p = path.Dir(p) {
-		want[p] = "the root has what packages keep in /var there"
+		want[p] = "the state of packages is kept there"
 	}
 	var errs []error
 	for _, n := range nodes {
@@ -347,9 +347,9 @@ func CheckPlaces(nodes []tree.Node) error {
 		case !ok || n.IsDir():
 			continue
 		case n.IsSymlink():
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is a symbolic link to %s and must be a directory, since %s: remove the link", n.Target, why)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is a symbolic link to %s, but must be a directory, since %s: remove the link", n.Target, why)})
 		default:
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is not a directory and must be one, since %s: remove it", why)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("is not a directory, but must be one, since %s: remove it", why)})
 		}
 	}
 	return errors.Join(errs...)

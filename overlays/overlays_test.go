@@ -373,7 +373,7 @@ func TestESP(t *testing.T) {
 		"no loader":        {base[:2], "systemd-bootx64.efi, needed to boot; install systemd-boot-efi"},
 		"empty kernel":     {append(slices.Clone(base[1:]), reg("boot/vmlinuz-6.12-cloud-amd64", 0)), "boot/vmlinuz-6.12-cloud-amd64 is empty"},
 		"empty initrd":     {append(slices.Delete(slices.Clone(base), 1, 2), reg("boot/initrd.img-6.12-cloud-amd64", 0)), "boot/initrd.img-6.12-cloud-amd64, needed to boot, is empty"},
-		"images elsewhere": {append(slices.Clone(base), tree.Node{Path: "var/lib/containerd", Layer: "base", Inode: &tree.Inode{Mode: tree.ModeSymlink | 0o777, Target: "/srv/containerd"}}), "layer base: var/lib/containerd: is a symbolic link to /srv/containerd and must be a directory"},
+		"images elsewhere": {append(slices.Clone(base), tree.Node{Path: "var/lib/containerd", Layer: "base", Inode: &tree.Inode{Mode: tree.ModeSymlink | 0o777, Target: "/srv/containerd"}}), "layer base: var/lib/containerd: is a symbolic link to /srv/containerd, but must be a directory"},
 	} {
 		if _, err := ESP(testImage(), testFacts(), test.nodes); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v does not say %q", name, err, test.want)

@@ -141,7 +141,7 @@ const maxPiCommandLine = 768
 // CheckCommandLine rejects a command line that the firmware would truncate.
 func CheckCommandLine(img *configs.Image, cmdline string) error {
 	if over := len(cmdline) - maxPiCommandLine; img.Hardware == configs.RaspberryPi && over > 0 {
-		return fmt.Errorf("the kernel's command line has %d characters, and the firmware of a Raspberry Pi takes %d: shorten kernel.args or kernel.consoles by %d", len(cmdline), maxPiCommandLine, over)
+		return fmt.Errorf("the kernel's command line has %d characters, but the firmware of a Raspberry Pi accepts %d: shorten kernel.args or kernel.consoles by %d", len(cmdline), maxPiCommandLine, over)
 	}
 	return nil
 }

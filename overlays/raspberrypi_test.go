@@ -159,7 +159,7 @@ func TestPiCommandLine(t *testing.T) {
 		t.Errorf("what just fits: %v", err)
 	}
 	long := line + strings.Repeat("x", room+5)
-	if err := CheckCommandLine(img, long); err == nil || !strings.Contains(err.Error(), "has 773 characters, and the firmware of a Raspberry Pi takes 768: shorten kernel.args or kernel.consoles by 5") {
+	if err := CheckCommandLine(img, long); err == nil || !strings.Contains(err.Error(), "has 773 characters, but the firmware of a Raspberry Pi accepts 768: shorten kernel.args or kernel.consoles by 5") {
 		t.Errorf("%v", err)
 	}
 	if err := CheckCommandLine(testImage(), long); err != nil {

@@ -26,7 +26,7 @@ network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: a}}]}
 ignition: '{"ignition":{"version":"3.6.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,x"}},{"path":"/lib/systemd/system/x.service","user":{"name":"www"},"contents":{"source":"data:,x"}}]},"systemd":{"units":[{"name":"docker.service","enabled":true}]}}'
 `
 	wants := []string{"users[0].groups[1]: the image has no group docker", "network.interfaces[0].wifi: the image has no wpa_supplicant",
-		"storage.files.0: /etc/motd is in the image already", "storage.files.1.user.name: the image has no user www", "systemd.units.0: the image has no unit docker.service"}
+		"storage.files.0: /etc/motd already exists in the image", "storage.files.1.user.name: the image has no user www", "systemd.units.0: the image has no unit docker.service"}
 	for name, tc := range map[string]struct {
 		zstd  bool
 		state []tree.Node

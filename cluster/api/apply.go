@@ -78,7 +78,7 @@ func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
 	meta, _ := o["metadata"].(map[string]any)
 	b := Object{apiVersion: text(o, "apiVersion"), kind: kind, namespace: text(meta, "namespace"), name: text(meta, "name")}
 	if b.apiVersion == "" || b.kind == "" || b.name == "" {
-		return nil, fmt.Errorf("reading %s: it has no apiVersion, kind and metadata.name", where)
+		return nil, fmt.Errorf("reading %s: apiVersion, kind or metadata.name is missing", where)
 	}
 	b.Where = fmt.Sprintf("%s (%s %s)", where, b.kind, b.name)
 	var err error

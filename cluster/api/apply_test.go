@@ -20,7 +20,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}
 	for text, want := range map[string]string{
-		"kind: Secret\nmetadata: {name: hunter2}\n":                             "a.yaml, document 1: it has no apiVersion, kind and metadata.name",
+		"kind: Secret\nmetadata: {name: hunter2}\n":                             "a.yaml, document 1: apiVersion, kind or metadata.name is missing",
 		"apiVersion: v1\nkind: List\nitems: [hunter2]\n":                        "a.yaml, document 1: item 1 is not a Kubernetes object",
 		"apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n[hunter2: ": "reading a.yaml: document 2 is not YAML",
 	} {

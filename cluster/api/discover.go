@@ -47,7 +47,7 @@ var (
 	// ErrCA: the API server's certificate is not signed by the given CA.
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
 	// ErrServerName: the certificate has none of the expected names.
-	ErrServerName = errors.New("the certificate has none of the names expected")
+	ErrServerName = errors.New("the API server's certificate has none of the expected names")
 	// ErrNode: the server's certificate is that of a node of the cluster.
 	ErrNode = servercert.ErrNode
 )
@@ -108,7 +108,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 		return nil, err
 	}
 	if len(d.Pins) == 0 && len(d.CA) == 0 && !d.SkipPins {
-		return nil, errors.New("discovering the cluster: no CA pin is given; set caCertHashes, or unsafeSkipCAVerification to join whatever answers")
+		return nil, errors.New("discovering the cluster: no CA pin is given; set caCertHashes, or unsafeSkipCAVerification to join any cluster that answers")
 	}
 	if len(d.Masters) == 0 {
 		return nil, errors.New("discovering the cluster: no API servers are given")
@@ -595,7 +595,7 @@ func clusterCA(kubeconfig []byte) ([]byte, error) {
 		return nil, fmt.Errorf("reading cluster-info: %w", err)
 	}
 	if c.CAData == "" {
-		return nil, errors.New("reading cluster-info: it holds no CA")
+		return nil, errors.New("reading cluster-info: its kubeconfig has no CA")
 	}
 	ca, err := base64.StdEncoding.DecodeString(c.CAData)
 	if err != nil {

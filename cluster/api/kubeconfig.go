@@ -80,7 +80,7 @@ func ParseKubeconfig(data []byte) (*Kubeconfig, error) {
 		return nil, fmt.Errorf("parsing a kubeconfig: %w", err)
 	}
 	if hasAlias(doc) {
-		return nil, errors.New("parsing a kubeconfig: it has YAML aliases (*name), which may stand for more than fits in memory")
+		return nil, errors.New("parsing a kubeconfig: YAML aliases (*name) are not accepted")
 	}
 	var k Kubeconfig
 	if err := yamltree.Decode(doc, &k); err != nil {

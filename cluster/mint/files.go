@@ -64,7 +64,7 @@ func writing(dir, name string, err error) error {
 	}
 	fix := ""
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		fix = ": make room there and run the command again"
+		fix = "; free some space and run the command again"
 	}
 	return fmt.Errorf("writing %s: %w%s", filepath.Join(dir, filepath.FromSlash(name)), err, fix)
 }
@@ -100,7 +100,7 @@ func lock(dir string) (*os.File, error) {
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("%s is in use by another edgebake: wait until it has ended", dir)
+		return nil, fmt.Errorf("%s is in use by another edgebake process; wait until it has ended", dir)
 	}
 	// The last holder of the lock may have renamed the directory, so that dir is another one
 	// now or does not exist.
@@ -111,7 +111,7 @@ func lock(dir string) (*os.File, error) {
 	}
 	if named, err := os.Lstat(dir); err != nil || !os.SameFile(held, named) {
 		f.Close()
-		return nil, fmt.Errorf("%s was replaced by another program just now: run the command again", dir)
+		return nil, fmt.Errorf("%s was replaced by another program in the meantime; run the command again", dir)
 	}
 	return f, nil
 }
@@ -138,7 +138,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 		if errors.As(err, &at) {
 			err = at.Err // without the name of the temporary directory
 		}
-		return fmt.Errorf("making directory %s: %w: choose another directory, or make this one writable", dir, err)
+		return fmt.Errorf("making directory %s: %w; choose another directory, or make its parent writable", dir, err)
 	}
 	held, err := lock(work)
 	if err != nil {
@@ -176,9 +176,9 @@ func leftOver(work string, uid int) error {
 	case err != nil:
 		return err
 	case !fi.IsDir():
-		return fmt.Errorf("%s is not a directory, and edgebake did not make it: check what it is, and remove it", work)
+		return fmt.Errorf("%s is not a directory, and edgebake did not make it; check and remove it", work)
 	case ownerOf(fi) != uid:
-		return fmt.Errorf("%s is of another user (%d): check what it is, and remove it, or name another directory with --output", work, ownerOf(fi))
+		return fmt.Errorf("%s belongs to another user (%d); check and remove it, or name another directory with --output", work, ownerOf(fi))
 	}
 	return nil
 }
@@ -207,10 +207,10 @@ func checkModes(dir string, uid int) error {
 			return err
 		}
 		if d.Type()&fs.ModeSymlink == 0 && fi.Mode().Perm()&0o077 != 0 {
-			errs = append(errs, fmt.Errorf("%s is accessible to others (mode %04o): other users of this computer may have its keys; if there are none: chmod -R go= %s", p, fi.Mode().Perm(), dir))
+			errs = append(errs, fmt.Errorf("%s is accessible to other users (mode %04o), who may have copied its keys; if this computer has no other users, run chmod -R go= %s", p, fi.Mode().Perm(), dir))
 		}
 		if owner := ownerOf(fi); owner != uid {
-			errs = append(errs, fmt.Errorf("%s is of another user (%d), who can read and change it: run the command as that user; or, if that user must not have the keys any more: chown -R %d %s", p, owner, uid, dir))
+			errs = append(errs, fmt.Errorf("%s belongs to another user (%d), who can read and change it; run the command as that user, or, to take the keys over, run chown -R %d %s", p, owner, uid, dir))
 		}
 		return nil
 	})

@@ -55,10 +55,10 @@ func TestOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
 	other := os.Geteuid() + 1
-	if err := checkModes(dir, other); err == nil || !strings.Contains(err.Error(), "ca.key is of another user") {
+	if err := checkModes(dir, other); err == nil || !strings.Contains(err.Error(), "ca.key belongs to another user") {
 		t.Error(err)
 	}
-	if err := leftOver(dir, other); err == nil || !strings.Contains(err.Error(), "is of another user") {
+	if err := leftOver(dir, other); err == nil || !strings.Contains(err.Error(), "belongs to another user") {
 		t.Error(err)
 	}
 	if err := leftOver(dir, os.Geteuid()); err != nil {
@@ -70,7 +70,7 @@ func TestOwner(t *testing.T) {
 // temporary name.
 func TestWritingToAFullDisk(t *testing.T) {
 	err := writing("shops", "pki/ca.key", &fs.PathError{Op: "write", Path: "/srv/.shops.minting/pki/.new-1", Err: syscall.ENOSPC})
-	if want := "writing shops/pki/ca.key: no space left on device: make room there and run the command again"; err.Error() != want {
+	if want := "writing shops/pki/ca.key: no space left on device; free some space and run the command again"; err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 	// An existing file in the way stays, and no other file is left beside it.

@@ -174,7 +174,7 @@ func realDir(dir string) (string, error) {
 	real, err := filepath.EvalSymlinks(abs)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Lstat(abs); err == nil {
-			return "", fmt.Errorf("%s is a link to what does not exist: remove it", dir)
+			return "", fmt.Errorf("%s is a broken symbolic link; remove it", dir)
 		}
 		return abs, nil
 	}
@@ -340,10 +340,10 @@ func Load(dir string) (*Record, error) {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("reading %s: there is no such directory: `edgebake cluster new` makes one", dir)
 		}
-		return nil, fmt.Errorf("reading %s: it is not a directory of `edgebake cluster new`: it has no %s", dir, fileRecord)
+		return nil, fmt.Errorf("reading %s: this is not a directory of `edgebake cluster new`: it has no %s", dir, fileRecord)
 	}
 	if errors.Is(err, syscall.ENOTDIR) {
-		return nil, fmt.Errorf("reading %s: it is a file: name the directory that `edgebake cluster new` wrote", dir)
+		return nil, fmt.Errorf("reading %s: this is a file; name the directory that `edgebake cluster new` wrote", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", dir, err)
@@ -384,7 +384,7 @@ func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Ch
 		return nil, err
 	}
 	if len(recipients) > 0 && !sameSet(recipients, record.Recipients) {
-		return nil, fmt.Errorf("minting %s: %s %s: --encrypt-to works only when a directory is made: mint into another, or omit it", c.Name, dir, encryptedHow(record))
+		return nil, fmt.Errorf("minting %s: %s %s, and --encrypt-to works only for a new directory; name another directory with --output, or omit --encrypt-to", c.Name, dir, encryptedHow(record))
 	}
 	if err := complete(dir, record); err != nil {
 		return nil, err
@@ -460,14 +460,14 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
-		return fmt.Errorf("minting %s: %s holds the keys of cluster %s: name another directory with --output; keys are never used twice", now.Name, dir, record.Fixed.Name)
+		return fmt.Errorf("minting %s: %s contains the keys of cluster %s, and keys are never used twice; name another directory with --output", now.Name, dir, record.Fixed.Name)
 	}
 	var probs configs.Problems
 	changed := func(path string, was, is any) {
 		if a, b := fmt.Sprint(was), fmt.Sprint(is); a != b {
 			line, col := configs.Locate(c.File, c.Text, path)
 			probs = append(probs, configs.Problem{File: c.File, Line: line, Col: col, Path: path,
-				Msg: fmt.Sprintf("was %s when the keys in %s were made, and cannot change to %s: take it back, or mint a new cluster into another directory", a, dir, b)})
+				Msg: fmt.Sprintf("was %s when the keys in %s were made, and cannot change to %s; undo the change, or mint a new cluster into another directory", a, dir, b)})
 		}
 	}
 	was := record.Fixed
@@ -483,7 +483,7 @@ func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	if semver.Compare(c.KubernetesVersion, record.Kubernetes) < 0 {
 		line, col := configs.Locate(c.File, c.Text, "kubernetesVersion")
 		probs = append(probs, configs.Problem{File: c.File, Line: line, Col: col, Path: "kubernetesVersion",
-			Msg: fmt.Sprintf("was %s before, and cannot go back to %s: Kubernetes does not read what a later version stored", record.Kubernetes, c.KubernetesVersion)})
+			Msg: fmt.Sprintf("was %s before, and cannot go back to %s: Kubernetes cannot read data that a later version stored", record.Kubernetes, c.KubernetesVersion)})
 	}
 	return probs.Err()
 }
@@ -535,7 +535,7 @@ func complete(dir string, r *Record) error {
 		return err
 	}
 	if pin := api.Pin(ca); pin != r.CAHash {
-		return fmt.Errorf("reading %s: pki/ca.crt is another CA (%s) than was minted (%s): restore the directory from your copy of it", dir, pin, r.CAHash)
+		return fmt.Errorf("reading %s: pki/ca.crt (%s) is not the CA that was minted (%s): restore the directory from your copy of it", dir, pin, r.CAHash)
 	}
 	if len(r.Recipients) > 0 {
 		return nil
@@ -578,7 +578,7 @@ func serviceAccountPair(dir string) error {
 		return err
 	}
 	if want, err := publicPEM(key.Public()); err != nil || !bytes.Equal(want, public) {
-		return errors.Join(err, errors.New("sa.pub is another key's"))
+		return errors.Join(err, errors.New("sa.pub belongs to another key"))
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func TestNewRefuses(t *testing.T) {
 	mustNew(t, dir, document)
 	was := contents(t, dir)
 	for _, tt := range []struct{ old, new, want string }{
-		{"name: shops", "name: other", "holds the keys of cluster shops"},
+		{"name: shops", "name: other", "contains the keys of cluster shops"},
 		{"users:", "endpoint: api.example\nusers:", "cluster.yaml:9:11: endpoint: was apiserver.cluster.local when"},
 		{"users:", "vip: 10.103.97.3\nusers:", "cluster.yaml:9:6: vip: was 10.103.97.2"},
 		{"users:", "port: 7443\nusers:", "port: was 6443"},
@@ -166,7 +166,7 @@ func TestNewDirectory(t *testing.T) {
 		want  string
 	}{
 		"foreign": {func(d string) error { return os.Remove(filepath.Join(d, "mint.json")) }, "it has no mint.json"},
-		"open":    {func(d string) error { return os.Chmod(filepath.Join(d, "pki", "ca.key"), 0o644) }, "is accessible to others (mode 0644)"},
+		"open":    {func(d string) error { return os.Chmod(filepath.Join(d, "pki", "ca.key"), 0o644) }, "is accessible to other users (mode 0644)"},
 		"no key":  {func(d string) error { return os.Remove(filepath.Join(d, "pki", "etcd", "ca.key")) }, "restore the directory"},
 		"other CA": {func(d string) error {
 			ca, err := newCA("kubernetes", now())
@@ -174,7 +174,7 @@ func TestNewDirectory(t *testing.T) {
 				return err
 			}
 			return os.WriteFile(filepath.Join(d, "pki", "ca.crt"), ca.certPEM(), 0o600)
-		}, "is another CA"},
+		}, "is not the CA that was minted"},
 		"other etcd CA": {func(d string) error {
 			ca, err := newCA("etcd-ca", now())
 			if err != nil {
@@ -311,7 +311,7 @@ func TestDamagedDirectory(t *testing.T) {
 			return os.Rename(filepath.Join(dir, "tokens/b.yaml"), filepath.Join(dir, "tokens/a.yaml"))
 		}, "tokens/a.yaml is not the token that was minted", false},
 		"empty sa.key":   {func(dir string) error { return os.WriteFile(filepath.Join(dir, "pki/sa.key"), nil, 0o600) }, "pki/sa.key and pki/sa.pub are not a pair", true},
-		"another sa.pub": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "pki/sa.pub"), []byte("x"), 0o600) }, "sa.pub is another key's", true},
+		"another sa.pub": {func(dir string) error { return os.WriteFile(filepath.Join(dir, "pki/sa.pub"), []byte("x"), 0o600) }, "sa.pub belongs to another key", true},
 	} {
 		dir := filepath.Join(t.TempDir(), "shops")
 		mustNew(t, dir, document)
@@ -337,7 +337,7 @@ func TestMintedInTheFuture(t *testing.T) {
 		if _, err := site(dir, sealed.Identity{}, now().Add(-30*time.Minute)); err != nil {
 			t.Errorf("with a clock half an hour behind: %v", err)
 		}
-		if _, err := site(dir, sealed.Identity{}, now().AddDate(-1, 0, 0)); err == nil || !strings.Contains(err.Error(), "it was minted at 2026-11-22T06:00:00Z, and here it is 2025-11-22T06:00:00Z: if this computer's clock is wrong") {
+		if _, err := site(dir, sealed.Identity{}, now().AddDate(-1, 0, 0)); err == nil || !strings.Contains(err.Error(), "it was minted at 2026-11-22T06:00:00Z, but this computer's time is 2025-11-22T06:00:00Z; correct the clock") {
 			t.Error(err)
 		}
 	}
@@ -488,7 +488,7 @@ func TestRenewTokens(t *testing.T) {
 	}
 	before := contents(t, dir)
 	late := change.Record.Tokens[0].Expires.Add(time.Hour)
-	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--birth makes new ones") {
+	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--birth TIME") {
 		t.Errorf("expired: %v", err)
 	}
 	// The state after a power cut before the record is written.

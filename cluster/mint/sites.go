@@ -95,7 +95,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 			continue
 		}
 		if !now.Before(t.Expires) {
-			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s: `edgebake cluster token mint` makes one on the living cluster; if the cluster was never born, --birth makes new ones", n.Name, t.Expires.Format(time.RFC3339))
+			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s; if the cluster runs, make one with `edgebake cluster token mint`; if it was never initialized, add --birth TIME", n.Name, t.Expires.Format(time.RFC3339))
 		}
 		_, token, err := readToken(dir, t, id)
 		if err != nil {
@@ -107,7 +107,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 		}
 		return &NodeSite{n.Name, t.Expires, site}, nil
 	}
-	return nil, fmt.Errorf("writing the Site of %s: it has no token: run `edgebake cluster new` again with the document that has it", n.Name)
+	return nil, fmt.Errorf("writing the Site of %s: the node has no token; run `edgebake cluster new` again with the document that names the node", n.Name)
 }
 
 // readToken reads a node's token. text is its Secret in YAML.
@@ -129,7 +129,7 @@ func readToken(dir string, t Token, id sealed.Identity) (text []byte, token stri
 // and the cluster could be bootstrapped long after it was meant to.
 func (r *Record) checkClock(dir string, now time.Time) error {
 	if now.Before(r.Created.Add(-skew)) {
-		return fmt.Errorf("reading %s: it was minted at %s, and here it is %s: if this computer's clock is wrong, correct it; if it was wrong then, no machine accepts these keys before that time: mint into another directory",
+		return fmt.Errorf("reading %s: it was minted at %s, but this computer's time is %s; correct the clock, or, if the clock was wrong when it was minted, mint into another directory",
 			dir, r.Created.Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return nil
@@ -154,15 +154,15 @@ func headerNode(text []byte, cluster string) string {
 // Header returns the comment above a Site in a file.
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
-		born := "With it the machine only takes a seat in a cluster that lives."
+		born := "With it the machine only joins an existing cluster."
 		if from := s.Site.ControlPlane.ContinueFrom; from != "" {
-			born = "With it etcd continues from " + from + " alone; all others join it."
+			born = "With it etcd continues with the data of " + from + "; all other nodes join it."
 		} else if !s.Expires.IsZero() {
-			born = "Until " + s.Expires.Format(time.RFC3339) + " the cluster may be born with it: etcd begins with nothing."
+			born = "Until " + s.Expires.Format(time.RFC3339) + " it may initialize the cluster, with an empty etcd."
 		}
 		return strings.Join([]string{
 			"# The Site of control-plane node " + s.Name + " of cluster " + cluster + ".",
-			"# It holds the cluster's keys: whoever has it has the cluster.",
+			"# It contains the cluster's keys: anyone who has it controls the cluster.",
 			"# " + born,
 			"",
 		}, "\n")
@@ -180,7 +180,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	var each, matches []*yaml.Node
 	for _, s := range sites {
 		if s.Site.Match.IsZero() {
-			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: say which machine it is in the Cluster (nodes, match)", s.Name))
+			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: add it to the Cluster document (nodes, match)", s.Name))
 			continue
 		}
 		site := *s.Site

@@ -46,7 +46,7 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 		return fail(err)
 	}
 	if size := info.Size(); size < sector || size%sector != sha256.Size {
-		return fail(fmt.Errorf("%s has no checksum at its end, as `firstboot snapshot` and `etcdctl snapshot save` write it: it was cut off, or is another file, e.g. etcd's own database: name a whole snapshot", file))
+		return fail(fmt.Errorf("%s has no checksum at its end: it is truncated, or not a snapshot but, for example, etcd's own database; name a file that `firstboot snapshot` or `etcdctl snapshot save` wrote", file))
 	}
 	record, err := Load(dir)
 	if err != nil {
@@ -68,7 +68,7 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 		return fail(fmt.Errorf("%s: %w", file, err))
 	}
 	if !bytes.Equal(sum, body.Sum(nil)) {
-		return fail(fmt.Errorf("%s is damaged: its checksum does not fit: name another snapshot", file))
+		return fail(fmt.Errorf("%s is damaged: its checksum does not match; name another snapshot", file))
 	}
 	return &Snapshot{hex.EncodeToString(whole.Sum(nil)), look.found}, nil
 }

@@ -114,7 +114,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 		errs = append(errs, errors.New("--absent names every control-plane node: one must remain to start the cluster"))
 	}
 	if o.Snapshot != "" && o.Requests.ContinueFrom == "" {
-		errs = append(errs, errors.New("--restore needs --continue-from: the control-plane node that begins with the snapshot"))
+		errs = append(errs, errors.New("--restore requires --continue-from NAME, the control-plane node that starts with the snapshot"))
 	}
 	return errors.Join(errs...)
 }
@@ -195,10 +195,10 @@ func (s *NodeSite) checkSize(size int) error {
 	}
 	fix := "give the machine fewer settings"
 	if keys := s.Site.Credentials.Keys; keys != nil {
-		fix = fmt.Sprintf("%d KiB are the Cluster's manifests, packed, and %d its nodes' tokens: take large manifests out of the Cluster, and `kubectl apply` them once it lives",
+		fix = fmt.Sprintf("the Cluster's packed manifests have %d KiB, and its nodes' tokens %d; remove large manifests from the Cluster, and `kubectl apply` them once the cluster runs",
 			len(keys.Manifests.Reveal())>>10, len(keys.Objects.Reveal())>>10)
 	}
-	return fmt.Errorf("writing the Site of %s: it has %d KiB, and a slot has room for %d: %s", s.Name, size>>10, limit>>10, fix)
+	return fmt.Errorf("writing the Site of %s: it has %d KiB, but a slot has space for %d: %s", s.Name, size>>10, limit>>10, fix)
 }
 
 // commit writes the files. It records the requests in the minted directory before a Site that

@@ -37,7 +37,7 @@ func TestBirthRenewsTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	late := now().AddDate(1, 0, 0)
-	if _, err := WriteSites(dir, SitesOptions{Now: late}); err == nil || !strings.Contains(err.Error(), "--birth makes new ones") {
+	if _, err := WriteSites(dir, SitesOptions{Now: late}); err == nil || !strings.Contains(err.Error(), "--birth TIME") {
 		t.Errorf("with tokens that have expired: %v", err)
 	}
 	for i, want := range []int{1, 0} {

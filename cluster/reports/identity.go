@@ -51,7 +51,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
 		if len(names) == 0 {
-			return nil, fmt.Errorf("making the receiver's certificate in %s: --name is required the first time: the name or the address at which machines reach this computer", dir)
+			return nil, fmt.Errorf("making the receiver's certificate in %s: the first time, --name is required, the name or address at which machines reach this computer", dir)
 		}
 		undo, err := file.MakeDir(dir, 0o700)
 		if err != nil {
@@ -84,14 +84,14 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	}
 	id := &Identity{PEM: string(text), Path: strings.TrimSpace(string(path)), Key: configs.NewSecret(strings.TrimSpace(string(secret)))}
 	if len(id.Path) < minSecret || len(id.Key.Reveal()) < minSecret {
-		return nil, fmt.Errorf("reading %s and %s: one of them is cut short: restore them from your copy of %s", at(pathFile), at(secretFile), dir)
+		return nil, fmt.Errorf("reading %s and %s: one of them is truncated; restore them from your copy of %s", at(pathFile), at(secretFile), dir)
 	}
 	if id.Certificate, err = tls.X509KeyPair(text, key); err != nil {
 		return nil, fmt.Errorf("reading the receiver's certificate %s: %w", at(certFile), err)
 	}
 	for _, name := range names {
 		if err := id.Certificate.Leaf.VerifyHostname(name); err != nil {
-			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites carry it: use one of these, or another directory (--dir) and new Sites",
+			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites contain it; use one of these names, or another directory (--dir) and new Sites",
 				name, dir, strings.Join(Names(id), ", "))
 		}
 	}

@@ -50,7 +50,7 @@ func (s *Store) Page(now func() time.Time) http.Handler {
 		// A foreign page may point its own name to this computer (DNS rebinding), so only
 		// names that such a page cannot have are accepted.
 		if !ownName(r.Host) {
-			http.Error(w, "ask for this page by an IP address or as localhost", http.StatusMisdirectedRequest)
+			http.Error(w, "open this page by an IP address or as localhost", http.StatusMisdirectedRequest)
 			return
 		}
 		mux.ServeHTTP(w, r)

@@ -141,7 +141,7 @@ func Open(dir string) (*Store, error) {
 // Read reads the reports in the receiver's directory, to show them.
 func Read(dir string) (*Store, error) {
 	if _, err := os.ReadDir(dir); err != nil {
-		return nil, fmt.Errorf("opening the reports: %w: `edgebake cluster listen` keeps them in its --dir", err)
+		return nil, fmt.Errorf("opening the reports: %w; name the --dir of `edgebake cluster listen`", err)
 	}
 	s := &Store{dir: filepath.Join(dir, subdir)}
 	var err error
@@ -184,10 +184,10 @@ func load(dir string) (map[string]Report, error) {
 
 // Errors of a report for which there is no space, or that was sent to the wrong URL.
 var (
-	ErrFull   = fmt.Errorf("there are reports of %d machines, or %d MiB, already: remove files of machines that are gone", MaxNodes, maxBytes>>20)
-	ErrCommon = fmt.Errorf("there are reports of %d machines, or %d MiB, from the receiver's common URL already, all of machines that were Ready in the last %d days: give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have URLs of their own", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
-	ErrSender = fmt.Errorf("there are reports of %d machines from this address already, all of machines that were Ready in the last %d days: give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have URLs of their own", maxOfSender, expiry/(24*time.Hour))
-	ErrOwn    = errors.New("this machine has reported by its own URL: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
+	ErrFull   = fmt.Errorf("the limit of %d machines or %d MiB of reports is reached; remove the files of machines that no longer exist", MaxNodes, maxBytes>>20)
+	ErrCommon = fmt.Errorf("the limit of %d machines or %d MiB of reports to the receiver's common URL is reached, all from machines that were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
+	ErrSender = fmt.Errorf("the limit of %d machines at one address is reached, all of which were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxOfSender, expiry/(24*time.Hour))
+	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 
 // Add replaces the machine's report.
@@ -213,7 +213,7 @@ func (s *Store) Add(r Report) error {
 	}
 	// Without sync: the machine will report again.
 	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
-		return fmt.Errorf("keeping the report of %s: %w", r.State.Node, err)
+		return fmt.Errorf("storing the report of %s: %w", r.State.Node, err)
 	}
 	s.bytes += r.size - before.size
 	s.all[r.State.Node] = r
@@ -407,7 +407,7 @@ func (s *Store) receive(w http.ResponseWriter, r *http.Request, now time.Time, n
 	case errors.Is(err, ErrOwn):
 		http.Error(w, err.Error(), http.StatusForbidden)
 	case errors.As(err, new(*os.PathError)) || errors.As(err, new(*os.LinkError)):
-		http.Error(w, "the report could not be kept", http.StatusInternalServerError)
+		http.Error(w, "the report could not be stored", http.StatusInternalServerError)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusBadRequest)
 	default:

@@ -178,7 +178,7 @@ func TestIdentity(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
 		t.Error("a directory was made for a receiver without a name")
 	}
-	if _, err := Open(filepath.Join(dir, "new")); err == nil || !strings.Contains(err.Error(), "keeps them in its --dir") {
+	if _, err := Open(filepath.Join(dir, "new")); err == nil || !strings.Contains(err.Error(), "name the --dir of `edgebake cluster listen`") {
 		t.Error(err)
 	}
 	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "--name") {
@@ -219,7 +219,7 @@ func TestIdentity(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, secretFile), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "cut short") {
+	if _, err := LoadIdentity(dir, nil, noon); err == nil || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("an empty key: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, secretFile), []byte(d.Key.Reveal()), 0o600); err != nil {

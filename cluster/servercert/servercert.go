@@ -27,7 +27,7 @@ const (
 // to nodes requires this common name and this organization.
 func Check(leaf *x509.Certificate) error {
 	if strings.HasPrefix(leaf.Subject.CommonName, NodeUser) || slices.Contains(leaf.Subject.Organization, NodesGroup) {
-		return fmt.Errorf("%w: it is of %s", ErrNode, printable.Short(leaf.Subject.String(), 100))
+		return fmt.Errorf("%w: its subject is %s", ErrNode, printable.Short(leaf.Subject.String(), 100))
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works
 				errs = append(errs, fmt.Errorf("--cpus %d: want 1 or more", t.CPUs))
 			}
 			if t.Memory < leastMemory {
-				errs = append(errs, fmt.Errorf("--memory %d: it is in MiB: want %d or more; a node needs 1024", t.Memory, leastMemory))
+				errs = append(errs, fmt.Errorf("--memory %d: want at least %d MiB; a node needs 1024", t.Memory, leastMemory))
 			}
 			if size < 0 {
 				errs = append(errs, fmt.Errorf("--disk %d: want a size in GiB, or 0 for the image's own", size))
@@ -62,8 +62,8 @@ computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works
 	f := c.Flags()
 	f.IntVar(&t.CPUs, "cpus", 2, "processors")
 	f.IntVar(&t.Memory, "memory", 2048, "memory in MiB")
-	f.Int64Var(&size, "disk", 8, "size of the disk in GiB, as of a device the image was written to; 0: the image's own")
-	f.StringVar(&t.Accel, "accel", "", "kvm or tcg (default: what a short try shows to work)")
+	f.Int64Var(&size, "disk", 8, "size of the machine's disk in GiB; 0: the size of the image")
+	f.StringVar(&t.Accel, "accel", "", "kvm or tcg (default: kvm if a short test shows that it works)")
 	f.StringArrayVar(&forward, "forward", nil, "`HOST:GUEST` port to forward from this machine's loopback, repeatable")
 	f.BoolVar(&t.SecureBoot, "secure-boot", false, "firmware with Secure Boot switched on")
 	return c
@@ -85,15 +85,15 @@ func bootImage(ctx context.Context, s streams, image string, t qemu.Trial) error
 		return err
 	}
 	if info.Format != media.FormatRaw {
-		return fmt.Errorf("booting %s: it is compressed; zstd -d %s -o NAME.raw first", image, image)
+		return fmt.Errorf("booting %s: the image is compressed; first run zstd -d %s -o NAME.raw", image, image)
 	}
 	if boards := info.Image.Boards; len(boards) > 0 {
-		return fmt.Errorf("booting %s: it is for %s, whose firmware no virtual machine has: build the Image with hardware: generic or cloud to try it here, or flash it to a card", image, strings.Join(boards, " and "))
+		return fmt.Errorf("booting %s: the image is for %s, and QEMU does not have that firmware; to try the Image here, build it with hardware: generic or cloud", image, strings.Join(boards, " and "))
 	}
 	t.Image, t.Size, t.SectorSize, t.Arch = image, info.Size, info.SectorSize, info.Image.Arch
 	t.Stdin, t.Stdout, t.Stderr = s.RawInput(), s.Bytes(), printable.Raw(s.Err)
 	t.SlowWithout = func(why string) {
-		s.Hint("Without KVM (%s; --accel tcg does not try it): expect a minute or two to the first login.\n", why)
+		s.Hint("KVM is not available (%s), so the first login takes a minute or two; --accel tcg skips the test of KVM.\n", why)
 	}
 	return t.Run(ctx)
 }

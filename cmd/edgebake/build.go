@@ -180,7 +180,7 @@ read from the environment variable
 	b.declare(c)
 	f := c.Flags()
 	fileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", imageEndings...)
-	f.BoolVar(&b.Force, "force", false, "replace an image that is there, its report and its SBOM")
+	f.BoolVar(&b.Force, "force", false, "replace an existing image, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&b.Base, "base", "", "use this exported base instead of making one")
 	f.StringVar(&b.ExportBase, "export-base", "", "also copy the made base to this file, for --base")
@@ -200,11 +200,11 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 			return check(c, args)
 		}
 		if len(args) > 0 {
-			return usageError{fmt.Errorf("--plan takes the place of the Image %s: choose one", args[0])}
+			return usageError{fmt.Errorf("--plan replaces the Image document %s: choose one", args[0])}
 		}
 		for _, other := range []string{"filename", "lock", "locked", "arch", "update"} {
 			if c.Flags().Changed(other) {
-				return usageError{fmt.Errorf("--%s is for an Image, whose inputs a plan has pinned: leave it out, or leave out --plan", other)}
+				return usageError{fmt.Errorf("--%s has no effect with --plan, since a plan has pinned all inputs: leave it out", other)}
 			}
 		}
 		return nil
@@ -375,7 +375,7 @@ func (b *buildFlags) printCurrent(s streams, targets []outputs.Target, reports [
 			}
 			continue
 		}
-		s.Note("%s is up to date: the inputs are those that it was built from (plan %.16s); --force builds it again\n", out, r.Plan)
+		s.Note("%s is up to date: no input has changed since it was built (plan %.16s); --force builds it again\n", out, r.Plan)
 		printNext(s, out)
 	}
 	return nil
@@ -407,7 +407,7 @@ func printReport(s streams, out string, r *builder.Report) {
 		case p.Files > 0:
 			fmt.Fprintf(s.Out, "  %s", configs.Count(p.Files, "file"))
 		case p.Label == ondisk.LabelRootB:
-			fmt.Fprintf(s.Out, "  room for an update of %s", configs.HumanSize(p.Room))
+			fmt.Fprintf(s.Out, "  space for an update of %s", configs.HumanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}
@@ -426,5 +426,5 @@ func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err
 	}
-	return unfinished{fmt.Errorf("interrupted when %s was complete: %w", image, err)}
+	return unfinished{fmt.Errorf("interrupted after %s was complete: %w", image, err)}
 }

@@ -51,7 +51,7 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 				v.Bytes += b.Size
 			}
 			return output.Print(s, v, func() {
-				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of notes\n", v.Dir, configs.HumanSize(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), configs.HumanSize(v.Notes))
+				fmt.Fprintf(s.Out, "%s: %s in %s, and %s of metadata\n", v.Dir, configs.HumanSize(v.Bytes-v.Notes), configs.Count(len(blobs), "input"), configs.HumanSize(v.Notes))
 				printAges(s, blobs, time.Now())
 			})
 		},
@@ -89,7 +89,7 @@ func printAges(s streams, blobs []fetch.Stored, now time.Time) {
 			}
 		}
 		if n > 0 {
-			fmt.Fprintf(s.Out, "  used %-20s %9s in %d\n", to.name, configs.HumanSize(size), n)
+			fmt.Fprintf(s.Out, "  used %-20s %9s in %s\n", to.name, configs.HumanSize(size), configs.Count(n, "input"))
 		}
 		from = to.age
 	}
@@ -118,7 +118,7 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			given := c.Flags().Changed
 			if !given("older-than") && !given("keep") {
-				return usageError{errors.New("say what may go: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10Gi), or both")}
+				return usageError{errors.New("choose the inputs to remove: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10Gi), or both")}
 			}
 			if given("older-than") {
 				limits.UsedSince = time.Now().Add(-olderThan)
@@ -143,17 +143,17 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 			if limits.DryRun {
 				verb = "would free"
 			}
-			s.Note("%s %s in %s; %s in %d stay in %s\n", verb,
-				configs.HumanSize(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), configs.HumanSize(p.Left.Bytes), p.Left.Blobs, cache.Dir())
+			s.Note("%s %s in %s; %s in %s remain in %s\n", verb,
+				configs.HumanSize(p.Freed.Bytes), configs.Count(p.Freed.Blobs, "input"), configs.HumanSize(p.Left.Bytes), configs.Count(p.Left.Blobs, "input"), cache.Dir())
 			if p.InUse.Blobs > 0 {
-				s.Note("%s in %d of them should go, but a build that is running may need them\n", configs.HumanSize(p.InUse.Bytes), p.InUse.Blobs)
+				s.Note("kept %s in %s that a running build may need\n", configs.HumanSize(p.InUse.Bytes), configs.Count(p.InUse.Blobs, "input"))
 			}
 			return err
 		},
 	}
 	f := c.Flags()
-	f.Var((*span)(&olderThan), "older-than", "remove what no build has used for so long, e.g. 30d or 12h")
-	f.StringVar(&keep, "keep", "", "keep no more than this, e.g. 10Gi (0: nothing); what was used longest ago goes first")
+	f.Var((*span)(&olderThan), "older-than", "remove inputs that no build has used for this time, e.g. 30d or 12h")
+	f.StringVar(&keep, "keep", "", "keep at most this size, e.g. 10Gi (0: nothing); the least recently used inputs are removed first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
 	return c
 }
@@ -168,8 +168,8 @@ func newCacheVerify(s streams, dir *string) *cobra.Command {
 are removed; the next build that needs one fetches or makes it again. It exits
 with 1 if anything was damaged.
 
-A build does this by itself for every input that has changed since it was
-hashed last, and with --locked for every input that it uses.`,
+A build does the same for every input that has changed since it was last
+hashed, and with --locked for every input that it uses.`,
 		Example: `  edgebake cache verify
   edgebake cache verify --dry-run --output json`,
 		Args: noArgs,
@@ -193,9 +193,9 @@ hashed last, and with --locked for every input that it uses.`,
 			case verr != nil || n == 0:
 				return verr
 			case dryRun:
-				return fmt.Errorf("verifying cache %s: %s damaged: run it without --dry-run to remove what is damaged", cache.Dir(), configs.Count(n, "input"))
+				return fmt.Errorf("verifying cache %s: %s damaged; run the command without --dry-run to remove damaged inputs", cache.Dir(), configs.Count(n, "input"))
 			default:
-				return fmt.Errorf("verifying cache %s: %s damaged and removed: the next build that needs one fetches or makes it again", cache.Dir(), configs.Count(n, "input"))
+				return fmt.Errorf("verifying cache %s: %s damaged and removed; the next build that needs one fetches or makes it again", cache.Dir(), configs.Count(n, "input"))
 			}
 		},
 	}

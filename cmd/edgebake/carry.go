@@ -38,7 +38,7 @@ func isLoopback(ref imageref.Ref) bool {
 func parseReference(s string) (imageref.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
-			return imageref.Ref{}, usageError{fmt.Errorf("reference %q: leave %q out: %s", s, scheme, rest)}
+			return imageref.Ref{}, usageError{fmt.Errorf("reference %q: write it without %q: %s", s, scheme, rest)}
 		}
 	}
 	ref, err := imageref.Parse(s)
@@ -97,7 +97,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			}
 			had := ""
 			if p.Had > 0 {
-				had = fmt.Sprintf(", %d of them there already", p.Had)
+				had = fmt.Sprintf(", %d of them already in the registry", p.Had)
 			}
 			s.Note("pushed %s to %s@%s: %s in %s%s, golden %.16s\n", a[0], ref, p.Digest, configs.HumanSize(p.Stored), configs.Count(p.Parts, "part"), had, p.Golden)
 			return nil
@@ -135,7 +135,7 @@ there after an interruption.`,
 				output = path.Base(ref.Path) + ".raw.zst"
 			}
 			if !isImageName(output) {
-				return usageError{fmt.Errorf("--output %s: name a file that ends in .raw.zst, or in .raw for one that is not compressed", output)}
+				return usageError{fmt.Errorf("--output %s: the name must end in .raw.zst, or in .raw for an uncompressed image", output)}
 			}
 			if o.Keys, err = signing.PublicKeys(keys); err != nil {
 				return err
@@ -154,7 +154,7 @@ there after an interruption.`,
 			}
 			more := ""
 			if p.Had > 0 {
-				more = fmt.Sprintf(" (%s were there already)", configs.HumanSize(p.Had))
+				more = fmt.Sprintf(" (%s of it downloaded before)", configs.HumanSize(p.Had))
 			}
 			by := ""
 			if p.Key != "" {
@@ -165,7 +165,7 @@ there after an interruption.`,
 		},
 	}
 	fileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", imageEndings...)
-	c.Flags().BoolVar(&o.Force, "force", false, "replace a file that is there")
+	c.Flags().BoolVar(&o.Force, "force", false, "replace an existing file")
 	keyFlag(c, &keys)
 	registryFlags(c, &o.Options)
 	return c

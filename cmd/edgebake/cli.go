@@ -119,11 +119,11 @@ site-specific, and stamps a Site document onto copies of it. A machine that boot
 such a copy joins the site's cluster by itself.
 
 Four commands check something: validate a document, verify the bytes of an image or a
-disk, preflight whether the machines of a Site can join, and cluster verify what a
-living cluster lacks for its nodes.
+disk, preflight whether the machines of a Site can join, and cluster verify whether a
+running cluster has everything that its nodes need.
 
---output (-o) says where to write for commands that write something, and the form
-(text, json or yaml) for commands that print something. The exit code is 0 for success,
+--output (-o) names the file or directory to write, or the format (text, json or
+yaml) for commands that print something. The exit code is 0 for success,
 1 for a failure, 2 for a wrong command line and 130 after Ctrl-C.`,
 		Example: `  edgebake init                                           # writes image.yaml and site.yaml
   edgebake build image.yaml                               # bakes the golden image

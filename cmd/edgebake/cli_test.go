@@ -153,7 +153,7 @@ func TestWouldBeRead(t *testing.T) {
 	if err := checkReadable("stores.csv", documents.MaxSize, 49_000); err != nil {
 		t.Error(err)
 	}
-	const want = "stores.csv: the Inventory of its 49000 sites would have 33Mi, and a document has at most 32Mi: split the table"
+	const want = "stores.csv: an Inventory of 49000 sites would have 33Mi, but a document has at most 32Mi: split the table"
 	if err := checkReadable("stores.csv", documents.MaxSize+1<<20, 49_000); err == nil || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}

@@ -22,7 +22,7 @@ func newCluster(s streams) *cobra.Command {
 		Short: "Make a cluster's keys and tokens, and work on a living cluster",
 		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
 keys of a cluster that does not exist yet, and the Site of each of its nodes. The
-others take a kubeconfig and work on any living cluster of kubeadm's.`,
+other commands take a kubeconfig and work on any running kubeadm cluster.`,
 		Example: `  edgebake cluster new cluster.yaml --output shops
   edgebake cluster sites shops`,
 	}, newClusterNew(s), newClusterSites(s), newClusterToken(s),
@@ -50,7 +50,7 @@ on, and writes them to DIR:
 Whoever has DIR controls the cluster. Only you can read it, and --encrypt-to
 encrypts its secrets. Keep a copy.
 
-The same command again changes nothing unless a certificate ends soon. It renews
+Run again, the command changes nothing unless a certificate ends soon. It renews
 admin.conf in the second half of its year, and each CA, with the same key, in the
 last two of its ten years. If the secrets are encrypted, this needs --identity.
 Nodes that were added to the document get a token. The tokens of removed nodes are
@@ -84,7 +84,7 @@ already depend on them.`,
 		},
 	}
 	f := c.Flags()
-	dirFlag(c, &out, "output", "", "directory to write to; it must be new, empty or this cluster's")
+	dirFlag(c, &out, "output", "", "directory to write to: a new or empty one, or the directory of this cluster")
 	f.SetNormalizeFunc(outIsOutput)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
@@ -115,7 +115,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 	case change.Minted:
 		s.Note("minted cluster %s into %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
 		if len(r.Recipients) == 0 {
-			s.Note("The keys in %s are not encrypted: a person who reads it controls the cluster. Keep it as safe as the machines (--encrypt-to encrypts it).\n", dir)
+			s.Note("The keys in %s are not encrypted: anyone who can read the directory controls the cluster. Keep it as safe as the machines, or encrypt it with --encrypt-to.\n", dir)
 		}
 	default:
 		s.Note("updated %s: cluster %s\n", dir, r.Fixed.Name)
@@ -124,13 +124,13 @@ func printMint(s streams, dir string, change *mint.Change) {
 		s.Note("  renewed %s\n", f)
 	}
 	if len(change.Renewed) > 1 {
-		s.Note("  The CAs have their former keys: no machine needs to join again. Stamp the Sites of the control-plane nodes and restart these one by one; workers learn the CA of them.\n")
+		s.Note("  The CAs keep their keys, so no machine needs to join again. Stamp new Sites onto the control-plane nodes and restart them one by one; workers get the renewed CA from them.\n")
 	}
 	for _, n := range change.Added {
-		s.Note("  token for %s; if the cluster exists already, add it there: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
+		s.Note("  made a token for %s; if the cluster already exists, add the token to it: "+apply+"\n", n, filepath.Join(dir, "tokens", n+".yaml"))
 	}
 	for _, n := range change.Removed {
-		s.Note("  %s is gone; if the cluster exists already, revoke its token there\n", n)
+		s.Note("  deleted the token of %s; if the cluster already exists, revoke the token there too\n", n)
 	}
 	s.Note("Next: "+sites+"\n", dir)
 }
@@ -146,33 +146,33 @@ func newClusterSites(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sites DIR",
 		Short: "Write the Sites of a minted cluster's machines",
-		Long: `Sites writes the Site of each machine of a cluster that edgebake cluster new
-minted into DIR, to DIR/sites or to --output. A worker's Site holds its own token,
+		Long: `Sites writes the Site of each machine to DIR/sites or to --output. DIR is a
+directory that edgebake cluster new wrote. A worker's Site holds its own token,
 the hash of the CA, the API servers (masters) and the VIP, and no key. The Site of a
 control-plane node holds the cluster's keys, and the tokens and manifests, which the
 first of these nodes publishes.
 
 With --inventory, all workers' Sites go into one Inventory instead, each with its
-match. It never has control-plane nodes, since whoever has a copy of it must not
-have the keys.
+match. An Inventory never has control-plane nodes, since anyone with a copy of it
+would have the cluster's keys.
 
 A new cluster may start with an empty etcd as long as its tokens are valid
 (tokenTTL). Control-plane nodes whose Sites are written later, or that are flashed
 again later, only join a living cluster. --birth TIME allows etcd to start empty for
-that time: for a cluster that was never switched on in time, or whose data is given
-up. Workers whose tokens have expired get new ones. DIR/mint.json records this.
+that time: for a cluster that was not switched on in time, or whose data is lost.
+Workers whose tokens have expired get new ones. DIR/mint.json records this.
 
 Two flags are for lost control-plane nodes:
 
   --absent NAME         the node never started; the cluster starts without it
-  --continue-from NAME  more than half of etcd's members are lost for good; the
-                        cluster continues with the data of NAME, and all other
-                        nodes join it again
+  --continue-from NAME  more than half of etcd's members are lost; the cluster
+                        continues with the data of NAME, and all other nodes
+                        join it again
 
-With --restore FILE, NAME starts with that snapshot of etcd instead, which it finds
-in its /var/lib/edgebake/snapshots or, named etcd-snapshot.db, on a stick named
-EDGEBAKE. Stamp the Sites onto all control-plane nodes and restart them. Once the
-cluster lives, stamp Sites without these flags.`,
+With --restore FILE, NAME starts with that snapshot of etcd instead. The node looks
+for it in its /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick
+labelled EDGEBAKE. Stamp the Sites onto all control-plane nodes and restart them.
+Once the cluster runs, stamp Sites that were written without these flags.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
   edgebake cluster sites shops --identity key.txt --output sites
@@ -205,9 +205,9 @@ cluster lives, stamp Sites without these flags.`,
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
 	f.Var((*span)(&o.Birth), "birth", "let etcd start empty for this time from now, e.g. 48h")
 	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
-	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node whose data is kept where etcd's quorum is lost for good")
-	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node of --continue-from begins with", "db")
-	f.BoolVar(&o.Force, "force", false, "replace files that are there")
+	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node with whose data the cluster continues after etcd has lost its quorum")
+	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node named by --continue-from starts with", "db")
+	f.BoolVar(&o.Force, "force", false, "replace existing files")
 	return c
 }
 
@@ -223,7 +223,7 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 			unused{flags: []string{"birth", "absent", "continue-from", "restore"}, purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
 	}
 	if record, err := mint.Load(dir); err == nil && len(record.Recipients) > 0 && o.Output == "" {
-		errs = append(errs, usageError{fmt.Errorf("the secrets in %s are encrypted, and Sites hold tokens and keys in clear: say where to write with --output", dir)})
+		errs = append(errs, usageError{fmt.Errorf("the secrets in %s are encrypted, but Sites contain tokens and keys unencrypted: name a directory for them with --output", dir)})
 	}
 	return errors.Join(errs...)
 }
@@ -249,13 +249,13 @@ func imageToStamp() (image, first string) {
 
 func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions) {
 	for _, e := range w.Ending {
-		s.Warn("%s: `edgebake cluster new` with the Cluster's document and --output %s renews it", endingText(dir, e), dir)
+		s.Warn("%s: run `edgebake cluster new` with the Cluster document and --output %s to renew it", endingText(dir, e), dir)
 	}
 	if len(w.Renewed) > 0 {
-		s.Note("made new tokens for %s, whose tokens had expired: write their Sites to them again\n", configs.Count(len(w.Renewed), "node"))
+		s.Note("made new tokens for %s whose tokens had expired: stamp their new Sites\n", configs.Count(len(w.Renewed), "node"))
 	}
 	if w.ForeignSnapshot {
-		s.Warn("the CA of %s is not found in %s: unless the cluster encrypts its ConfigMaps, it is a snapshot of another cluster", dir, o.Snapshot)
+		s.Warn("snapshot %s does not contain the CA of %s: it is of another cluster, unless the cluster encrypts its ConfigMaps", o.Snapshot, dir)
 	}
 	switch {
 	case len(w.Sites) == 0:
@@ -280,14 +280,14 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 		if c.Restore != "" {
 			with = "the snapshot with the SHA-256 " + c.Restore
 		}
-		s.Note("Those of control-plane nodes hold the cluster's keys. With them %s continues with %s, and all others join it.\n", c.ContinueFrom, with)
+		s.Note("The Sites of control-plane nodes contain the cluster's keys. With these Sites, %s continues with %s, and all other nodes join it.\n", c.ContinueFrom, with)
 	} else if until := w.Sites[0].Expires; until.IsZero() {
-		s.Note("The cluster can no longer be initialized with them: control-plane nodes only join an existing one (--birth).\n")
+		s.Note("The cluster can no longer be initialized with these Sites: control-plane nodes only join an existing cluster. --birth TIME allows it again.\n")
 	} else {
-		s.Note("Those of control-plane nodes hold the cluster's keys. Until %s the cluster may be initialized with them.\n", until.Format(time.RFC3339))
+		s.Note("The Sites of control-plane nodes contain the cluster's keys. The cluster can be initialized with them until %s.\n", until.Format(time.RFC3339))
 	}
 	for _, f := range w.Former {
-		s.Note("%s is the Site of %s, which the cluster no longer has: remove it; on the living cluster, `edgebake cluster remove %s` removes the node and its token\n", f.File, f.Node, f.Node)
+		s.Note("%s is the Site of %s, which is no longer in the Cluster document: delete the file. `edgebake cluster remove %s` removes the node and its token from the running cluster.\n", f.File, f.Node, f.Node)
 	}
 	image, first := imageToStamp()
 	s.Note("Next: %sfor each machine: edgebake stamp %s %s --output %s.raw\n", first, image, filepath.Join(w.Dir, w.Sites[0].Name+".yaml"), w.Sites[0].Name)

@@ -32,7 +32,7 @@ At the first start it makes a certificate for the names by which machines reach 
 computer, a key, and a secret URL, and keeps them in --dir. It prints the lines for
 the Cluster: ` + "`edgebake cluster sites`" + ` derives a URL for each machine from the key.
 Sites that you write yourself share a common URL. Whoever knows that URL can report
-in the name of any machine, so its reports have limited room.
+in the name of any machine, so the space for its reports is limited.
 
 Reports hold no token and no key of the cluster. The page shows reports of machines;
 ` + "`edgebake cluster status`" + ` shows the state of the cluster itself.`,
@@ -45,7 +45,7 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 	f := c.Flags()
 	f.StringSliceVar(&l.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
 	f.StringVar(&l.listen, "listen", ":8443", "address that machines report to")
-	f.StringVar(&l.page, "page", "127.0.0.1:8444", "address of the page, which asks nobody who they are; empty: none")
+	f.StringVar(&l.page, "page", "127.0.0.1:8444", "address of the web page, which has no login; empty: no page")
 	return c
 }
 
@@ -75,7 +75,7 @@ func (l *listenFlags) run(ctx context.Context, s streams) error {
 	}
 	defer receiver.Close()
 	cluster, site := id.Lines(receiver.Addr())
-	fmt.Fprintf(s.Out, "For the Cluster; `edgebake cluster sites` gives each machine its own URL:\n\n%s\nFor Sites that you write yourself: the same without key, and with the common URL:\n\n%s\n", cluster, site)
+	fmt.Fprintf(s.Out, "For the Cluster document (`edgebake cluster sites` gives each machine its own URL):\n\n%s\nFor Sites that you write yourself (all share this URL, and have no key):\n\n%s\n", cluster, site)
 	var page net.Listener
 	if l.page != "" {
 		if page, err = net.Listen("tcp", l.page); err != nil {

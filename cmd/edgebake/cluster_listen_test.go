@@ -172,7 +172,7 @@ func TestClusterListenRejects(t *testing.T) {
 		}
 	}
 	for _, x := range []struct{ args, want string }{
-		{"", "--name is required the first time: the name or the address"},
+		{"", "the first time, --name is required"},
 		{"--name a.example --listen " + port, "--listen"},
 		{"--name b.example --listen 127.0.0.1:0", "is for a.example"},
 		{"--listen 127.0.0.1:0 --page " + port, "--page"},

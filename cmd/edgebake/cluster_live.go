@@ -23,7 +23,7 @@ type wantedFlags struct{ cluster.Wanted }
 
 func (w *wantedFlags) declare(c *cobra.Command) {
 	w.VIP, w.Pools = "10.103.97.2", map[string]string{}
-	c.Flags().Var((*address)(&w.VIP), "vip", "VIP of the Sites; kube-proxy in mode ipvs must leave it alone")
+	c.Flags().Var((*address)(&w.VIP), "vip", "VIP of the Sites, which kube-proxy in mode ipvs must exclude")
 	c.Flags().Var(nodePools(w.Pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
 }
 
@@ -63,9 +63,9 @@ func newClusterPrepare(s streams) *cobra.Command {
 	var dryRun bool
 	c := onCluster(&cobra.Command{
 		Use:   "prepare",
-		Short: "Give a living cluster what its nodes need",
-		Long: `Prepare makes and changes what nodes of edgebake need on a kubeadm cluster,
-whoever made it:
+		Short: "Make the objects that nodes need on a running cluster",
+		Long: `Prepare makes and changes the objects that edgebake's nodes need on a kubeadm
+cluster:
 
   - the list of API servers (masters), kube-public/edgebake-masters, and nodes' right to read it
   - kube-proxy in mode ipvs: the VIP among excludeCIDRs
@@ -122,10 +122,10 @@ func newClusterVerify(s streams) *cobra.Command {
 	var output console.Form
 	c := onCluster(&cobra.Command{
 		Use:   "verify",
-		Short: "Show what a living cluster lacks for its nodes",
-		Long: `Verify checks what nodes need on a kubeadm cluster and prints a list: ✓ is there,
-✗ is missing, with its fix, – is unknown or not needed. It changes nothing. The exit
-code is 1 if something is missing.`,
+		Short: "Check that a running cluster has everything that its nodes need",
+		Long: `Verify checks the objects that nodes need on a kubeadm cluster and prints a list:
+✓ present, ✗ missing, with its fix, – unknown or not needed. It changes nothing. The
+exit code is 1 if something is missing.`,
 		Example: `  edgebake cluster verify --nodepool shops=Edge
   edgebake cluster verify -o json`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
@@ -157,7 +157,7 @@ code is 1 if something is missing.`,
 			}
 		})
 		if err == nil && bad > 0 {
-			err = fmt.Errorf("verifying %s: it lacks %d of %d things", client.Server(), bad, len(found))
+			err = fmt.Errorf("verifying %s: %d of %d checks failed", client.Server(), bad, len(found))
 		}
 		return err
 	})
@@ -184,8 +184,8 @@ func newClusterRevert(s streams) *cobra.Command {
 		Use:   "revert",
 		Short: "Undo the changes of prepare",
 		Long: `Revert restores each object that edgebake cluster prepare changed, from the record
-in the cluster, and removes those that it made. An object that somebody else has
-changed since is reported, left as it is, and stays in the record.`,
+in the cluster, and removes the objects that prepare made. An object that somebody
+else has changed since is reported, left as it is, and stays in the record.`,
 		Example: `  edgebake cluster revert --dry-run
   edgebake cluster revert`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {
@@ -230,7 +230,7 @@ func newClusterStatus(s streams) *cobra.Command {
 
   waiting    the token exists, the node does not
   joining    its certificate is not approved
-  notReady   it has joined and does not work
+  notReady   it has joined and is not Ready
   ready
 
 With --reports it also reads what ` + "`edgebake cluster listen`" + ` has received:
@@ -275,7 +275,7 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 	})
 	output.Flag(c)
 	dirFlag(c, &received, "reports", "", "directory of the reports that cluster listen received")
-	c.Flags().BoolVarP(&watch, "watch", "w", false, "print it again after each change, until interrupted")
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "print the status again after each change, until interrupted")
 	return c
 }
 
@@ -340,6 +340,6 @@ control-plane node is rejected, since its member of etcd would stay.`,
 		}
 		return err
 	})
-	c.Flags().BoolVar(&force, "force", false, "remove it even though it is Ready")
+	c.Flags().BoolVar(&force, "force", false, "remove the node even if it is Ready")
 	return c
 }

@@ -20,9 +20,9 @@ import (
 func newClusterToken(s streams) *cobra.Command {
 	return group(&cobra.Command{
 		Use:   "token",
-		Short: "Make, list, check and revoke join tokens of a living cluster",
-		Long: `Token works on the bootstrap tokens of a living cluster, whoever made it: those
-that Sites carry as credentials.token.`,
+		Short: "Make, list, check and revoke join tokens of a running cluster",
+		Long: `Token works on the bootstrap tokens of any running kubeadm cluster. A Site
+contains its token in credentials.token.`,
 		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token list`,
 	}, newTokenMint(s), newTokenList(s), newTokenCheck(s), newTokenRevoke(s))
@@ -59,10 +59,10 @@ fields of the machine: network, users, node type. The output holds the token; wi
 	m.cluster.declare(c, kubeconfigUsage)
 	f := c.Flags()
 	fileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
-	f.BoolVar(&m.force, "force", false, "replace a file that is there")
+	f.BoolVar(&m.force, "force", false, "replace an existing file")
 	f.StringVar(&m.node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
 	f.Var((*span)(&m.ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
-	f.StringVar(&m.vip, "vip", "", "VIP to write into the Site (default: the Site's own, 10.103.97.2)")
+	f.StringVar(&m.vip, "vip", "", "VIP to write into the Site (default: 10.103.97.2, the default of Sites)")
 	return c
 }
 
@@ -110,13 +110,13 @@ func (m *tokenMint) run(ctx context.Context, s streams) error {
 	}
 	s.Hint("minted token %s, valid until %s\n", minted.ID, minted.Expires.Format(time.RFC3339))
 	if _, err := to.Write(text); err != nil {
-		return fmt.Errorf("writing the Site: %w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
+		return fmt.Errorf("writing the Site: %w\n  token %s already exists; to remove it, run edgebake cluster token revoke %[2]s", err, minted.ID)
 	}
 	if out != nil {
 		return out.Commit()
 	}
 	if s.ReadByOthers() {
-		s.Warn("others may read the file that this went to, and it has the token: chmod 600, or use --output FILE")
+		s.Warn("the output contains the token, and other users can read its file: run chmod 600 on it, or use --output FILE")
 	}
 	return nil
 }
@@ -152,14 +152,14 @@ func newTokenCheck(s streams) *cobra.Command {
 		Short: "Check whether a node could join with a token",
 		Long: `Check reports why no node could join with a token: it does not exist, has expired,
 lacks a usage or the group, has another secret, does not sign cluster-info, or the API
-server rejects it, which is asked for the token's rights in the token's own name.
-TOKEN is the whole token or its id. Every user of this computer can read a command
-line: a whole token is better read from --token-file.`,
+server rejects a request that check makes with it.
+TOKEN is the whole token or its ID. Every user of this computer can read command
+lines: pass a whole token with --token-file.`,
 		Example: `  edgebake cluster token check abcdef
   edgebake cluster token check --token-file token`,
 		Args: func(c *cobra.Command, a []string) error {
 			if len(a) < 2 && len(a) > 0 == (tokenFile != "") {
-				return usageError{errors.New("name one token: TOKEN, or the file that has it (--token-file, - for standard input)")}
+				return usageError{errors.New("name one token: TOKEN, or the file that contains it (--token-file, - for standard input)")}
 			}
 			return args(0, 1, "a token or its id")(c, a)
 		},
@@ -182,7 +182,7 @@ line: a whole token is better read from --token-file.`,
 		if err := errors.Join(errs...); err != nil {
 			return err
 		}
-		until := "never"
+		until := "forever"
 		if !t.Expires.IsZero() {
 			until = "until " + timeText(t.Expires)
 		}
@@ -197,7 +197,7 @@ func newTokenRevoke(s streams) *cobra.Command {
 	c := onCluster(&cobra.Command{
 		Use:   "revoke TOKEN...",
 		Short: "Remove tokens, so that nobody joins with them",
-		Long: `Revoke removes tokens, each given whole or by its id. Nodes that have joined
+		Long: `Revoke removes tokens, each given whole or by its ID. Nodes that have joined
 with them stay.`,
 		Example: `  edgebake cluster token revoke abcdef`,
 		Args:    args(1, -1, "at least one token or its id"),

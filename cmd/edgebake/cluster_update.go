@@ -37,8 +37,8 @@ at a time, and follows them until they run it and are Ready. URL is where the ma
 fetch the image (.raw.zst), from a web server that answers ranges. The image must be
 signed with a key that the machines know (updates.keys).
 
-Each node fetches first, then is cordoned and drained, then restarts. Its machine goes
-back to the former system by itself if the new one does not work. The rollout stops
+Each node fetches first, then is cordoned and drained, then restarts. If the new system
+does not work, the machine returns to the former one automatically. The rollout stops
 once as many nodes have failed as --budget allows, and never lets more nodes restart
 than may still fail.
 
@@ -64,23 +64,23 @@ The command can be killed at any point: run again, it continues.`,
 	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of a label, then those with the next: `KEY=VALUE,VALUE`")
 	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
 	f.Var(&u.rollout.Parallel, "parallel", "nodes that fetch or restart at the same time, or their percentage")
-	f.Var(&u.rollout.Budget, "budget", "nodes that may fail, or their percentage; no more are let restart at the same time")
+	f.Var(&u.rollout.Budget, "budget", "nodes that may fail, or their percentage; at most this many restart at the same time")
 	f.Var(&u.soak, "soak", "time that all nodes of a ring stay Ready before the next ring begins, e.g. 1h")
 	f.Var(&u.rollout.Window, "window", "time of each day in which orders are given and machines restart, in this computer's time zone")
 	f.BoolVar(&u.rollout.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")
 	f.Var(&u.drain, "drain-timeout", "time after which a node that cannot be drained has failed")
 	f.Var(&u.restart, "restart-timeout", "time after which a node that restarts has failed")
 	f.Var(&u.fetch, "fetch-timeout", "time after which a node that has not fetched everything has failed")
-	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "bytes that each machine fetches at most, e.g. 20M; machines with a metered link need it")
-	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "bytes that each machine fetches in a second at most, e.g. 500k")
-	fileFlag(c, &u.image, "image", "a copy of the image, where this computer cannot reach URL", imageEndings...)
+	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "maximum number of bytes that each machine fetches, e.g. 20M; required for machines with a metered link")
+	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "maximum number of bytes that each machine fetches per second, e.g. 500k")
+	fileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach URL", imageEndings...)
 	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run, to count what they fetch (can be repeated)")
 	f.BoolVar(&u.rollout.Retry, "retry", false, "give the order again to nodes that have failed")
 	f.BoolVar(&u.dryRun, "dry-run", false, "show which nodes get the order, and change nothing")
-	f.BoolVar(&u.status, "status", false, "show how the nodes stand")
-	f.BoolVar(&u.pause, "pause", false, "have no machine go on until --resume")
-	f.BoolVar(&u.resume, "resume", false, "take --pause or --stop back")
-	f.BoolVar(&u.stop, "stop", false, "remove all orders of the cluster, and have no machine take one until --resume")
+	f.BoolVar(&u.status, "status", false, "show the state of the update on each node")
+	f.BoolVar(&u.pause, "pause", false, "pause the update on all machines until --resume")
+	f.BoolVar(&u.resume, "resume", false, "undo --pause or --stop")
+	f.BoolVar(&u.stop, "stop", false, "remove all orders from the cluster; machines accept no new one until --resume")
 	u.output.Flag(c)
 	return c
 }
@@ -100,16 +100,16 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	case modes > 1:
 		bad("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one")
 	case alone && len(a) > 0:
-		bad("--status, --pause, --resume and --stop are for all updates of the cluster: leave %s out", a[0])
+		bad("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0])
 	case !alone && len(a) == 0:
 		bad("edgebake cluster update requires the URL of an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")
 	}
 	if alone {
-		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "from", "retry"}, purpose: "updates that are begun: name the image, or leave it out"}))
+		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
 		return errors.Join(errs...)
 	}
 	if len(u.from) > 0 && !u.dryRun {
-		bad("--from is for --dry-run: leave it out")
+		bad("--from is for --dry-run: omit it")
 	}
 	if u.rings != "" && len(u.selectors) > 0 {
 		bad("--rings and --selector exclude each other: choose one")
@@ -129,7 +129,7 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 		r.Rings = append(r.Rings, ring)
 	}
 	if u.soak > 0 && len(r.Rings) < 2 {
-		bad("--soak is the time between rings, and there is one: add --rings or a second --selector")
+		bad("--soak is the time between rings, but there is only one ring: add --rings or a second --selector")
 	}
 	for flag, text := range map[string]string{"--max-bytes": r.Order.MaxBytes, "--limit-rate": r.Order.Rate} {
 		if text == "" {
@@ -165,7 +165,7 @@ func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client
 		}
 		s.Note("%s the updates of %s\n", word, configs.Count(n, "node"))
 		if n == 0 && err == nil {
-			s.Note("no node has an order, or a machine that takes one\n")
+			s.Note("no node has an order, and no machine accepts orders\n")
 		}
 		return err
 	case u.resume:
@@ -209,7 +209,7 @@ func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	url := u.rollout.Order.Image
 	r, err := transfer.OpenRemote(ctx, url, nil)
 	if err != nil {
-		return media.Source{}, fmt.Errorf("%w; where this computer cannot reach the server, name a copy of the image with --image", err)
+		return media.Source{}, fmt.Errorf("%w; if this computer cannot reach the server, name a copy of the image with --image", err)
 	}
 	return media.Source{Name: url, Remote: r, Size: r.Size()}, nil
 }
@@ -222,7 +222,7 @@ func (u *updateFlags) read(source media.Source) error {
 	case err != nil:
 		return err
 	case !t.Signed:
-		return fmt.Errorf("image %s has no signature, and machines take no order without one: build it with --sign", source.Name)
+		return fmt.Errorf("image %s is not signed, and machines reject unsigned images: build it with --sign", source.Name)
 	case r.Order.Golden != "" && r.Order.Golden != t.Golden:
 		return fmt.Errorf("image %s has the golden digest %s, not %s: it is another image", source.Name, t.Golden, r.Order.Golden)
 	}

@@ -46,7 +46,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	update(2, "--pause", "--stop")
 	c.want(c.err, "exclude each other")
 	update(2, "--status", url, "--budget", "3")
-	c.want(c.err, "leave http", "--budget is for updates that are begun")
+	c.want(c.err, "omit http", "--budget is for starting an update")
 	update(2, "my-edge.raw.zst", "--rings", "ring", "--max-bytes", "many", "--soak", "1h", "--from", "x.raw")
 	c.want(c.err, "not a URL", "--rings: ", "--max-bytes: ", "--soak is the time between rings", "--from is for --dry-run")
 	update(1, web.URL+"/nowhere.raw.zst")
@@ -54,9 +54,9 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	update(1, url+"@sha256:"+strings.Repeat("ab", 32))
 	c.want(c.err, "it is another image")
 	update(1, web.URL+"/unsigned.raw.zst")
-	c.want(c.err, "has no signature")
+	c.want(c.err, "is not signed, and machines reject unsigned images")
 	update(1, url)
-	c.want(c.err, "no node of the 0 nodes matches")
+	c.want(c.err, "match none of the cluster's 0 nodes")
 
 	const plan = "0123456789abcdef"
 	machines := map[string]*fleettest.Machine{}

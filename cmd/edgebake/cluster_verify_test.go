@@ -61,12 +61,12 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 			t.Errorf("%s is %q, want %s, of %q", what, states[what], state, states)
 		}
 	}
-	c.want(c.err, fmt.Sprintf("edgebake: verifying %s: it lacks 4 of 8 things\n", server.URL))
-	const certificates = "many nodes at once get their certificates soon"
+	c.want(c.err, fmt.Sprintf("edgebake: verifying %s: 4 of 8 checks failed\n", server.URL))
+	const certificates = "many nodes get their certificates quickly"
 	if states[certificates] != "unknown" {
 		t.Errorf("50 requests a second: %q", states)
 	}
-	const room = "more nodes have room in the network of pods"
+	const room = "the pod network has space for more nodes"
 	if states[room] != "" {
 		t.Errorf("no node: %q", states)
 	}
@@ -75,7 +75,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, se
 	if strings.Contains(c.out, certificates) {
 		t.Errorf("150 requests a second: %s", c.out)
 	}
-	if !strings.Contains(c.out, room) || !strings.Contains(c.out, "has room for 16 nodes, and there are 12") {
+	if !strings.Contains(c.out, room) || !strings.Contains(c.out, "has space for 16 nodes, and the cluster has 12") {
 		t.Errorf("12 nodes in a network of 16: %s", c.out)
 	}
 	mask = "--node-cidr-mask-size-ipv4=26"

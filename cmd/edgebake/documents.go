@@ -27,9 +27,9 @@ func newValidate(s streams) *cobra.Command {
 FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
 documents after a Cluster, and its manifests, are checked too.
 
-In a directory (without an operand, the current one) it checks every YAML file that has
-a document of edgebake's, even one whose apiVersion is wrong or missing. It reports files
-that cannot be read.`,
+In a directory (without an operand, the current one) it checks every YAML file that
+contains an edgebake document, even one whose apiVersion is wrong or missing. It reports
+files that cannot be read.`,
 		Example: `  edgebake validate
   edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,
@@ -86,7 +86,7 @@ func inDirectories(names []string) (all []string, err error) {
 			return nil, fmt.Errorf("looking for documents: %w", err)
 		}
 		if len(found) == 0 {
-			return nil, usageError{fmt.Errorf("%s has no document of edgebake's (*.yaml with apiVersion %s)", name, configs.APIVersion)}
+			return nil, usageError{fmt.Errorf("%s contains no edgebake document (*.yaml with apiVersion %s)", name, configs.APIVersion)}
 		}
 		all = append(all, found...)
 	}
@@ -109,10 +109,9 @@ func newRender(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Print a Site as an Ignition config",
 		Long: `Render prints a Site's operating-system settings (network, users, files) as an
-Ignition v3 config, as first boot applies them; the same Site serves Flatcar
-or Fedora CoreOS that way. The node's name is left out where it depends on the
-machine. The output holds the Site's passwords and keys, but never its
-join token.`,
+Ignition v3 config, as first boot applies them. Flatcar and Fedora CoreOS can use
+the config too. The node's name is left out where it depends on the machine. The
+output contains the Site's passwords and keys, but never its join token.`,
 		Example: `  edgebake render site.yaml`,
 		Args:    args(1, 1, "one Site document"),
 		RunE: func(c *cobra.Command, a []string) error {

@@ -55,7 +55,7 @@ func (p *outputPath) Type() string   { return "string" }
 
 func (p *outputPath) Set(s string) error {
 	if slices.Contains([]string{"json", "yaml", "text", "table", "wide", "name"}, s) {
-		return fmt.Errorf("it names a path here, not a form of output; if a file or directory called %s is meant, write ./%[1]s", s)
+		return fmt.Errorf("this command expects a path, not an output format; for a file or directory named %s, write ./%[1]s", s)
 	}
 	*p = outputPath(s)
 	return nil
@@ -206,7 +206,7 @@ func (d *documentFlags) stamped(c *cobra.Command) {
 }
 
 func undatedFlag(c *cobra.Command, undated *bool) {
-	c.Flags().BoolVar(undated, "undated", false, "leave the time of stamping out of the slot, where this computer's clock cannot be trusted")
+	c.Flags().BoolVar(undated, "undated", false, "do not record the time of stamping in the slot, if this computer's clock cannot be trusted")
 }
 
 func (d *documentFlags) reader(s streams) *documents.Reader {
@@ -248,7 +248,7 @@ func imageHere() *defaultDocuments {
 // allHere returns the documents in the current directory, the default of
 // validate.
 func allHere() *defaultDocuments {
-	return &defaultDocuments{"YAML file of edgebake's", sync.OnceValue(func() []string {
+	return &defaultDocuments{"YAML file with an edgebake document", sync.OnceValue(func() []string {
 		names, err := documents.In(".")
 		if err != nil {
 			return []string{"."} // validate reports why it cannot be read
@@ -278,7 +278,7 @@ func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, a []string) error {
 		if here != nil && len(whole(a)) == 0 {
-			return usageError{fmt.Errorf("%s requires a document, and there is no %s here; edgebake init writes one", c.CommandPath(), here.what)}
+			return usageError{fmt.Errorf("%s requires a document, and the current directory has no %s; edgebake init writes one", c.CommandPath(), here.what)}
 		}
 		if f := c.Flags().Lookup("token-file"); f != nil && f.Value.String() == "-" && slices.Contains(whole(a), "-") {
 			return usageError{errors.New("the document and the token cannot both come from standard input")}
@@ -315,7 +315,7 @@ func isImageName(name string) bool {
 // image.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
-		return usageError{fmt.Errorf("%s is an image: the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
+		return usageError{fmt.Errorf("%s is an image, and the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}
 	}
 	if len(a) == 2 && c.Name() == "flash" && slices.Contains(documents.Endings, strings.TrimPrefix(filepath.Ext(a[1]), ".")) {
 		return usageError{fmt.Errorf("%s is a document and not a disk: %s %s /dev/sdX --site %[1]s", a[1], c.CommandPath(), a[0])}

@@ -26,8 +26,8 @@ func newDevices(s streams) *cobra.Command {
 		Use:               "devices",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Short:             "List the disks that an image can be flashed to",
-		Long: `Devices lists the disks of this computer: first those that flash would write
-to, then the others, with the reason why it would not.`,
+		Long: `Devices lists the disks of this computer: first the disks that flash would
+overwrite, then the disks that it rejects, with the reason.`,
 		Example: `  edgebake devices
   edgebake devices --output json`,
 		Args: noArgs,
@@ -64,7 +64,7 @@ func printDisks(s streams, disks []device.Disk) {
 		line := fmt.Sprintf("%-*s  %9s  %s", wide, d.Path, configs.HumanSize(d.Size), strings.Join(words, " "))
 		fmt.Fprintln(s.Out, strings.TrimRight(line, " "))
 		for _, h := range d.Holds {
-			fmt.Fprintf(s.Out, "%-*s  %9s    holds %s\n", wide, "", "", h)
+			fmt.Fprintf(s.Out, "%-*s  %9s    contains %s\n", wide, "", "", h)
 		}
 		for _, r := range d.Refusals {
 			fmt.Fprintf(s.Out, "%-*s  %9s    NO: %s\n", wide, "", "", r)
@@ -100,8 +100,8 @@ type slotFlags struct {
 }
 
 func (o *slotFlags) declare(c *cobra.Command) {
-	fileFlag(c, &o.site, "site", "Site or Inventory to stamp on the way (default: the image's slot as it is)", documents.Endings...)
-	fileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot: the machine takes the Site that matches it", documents.Endings...)
+	fileFlag(c, &o.site, "site", "Site or Inventory to stamp (default: the slot of the image is not changed)", documents.Endings...)
+	fileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot; each machine uses the Site that matches it", documents.Endings...)
 	o.stamped(c)
 	undatedFlag(c, &o.undated)
 	keyFlag(c, &o.keys)
@@ -118,7 +118,7 @@ func (o *slotFlags) check(c *cobra.Command) error {
 	case o.site == "":
 		return rejectUnused(c, unused{
 			flags:   []string{"ignition", "token-file", "identity"},
-			purpose: "--site or --inventory, without which the image's slot stays as it is: name the document, e.g. --site site.yaml",
+			purpose: "a Site or Inventory, and none is named: add one, e.g. --site site.yaml",
 		})
 	}
 	return nil
@@ -153,7 +153,7 @@ func (o *slotFlags) siteText(state string) string {
 	case state == media.SlotGolden:
 		return " (no Site)"
 	}
-	return " and the Site in it"
+	return " and its Site"
 }
 
 // flashFlags are the flags of flash.
@@ -176,18 +176,18 @@ func newFlash(s streams) *cobra.Command {
 			return completeFiles(imageEndings)(c, args, word)
 		},
 		Short: "Write an image to a disk, with a Site",
-		Long: `Flash writes an image (.raw or .raw.zst) to a disk in one pass, stamps the Site
-on the way, gives the disk GUIDs of its own, reads everything back and compares
-it with the golden digest. It rejects a disk that is in use, and asks before it
-writes. Until everything is verified, the disk has no partition table: a disk that
-was not finished does not boot, and inspect shows why.
+		Long: `Flash writes an image (.raw or .raw.zst) to a disk in one pass, stamps the Site,
+gives the disk its own GUIDs, reads everything back and compares it with the golden
+digest. It rejects a disk that is in use, and asks before it writes. Until everything
+is verified, the disk has no partition table: an unfinished disk does not boot, and
+inspect shows why.
 
 DEVICE is a disk (edgebake devices lists them) or an existing file. Root is not
 required if the user may write to it.
 
 With --installer, the STICK becomes an installer: a machine that boots it installs
 the image with the Site on its own disk, which --disk selects, and verifies it. The
-installer does not overwrite an edgebake disk, and waits if the rule leaves two.
+installer does not overwrite an edgebake disk, and waits if --disk matches several.
 With an Inventory each machine gets the Site that matches it.`,
 		Example: `  edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml
   edgebake flash my-edge.raw.zst /dev/sdX --inventory stores.yaml
@@ -261,7 +261,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	var log *os.File
 	if o.log != "" {
 		if log, err = os.OpenFile(o.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666); err != nil {
-			return fmt.Errorf("opening the log: %w: nothing was written to %s", err, path)
+			return fmt.Errorf("opening the log: %w; nothing was written to %s", err, path)
 		}
 		defer log.Close()
 	}
@@ -283,20 +283,20 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 			Plan: f.Image.Plan, Site: configs.FileName(o.site), NodeName: f.NodeName, Seconds: seconds, Kubernetes: f.Image.Kubernetes, Flashed: done,
 		}).AddTo(log)
 		if err != nil {
-			return fmt.Errorf("%s is flashed, %s, but writing the log %s: %w", d, verified, o.log, err)
+			return fmt.Errorf("%s is flashed (%s), but the log is not: writing %s: %w", d, verified, o.log, err)
 		}
 	}
 	s.Note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",
 		disk.Disk, image, o.siteText(f.State), configs.HumanSize(done.Written), seconds, verified, done.Golden)
 	if f.Shared {
-		s.Warn("%s names its partitions in a way that cannot be changed, so this disk has the same GUIDs as other copies of the image: never put two of them into one machine", image)
+		s.Warn("%s refers to its partitions by GUIDs that flash cannot change, so this disk has the same GUIDs as other copies of the image: never put two such disks into one machine", image)
 	}
 	if f.State == media.SlotGolden {
 		inPlace := ""
 		if !isDevice(path) {
 			inPlace = " --in-place"
 		}
-		s.Hint("It has no Site: stamp one (edgebake stamp %s SITE%s), or bring one on a stick\n", path, inPlace)
+		s.Hint("The disk has no Site: stamp one (edgebake stamp %s SITE%s), or give the machine one on a stick\n", path, inPlace)
 	}
 	return nil
 }
@@ -341,7 +341,7 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 // unopened, with the reasons as the error.
 func chooseDisk(ctx context.Context, image, path string) (*device.Chosen, error) {
 	if file.Same(path, image) {
-		return nil, fmt.Errorf("flashing %s: it is the image itself: name a disk", path)
+		return nil, fmt.Errorf("flashing %s: this is the image itself; name a disk", path)
 	}
 	return device.Choose(ctx, path)
 }
@@ -353,11 +353,11 @@ func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 	}
 	fmt.Fprintf(s.Err, "%s, %s\n", d, configs.HumanSize(d.Size))
 	for _, h := range d.Holds {
-		fmt.Fprintf(s.Err, "  holds %s\n", h)
+		fmt.Fprintf(s.Err, "  contains %s\n", h)
 	}
-	fmt.Fprintf(s.Err, "Everything on it will be lost. It gets %s.\n", gets)
+	fmt.Fprintf(s.Err, "Everything on it will be lost. Flash writes %s.\n", gets)
 	if !s.Confirm("Write it?") {
-		return fmt.Errorf("flashing %s: not confirmed, nothing was written: answer y, or add --yes in scripts", d.Path)
+		return fmt.Errorf("flashing %s: not confirmed, nothing was written; answer y, or add --yes in scripts", d.Path)
 	}
 	return nil
 }
@@ -367,7 +367,7 @@ func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 func writeDisk(ctx context.Context, disk *device.Chosen, f *media.Flash, state string) (*media.Flashed, error) {
 	if state != media.SlotGolden {
 		if err := disk.Out.Hide(); err != nil {
-			return nil, fmt.Errorf("flashing %s: nothing was written, since others could read the Site's secrets in the file: %w", disk.Path, err)
+			return nil, fmt.Errorf("flashing %s: making the file readable only by you, since it gets the Site's secrets: %w; nothing was written", disk.Path, err)
 		}
 	}
 	done, err := f.Write(ctx, disk.Out)

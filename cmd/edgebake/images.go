@@ -39,7 +39,7 @@ func printMentions(w io.Writer, l images.Listing) {
 		console.Table(w, rows...)
 	}
 	if len(l.PassedOver) > 0 {
-		fmt.Fprintln(w, "\nPassed over, since they have no pod template (their operators may start images of their own):")
+		fmt.Fprintln(w, "\nNot searched, since they have no pod template (their operators may start other images):")
 		for _, p := range l.PassedOver {
 			fmt.Fprintf(w, "  %s\n", p)
 		}
@@ -56,7 +56,7 @@ func newImages(s streams) *cobra.Command {
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and those that its node types need. It asks registries for
 digests and fetches no layer, so the sizes are those of compressed layers. SHARED
-is the part of an image that other images of the list have too. NAME.report.json
+is the part of an image that other images in the list also have. NAME.report.json
 beside a built image has the unpacked sizes.
 
 Images that manifests mention, but that no pod in them runs, are listed

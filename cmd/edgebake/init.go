@@ -36,22 +36,23 @@ func newInit(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "init",
 		Short: "Write a commented Image and Site, or Cluster, to start from",
-		Long: `Init writes a commented image.yaml and site.yaml. Where only you know what
-belongs there, the Site has placeholders, which validate tells you to replace:
-a token, the CA's hash, an SSH key. --join 'kubeadm join ...' fills in the first
-two from the line that kubeadm prints on a control-plane node (kubeadm token
-create --print-join-command), or from yurtadm's or edgeadm's; --join - reads it
-from standard input, which keeps the token out of the shell's history, and from other
-users of this computer, who can read command lines. At a terminal init asks for it.
+		Long: `Init writes a commented image.yaml and site.yaml. The Site has placeholders for
+values that only you know, and validate reports them: a token, the CA's hash, an SSH
+key. --join 'kubeadm join ...' fills in the token and the hash from the line that
+kubeadm prints on a control-plane node (kubeadm token create --print-join-command),
+or from yurtadm's or edgeadm's. --join - reads the line from standard input, so that
+the token is neither in the shell's history nor in the command line, which other users
+of this computer can read. At a terminal init asks for the line.
 --cluster writes a commented cluster.yaml, for edgebake cluster new, and the Image of
 all its machines.
 
---kubeconfig reads a living cluster: the Image gets its version, its pause image and the
-images of its DaemonSets (agents.yaml), the Site its API servers, the hash of its CA and
-a new token, unless it has a valid one. edgebake build then bakes an image for its nodes.
+--kubeconfig reads a running cluster: the Image gets its version, its pause image and
+the images of its DaemonSets (agents.yaml); the Site gets its API servers, the hash of
+its CA and, unless it has a valid token, a new one. edgebake build then bakes an image
+for the cluster's nodes.
 
-Files that are there and were edited are kept. If they lack what the flags bring, init
-lists it and writes nothing.
+Files that were edited are kept. If they lack values that the flags set, init lists
+these values and writes nothing.
 
 For editors that know YAML schemas, these are written to ` + starter.SchemaDir + `.`,
 		Example: `  edgebake init
@@ -84,7 +85,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 	})
 	f := c.Flags()
 	dirFlag(c, &o.dir, "dir", ".", "directory to write to")
-	f.StringVar(&o.join, "join", "", "kubeadm's line for machines that join, in quotes; - reads it from standard input")
+	f.StringVar(&o.join, "join", "", "join line that kubeadm prints, in quotes; - reads it from standard input")
 	fileFlag(c, &o.key, "ssh-key", "file of the public key that may log in", "pub")
 	o.declare(c, "fill in the documents from the cluster of this kubeconfig")
 	f.BoolVar(&o.asCluster, "cluster", false, "write a new Cluster and the Image of its machines")
@@ -98,9 +99,9 @@ func (o *initFlags) check(c *cobra.Command) error {
 	case o.asCluster:
 		return rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of an existing cluster, and --cluster for a new one: choose one"})
 	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
-		return usageError{errors.New("--join is empty: give it the line that kubeadm prints, or leave it out")}
+		return usageError{errors.New("--join is empty: add the line that kubeadm prints, or leave the flag out")}
 	case o.kubeconfig != "" && o.join != "":
-		return usageError{errors.New("--join and --kubeconfig exclude each other: both say which cluster it is")}
+		return usageError{errors.New("--join and --kubeconfig both name the cluster: choose one")}
 	case o.kubeconfig == "":
 		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
 	}
@@ -126,7 +127,7 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 		return err
 	}
 	if len(known.LeftOut) > 0 {
-		s.Hint("Left out, since the image has all that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
+		s.Hint("Left out, since the image contains everything that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
 	}
 	if known.NodeType != "" {
 		s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
@@ -135,7 +136,7 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	case joins && key == "":
 		s.Hint(nobodyLogsIn)
 	case !joins && slices.Contains(edit, filepath.Join(o.dir, "site.yaml")):
-		s.Hint("edgebake init --kubeconfig FILE fills both in from a living cluster, edgebake init --join - the Site from the line that kubeadm prints\n")
+		s.Hint("edgebake init --kubeconfig FILE fills in both documents from a running cluster; edgebake init --join - fills in the Site from the line that kubeadm prints\n")
 	}
 	o.next(s, files, "edgebake build"+o.operand("image.yaml"))
 	return nil
@@ -224,7 +225,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	defer undo()
 	site := &files[1]
 	if site.Kept && !good {
-		site.Lacks = append(site.Lacks, "credentials.token: one that is valid (edgebake cluster token mint)")
+		site.Lacks = append(site.Lacks, "credentials.token: a valid token (edgebake cluster token mint)")
 	}
 	if err := lacking(files); err != nil {
 		return err
@@ -248,7 +249,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 // printFactHints prints what a cluster did not provide for the Image.
 func printFactHints(s streams, facts *cluster.Facts) {
 	if facts.Pause == "" {
-		s.Hint("No node lists a pause image: name yours in containerd.sandbox (kubeadm config images list | grep pause)\n")
+		s.Hint("No node of the cluster reports a pause image: set containerd.sandbox yourself (kubeadm config images list | grep pause)\n")
 	}
 	if len(facts.Skipped) > 0 {
 		s.Hint("Left out, since they are not for Linux: %s\n", strings.Join(facts.Skipped, ", "))
@@ -264,9 +265,9 @@ func (o *initFlags) commitWithToken(ctx context.Context, s streams, client *clus
 	known.Token = minted.Site.Credentials.Token.Reveal()
 	files[1].Text = known.Site()
 	if err := o.commit(s, files); err != nil {
-		return fmt.Errorf("%w: token %s is made: revoke it (edgebake cluster token revoke %[2]s)", err, minted.ID)
+		return fmt.Errorf("%w\n  token %s already exists; to remove it, run edgebake cluster token revoke %[2]s", err, minted.ID)
 	}
-	s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes others)\n", known.Kubernetes, minted.ID, minted.Expires.Format(time.RFC3339))
+	s.Note("Kubernetes %s; token %s is valid until %s (edgebake cluster token mint makes more)\n", known.Kubernetes, minted.ID, minted.Expires.Format(time.RFC3339))
 	return nil
 }
 
@@ -327,7 +328,7 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 		}
 	case line == "" && errors.Is(err, fs.ErrNotExist):
 		if _, ok := s.Terminal(); ok {
-			s.Hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init; an empty line leaves it for later:\n")
+			s.Hint("Paste the line that kubeadm prints on a control-plane node (kubeadm token create\n--print-join-command), or the output of kubeadm init. To skip this, press Enter:\n")
 			return pasted(s)
 		}
 	}
@@ -379,13 +380,13 @@ func pasted(s streams) (*starter.Input, error) {
 		}
 		printed = err.Error()
 		if !starter.BeginsJoin(text) { // in the output of kubeadm init it comes later
-			s.Hint("No line yet that begins with kubeadm join. Go on, or press Enter twice to leave it for later:\n")
+			s.Hint("No line begins with kubeadm join yet. Continue pasting, or press Enter twice to skip this:\n")
 			continue
 		}
 		for _, e := range joined.Errors(err) {
 			s.Hint("edgebake: %v\n", e)
 		}
-		s.Hint("Paste the right line, or press Enter twice to leave it for later:\n")
+		s.Hint("Paste the correct line, or press Enter twice to skip this:\n")
 	}
 	return new(starter.Input), ofJoin(err)
 }
@@ -427,7 +428,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 	for _, f := range files {
 		switch {
 		case f.Kept:
-			s.Note("kept %s, which exists\n", f.Name)
+			s.Note("kept the existing %s\n", f.Name)
 		case f.Unedited:
 			s.Note("replaced %s (unedited)\n", f.Name)
 		default:

@@ -134,7 +134,7 @@ func TestInitFromCluster(t *testing.T) {
 	// A second run keeps all files, also edited ones, and makes no token.
 	before := text("site.yaml")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.out, "kept site.yaml, which exists", "the Site's token is still valid", "Next: edgebake build\n")
+	c.want(c.out, "kept the existing site.yaml", "the Site's token is still valid", "Next: edgebake build\n")
 	c.file("site.yaml", before+"labels: {a: b}\n")
 	c.run(0, "init", "--kubeconfig", "kubeconfig")
 	if text("site.yaml") != before+"labels: {a: b}\n" || len(l.minted) != 1 {
@@ -144,7 +144,7 @@ func TestInitFromCluster(t *testing.T) {
 	// Other forms of init keep the values from the cluster.
 	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
 		c.run(0, form...)
-		c.want(c.out, "kept image.yaml, which exists")
+		c.want(c.out, "kept the existing image.yaml")
 	}
 	if err := os.Remove("cluster.yaml"); err != nil {
 		t.Fatal(err)
@@ -153,7 +153,7 @@ func TestInitFromCluster(t *testing.T) {
 	// An expired token is replaced, but not in an edited file.
 	delete(l.answers, "/api/v1/namespaces/kube-system/secrets/"+l.minted[0])
 	c.run(1, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
-	c.want(c.err, "site.yaml exists and is not changed; write these values into it, or replace it with --force:\n  credentials.token: one that is valid")
+	c.want(c.err, "site.yaml exists and is not changed; write these values into it, or replace it with --force:\n  credentials.token: a valid token")
 	c.file("site.yaml", before)
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.out, "replaced site.yaml (unedited)")
@@ -180,10 +180,10 @@ func TestInitFromClusterFails(t *testing.T) {
 	}{
 		"rights":  {func(l *living) { l.denied = "daemonsets" }, "list daemonsets.apps"},
 		"old":     {func(l *living) { l.answers["/version"] = `{"gitVersion": "v1.28.3"}` }, "no image for Kubernetes v1.28.3: "},
-		"version": {func(l *living) { l.answers["/version"] = "<html>" }, `the API server calls its version ""`},
+		"version": {func(l *living) { l.answers["/version"] = "<html>" }, `the API server reports the invalid version ""`},
 		"no cluster-info": {func(l *living) {
 			maps.DeleteFunc(l.answers, func(path, _ string) bool { return strings.HasSuffix(path, "cluster-info") })
-		}, "`kubeadm init phase bootstrap-token` on a control-plane node makes it"},
+		}, "run `kubeadm init phase bootstrap-token` on a control-plane node"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, l := newCLI(t), newLiving(t)

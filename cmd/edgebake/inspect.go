@@ -37,7 +37,7 @@ the state of its slot. It prints no secret.`,
 		Args: args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if top < 0 {
-				return usageError{fmt.Errorf("--top %d: want how many to list", top)}
+				return usageError{fmt.Errorf("--top %d: want the number of groups to list, 0 or more", top)}
 			}
 			info, err := media.Inspect(a[0])
 			if err != nil {
@@ -92,7 +92,7 @@ func warnOfReport(s streams, image string, info *media.Info) {
 		return
 	}
 	if report.Plan != info.Image.Plan || info.Slot.Golden != "" && report.Golden != info.Slot.Golden {
-		s.Warn("%s is of another build (plan %.12s, the image's is %.12s): build the image again", name, report.Plan, info.Image.Plan)
+		s.Warn("%s belongs to another build (its plan is %.12s, the image's is %.12s): build the image again", name, report.Plan, info.Image.Plan)
 	}
 }
 
@@ -146,7 +146,7 @@ func printImage(w io.Writer, i *media.Info) {
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "serves      node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
+	fmt.Fprintf(w, "supports    node types %s; Sites %s\n", strings.Join(m.NodeTypes, ", "), strings.Join(m.SiteVersions, ", "))
 }
 
 func printSlot(w io.Writer, slot *media.SlotState) {

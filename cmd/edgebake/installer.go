@@ -31,8 +31,8 @@ type installFlags struct {
 func (o *installFlags) declare(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&o.Disk, "disk", device.OnlyDisk, "which disk of the machine is installed: only, smallest, largest, smallest-nvme, bus=, model=, serial=, size>=, size<= (with commas: all of them), or a path below /dev")
-	f.StringVar(&o.Then, "then", ondisk.ThenPowerOff, "what follows: poweroff or reboot")
-	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that has an edgebake image already, or is part of LVM or a RAID; once for each installer")
+	f.StringVar(&o.Then, "then", ondisk.ThenPowerOff, "what the machine does afterwards: poweroff or reboot")
+	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that already has an edgebake image, or is part of LVM or a RAID; each installer does so once")
 	cacheFlag(f, &o.cache)
 	complete(c, "disk", device.OnlyDisk, "smallest", "largest", "smallest-nvme", "smallest-sata")
 	complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)
@@ -48,10 +48,10 @@ func newInstaller(s streams) *cobra.Command {
 		Use:               "installer IMAGE (--iso FILE | --netboot DIR --url URL)",
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Make an ISO, or files for network boot, that install an image on a machine",
-		Long: `Installer makes the installer of flash --installer as an image for optical
-drives: for machines without a free USB port, through the virtual drive of a
-remote console for example. The machine must boot it with UEFI. The same file
-boots from a stick, with dd. xorriso writes it.
+		Long: `Installer makes the installer of flash --installer as an ISO image: for machines
+without a free USB port, for example through the virtual drive of a remote console.
+The machine must boot it with UEFI. Copied to a stick with dd, the same file boots
+there. xorriso writes it.
 
 With --netboot it makes the files for UEFI HTTP boot: boot.img, which firmware
 fetches and starts, and image.raw.zst, which the installer reads from the URL of
@@ -59,7 +59,7 @@ the directory. The server must answer ranges. Use https://, with the server's CA
 the firmware and in --ca-cert: over http:// anybody on the network can exchange
 boot.img, which nothing verifies.
 
-ISO and image contain the Site's token: keep them like one.`,
+ISO and image contain the Site's token: keep them secret.`,
 		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme
   edgebake installer my-edge.raw.zst --iso install.iso --site site.yaml --then reboot
   edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --ca-cert ca.crt --then reboot`,
@@ -73,9 +73,9 @@ ISO and image contain the Site's token: keep them like one.`,
 	}
 	fileFlag(c, &out.ISO, "iso", "write the installer as an ISO to this file", "iso")
 	dirFlag(c, &out.Netboot, "netboot", "", "write the files for UEFI HTTP boot to this directory")
-	c.Flags().StringVar(&out.URL, "url", "", "where a web server shows that directory, http:// or https://")
-	fileFlag(c, &out.CACert, "ca-cert", "`file` with the certificate (PEM) of the CA of the --url's server; none other is accepted then (default: the CAs that the image knows)", "crt", "pem")
-	c.Flags().BoolVar(&out.Force, "force", false, "replace an output that is there")
+	c.Flags().StringVar(&out.URL, "url", "", "URL at which a web server serves that directory, http:// or https://")
+	fileFlag(c, &out.CACert, "ca-cert", "`file` with the certificate (PEM) of the CA that signed the certificate of the server in --url; no other CA is accepted then (default: the CAs of the image)", "crt", "pem")
+	c.Flags().BoolVar(&out.Force, "force", false, "replace an existing output")
 	slot.declare(c)
 	install.declare(c)
 	return c
@@ -116,7 +116,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 	show.Close()
 	s.Note("%s installs %s: on disk %s, then %s\n", out.Files()[0], slot.describe(image, p.Image, p.State), install.Disk, install.Then)
 	if out.Netboot != "" {
-		s.Hint("Only you may read %s: give the web server the right to\n", out.Files()[1])
+		s.Hint("Only you can read %s: give the web server permission to read it\n", out.Files()[1])
 	}
 	hintNoSite(s, p)
 	return nil
@@ -124,7 +124,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 
 func hintNoSite(s streams, p *media.Payload) {
 	if p.State == media.SlotGolden {
-		s.Hint("It has no Site: the machines wait for one, on their disk or on a stick\n")
+		s.Hint("The installer has no Site: after the installation, each machine waits for one in its slot or on a stick\n")
 	}
 }
 
@@ -132,7 +132,7 @@ func hintNoSite(s streams, p *media.Payload) {
 // each installer.
 func hintCompression(s streams, image string, p *media.Payload) {
 	if !p.Compressed() {
-		s.Hint("%s is compressed first, which takes minutes: edgebake build --output %s.raw.zst saves that for each installer\n", image, outputs.Stem(image))
+		s.Hint("%s is compressed first, which takes minutes; to avoid this for each installer, build it compressed: edgebake build --output %s.raw.zst\n", image, outputs.Stem(image))
 	}
 }
 
@@ -196,7 +196,7 @@ func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p
 	name, d := filepath.Join(tmp, "stick.raw"), stick.Disk
 	if err := installer.Stick(ctx, name, d.Sector, parts, func(done, total int64) { progress("make", done, total) }); err != nil {
 		if errors.Is(err, syscall.ENOSPC) {
-			err = fmt.Errorf("%w; set TMPDIR to use another directory for temporary files", err)
+			err = fmt.Errorf("%w; set TMPDIR to a directory with more free space", err)
 		}
 		return nil, err
 	}

@@ -39,16 +39,17 @@ func newInventoryImport(s streams) *cobra.Command {
 rows have in common. The first line of the table names the columns; each other
 row becomes a Site.
 
-The name of a column is the field that it holds: name, macs, serial, uuid,
+The name of a column is the field that it sets: name, macs, serial, uuid,
 assetTag, or any field of a Site by its path (nodePool, network.dns,
 labels.example.com/region, network.interfaces[0].gateway). Short names such as
 address, gateway, dns and mac work too. --map assigns a field to a column with
 another name, or leaves the column out. Blanks separate several values in a cell.
-The template need not have the fields of the columns. For addresses, a column
-interface names the interface, or a pattern such as en*, unless the template does.
+The template need not have the fields of the columns. A column named interface
+gives the interface of the addresses, or a pattern such as en*, if the template
+does not.
 
 Commas, semicolons, tabs or bars separate the columns. Quotes, a byte order mark
-and the line ends of Windows are accepted.`,
+and Windows line ends are accepted.`,
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml
   edgebake inventory import stores.csv --template site.yaml --map "S/N=serial" --map Manager=-`,
 		Args: args(1, 1, "one table (CSV)"),
@@ -60,17 +61,17 @@ and the line ends of Windows are accepted.`,
 		},
 	}
 	f := c.Flags()
-	fileFlag(c, &o.template, "template", "Site document with what all rows have in common", documents.Endings...)
+	fileFlag(c, &o.template, "template", "Site document with the fields that all rows have in common", documents.Endings...)
 	fileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Endings...)
 	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
-	f.BoolVar(&o.force, "force", false, "replace an output that is there")
+	f.BoolVar(&o.force, "force", false, "replace an existing output")
 	o.identityFlag(c)
 	return c
 }
 
 func importTable(s streams, name string, o importFlags) error {
 	if o.template == "" {
-		return usageError{errors.New("edgebake inventory import requires a Site with what all rows have in common: --template FILE")}
+		return usageError{errors.New("edgebake inventory import requires a Site with the fields that all rows have in common: --template FILE")}
 	}
 	if name == "-" && o.template == "-" {
 		return usageError{errors.New("the table and the template cannot both come from standard input")}
@@ -125,7 +126,7 @@ func checkReadable(table string, size, sites int) error {
 	if size <= documents.MaxSize {
 		return nil
 	}
-	return fmt.Errorf("%s: the Inventory of its %s would have %s, and a document has at most %s: split the table",
+	return fmt.Errorf("%s: an Inventory of %s would have %s, but a document has at most %s: split the table",
 		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
 }
 

@@ -22,8 +22,8 @@ func newMan(s streams) *cobra.Command {
 		Use:    "man",
 		Hidden: true, // only packages need it
 		Short:  "Write the manual pages",
-		Long: `Man writes a manual page of each command to a directory, as packages have them. Their
-date is SOURCE_DATE_EPOCH's where that is set.`,
+		Long: `Man writes a manual page for each command to a directory, for packages. The pages
+have the date of SOURCE_DATE_EPOCH, if it is set.`,
 		Example: `  edgebake man --output man1`,
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -26,8 +26,8 @@ func newPlan(s streams) *cobra.Command {
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: it finds the digests of files, releases and container
 images. An input that is made on this computer has the digest from the lock, and
-none before the first build. When all digests are known, the plan has an id: the
-same id means the same image, byte for byte. --output json prints the whole plan,
+none before the first build. When all digests are known, the plan has an ID: the
+same ID means the same image, byte for byte. --output json prints the whole plan,
 with the recipes.`,
 		Example: `  edgebake plan image.yaml
   edgebake plan image.yaml --locked --output json`,
@@ -79,7 +79,7 @@ func printPlan(w io.Writer, p *plan.Plan, id string) {
 		fmt.Fprintf(w, "  %-*s  %-12.12s  %s\n", wide, name, digest, in.From())
 	}
 	if id == "" {
-		id = "no id yet: build makes these inputs or has them in the cache, and locks them"
+		id = "no ID yet: the build makes the missing inputs, and locks them"
 	}
 	fmt.Fprintf(w, "plan   %s\n", id)
 }

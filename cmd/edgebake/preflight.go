@@ -35,13 +35,13 @@ func newPreflight(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Check whether machines can join their cluster",
 		Long: `Preflight checks Sites before the machines leave: names, MACs and addresses,
-networks and the VIP; with --image whether the image can serve them; and, reading
-only, the cluster: each API server (master), its certificate, the CA hash, the token, the
-version, and whether the node names are free. With --kubeconfig it also sees the
-token's usages, groups and expiry, and what OpenYurt nodes need of the cluster.
+networks and the VIP; with --image whether the image supports them; and the cluster,
+which it only reads: each API server (master), its certificate, the CA hash, the token,
+the version, and whether the node names are free. With --kubeconfig it also checks the
+token's usages, groups and expiry, and the objects that OpenYurt nodes need.
 
-Each line is ✓, ✗ with the fix, or – where unknown. The exit code is 1
-if anything failed.`,
+Each line begins with ✓, with ✗ and has the fix, or with – if the result is unknown.
+The exit code is 1 if anything failed.`,
 		Example: `  edgebake preflight site.yaml --image my-edge.raw
   edgebake preflight stores.yaml --image my-edge.raw --kubeconfig admin.conf --ship-within 14d
   edgebake preflight site.yaml --offline`,
@@ -74,9 +74,9 @@ if anything failed.`,
 	}
 	f := c.Flags()
 	fileFlag(c, &o.image, "image", "image that the Sites are for", imageEndings...)
-	o.declare(c, "kubeconfig of somebody who may read tokens and nodes")
-	f.Var(&o.shipWithin, "ship-within", "how long until the last machine is switched on, e.g. 72h or 14d: tokens must live so long")
-	f.BoolVar(&o.offline, "offline", false, "ask nobody: check the documents, and the image, alone")
+	o.declare(c, "kubeconfig of a user who may read tokens and nodes")
+	f.Var(&o.shipWithin, "ship-within", "time until the last machine is switched on, e.g. 72h or 14d; tokens must be valid for this time")
+	f.BoolVar(&o.offline, "offline", false, "use no network: check only the documents and the image")
 	o.secrets(c)
 	o.output.Flag(c)
 	takesDocument(s, c, 0, nil)
@@ -88,7 +88,7 @@ if anything failed.`,
 func (o *preflightFlags) check(c *cobra.Command) error {
 	switch {
 	case o.offline:
-		return rejectUnused(c, unused{flags: []string{"kubeconfig", "context", "ship-within"}, purpose: "questions to the cluster, and --offline asks none: leave --offline out"})
+		return rejectUnused(c, unused{flags: []string{"kubeconfig", "context", "ship-within"}, purpose: "checks of the cluster, which --offline leaves out: choose one"})
 	case o.kubeconfig == "":
 		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
 	}
@@ -144,13 +144,13 @@ func preflightSites(doc media.Site) []cluster.PreflightSite {
 func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 	_, err := g.Slot(doc, media.StampOptions{Undated: true})
 	if err == nil {
-		return []cluster.Check{{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s serves the Sites", g.Info().Name)}}
+		return []cluster.Check{{Name: "image", State: cluster.CheckOK, Detail: fmt.Sprintf("%s supports the Sites", g.Info().Name)}}
 	}
 	var out []cluster.Check
 	for _, problem := range strings.Split(err.Error(), "\n") {
 		out = append(out, cluster.Check{Name: "image", State: cluster.CheckFailed, Detail: problem})
 	}
-	out[len(out)-1].Fix = "correct the Site, or build an image that can serve it"
+	out[len(out)-1].Fix = "correct the Site, or build an image that supports it"
 	return out
 }
 

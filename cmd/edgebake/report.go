@@ -24,7 +24,7 @@ func newReport(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "report IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Write an HTML page of what is in an image",
+		Short:             "Write an HTML page about the contents of an image",
 		Long: `Report writes one HTML page, without scripts and external files. It shows an
 image's partitions, their packages, programs and container images with the largest
 files, the times of the build, the pinned inputs and the SBOM. The facts about the
@@ -32,8 +32,8 @@ build come from NAME.report.json beside the image; for a stamped copy, from the 
 of the golden image in the same directory. --build names another file. --boot adds
 the first boot of a node, from report.json of its slot.
 
-The name given with --output selects the form: .html, or .json for the data of the
-page. --output json and yaml print the data, --output - prints the page. Reading a
+The ending of --output selects the format: .html, or .json for the data of the page.
+--output json and yaml print the data, --output - prints the page. Reading a
 compressed image takes longer.`,
 		Example: `  edgebake report my-edge.raw
   edgebake report my-edge.raw -o report.html --boot report.json
@@ -46,7 +46,7 @@ compressed image takes longer.`,
 			printed := slices.Contains([]string{"json", "yaml", "-"}, output)
 			asJSON := printed && output != "-" || strings.HasSuffix(output, ".json")
 			if !printed && !asJSON && !strings.HasSuffix(output, ".html") {
-				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json; or json, yaml or -, which print", output)}
+				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json; or print with json, yaml or -", output)}
 			}
 			if !printed {
 				if err := file.Check(output, force); err != nil {
@@ -65,7 +65,7 @@ compressed image takes longer.`,
 	_ = c.MarkFlagFilename("output", "html", "json")
 	fileFlag(c, &build, "build", "report.json of the image's build (default: the one beside it)", "json")
 	fileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
-	c.Flags().BoolVar(&force, "force", false, "replace a page that is there")
+	c.Flags().BoolVar(&force, "force", false, "replace an existing page")
 	return c
 }
 
@@ -106,8 +106,8 @@ func newDiff(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Compare two images",
 		Long: `Diff compares two images: versions and settings, packages, container images,
-partitions, what takes how much room, files, and the lines of small ones. The
-slots are left out.`,
+partitions, sizes, files, and the lines of small files. It does not compare the
+slots.`,
 		Example: `  edgebake diff my-edge.raw other.raw
   edgebake diff my-edge.raw my-edge.raw.zst --output json
   edgebake diff my-edge.raw my-edge.raw.zst --exit-code`,
@@ -125,7 +125,7 @@ slots are left out.`,
 		},
 	}
 	output.Flag(c)
-	c.Flags().BoolVar(&exitCode, "exit-code", false, "fail (exit code 1) where the images differ, as diff(1) does")
+	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit with 1 if the images differ, as diff(1) does")
 	return c
 }
 

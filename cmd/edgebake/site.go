@@ -20,8 +20,8 @@ func newSite(s streams) *cobra.Command {
 	return group(&cobra.Command{
 		Use:   "site",
 		Short: "Prepare Sites for USB sticks",
-		Long: `Site prepares Site documents for USB sticks. A machine takes what its Image
-allows (sites.removable).`,
+		Long: `Site prepares Site documents for USB sticks. A machine accepts the Sites that its
+Image allows (sites.removable).`,
 		Example: `  edgebake site sign site.yaml --key office.key`,
 	}, newSiteSign(s))
 }
@@ -59,8 +59,8 @@ The files hold the join token: treat them and the stick as secrets.`,
 	f := c.Flags()
 	fileFlag(c, &o.key, "key", "minisign secret key to sign with")
 	dirFlag(c, &o.output, "output", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
-	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match, which every machine takes whose Image names the key")
-	f.BoolVar(&o.force, "force", false, "replace files that are there")
+	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match; every machine whose Image names the key accepts it")
+	f.BoolVar(&o.force, "force", false, "replace existing files")
 	o.stamped(c)
 	takesDocument(s, c, 0, nil)
 	return c
@@ -89,7 +89,7 @@ func (o *signFlags) sign(s streams, name string) error {
 	}
 	if dir == "" {
 		if name == "-" {
-			return usageError{errors.New("a Site from standard input has no name: say where to write with --output DIR")}
+			return usageError{errors.New("a Site from standard input has no name: name a directory to write to with --output DIR")}
 		}
 		base := filepath.Base(name)
 		dir = strings.TrimSuffix(base, filepath.Ext(base)) + "-stick"
@@ -117,14 +117,14 @@ func (o *signFlags) sign(s streams, name string) error {
 func (o *signFlags) checkMatch(name string, site media.Site) error {
 	switch {
 	case site.Doc == nil && o.anyMachine:
-		return usageError{fmt.Errorf("%s is an Inventory, whose Sites say which machines they are for: leave out --any-machine", configs.FileName(name))}
+		return usageError{fmt.Errorf("%s is an Inventory, whose Sites name their machines (match): leave out --any-machine", configs.FileName(name))}
 	case site.Doc == nil:
 		return nil
 	case o.anyMachine && !site.Doc.Match.IsZero():
-		return usageError{fmt.Errorf("%s says which machine it is for (match): leave out --any-machine, or remove match", configs.FileName(name))}
+		return usageError{fmt.Errorf("%s names its machine (match): leave out --any-machine, or remove match", configs.FileName(name))}
 	case !o.anyMachine && site.Doc.Match.IsZero():
-		return fmt.Errorf("signing %s: it does not say which machine it is for, so every machine whose Image names the key would take it\n"+
-			"add match: {serial: ...} (or macs, uuid, assetTag) to the Site; or, if every machine may take it, --any-machine", configs.FileName(name))
+		return fmt.Errorf("signing %s: the Site does not name its machine, so every machine whose Image names the key would accept it\n"+
+			"add match: {serial: ...} (or macs, uuid, assetTag) to the Site; or, if every machine may accept it, --any-machine", configs.FileName(name))
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func askPassword(s streams) func(name string) (string, error) {
 		b, err := io.ReadAll(io.LimitReader(s.In, signing.MaxKey))
 		line, _, _ := strings.Cut(string(b), "\n")
 		if line = strings.TrimSuffix(line, "\r"); err == nil && line == "" {
-			err = fmt.Errorf("it is empty: put it into %s, or onto standard input", signing.PasswordVariable)
+			err = fmt.Errorf("the password is empty: pass it in %s, or on standard input", signing.PasswordVariable)
 		}
 		return line, err
 	}

@@ -35,10 +35,10 @@ func newStamp(s streams) *cobra.Command {
 		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
 image itself (--in-place), or of a device that an image was written to. Images are
 .raw or .raw.zst. The size of the image, and everything outside the slot, stay as
-they are. A Site that the image cannot serve is rejected.
+they are. A Site that the image does not support is rejected.
 
-An Inventory document goes into the slot as a whole: each machine takes the Site
-that matches it and wipes the others from its disk.
+An Inventory document goes into the slot as a whole: each machine uses the Site
+that matches it and wipes the other Sites from its disk.
 
 With --each, every Site of an Inventory gets its own copy of the image, DIR/NAME.raw
 (DIR/NAME.raw.zst if it is compressed). With --slots it gets only a slot of 16 MiB,
@@ -65,10 +65,10 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	}
 	f := c.Flags()
 	fileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", imageEndings...)
-	f.BoolVar(&o.inPlace, "in-place", false, "write into the image itself, which is no golden image then")
-	f.BoolVar(&o.Force, "force", false, "replace outputs that are there")
+	f.BoolVar(&o.inPlace, "in-place", false, "stamp the image itself, which then is no longer golden")
+	f.BoolVar(&o.Force, "force", false, "replace existing outputs")
 	undatedFlag(c, &o.Undated)
-	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto a copy of its own in the directory --output")
+	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto its own copy in the directory --output")
 	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
 	fileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
 	o.stamped(c)
@@ -111,7 +111,7 @@ func (o *stampFlags) mode() stampMode {
 
 // check returns all errors of the command line.
 func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
-	rest := unused{purpose: fmt.Sprintf("documents, and %s is a slot, with its Site's token and Ignition config: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
+	rest := unused{purpose: fmt.Sprintf("documents, but %s is a finished slot: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(m.flags, f.Name) {
 			rest.flags = append(rest.flags, f.Name)
@@ -152,9 +152,9 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 		if st, err := os.Stat(o.Output); strings.HasSuffix(o.Output, "/") || err == nil && st.IsDir() {
 			hint := ""
 			if doc.Inventory != nil {
-				hint = ", or write a copy or a slot for each Site into it: --each, --slots"
+				hint = ", or add --each or --slots to write a copy or a slot for each Site"
 			}
-			return usageError{fmt.Errorf("--output %s: it is a directory: name a file in it%s", o.Output, hint)}
+			return usageError{fmt.Errorf("--output %s is a directory: name a file in it%s", o.Output, hint)}
 		}
 		if err := o.notInput("--output", o.Output, doc.Read); err != nil {
 			return err
@@ -229,7 +229,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 func printStamped(s streams, done *media.Stamped, with string, o stampFlags) {
 	s.Note("stamped %s (%s, Kubernetes %s) with %s\n", done.Path, done.Image.Name, done.Image.Kubernetes, with)
 	if o.inPlace {
-		s.Hint("%s now holds the token: edgebake unstamp %[1]s removes it\n", done.Path)
+		s.Hint("%s now contains the token: edgebake unstamp %[1]s removes it\n", done.Path)
 	}
 }
 
@@ -261,7 +261,7 @@ byte for byte, unless a machine has booted it.`,
 				s.Note("%s now has no Site\n", done.Path)
 			}
 			if done.Slot.Golden == "" {
-				s.Warn("the slot of %s was damaged, and with it the golden digest is lost: edgebake verify has nothing to compare with", done.Path)
+				s.Warn("the slot of %s was damaged, and the golden digest in it is lost: edgebake verify cannot check this image", done.Path)
 			}
 			return nil
 		},

@@ -51,7 +51,7 @@ func TestOneMeaningOfOutput(t *testing.T) {
 		if f == nil {
 			return
 		}
-		if complete, ok := c.GetFlagCompletionFunc("output"); ok && strings.HasPrefix(f.Usage, "form of the output") {
+		if complete, ok := c.GetFlagCompletionFunc("output"); ok && strings.HasPrefix(f.Usage, "format of the output") {
 			offered, directive := complete(c, nil, "")
 			if !slices.Equal(offered, []string{"text", "json", "yaml"}) || directive != cobra.ShellCompDirectiveNoFileComp {
 				t.Errorf("%s: -o offers %q", c.CommandPath(), offered)

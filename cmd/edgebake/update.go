@@ -23,9 +23,9 @@ func newUpdateCost(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "cost OLD NEW",
 		ValidArgsFunction: completeFiles(imageEndings),
-		Short:             "Count the bytes between two images",
-		Long: `Cost counts what a machine with the system of OLD would have to fetch to get the
-system of NEW: the chunks of NEW's root file system, kernel and initrd that are not
+		Short:             "Count the bytes that a machine fetches for an update",
+		Long: `Cost counts the bytes that a machine with the system of OLD fetches to update to
+NEW: the chunks of NEW's root file system, kernel and initrd that are not
 on a disk with OLD, the container images that OLD lacks, and the index that lists
 all chunks.
 

@@ -98,9 +98,9 @@ func newRoot(m target, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "firstboot",
 		Short: "Make this machine a node of its cluster",
-		Long: `firstboot makes a machine that was booted from an edgebake image the node that
-its site describes. systemd runs it at every boot; what it did and what it
-waits for is in "firstboot status".`,
+		Long: `firstboot turns a machine that was booted from an edgebake image into the node
+that its Site describes. systemd runs it at every boot. "firstboot status" shows
+its progress, and what it waits for.`,
 		Version:       version.OfSource(),
 		SilenceErrors: true, SilenceUsage: true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
@@ -154,7 +154,7 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			}
 			e := m.env(log)
 			if _, err := os.Stat(filepath.Join(e.Root, ondisk.ImageInfoFile)); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("this machine was not booted from an edgebake image: there is no %s: nothing was changed", ondisk.ImageInfoFile)
+				return fmt.Errorf("this machine was not booted from an edgebake image: %s does not exist; nothing was changed", ondisk.ImageInfoFile)
 			}
 			// Programs that first boot starts write files that other users must read.
 			syscall.Umask(0o022)
@@ -201,12 +201,12 @@ each boot, before kubelet and yurthub.`,
 func newSnapshot(m target, log io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "snapshot", Short: "Save a snapshot of etcd on this control-plane node", Args: noArgs,
-		Long: `Snapshot writes a file to /var/lib/edgebake/snapshots, of the form that etcdctl
-and etcdutl know, and prints its path. First boot does that once a day; the
-newest seven stay, and no more than 2 GiB of them. They hold the cluster's
-secrets: copy them to a safe place, since a disk that is lost takes them along.`,
+		Long: `Snapshot writes a snapshot for etcdctl and etcdutl to /var/lib/edgebake/snapshots,
+and prints its path. First boot does so once a day, and keeps the newest seven, at
+most 2 GiB in total. Snapshots contain the cluster's secrets. Copy them to a safe
+place: on this disk, they are lost with it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := m.needRoot("snapshot", "asks etcd with this machine's certificate"); err != nil {
+			if err := m.needRoot("snapshot", "connects to etcd with this machine's certificate"); err != nil {
 				return err
 			}
 			path, err := controlplane.Snapshot(cmd.Context(), m.env(log))
@@ -256,7 +256,7 @@ func newStatus(m target, log io.Writer) *cobra.Command {
 					return fmt.Errorf("printing the status: %w", err)
 				}
 			default:
-				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
+				return usageError{fmt.Errorf("unknown output %q: want text or json", output)}
 			}
 			if s.Result == ondisk.ResultFailed {
 				return errors.New("first boot has failed; the fix is above")

@@ -33,16 +33,16 @@ func newImagesMerge(m target) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "merge --from DIR", Short: "Add the images of a new system to the store in use", Args: noArgs,
-		Long: `Merge adds the images of the baked store in DIR to this machine's. It works while
-containerd is stopped. Killed at any moment, it is simply run again. DIR is not
-changed: remove it afterwards.`,
+		Long: `Merge adds the images of the containerd store in DIR, which comes from a disk image,
+to this machine's store. Stop containerd first. If merge is interrupted, run it
+again. DIR is not changed: remove it afterwards.`,
 		Example: `  firstboot images merge --from /mnt/var/lib/containerd`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.From == "" {
 				return usageError{errors.New("--from is required: the containerd directory with the images to add")}
 			}
 			if output != "text" && output != "json" {
-				return usageError{fmt.Errorf("unknown output %q: text or json", output)}
+				return usageError{fmt.Errorf("unknown output %q: want text or json", output)}
 			}
 			if _, err := os.Stat(filepath.Join(o.From, store.MetaDB)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%s is not an edgebake image store: %w; --from names lib/containerd of a disk image's DATA partition", o.From, err)
@@ -72,9 +72,9 @@ func newImagesVerify() *cobra.Command {
 	root := containerdRoot
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check that every baked image can run without a registry", Args: noArgs,
-		Long: `Verify checks databases, blobs and layer directories against each other. It works
-while containerd is stopped. Where an image is damaged, bring it again with
-firstboot images merge, or write the machine's disk again.`,
+		Long: `Verify checks databases, blobs and layer directories against each other. Stop
+containerd first. If an image is damaged, restore it with firstboot images merge,
+or flash the machine's disk again.`,
 		Example: `  firstboot images verify
   firstboot images verify --root /mnt/var/lib/containerd`,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -32,10 +32,10 @@ func newConvert(m target, log io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "convert", Short: "Turn this running native node into an OpenYurt node", Args: noArgs,
 		Long: `convert puts yurthub between kubelet and the API servers and labels the Node.
-Pods keep running; those that ask the API server find yurthub once they are
-recreated. Every step is checked. If one fails, those before it are undone. A
-record of it all is in /var/log/edgebake. It works on any node that kubeadm
-joined, given yurthub's program at ` + openyurt.Program + `.`,
+Pods keep running; pods that use the API server connect to yurthub once they are
+recreated. Every step is checked. If a step fails, the earlier ones are undone. A
+record of the change is in /var/log/edgebake. convert works on any node that was
+joined with kubeadm and has yurthub's program at ` + openyurt.Program + `.`,
 		Example: "  firstboot convert --nodepool-name shanghai\n  firstboot convert --nodepool-name core --node-type cloud --server-addr https://api.example:6443",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var errs []error
@@ -43,7 +43,7 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 			case configs.NodeEdge, configs.NodeCloud:
 				o.Cloud = nodeType == configs.NodeCloud
 			default:
-				errs = append(errs, fmt.Errorf("unknown node type %q: edge or cloud", nodeType))
+				errs = append(errs, fmt.Errorf("unknown node type %q: want edge or cloud", nodeType))
 			}
 			if o.NodePool == "" {
 				errs = append(errs, errors.New("--nodepool-name is required: "+openyurt.Unpooled))
@@ -64,13 +64,13 @@ joined, given yurthub's program at ` + openyurt.Program + `.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.NodePool, "nodepool-name", "", "node pool the node belongs to")
+	f.StringVar(&o.NodePool, "nodepool-name", "", "node pool of the node")
 	f.StringVar(&nodeType, "node-type", configs.NodeEdge, "edge (autonomous) or cloud (always online)")
-	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port, the one that never changes first (default: where kubelet goes now, and the Site's masters)")
+	f.StringSliceVar(&o.Servers, "server-addr", nil, "API servers for yurthub, https://host:port; first the one whose address never changes (default: kubelet's current server, and the Site's masters)")
 	f.StringVar(&o.Namespace, "namespace", openyurt.DefaultNamespace, "namespace of yurthub's settings in the cluster")
 	f.StringVar(&o.LBMode, "lb-mode", openyurt.LBPriority, strings.Join(openyurt.LBModes(), " or "))
 	f.BoolVar(&o.OpenPort, "open-port", false, "leave port "+openyurt.PoolPort+" reachable from outside the node")
-	f.IntSliceVar(&o.LocalClients, "local-client", nil, "ID of a user, beside root, whose processes on the node's network may use yurthub (may be repeated)")
+	f.IntSliceVar(&o.LocalClients, "local-client", nil, "ID of a user other than root whose processes in the node's network may use yurthub (may be repeated)")
 	f.StringArrayVar(&o.Extra, "yurthub-arg", nil, "further argument of yurthub, --name=value (may be repeated)")
 	return cmd
 }
@@ -81,7 +81,7 @@ func newRevert(m target, log io.Writer) *cobra.Command {
 		Example: "  firstboot revert",
 		Long: `revert redirects kubelet to the API servers, stops yurthub, and removes what
 convert wrote and the labels of the Node. Pods keep running. Every step is
-checked. If one fails, those before it are undone. A record of it all is in
+checked. If a step fails, the earlier ones are undone. A record of the change is in
 /var/log/edgebake. A node whose yurthub is a static pod (before ` + openyurt.Release(openyurt.FirstUnit) + `) has no
 certificate of its own and cannot be reverted: reset it and join it again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -123,7 +123,7 @@ Site, stamped into the slot or on a stick, joins the machine again.`,
 				fmt.Fprint(cmd.OutOrStdout(), "\nThis machine is not in a cluster.\n")
 			} else {
 				fmt.Fprintf(cmd.OutOrStdout(), `
-This machine has left the cluster. It may not delete its own Node object:
+This machine has left the cluster. It cannot delete its own Node object. Run:
 
   kubectl delete node %s
 `, name)

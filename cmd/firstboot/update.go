@@ -18,13 +18,13 @@ func newUpdate(m target, log io.Writer) *cobra.Command {
 	var rate, most string
 	var release, plugged, ordered bool
 	cmd := &cobra.Command{
-		Use: "update FILE|URL|stick", Short: "Replace this machine's system by that of another image",
+		Use: "update FILE|URL|stick", Short: "Replace this machine's system with that of another image",
 		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
 		Long: `update writes the root file system, kernel and initrd of a compressed image
-(.raw.zst) beside those that run, and restarts the machine with them. What is on
-this machine's disk already is not fetched. Interrupted, the same command
-continues. With "stick" it takes the image on a USB stick or card: the only one there
-that this machine accepts.
+(.raw.zst) beside those that run, and restarts the machine with them. Data that is
+already on this machine's disk is not fetched. After an interruption, the same command
+continues. With "stick" it uses the image on a USB stick or card, which must have
+exactly one that this machine accepts.
 
 The new system boots on trial. If the Node is not Ready within 15 minutes (a
 control-plane node's: an hour), three times in a row, the machine returns to the system
@@ -33,10 +33,10 @@ that runs now.
 The image must be signed by a key that this machine's image names (updates.keys).
 Its kubelet may be of a later minor version of Kubernetes, but not of one that is
 newer than an API server; pods that have a controller are then evicted before the
-restart. Container images that this machine lacks come with it; containerd stands
-still for some seconds while they are added.
+restart. Container images that this machine lacks are part of the update; containerd
+is stopped for some seconds while they are added.
 
-Control-plane nodes take patch releases of Kubernetes, one node at a time, only while
+Control-plane nodes accept only patch releases of Kubernetes, one node at a time, while
 all members of etcd are healthy, and after a snapshot of etcd.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if release || plugged || ordered {
@@ -85,8 +85,8 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 	cmd.Flags().BoolVar(&o.Unsigned, "unsigned", false, "accept an image without a signature, if this machine's image names no keys")
 	cmd.Flags().BoolVar(&o.NoReboot, "no-reboot", false, "do not restart the machine")
 	cmd.Flags().BoolVar(&o.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
-	cmd.Flags().StringVar(&rate, "limit-rate", "", "bytes to fetch in a second at most, e.g. 500k")
-	cmd.Flags().StringVar(&most, "max-bytes", "", "bytes to fetch in all at most, e.g. 20M; a Site with a metered link needs it")
+	cmd.Flags().StringVar(&rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
+	cmd.Flags().StringVar(&most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
 	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")
 	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in; the system itself does that")
 	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one; the system itself does that every few minutes")

@@ -43,12 +43,12 @@ func run(ctx context.Context, config string, args []string, say func(string), st
 		fmt.Fprint(stdout, about)
 		return 0
 	case len(args) > 0:
-		fmt.Fprintf(stderr, "installer: it takes no arguments, got %q\n", args)
+		fmt.Fprintf(stderr, "installer: takes no arguments, got %q\n", args)
 		return 2
 	}
 	c, err := installer.ReadConfig(config)
 	if errors.Is(err, fs.ErrNotExist) {
-		fmt.Fprintf(stderr, "installer: it runs only in the initrd of an installer (edgebake flash --installer makes one): there is no %s: nothing was changed\n", config)
+		fmt.Fprintf(stderr, "installer: this program runs only in the initrd of an installer, which edgebake flash --installer makes: %s does not exist; nothing was changed\n", config)
 	}
 	if err == nil {
 		err = installer.Run(ctx, c, installer.New(c))

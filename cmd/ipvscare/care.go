@@ -38,30 +38,30 @@ const careEnv = "CARE_"
 
 func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.vs, "vs", "", "virtual server, e.g. "+ipvs.DefaultVIP)
-	f.StringArrayVar(&c.rs, "rs", nil, "real server, host:port; may be repeated, or hold several with commas")
+	f.StringArrayVar(&c.rs, "rs", nil, "real server, host:port; several with commas, or by repeating the flag")
 	f.StringVar(&c.scheduler, "scheduler", ipvs.DefaultScheduler, "one of "+strings.Join(ipvs.Schedulers(), " "))
-	f.StringVarP(&c.iface, "iface", "i", "lvscare", "accepted and not needed: no interface is made")
-	f.StringVar(&c.logger, "logger", "INFO", "accepted: there is one line for each change, always")
+	f.StringVarP(&c.iface, "iface", "i", "lvscare", "ignored: no interface is created")
+	f.StringVar(&c.logger, "logger", "INFO", "ignored: one line is logged for each change")
 	f.StringVar(&c.mode, "mode", "route", "route or link; both give a local route")
-	f.BoolVar(&c.runOnce, "run-once", false, "put everything right once and return")
-	f.BoolVarP(&c.clean, "clean", "C", false, "remove the virtual server and return")
+	f.BoolVar(&c.runOnce, "run-once", false, "set everything up once and exit")
+	f.BoolVarP(&c.clean, "clean", "C", false, "remove the virtual server and exit")
 	f.Var((*seconds)(&c.interval), "interval", "pause between health requests, such as 5s; a bare number is seconds (default by profile)")
 	f.StringVar(&c.ip, "ip", "", "source address of the local route (default: the one that reaches the API servers)")
-	f.StringVar(&c.mark, "masqueradebit", "0", "accepted and not needed: nothing has to be masqueraded")
+	f.StringVar(&c.mark, "masqueradebit", "0", "ignored: nothing is masqueraded")
 	f.StringVar(&c.path, "health-path", ipvs.DefaultPath, "path of the health request")
 	f.StringVar(&c.scheme, "health-schem", "https", "https or http")
 	f.StringVar(&c.method, "health-req-method", "GET", "method of the health request")
 	f.StringToStringVar(&c.headers, "health-req-headers", nil, "headers of the health request")
 	f.StringVar(&c.body, "health-req-body", "", "body of the health request")
-	f.IntSliceVar(&c.status, "health-status", nil, "more statuses that count as healthy, besides those below 400 and 401, 403, 429")
+	f.IntSliceVar(&c.status, "health-status", nil, "more statuses that count as healthy, in addition to those below 400 and 401, 403, 429")
 	f.BoolVar(&c.insecure, "health-insecure-skip-verify", false, "unsafe: send traffic to API servers whose certificate is not verified")
-	f.DurationVar(&c.timeout, "health-timeout", 0, "how long the answer to a health request may take (default by profile)")
+	f.DurationVar(&c.timeout, "health-timeout", 0, "timeout of a health request (default by profile)")
 	f.StringVar(&c.caFile, "ca-file", ondisk.KubeCA, "the cluster's CA; until it exists API servers are not verified")
 	f.StringVar(&c.host, "host", "", "domain name to keep in the hosts file for the virtual server")
 	f.StringVar(&c.hosts, "hosts", hostsFile, "the hosts file")
 	f.StringVar(&c.run, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&c.metrics, "metrics", "", "loopback address for Prometheus; empty: none")
-	f.StringVar(&c.sysctls, "sysctls", kernel.ProcSysNet, "the kernel's network settings; in a container, a mount of the node's")
+	f.StringVar(&c.sysctls, "sysctls", kernel.ProcSysNet, "directory of the kernel's network settings; in a container, a mount of the node's")
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
 
@@ -161,8 +161,8 @@ func careCommand(stderr io.Writer) *command {
 		short: "Keep one virtual server, by lvscare's flags and environment",
 		long: `Keep one virtual server, by lvscare's flags and environment (CARE_VS,
 CARE_RS, CARE_HEALTH_PATH and so on). Unlike lvscare it verifies certificates,
-asks /readyz, keeps the last real server, removes unknown ones, and puts back
-what others change. docs/ipvscare.md lists the differences.`,
+requests /readyz, keeps the last real server, removes unknown ones, and restores
+rules that other programs change. docs/ipvscare.md lists the differences.`,
 		flags: f,
 		run: func(ctx context.Context) error {
 			if err := fromEnvironment(f, os.LookupEnv); err != nil {

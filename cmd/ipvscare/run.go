@@ -107,9 +107,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func overview(all []*command) string {
 	var b strings.Builder
 	b.WriteString(`ipvscare balances one virtual address to the kube-apiservers of a cluster,
-by IPVS in this node's kernel. API servers that die are taken out within seconds,
-their connections are reset, and nothing that others do to the rules lasts
-longer than a second.
+by IPVS in this node's kernel. API servers that fail are removed within seconds,
+and their connections are reset. Rules that other programs change are restored
+within a second.
 
 Usage:
   ipvscare COMMAND [flags]
@@ -133,13 +133,13 @@ func runCommand(stderr io.Writer) *command {
 	opt := ipvs.Options{}
 	f := newFlags("run")
 	f.StringVar(&opt.ConfigFile, "config", ondisk.IPVSConfig, "configuration file")
-	f.StringVar(&opt.HostsFile, "hosts", hostsFile, "file in which the endpoint's line is kept; empty: none")
-	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "directory for what was learned from the cluster and from DNS")
+	f.StringVar(&opt.HostsFile, "hosts", hostsFile, "hosts file in which the endpoint's line is kept; empty: none")
+	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "directory for the API servers learned from the cluster and from DNS")
 	f.StringVar(&opt.RunDir, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
-	f.StringVar(&opt.ClientCert, "client-cert", "", "certificate and key that are shown to API servers (default kubelet's)")
-	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "pause between readings of the cluster's list (default by profile)")
-	f.BoolVar(&opt.Once, "run-once", false, "put everything right once and return")
+	f.StringVar(&opt.ClientCert, "client-cert", "", "file with the client certificate and key for API servers (default kubelet's)")
+	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "interval at which the cluster's list of API servers is read (default by profile)")
+	f.BoolVar(&opt.Once, "run-once", false, "set everything up once and exit")
 	return &command{
 		name:  "run",
 		short: "Keep the virtual servers of the configuration file until stopped",
@@ -276,7 +276,7 @@ func restart(why error) error {
 // notify sends a state to systemd, if there is one.
 func notify(lines *log.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		lines.Printf("telling systemd %q: %v", state, err)
+		lines.Printf("notifying systemd of %q: %v", state, err)
 	}
 }
 
@@ -346,9 +346,9 @@ func cleanCommand(stderr io.Writer) *command {
 	f.StringVar(&run, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	return &command{
 		name:  "clean",
-		short: "Remove what ipvscare made, and nothing else",
-		long: `Remove what ipvscare made, and nothing else: virtual servers, routes, lines of
-the hosts file. Stop ipvscare first.`,
+		short: "Remove everything that ipvscare created, and nothing else",
+		long: `Remove everything that ipvscare created, and nothing else: virtual servers,
+routes, lines of the hosts file. Stop ipvscare first.`,
 		flags: f,
 		run: func(ctx context.Context) error {
 			machine, err := kernel.Open("")
@@ -367,7 +367,7 @@ the hosts file. Stop ipvscare first.`,
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		log(fmt.Sprintf("%v: removing what ipvscare has noted", err))
+		log(fmt.Sprintf("%v; removing the virtual servers in ipvscare's record", err))
 	}
 	return ipvs.Leftovers{Servers: servers, Noted: true, HostsFile: hosts, RunDir: run}
 }

@@ -76,9 +76,9 @@ func printStatus(out io.Writer, all []ipvs.Status, now time.Time) error {
 			switch {
 			case s.IPVS:
 			case v.HostAddr == "":
-				fmt.Fprint(w, ", no IP_VS in this kernel, and no API server for the hosts file to name")
+				fmt.Fprint(w, ", no IP_VS in this kernel, and no API server to put into the hosts file")
 			default:
-				fmt.Fprintf(w, ", no IP_VS in this kernel: the hosts file says %s", v.HostAddr)
+				fmt.Fprintf(w, ", no IP_VS in this kernel: the hosts file points to %s", v.HostAddr)
 			}
 			if !v.Verified {
 				fmt.Fprint(w, ", API servers are not verified")

@@ -42,9 +42,9 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 	for _, s := range services {
 		// The API server keeps an entry for each address.
 		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
-			probs.Add(s.path, "%s is too large: the API server takes at most 2^20 Services: write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
+			probs.Add(s.path, "%s is too large: the API server accepts at most 2^20 Services; write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
 		} else if hosts < 4 {
-			probs.Add(s.path, "%s has no room for Services; the cluster's DNS alone takes the tenth address", s.Prefix)
+			probs.Add(s.path, "%s is too small for Services: the cluster's DNS alone uses the tenth address", s.Prefix)
 		}
 	}
 	all := append(slices.Clone(pods), services...)
@@ -55,7 +55,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 				if n.isDefault() && !other.isDefault() { // the user did not write n
 					at, with = other, n
 				}
-				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s): the same address would mean two things", at.Prefix, at.what, with.Prefix, with.what, with.path)
+				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s); choose networks without common addresses", at.Prefix, at.what, with.Prefix, with.what, with.path)
 			}
 		}
 		c.validateOverlap(n, probs)
@@ -87,7 +87,7 @@ func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *c
 			}
 		}
 		if slices.ContainsFunc(out, func(o clusterNet) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
-			probs.Add(path, "%s: there is a network of this family already; want one IPv4 and one IPv6", p)
+			probs.Add(path, "%s is a second network of the same family; want one IPv4 and one IPv6", p)
 		}
 		out = append(out, clusterNet{p, path, what})
 	}
@@ -99,7 +99,7 @@ var reserved = []struct {
 	netip.Prefix
 	what string
 }{
-	{forms.ThisNetwork, "which stands for no machine"},
+	{forms.ThisNetwork, "whose addresses no machine can have"},
 	{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
 	{netip.MustParsePrefix("169.254.0.0/16"), "the link-local network, where yurthub listens (" + openyurt.PodAddress + ")"},
 	{netip.MustParsePrefix("224.0.0.0/4"), "the multicast addresses"},
@@ -118,9 +118,9 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	case p.Bits() > perNode:
 		probs.Add(p.path, "%s is too small: each node gets a /%d of it", p.Prefix, perNode)
 	case perNode-p.Bits() > 16:
-		probs.Add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d: write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
+		probs.Add(p.path, "%s is too large: the controller manager divides it into at most 2^16 parts of /%d; write %s", p.Prefix, perNode, netip.PrefixFrom(p.Addr(), perNode-16))
 	case 1<<(perNode-p.Bits()) < machines:
-		probs.Add(p.path, "%s has room for %s (a /%d each); the cluster has %d", p.Prefix, configs.Count(1<<(perNode-p.Bits()), "node"), perNode, machines)
+		probs.Add(p.path, "%s has space for %s (a /%d each); the cluster has %d", p.Prefix, configs.Count(1<<(perNode-p.Bits()), "node"), perNode, machines)
 	}
 }
 
@@ -156,7 +156,7 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	for i, f := range network.Interfaces {
 		for j, r := range f.Routes {
 			if p, err := netip.ParsePrefix(r.To); err == nil && p.Bits() > 0 && p.Overlaps(n.Prefix) && !c.leadsToPods(n, p, r.Via) {
-				probs.Add(n.path, "%s (%s) overlaps %s, to which %s.network.interfaces[%d].routes[%d] leads: choose another network", n.Prefix, n.what, r.To, path, i, j)
+				probs.Add(n.path, "%s (%s) overlaps %s, the destination of %s.network.interfaces[%d].routes[%d]: choose another network", n.Prefix, n.what, r.To, path, i, j)
 			}
 		}
 	}

@@ -100,12 +100,12 @@ func (c *Cluster) SetDefaults() {
 func (c *Cluster) warnings() configs.Problems {
 	var probs configs.Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
-		probs.Add("masters", "%d control-plane nodes survive the loss of %d, as %d would, and one more can fail: etcd needs more than half of its members; take %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+		probs.Add("masters", "%d control-plane nodes survive the loss of %d, no more than %d would: etcd needs more than half of its members; use %d or %d", n, (n-1)/2, n-1, n-1, n+1)
 	} else if n > 7 {
-		probs.Add("masters", "%d members make etcd slow: every write waits for more than half of them; take 3 or 5", n)
+		probs.Add("masters", "%d members make etcd slow: every write waits for more than half of them; use 3 or 5", n)
 	}
 	if c.KubeProxy.Mode == "ipvs" && !kubeadm.Before(c.KubernetesVersion, 35) {
-		probs.Add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35: take nftables or iptables (ipvscare does not need it)")
+		probs.Add("kubeProxy.mode", "kube-proxy's mode ipvs is deprecated since v1.35; use nftables or iptables (ipvscare does not need it)")
 	}
 	return probs
 }
@@ -135,7 +135,7 @@ func (f *File) withoutDNS() configs.Problems {
 		if len(names) > 1 {
 			more = fmt.Sprintf(" and %d more", len(names)-1)
 		}
-		probs.Add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS does not start there, since it forwards to the machine's; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
+		probs.Add(paths[0], "%s%s: no DNS server (neither dns nor dhcp): CoreDNS, which forwards to the machine's DNS servers, does not start there; add dns, or leave CoreDNS out with dns: {disabled: true} in a ClusterConfiguration", names[0], more)
 	}
 	return probs
 }

@@ -42,8 +42,8 @@ func (r *Receiver) validate(probs *configs.Problems) {
 	u, err := url.Parse(r.URL)
 	switch {
 	case r.URL == "":
-		probs.Add("report.key", "has no receiver; name it with report.url")
+		probs.Add("report.key", "requires a receiver; name it in report.url")
 	case err == nil && (strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != ""):
-		probs.Add("report.url", "has a path, and with report.key each machine gets one of its own; leave it out: %s://%s", u.Scheme, u.Host)
+		probs.Add("report.url", "has a path, but with report.key each machine gets its own path; write %s://%s", u.Scheme, u.Host)
 	}
 }

@@ -40,7 +40,7 @@ func (c *Cluster) Validate() configs.Problems {
 	case err != nil:
 		probs.Add("tokenTTL", "%q is not a duration, e.g. 168h", strict.Shorten(c.TokenTTL))
 	case d < time.Hour || d > maxTokenTTL:
-		probs.Add("tokenTTL", "must be from 1h to %dh, not %s: machines need time to be flashed, carried and switched on, and a token that never expires is a key", int(maxTokenTTL.Hours()), c.TokenTTL)
+		probs.Add("tokenTTL", "must be from 1h to %dh, not %s: long enough to flash, ship and switch on the machines, but not unlimited", int(maxTokenTTL.Hours()), c.TokenTTL)
 	}
 	c.validateMachines(&probs)
 	c.validateNetworks(&probs)
@@ -72,7 +72,7 @@ func badRepository(s string) string {
 	case strings.HasSuffix(s, "/"):
 		return fmt.Sprintf("%q: leave the slash at the end out", strict.Shorten(s))
 	case strings.Contains(s, "@") || strings.Contains(s, "/") && strings.Contains(last, ":"):
-		return fmt.Sprintf("%q names one image; give what all images' names begin with, e.g. registry.k8s.io", strict.Shorten(s))
+		return fmt.Sprintf("%q names one image; give the prefix of all images, e.g. registry.k8s.io", strict.Shorten(s))
 	case !repositoryForm.MatchString(s):
 		return fmt.Sprintf("%q is not a registry with an optional path, e.g. registry.example.com/kubernetes", strict.Shorten(s))
 	}
@@ -84,7 +84,7 @@ func badManifestPath(s string) string {
 	case s == "":
 		return "is empty; give a file's path"
 	case strings.Contains(s, "://"):
-		return fmt.Sprintf("%q is a URL: download the file and keep it beside the Cluster, so that what is applied cannot change", strict.Shorten(s))
+		return fmt.Sprintf("%q is a URL; download the file and keep it beside the Cluster, so that it cannot change", strict.Shorten(s))
 	}
 	return ""
 }
@@ -99,7 +99,7 @@ func (o owners) take(value, path, what string, probs *configs.Problems) {
 		return
 	}
 	if other, twice := o[value]; twice {
-		probs.Add(path, "%s is %s already", strings.TrimSpace(what+" "+strict.Shorten(value)), other)
+		probs.Add(path, "%s is also %s", strings.TrimSpace(what+" "+strict.Shorten(value)), other)
 		return
 	}
 	o[value] = path
@@ -131,7 +131,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		c.validateName(n.Name, path+".name", names, probs)
 		takeMatch(n.Match, path+".match", marks, probs)
 		if (n.NodeType == configs.NodeEdge || n.NodeType == configs.NodeCloud) && !c.HasOpenYurt() {
-			probs.Add(path+".nodeType", "%s needs OpenYurt, which the cluster is without (openyurt: false)", n.NodeType)
+			probs.Add(path+".nodeType", "%s requires OpenYurt, which the cluster does not have (openyurt: false)", n.NodeType)
 		}
 		site := c.NodeSite(n, configs.Secret{}, "")
 		if !slices.Contains([]string{configs.NodeNative, configs.NodeEdge, configs.NodeCloud}, site.NodeType) {
@@ -148,7 +148,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *configs.P
 		return // required
 	}
 	if strings.Contains(name, "{{") {
-		probs.Add(path, "%q is a template; every machine of a Cluster is named", strict.Shorten(name))
+		probs.Add(path, "%q is a template, but each machine of a Cluster needs a name", strict.Shorten(name))
 		return
 	}
 	if err := forms.CheckNodeName(name); err != nil {
@@ -156,7 +156,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *configs.P
 		return
 	}
 	if name == c.Endpoint {
-		probs.Add(path, "is also the endpoint, which stands for the API servers")
+		probs.Add(path, "is also the cluster's endpoint; choose another name")
 	}
 	names.take(name, path, "name", probs)
 }
@@ -172,9 +172,9 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 		if p, err := netip.ParsePrefix(m.Address); err == nil {
 			hint = fmt.Sprintf(": write %s, and the prefix length in network.interfaces", p.Addr())
 		} else if host, _, err := net.SplitHostPort(m.Address); err == nil && forms.BadHost(host) == "" {
-			hint = ": leave the port out, it is port of the Cluster"
+			hint = ": leave the port out; it is in the field port of the Cluster"
 		} else if forms.BadHost(m.Address) == "" {
-			hint = "; a name will not do: etcd's members know each other by address"
+			hint = "; a name is not enough, since etcd's members use addresses"
 		}
 		probs.Add(path+".address", "%q is not an IP address%s", strict.Shorten(m.Address), hint)
 		return
@@ -257,7 +257,7 @@ func (c *Cluster) validateShared(probs *configs.Problems) {
 			continue
 		}
 		if vip, err := netip.ParseAddr(c.VIP); err == nil && a.Unmap() == vip.Unmap() {
-			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP; the VIP is a free address that stands for all API servers, so give it another one (vip)", a)
+			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s is the VIP, which must be a free address; choose another VIP (vip)", a)
 		}
 		if first, err := netip.ParseAddr(c.Masters[0].Address); err == nil && first.Is4() != a.Is4() {
 			probs.Add(fmt.Sprintf("masters[%d].address", i), "%s and %s are of different families; IPVS balances one virtual address to real ones of the same family", a, first)

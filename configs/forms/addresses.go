@@ -36,11 +36,11 @@ var (
 func BadMachine(a netip.Addr) string {
 	switch {
 	case a.IsUnspecified() || ThisNetwork.Contains(a):
-		return "stands for no machine in particular"
+		return "is not the address of a machine"
 	case a.IsLoopback():
-		return "is the loopback address, which every machine takes for itself"
+		return "is a loopback address, which always refers to the machine itself"
 	case a.IsMulticast():
-		return "is a multicast address, which stands for a group"
+		return "is a multicast address, not the address of one machine"
 	case a == broadcastV4:
 		return "is the broadcast address"
 	case ReservedV4.Contains(a):
@@ -61,7 +61,7 @@ func BadServer(a netip.Addr) string {
 		return bad + "; use the server's own address"
 	}
 	if a.Zone() != "" && !a.IsLinkLocalUnicast() {
-		return fmt.Sprintf("names an interface (%%%s), which means nothing to others; write %s", strict.Shorten(a.Zone()), a.WithZone(""))
+		return fmt.Sprintf("names an interface (%%%s), which only a link-local address may have; write %s", strict.Shorten(a.Zone()), a.WithZone(""))
 	}
 	if a.IsLinkLocalUnicast() {
 		want := "unique local (fd…) or global"
@@ -76,7 +76,7 @@ func BadServer(a netip.Addr) string {
 // BadRouter returns why a cannot be the next hop on an interface, or "".
 func BadRouter(a netip.Addr) string {
 	if a.Zone() != "" {
-		return fmt.Sprintf("names an interface (%%%s); write %s, which is looked for behind the interface it stands at", strict.Shorten(a.Zone()), a.WithZone(""))
+		return fmt.Sprintf("names an interface (%%%s); write %s, since the router is reached through the interface of this entry", strict.Shorten(a.Zone()), a.WithZone(""))
 	}
 	return BadMachine(a)
 }

@@ -36,7 +36,7 @@ func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, er
 	case "PRIVATE KEY":
 		key, err = x509.ParsePKCS8PrivateKey(b.Bytes)
 	default:
-		return nil, fmt.Errorf("is a %s, not a private key in clear", strings.ToLower(strict.Shorten(b.Type)))
+		return nil, fmt.Errorf("is a %s, not an unencrypted private key", strings.ToLower(strict.Shorten(b.Type)))
 	}
 	if err != nil {
 		return nil, errors.New("is a damaged private key")
@@ -57,7 +57,7 @@ func ParseCA(text string) ([]*x509.Certificate, error) {
 	certs, err := ParseCertificates(text)
 	for _, c := range certs {
 		if !c.IsCA || !c.BasicConstraintsValid {
-			return nil, fmt.Errorf("contains the certificate of %q, which is not a CA; it is /etc/kubernetes/pki/ca.crt of a control-plane node", strict.Shorten(c.Subject.CommonName))
+			return nil, fmt.Errorf("contains the certificate of %q, which is not a CA; use /etc/kubernetes/pki/ca.crt of a control-plane node", strict.Shorten(c.Subject.CommonName))
 		}
 	}
 	return certs, err

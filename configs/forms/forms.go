@@ -68,7 +68,7 @@ func CheckNodeName(name string) error {
 	case name == "":
 		return fmt.Errorf("a node's name cannot be empty")
 	case IsLoopbackName(name):
-		return fmt.Errorf("%q is every machine's name for itself; give the node a name of its own", name)
+		return fmt.Errorf("%q always refers to the machine itself; give the node its own name", name)
 	case len(name) > 63:
 		return fmt.Errorf("%q has %d letters; a node's name has at most 63", strict.Shorten(name), len(name))
 	case !IsDNSName(name):
@@ -102,7 +102,7 @@ func CheckHost(s string) error {
 func BadHost(s string) string {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
-			return fmt.Sprintf("%q names an interface, which means nothing to others: a server needs an address that is valid on more than one link", strict.Shorten(s))
+			return fmt.Sprintf("%q names an interface; a server needs an address that is valid on more than one link", strict.Shorten(s))
 		}
 		return ""
 	}
@@ -140,7 +140,7 @@ func BadHostPort(s string) string {
 	case err == nil && BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
 	case IsLoopbackName(host):
-		return fmt.Sprintf("%q is every machine's name for itself; give the control-plane node's address", host)
+		return fmt.Sprintf("%q always refers to the machine itself; give the control-plane node's address", host)
 	}
 	return BadHost(host)
 }
@@ -158,11 +158,11 @@ func notHostPort(s string) string {
 		}
 		return fmt.Sprintf("%q: leave the scheme out; write %q", strict.Shorten(s), withPort(u.Host))
 	case strings.Contains(s, ","):
-		return fmt.Sprintf("%q holds several addresses; give each an item of its own", strict.Shorten(s))
+		return fmt.Sprintf("%q contains several addresses; write each as its own item", strict.Shorten(s))
 	case strings.ContainsFunc(s, unicode.IsSpace):
 		return fmt.Sprintf("%q contains a space", strict.Shorten(s))
 	case strings.Contains(s, "/"):
-		return fmt.Sprintf("%q: a path has no place here; write host:port", strict.Shorten(s))
+		return fmt.Sprintf("%q contains a path; write host:port", strict.Shorten(s))
 	case strings.ContainsFunc(s, unicode.IsControl):
 		return fmt.Sprintf("%q contains a control character", strict.Shorten(s))
 	}
@@ -173,7 +173,7 @@ func notHostPort(s string) string {
 	case BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
 	case a.Is6() && !strings.HasPrefix(s, "["): // any of its colons could precede the port
-		return fmt.Sprintf("%q: write an IPv6 address in brackets, and a port behind them, as [fd00::1]:6443", s)
+		return fmt.Sprintf("%q: write an IPv6 address in brackets, followed by a port, as in [fd00::1]:6443", s)
 	}
 	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
 }
@@ -236,7 +236,7 @@ func BadURL(s string, schemes ...string) string {
 		return fmt.Sprintf("the URL begins with %s://; wanted: %s://", u.Scheme, strings.Join(schemes, ":// or "))
 	case u.User != nil:
 		// The field is not a Secret, so its value is printed.
-		return "the URL holds a user name or password, which would show in logs; leave them out"
+		return "the URL contains a user name or password, which logs would show; leave them out"
 	case BadHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
 	case strings.HasSuffix(u.Host, ":") || u.Port() != "" && badPort(u.Port()):
@@ -250,16 +250,16 @@ func BadURL(s string, schemes ...string) string {
 func BadSSHKey(line string) string {
 	switch {
 	case line == PlaceholderKey:
-		return "replace the example by your public key (a file that ends in .pub), or remove the user"
+		return "replace the example with your public key (a file that ends in .pub), or remove the user"
 	case strings.Contains(line, "PRIVATE KEY"):
 		return "is a private key; give the public one, the file that ends in .pub"
 	case strings.ContainsAny(line, "\r\n"):
-		return "holds more than one line; give each key an item of its own"
+		return "contains more than one line; write each key as its own item"
 	}
 	// Options may contain words that look like a key type: one valid key is
 	// sufficient.
 	fields := strings.Fields(line)
-	why := "is not a public key as authorized_keys holds it (ssh-ed25519 AAAA… comment)"
+	why := "is not a public key in the format of authorized_keys (ssh-ed25519 AAAA… comment)"
 	for i := range len(fields) - 1 {
 		kind := fields[i]
 		if !strings.HasPrefix(kind, "ssh-") && !strings.HasPrefix(kind, "ecdsa-") && !strings.HasPrefix(kind, "sk-") {
@@ -275,12 +275,12 @@ func BadSSHKey(line string) string {
 func badKeyBlob(kind, encoded string) string {
 	blob, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil || len(blob) < 4 {
-		return "is cut short or damaged: the key is not base64"
+		return "is truncated or damaged: the key is not base64"
 	}
 	// The blob begins with its own type (RFC 4253, section 6.6).
 	n := binary.BigEndian.Uint32(blob)
 	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
-		return fmt.Sprintf("is damaged: it says %s, but its contents do not", kind)
+		return fmt.Sprintf("is damaged: its type is %s, but the key is of another type", kind)
 	}
 	// The rest is a sequence of fields, each preceded by its length.
 	rest, fields := blob[4+n:], 0
@@ -292,7 +292,7 @@ func badKeyBlob(kind, encoded string) string {
 		rest = rest[4+n:]
 	}
 	if fields == 0 || len(rest) > 0 {
-		return "is cut short: its contents end in the middle"
+		return "is truncated: the key is incomplete"
 	}
 	return ""
 }

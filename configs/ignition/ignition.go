@@ -40,7 +40,7 @@ import (
 // have the position in the config.
 func Parse(name string, data []byte) (cfg *types.Config, warnings, probs strict.Problems) {
 	if len(data) > ondisk.SlotCapacity {
-		probs.Add("", "has %.1f MiB; the slot has room for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotCapacity>>20)
+		probs.Add("", "has %.1f MiB, but the slot has space for %d MiB: put large files into the Image (files, overlays) instead", float64(len(data))/(1<<20), ondisk.SlotCapacity>>20)
 		probs[0].File = name
 		return nil, nil, probs
 	}
@@ -262,7 +262,7 @@ func FindUnsupported(cfg *types.Config) []Unsupported {
 			if s := str(r.Source); s != "" && !strings.HasPrefix(s, "data:") {
 				scheme, _, _ := strings.Cut(s, ":")
 				add(true, "storage.files "+f.Path+" from "+scheme+":", fmt.Sprintf("storage.files.%d", i),
-					"contents of %s must be inline (data:): the network they would come over is set up by this very config", f.Path)
+					"contents of %s must be inline (data:), since the network is not up when this config is applied", f.Path)
 			}
 		}
 	}
@@ -292,7 +292,7 @@ func Check(cfg *types.Config) strict.Problems {
 // checkName validates the name of a user or group.
 func checkName(path, what, s string, probs *strict.Problems) {
 	if !accountName.MatchString(s) || isNumber(s) || s == "." || s == ".." {
-		probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not digits alone and not a - in front", strict.Shorten(s), what)
+		probs.Add(path, "%q is not a %s's name: at most 32 letters, digits, _, . and -, not only digits, and not beginning with -", strict.Shorten(s), what)
 	}
 }
 
@@ -302,7 +302,7 @@ func isNumber(s string) bool { return strings.Trim(s, "0123456789") == "" }
 // similar file.
 func checkAccountField(path, s string, probs *strict.Problems) {
 	if strings.Contains(s, ":") || strict.BadText(s) != "" {
-		probs.Add(path, "contains a colon, line break or control character, which the account files cannot hold")
+		probs.Add(path, "contains a colon, line break or control character, which account files cannot contain")
 	}
 }
 
@@ -368,7 +368,7 @@ func (c *nodes) add(field string, n types.Node, mode *int, dir bool) {
 		c.probs.Add(field+".path", "%s", bad)
 	}
 	if n.Path == "/" && !dir {
-		c.probs.Add(field+".path", "the root directory cannot be anything else")
+		c.probs.Add(field+".path", "/ can only be a directory")
 	}
 	checkID(field+".user.id", n.User.ID, c.probs)
 	checkID(field+".group.id", n.Group.ID, c.probs)
@@ -410,7 +410,7 @@ func (c *nodes) checkParents() {
 	for _, n := range c.paths {
 		for dir := path.Dir(n.path); dir != "/" && dir != "."; dir = path.Dir(dir) {
 			if other := c.notDirs[dir]; other != "" {
-				c.probs.Add(n.field+".path", "%s lies inside %s (%s), which is not a directory", n.path, dir, other)
+				c.probs.Add(n.field+".path", "%s is inside %s (%s), which is not a directory", n.path, dir, other)
 				break
 			}
 		}
@@ -422,11 +422,11 @@ func (c *nodes) checkUnitFiles(units []types.Unit) {
 	for i, u := range units {
 		p := "/etc/systemd/system/" + u.Name
 		if other := c.notDirs[p]; other != "" && (str(u.Contents) != "" || u.Mask != nil) {
-			c.probs.Add(fmt.Sprintf("systemd.units.%d.name", i), "%s is %s already; keep one of the two", p, other)
+			c.probs.Add(fmt.Sprintf("systemd.units.%d.name", i), "%s is also %s; keep one of the two", p, other)
 		}
 		for j, d := range u.Dropins {
 			if other := c.notDirs[p+".d/"+d.Name]; other != "" {
-				c.probs.Add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is %s already; keep one of the two", p+".d/"+d.Name, other)
+				c.probs.Add(fmt.Sprintf("systemd.units.%d.dropins.%d.name", i, j), "%s is also %s; keep one of the two", p+".d/"+d.Name, other)
 			}
 		}
 	}
@@ -499,7 +499,7 @@ func gunzip(data []byte) ([]byte, error) {
 		return nil, err
 	}
 	if len(out) > maxContents {
-		return nil, fmt.Errorf("they become more than %d MiB", maxContents>>20)
+		return nil, fmt.Errorf("more than %d MiB when uncompressed", maxContents>>20)
 	}
 	return out, nil
 }
@@ -518,7 +518,7 @@ func verifyContents(data []byte, want string) error {
 		return fmt.Errorf("verifying its contents: unknown hash %q: want sha512 or sha256", kind)
 	}
 	if !strings.EqualFold(got, sum) {
-		return fmt.Errorf("verifying its contents: they have %s-%s, expected %s: correct the hash, or the contents", kind, got, want)
+		return fmt.Errorf("verifying its contents: their hash is %s-%s, want %s: correct the hash, or the contents", kind, got, want)
 	}
 	return nil
 }

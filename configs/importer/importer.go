@@ -126,7 +126,7 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 	im.defaults = yamltree.Without(im.defaults, "nodeName")
 	if warn != nil {
-		warn(fmt.Sprintf("nodeName %s of %s is left out: the table names the machines, and each node is called as its site. To have it all the same, add it to defaults in the Inventory", name.Value, strict.FileName(im.template)))
+		warn(fmt.Sprintf("nodeName %s of %s is left out, since the table has names, and each node gets the name of its site; to use nodeName anyway, add it to defaults in the Inventory", name.Value, strict.FileName(im.template)))
 	}
 }
 
@@ -188,7 +188,7 @@ func tableText(name string, b []byte) (string, error) {
 		return "", strict.Problems{{File: name, Line: line, Msg: msg}}
 	}
 	if bytes.HasPrefix(b, []byte("PK\x03\x04")) {
-		return fail(1, "is a spreadsheet's own file, not CSV: save it as CSV UTF-8")
+		return fail(1, "is a spreadsheet file, not CSV: save it as CSV UTF-8")
 	}
 	text := strings.TrimPrefix(string(b), "\ufeff")
 	if bad := strict.InvalidUTF8(b); bad < len(b) {
@@ -241,7 +241,7 @@ func (im *importer) read(text string, o Options) error {
 	sep, rest := separator(text)
 	offset := strings.Count(text[:len(text)-len(rest)], "\n")
 	if sep == '"' || sep == '\n' || sep == utf8.RuneError || !utf8.ValidRune(sep) {
-		return strict.Problems{{File: im.name, Line: 1, Msg: "sep= names nothing that can stand between columns: use ; or ,"}}
+		return strict.Problems{{File: im.name, Line: 1, Msg: "sep= does not name a valid separator: use ; or ,"}}
 	}
 	r := csv.NewReader(strings.NewReader(rest))
 	r.Comma, r.FieldsPerRecord, r.TrimLeadingSpace = sep, -1, sep != '\t'
@@ -283,7 +283,7 @@ func (im *importer) read(text string, o Options) error {
 	if len(im.columns) == 0 && len(im.probs) == 0 {
 		im.problem(1, "", "is empty: the first line names the columns, e.g. name;serial;mac;address;gateway")
 	} else if len(im.sites) == 0 && len(im.probs) == 0 {
-		im.problem(1, "", "has no rows behind the line with the columns' names")
+		im.problem(1, "", "has no rows after the line with the columns' names")
 	}
 	return im.merged().Err()
 }
@@ -295,9 +295,9 @@ func quoteProblem(bad *csv.ParseError, offset int) string {
 		at += fmt.Sprintf(" of line %d", bad.Line+offset)
 	}
 	if errors.Is(bad.Err, csv.ErrBareQuote) {
-		return fmt.Sprintf("a cell that does not begin with a quote has one in it (%s): put quotes around the whole cell, and write the one in it twice", at)
+		return fmt.Sprintf("a cell without quotes around it contains a quote (%s): put quotes around the whole cell, and double the quote inside it", at)
 	}
-	return fmt.Sprintf("a cell in quotes does not end, or continues behind its closing quote (%s): a quote inside of quotes is written twice", at)
+	return fmt.Sprintf("a cell in quotes does not end, or continues after its closing quote (%s): double each quote inside a cell in quotes", at)
 }
 
 // plainHeader returns a header in lower case without blanks, dashes,
@@ -314,7 +314,7 @@ func (im *importer) header(line int, row []string, o Options) {
 	given := map[string]string{}
 	for h, f := range o.Map {
 		if !slices.Contains(row, h) {
-			im.problem(line, h, "is mapped to %s, and the table has no such column%s", f, strict.DidYouMean(h, row))
+			im.problem(line, h, "is mapped to %s, but the table has no such column%s", f, strict.DidYouMean(h, row))
 		}
 	}
 	for _, h := range row {
@@ -336,11 +336,11 @@ func (im *importer) header(line int, row []string, o Options) {
 				if strings.HasSuffix(bad, "?") {
 					name = " Name"
 				}
-				im.problem(line, h, "%s%s the field it holds (--map %s=FIELD), or leave it out (--map %s=-)", bad, name, strconv.Quote(h), strconv.Quote(h))
+				im.problem(line, h, "%s%s the field that it sets (--map %s=FIELD), or leave it out (--map %s=-)", bad, name, strconv.Quote(h), strconv.Quote(h))
 			}
 			c.field = field
 			if other, twice := given[field]; twice && bad == "" {
-				im.problem(line, h, "holds %s, as column %q does", field, other)
+				im.problem(line, h, "sets %s, as column %q does", field, other)
 			}
 			given[field] = h
 		}
@@ -364,7 +364,7 @@ func (im *importer) checkInterfaces(line int) {
 			continue
 		}
 		said[i] = true
-		im.problem(line, c.header, "holds %s, and nothing says which interface that is: add a column interface to the table, with its name or a pattern such as en* in each row", c.field)
+		im.problem(line, c.header, "sets %s, but neither the table nor the template names that interface: add a column interface to the table, with a name or a pattern such as en* in each row", c.field)
 	}
 }
 
@@ -401,7 +401,7 @@ var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
-		return nil, nil, false, fmt.Sprintf("%q holds more than a cell can", strict.Shorten(field))
+		return nil, nil, false, fmt.Sprintf("%q has fields of its own, and does not fit into a cell", strict.Shorten(field))
 	}
 	return path, kind, free, bad
 }
@@ -466,11 +466,11 @@ func hasFields(field string) bool {
 // row converts a row to a site.
 func (im *importer) row(line int, row []string) {
 	if len(row) != len(im.columns) {
-		fix := "a cell with the separator in it needs quotes"
+		fix := "put quotes around cells that contain the separator"
 		if len(row) < len(im.columns) {
-			fix = "add the empty ones"
+			fix = "add the empty cells"
 		}
-		im.problem(line, "", "has %s, the first line names %s: %s", configs.Count(len(row), "cell"), configs.Count(len(im.columns), "column"), fix)
+		im.problem(line, "", "has %s, but the first line names %s: %s", configs.Count(len(row), "cell"), configs.Count(len(im.columns), "column"), fix)
 		return
 	}
 	site := yamltree.Mapping()
@@ -514,11 +514,11 @@ func notValue(text string, c column) string {
 	}
 	switch {
 	case c.free && quotedText.MatchString(text), !c.free && strings.HasPrefix(text, "="):
-		return said + "is a formula: the table needs its value"
+		return said + "is a formula; write its value"
 	case none.MatchString(text):
-		return fmt.Sprintf("%q stands where a formula has no value: correct it in the spreadsheet", text)
+		return fmt.Sprintf("%q is the error of a formula: correct the formula in the spreadsheet", text)
 	case strings.HasPrefix(c.field, "match.") && rounded.MatchString(text):
-		return fmt.Sprintf("%q is what a spreadsheet made of a long number, of which digits are lost: set the column's format to text, and enter it again", text)
+		return fmt.Sprintf("%q is a long number that a spreadsheet has rounded: set the column's format to text, and enter the number again", text)
 	}
 	return ""
 }
@@ -580,7 +580,7 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	}
 	i := path[1].item
 	if i > len(next.Content) {
-		return fmt.Sprintf("is item %d of %s, and there is no item %d", i, path[0].key, i-1)
+		return fmt.Sprintf("is item %d of %s, but there is no item %d", i, path[0].key, i-1)
 	}
 	if i == len(next.Content) {
 		next.Content = append(next.Content, yamltree.Mapping())

@@ -94,7 +94,7 @@ func TestImportSaysOnce(t *testing.T) {
 		}
 	}
 	_, _, err := CSV("t.csv", []byte("name,serial\na,SN1\nb,SN2\nc,SN3\n"), "site.yaml", []byte(strings.ReplaceAll(importTemplate, "addresses: [192.0.2.9/24]", "dhcp: true")+"nodeName: till\n"), Options{})
-	if want := "site.yaml: nodeName: gives 3 machines the node name till: remove it, and each node is called as its site, or let it tell them apart, e.g. shop-{{.MAC}}"; err == nil || err.Error() != want {
+	if want := "site.yaml: nodeName: gives 3 machines the node name till: remove it, so that each node gets the name of its site, or use a template, e.g. shop-{{.MAC}}"; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
@@ -126,7 +126,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
 		// The columns are unknown, and one of them may have the address.
 		{"a spreadsheet", "PK\x03\x04", strings.ReplaceAll(importTemplate, ", addresses: [192.0.2.9/24]", "") + "colour: red\n",
-			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report\nt.csv:1: is a spreadsheet's own file, not CSV: save it as CSV UTF-8"},
+			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report\nt.csv:1: is a spreadsheet file, not CSV: save it as CSV UTF-8"},
 		{"swapped", importTemplate, "name,serial\na,SN1\n",
 			"site.yaml:1:1: the document must be a mapping that begins with apiVersion: edgebake.io/v1alpha1\nt.csv:1: is an edgebake document, not a table: name the table here, and the Site with --template"},
 		{"swapped, with a comment", "# A site.\n\n" + importTemplate, importTemplate,
@@ -149,31 +149,31 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}{
 		{"", []string{"t.csv:1: is empty"}},
 		{"name,serial\n", []string{"t.csv:1: has no rows"}},
-		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site; did you mean "serial"? Name the field it holds (--map "serail"=FIELD)`}},
+		{"name,serail\na,SN1\n", []string{`t.csv:1: column "serail": "serail" is not a field of a Site; did you mean "serial"? Name the field that it sets (--map "serail"=FIELD)`}},
 		{"name,Serial numbr\na,SN1\n", []string{`column "Serial numbr": "Serial numbr" is not a field of a Site; did you mean "serialnumber"?`}},
 		{"name,serial,labels.kubernetes.io/foo,labels.a.b/c\na,SN1,x,y z\n", []string{`t.csv:2: column "labels.kubernetes.io/foo": a kubelet may not set`, `t.csv:2: column "labels.a.b/c": `}},
-		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": holds match.serial, as column "serial" does`}},
+		{"name,serial,serial\na,SN1,SN2\n", []string{`t.csv:1: column "serial": sets match.serial, as column "serial" does`}},
 		{"name,,serial\na,b,SN1\n", []string{`t.csv:1: column "2": has no name`}},
-		{"name,network\na,b\n", []string{`column "network": "network" holds more than a cell can`}},
+		{"name,network\na,b\n", []string{`column "network": "network" has fields of its own, and does not fit into a cell`}},
 		{"name,masters[x]\na,b\n", []string{`column "masters[x]": "masters[x]" is not a field`}},
 		{"name,vip[0]\na,b\n", []string{`column "vip[0]": "vip[0]": vip is not a list`}},
-		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cell, the first line names 2 columns"}},
+		{"name,serial\na,SN1\nb\n", []string{"t.csv:3: has 1 cell, but the first line names 2 columns"}},
 		{"name,serial\na,SN1\nb,\"x\ny\",z\n", []string{"t.csv:3: has 3 cells"}},
-		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote has one in it (byte 4): put quotes"}},
-		{"sep=;\nname;serial\na;=\"0012\"\n", []string{"t.csv:3: cannot be read as CSV: a cell that does not begin with a quote"}},
-		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV: a cell in quotes does not end, or continues behind its closing quote (byte 7 of line 3)"}},
-		{"name,serial\na,\"=\"\"0012\"\"\"\nb,=A1\nc,#REF!\nd,#N/A\ne,Err:502\nf,1.23457E+11\ng,\"1,23E+5\"\n", []string{`t.csv:2: column "serial": "=\"0012\"" is a formula`, `t.csv:3: column "serial": "=A1" is a formula`, `t.csv:4: column "serial": "#REF!" stands where`, `"#N/A" stands where`, `"Err:502" stands where`, `t.csv:7: column "serial": "1.23457E+11" is what a spreadsheet made of a long number`, `"1,23E+5" is what`}},
+		{"name,serial\na,SN1\nb,S\"N2\n", []string{"t.csv:3: cannot be read as CSV: a cell without quotes around it contains a quote (byte 4): put quotes"}},
+		{"sep=;\nname;serial\na;=\"0012\"\n", []string{"t.csv:3: cannot be read as CSV: a cell without quotes around it contains a quote"}},
+		{"name,serial\na,\"SN1\nb,SN2\n", []string{"t.csv:2: cannot be read as CSV: a cell in quotes does not end, or continues after its closing quote (byte 7 of line 3)"}},
+		{"name,serial\na,\"=\"\"0012\"\"\"\nb,=A1\nc,#REF!\nd,#N/A\ne,Err:502\nf,1.23457E+11\ng,\"1,23E+5\"\n", []string{`t.csv:2: column "serial": "=\"0012\"" is a formula`, `t.csv:3: column "serial": "=A1" is a formula`, `t.csv:4: column "serial": "#REF!" is the error of a formula`, `"#N/A" is the error of a formula`, `"Err:502" is the error of a formula`, `t.csv:7: column "serial": "1.23457E+11" is a long number`, `"1,23E+5" is a long number`}},
 		{"name,serial\na,SN\u200b1\nb,SN\u00a02\n", []string{`t.csv:2: column "serial": contains an invisible character (U+200B)`, `t.csv:3: column "serial": contains an invisible character (U+00A0)`}},
-		{"name,match\na,b\n", []string{`column "match": "match" holds more than a cell can: name the field it holds (--map "match"=FIELD)`}},
+		{"name,match\na,b\n", []string{`column "match": "match" has fields of its own, and does not fit into a cell: name the field that it sets (--map "match"=FIELD)`}},
 		{"name,serial\na,SN1\n\n\nb,SN1\n", []string{`t.csv:5: column "serial": serial number sn1 is also that of line 2 (a)`}},
 		{"name,serial,ip\na,SN1,10.1.1.300/24\n", []string{`t.csv:2: column "ip": `, "10.1.1.300/24"}},
 		{"name,serial,nodeType\na,SN1,edge\n", []string{"t.csv:2: nodePool: is required for nodeType edge"}},
 		{"name,serial,ipvs.disabled,ipvs.rise\na,SN1,maybe,many\n", []string{`column "ipvs.disabled": must be true or false`, `column "ipvs.rise": must be a whole number`}},
 		{"name,serial\nA B,To be filled by O.E.M.\n", []string{`t.csv:2: column "name": `, `t.csv:2: column "serial": "To be filled by O.E.M." never matches`}},
 		{"name,serial\nM\xfcnchen,SN1\n", []string{"t.csv:2: is not UTF-8"}},
-		{"PK\x03\x04\x00", []string{"a spreadsheet's own file"}},
+		{"PK\x03\x04\x00", []string{"is a spreadsheet file"}},
 		{"name,serial\na\x00,SN1\n", []string{`t.csv:2: column "name": "a\x00" must be`}},
-		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, and there is no item 1`}},
+		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, but there is no item 1`}},
 		{"name,serial,credentials.token\na,SN1,hunter2\n", []string{`column "credentials.token": is not a bootstrap token`}},
 	} {
 		_, err := importing(c.table, nil)
@@ -186,7 +186,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 			t.Errorf("a secret is quoted: %v", err)
 		}
 	}
-	if _, err := importing("name,serial\na,SN1\n", map[string]string{"S/N": "serial"}); err == nil || !strings.Contains(err.Error(), `column "S/N": is mapped to serial, and the table has no such column`) {
+	if _, err := importing("name,serial\na,SN1\n", map[string]string{"S/N": "serial"}); err == nil || !strings.Contains(err.Error(), `column "S/N": is mapped to serial, but the table has no such column`) {
 		t.Error(err)
 	}
 	_, _, err := CSV("t.csv", []byte("name,serial\na,SN1\n"), "site.yaml", []byte(importTemplate+"colour: red\n"), Options{})
@@ -229,12 +229,12 @@ func TestImportOfFreeText(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ head, cells, want string }{
-		{"ssid,psk", `shop,"=""hunter2hunter2"""`, `t.csv:2: column "psk": is a formula: the table needs its value`},
-		{"ssid,psk", "shop,#DIV/0!", `t.csv:2: column "psk": "#DIV/0!" stands where a formula has no value`},
-		{"ssid,psk", "#REF!,hunter2hunter2", `t.csv:2: column "ssid": "#REF!" stands where a formula has no value`},
+		{"ssid,psk", `shop,"=""hunter2hunter2"""`, `t.csv:2: column "psk": is a formula; write its value`},
+		{"ssid,psk", "shop,#DIV/0!", `t.csv:2: column "psk": "#DIV/0!" is the error of a formula`},
+		{"ssid,psk", "#REF!,hunter2hunter2", `t.csv:2: column "ssid": "#REF!" is the error of a formula`},
 		{"ssid,psk", `"=""shop""",hunter2hunter2`, `t.csv:2: column "ssid": "=\"shop\"" is a formula`},
-		{"token", "=hunter2", `t.csv:2: column "token": is a formula: the table needs its value`},
-		{"user,hash", "anna,=hunter2", `t.csv:2: column "hash": is a formula: the table needs its value`},
+		{"token", "=hunter2", `t.csv:2: column "token": is a formula; write its value`},
+		{"user,hash", "anna,=hunter2", `t.csv:2: column "hash": is a formula; write its value`},
 		{"token", "#HUNTER2!", `t.csv:2: column "token": is not a bootstrap token`},
 		{"ip", "=A1", `t.csv:2: column "ip": "=A1" is a formula`},
 	} {
@@ -277,12 +277,12 @@ caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789
 		t.Errorf("a template that names the interface: %+v %s", inv, err)
 	}
 	for _, c := range []struct{ template, table, want string }{
-		{site, table(""), `t.csv:1: column "address": holds network.interfaces[0].addresses, and nothing says which interface that is: ` +
+		{site, table(""), `t.csv:1: column "address": sets network.interfaces[0].addresses, but neither the table nor the template names that interface: ` +
 			`add a column interface to the table`},
 		{named, table(","), "site.yaml: network.interfaces[0]: has neither dhcp: true nor addresses nor vlans (in 199 of 200 Sites, the first is line 3)"},
-		{named, table("10.0.0.1/24,10.9.9.9"), `t.csv:3: column "gateway": 10.9.9.9 is in none of the interface's networks (10.0.0.1/24); to reach a router outside of them, give the addresses as single ones (10.0.0.1/32) (also in lines 4-201)`},
-		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, the first line names 4 columns: add the empty ones (also in lines 4-201)`},
-		{named, table("a,b,c"), `t.csv:3: has 5 cells, the first line names 4 columns: a cell with the separator in it needs quotes (also in lines 4-201)`},
+		{named, table("10.0.0.1/24,10.9.9.9"), `t.csv:3: column "gateway": 10.9.9.9 is in none of the interface's networks (10.0.0.1/24); to reach a router outside of them, write single addresses (10.0.0.1/32) (also in lines 4-201)`},
+		{named, table("10.0.0.1/24"), `t.csv:3: has 3 cells, but the first line names 4 columns: add the empty cells (also in lines 4-201)`},
+		{named, table("a,b,c"), `t.csv:3: has 5 cells, but the first line names 4 columns: put quotes around cells that contain the separator (also in lines 4-201)`},
 		{named + "nodeNam: x\n", "name,serail\nshop-1,PF3X1\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" + `t.csv:1: column "serail"`},
 		{named + "nodeNam: x\n", "name,macs,address\nshop-1,52:54:00:00:00:0z,10.0.0.300/24\n", "nodeNam: unknown field; did you mean \"nodeName\"?\n" +
 			`t.csv:2: column "macs": "52:54:00:00:00:0z" is not the MAC address of one network card, e.g. 52:54:00:12:34:56` + "\n" +

@@ -76,7 +76,7 @@ func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
 			item.check(d, v, fmt.Sprintf("%s[%d]", path, i))
 		}
 	case item != nil:
-		d.Problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", strict.Shape(n))
+		d.Problem(n, path, "must be a list (each item on its own line after \"- \"), not %s", strict.Shape(n))
 	case n.Kind != yaml.MappingNode:
 		d.Problem(n, path, "must be a mapping, not %s", strict.Shape(n))
 	default:

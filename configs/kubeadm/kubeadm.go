@@ -240,23 +240,23 @@ func readable(d *strict.Document) bool {
 		d.Problem(d.Root, "", "a document after the Cluster must have apiVersion and kind; kubeadm's and its components' may follow: %s", strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
 		return false
 	case strings.HasPrefix(version, "edgebake.io/"):
-		d.Problem(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into a file of its own", strict.Shorten(d.Kind))
+		d.Problem(at("kind"), "kind", "a second edgebake document (%s) begins here; put each into its own file", strict.Shorten(d.Kind))
 		return false
 	case elsewhere[d.Kind] != "":
-		d.Problem(at("kind"), "kind", "%s has no place in a Cluster: %s", d.Kind, elsewhere[d.Kind])
+		d.Problem(at("kind"), "kind", "%s cannot be part of a Cluster: %s", d.Kind, elsewhere[d.Kind])
 		return false
 	case !known:
 		d.Problem(at("kind"), "kind", "unknown document %s of %s%s; want one of %s; Kubernetes objects go into files listed in manifests", strict.Shorten(d.Kind), strict.Shorten(version),
 			strict.DidYouMean(d.Kind, slices.Sorted(maps.Keys(Versions))), strings.Join(slices.Sorted(maps.Keys(Versions)), ", "))
 		return false
 	case group != wantGroup:
-		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is of %s, not %s", d.Kind, want, strict.Shorten(version))
+		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s belongs to %s, not %s", d.Kind, want, strict.Shorten(version))
 	case version != want:
 		hint := ""
 		if group == "kubeadm.k8s.io" {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
-		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s does not fit: edgebake writes %s, and fields of other versions mean other things%s", strict.Shorten(version), want, hint)
+		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is not supported: edgebake writes %s, and fields may mean other things in other versions%s", strict.Shorten(version), want, hint)
 		return false // every field of another version would be reported
 	}
 	return true

@@ -52,7 +52,7 @@ func Check(file string, data []byte) strict.Problems {
 		}
 	}
 	if objects == 0 && len(probs) == 0 {
-		probs = append(probs, strict.Problem{File: file, Line: 1, Col: 1, Msg: "has no Kubernetes object in it"})
+		probs = append(probs, strict.Problem{File: file, Line: 1, Col: 1, Msg: "contains no Kubernetes object"})
 	}
 	return probs.First(file, 0)
 }
@@ -89,7 +89,7 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 	name := yamltree.At(root, "metadata.name")
 	switch {
 	case name == nil && yamltree.At(root, "metadata.generateName") != nil:
-		d.Problem(yamltree.At(root, "metadata.generateName"), "metadata.generateName", "would make another object each time it is applied; give metadata.name")
+		d.Problem(yamltree.At(root, "metadata.generateName"), "metadata.generateName", "would make another object each time it is applied; set metadata.name")
 	case name == nil || yamltree.IsNull(name):
 		d.Problem(root, "metadata.name", "is missing")
 	case name.Kind != yaml.ScalarNode || name.ShortTag() != "!!str" || name.Value == "":
@@ -126,7 +126,7 @@ func Decodes(d *strict.Document) bool {
 	}
 	root := yamltree.Clone(d.Root) // problems quote the original words
 	if bad := yamltree.AsKubectl(root); bad != nil {
-		d.Problem(bad, "", "an object is sent as JSON, which has no %s here", bad.Value)
+		d.Problem(bad, "", "objects are sent as JSON, which cannot represent %s here", bad.Value)
 		return false
 	}
 	if faults(d, root) { // keys that are equal to kubectl

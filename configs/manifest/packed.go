@@ -33,14 +33,14 @@ func Pack(all []File) (strict.Secret, error) {
 		return strict.Secret{}, nil
 	}
 	if len(all) > maxManifestFiles {
-		return strict.Secret{}, fmt.Errorf("packing the manifests: they are %d files, at most %d are possible: join some", len(all), maxManifestFiles)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: there are %d files, at most %d are accepted; combine some", len(all), maxManifestFiles)
 	}
 	text, err := json.Marshal(all)
 	if err != nil {
 		return strict.Secret{}, fmt.Errorf("packing the manifests: %w", err)
 	}
 	if len(text) > maxManifests {
-		return strict.Secret{}, fmt.Errorf("packing the manifests: they have %d MiB together, at most %d are possible", len(text)>>20, maxManifests>>20)
+		return strict.Secret{}, fmt.Errorf("packing the manifests: together they have %d MiB, at most %d are accepted", len(text)>>20, maxManifests>>20)
 	}
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
@@ -67,14 +67,14 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	}
 	z, err := gzip.NewReader(bytes.NewReader(raw))
 	if err != nil {
-		return nil, errors.New("it is not gzip's")
+		return nil, errors.New("it is not gzip data")
 	}
 	text, err := io.ReadAll(io.LimitReader(z, maxManifests+1))
 	switch {
 	case err != nil:
 		return nil, errors.New("it is damaged")
 	case len(text) > maxManifests:
-		return nil, fmt.Errorf("it unfolds to more than %d MiB", maxManifests>>20)
+		return nil, fmt.Errorf("it has more than %d MiB when unpacked", maxManifests>>20)
 	}
 	var all []File
 	dec := json.NewDecoder(bytes.NewReader(text))

@@ -187,16 +187,16 @@ func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if err != nil {
 		var none *age.NoIdentityMatchError
 		if errors.As(err, &none) {
-			return nil, fmt.Errorf("opening %s: %s is not a key that it was encrypted to", name, id.file)
+			return nil, fmt.Errorf("opening %s: %s is not one of the keys to which it was encrypted", name, id.file)
 		}
 		if strings.Contains(err.Error(), "work factor too large") {
-			return nil, fmt.Errorf("opening %s: its passphrase asks for more than 2^%d steps of work, which age never writes by itself: decrypt it with age, and encrypt it again", name, maxWork)
+			return nil, fmt.Errorf("opening %s: its passphrase needs more than 2^%d steps of work, more than age uses by default: decrypt it with age, and encrypt it again", name, maxWork)
 		}
 		return nil, fmt.Errorf("opening %s: %w", name, err)
 	}
 	text, err := io.ReadAll(plain)
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: it is cut short or damaged: %w", name, err)
+		return nil, fmt.Errorf("opening %s: it is truncated or damaged: %w", name, err)
 	}
 	return text, nil
 }

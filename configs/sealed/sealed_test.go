@@ -68,7 +68,7 @@ func TestSealOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := identity.Open("x", text); err == nil || !strings.Contains(err.Error(), "is not a key that it was encrypted to") {
+	if _, err := identity.Open("x", text); err == nil || !strings.Contains(err.Error(), "is not one of the keys to which it was encrypted") {
 		t.Error(err)
 	}
 	if _, err := (Identity{}).Open("x", text); err == nil || !strings.Contains(err.Error(), "--identity") {

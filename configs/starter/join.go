@@ -110,9 +110,9 @@ func (in *Input) setMasters(bare []string) error {
 	case slices.ContainsFunc(others, isServer):
 		return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
 	case len(others) == 1:
-		return errors.New("it has a word too many, which belongs to no flag and is no API server (host:port): remove it")
+		return errors.New("it has a word that is neither a flag, a flag's value nor an API server (host:port): remove it")
 	}
-	return fmt.Errorf("it has %d words too many, which belong to no flag and are no API server (host:port): remove them", len(others))
+	return fmt.Errorf("it has %d words that are neither flags, flags' values nor API servers (host:port): remove them", len(others))
 }
 
 // set sets the field for one argument of a join command.
@@ -130,7 +130,7 @@ func (in *Input) set(a joinArg) error {
 	case "--node-type":
 		in.NodeType = a.value
 		if !in.isYurt() {
-			return fmt.Errorf("--node-type %s: edgebake makes nodes of type %s or %s", strict.Shorten(a.value), configs.NodeEdge, configs.NodeCloud)
+			return fmt.Errorf("--node-type %s: want %s or %s", strict.Shorten(a.value), configs.NodeEdge, configs.NodeCloud)
 		}
 	case "--nodepool-name":
 		in.NodePool = a.value
@@ -140,9 +140,9 @@ func (in *Input) set(a joinArg) error {
 		case slices.Contains(joinOnBoard, a.flag):
 			in.LeftOut = append(in.LeftOut, a.flag)
 		case field != "":
-			return fmt.Errorf("it has %s, which is not taken over: leave it out, and set %s in site.yaml", a.flag, field)
+			return fmt.Errorf("it has %s, which init cannot use: remove it, and set %s in site.yaml", a.flag, field)
 		default:
-			return fmt.Errorf("it has %s, which is not taken over: leave it out, and look for the field of the Site with `edgebake explain site`", a.flag)
+			return fmt.Errorf("it has %s, which init cannot use: remove it, and look for the field of the Site with `edgebake explain site`", a.flag)
 		}
 	}
 	return nil
@@ -169,10 +169,10 @@ func (in *Input) checkJoin() (errs []error) {
 		}
 	}
 	if in.isYurt() && in.NodePool == "" {
-		errs = append(errs, fmt.Errorf("it has --node-type %s and no --nodepool-name, without which no %[1]s node joins: add it", in.NodeType))
+		errs = append(errs, fmt.Errorf("it has --node-type %s but no --nodepool-name, which %[1]s nodes need: add it", in.NodeType))
 	}
 	if len(in.CAHashes) == 0 {
-		errs = append(errs, errors.New("it has no "+flagCAHash+" sha256:HEX, by which the machine knows your cluster"))
+		errs = append(errs, errors.New("it has no "+flagCAHash+" sha256:HEX, with which the machine verifies your cluster"))
 	}
 	for _, h := range in.CAHashes {
 		if !forms.CAHash.MatchString(h) {
@@ -210,7 +210,7 @@ func joinLine(words []string) (worker []string, err error) {
 		}
 		if i := slices.IndexFunc(line, isControlPlaneFlag); i >= 0 {
 			flag, _, _ := strings.Cut(line[i], "=")
-			err = fmt.Errorf("it has %s, so it is the line for control-plane nodes: take the one for workers", flag)
+			err = fmt.Errorf("it has %s, so it is the line for control-plane nodes: use the one for workers", flag)
 			continue
 		}
 		worker = line
@@ -218,7 +218,7 @@ func joinLine(words []string) (worker []string, err error) {
 	}
 	switch {
 	case found > 1:
-		return nil, fmt.Errorf("it has %d lines for workers to join: keep one", found)
+		return nil, fmt.Errorf("it has %d join lines for workers: keep one", found)
 	case found == 0:
 		return nil, err
 	}

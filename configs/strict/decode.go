@@ -25,7 +25,7 @@ func (d *Document) DecodeInto(into any) {
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
-			d.Problem(n, path, "the document is too large: its aliases make it more than %d values", d.limits.Nodes)
+			d.Problem(n, path, "the document is too large: with its aliases it has more than %d values", d.limits.Nodes)
 		}
 		return
 	}
@@ -114,7 +114,7 @@ func (d *Document) list(n *yaml.Node, v reflect.Value, path string) {
 		if n.Kind == yaml.ScalarNode && n.Style == 0 && strings.HasPrefix(n.Value, "-") {
 			what += `; a space is missing after the "-"`
 		}
-		d.Problem(n, path, "must be a list (each item on a line of its own after \"- \"), not %s", what)
+		d.Problem(n, path, "must be a list (each item on its own line after \"- \"), not %s", what)
 		return
 	}
 	most := d.limits.Items

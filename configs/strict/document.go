@@ -108,11 +108,11 @@ func Read(file string, data []byte, f *Format) (*Document, Problems) {
 	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
 	d.limits = f.Limits(d.Kind)
 	if version.Value != f.APIVersion {
-		return fail(version, "apiVersion", "%q is unknown to this edgebake, which reads %s", version.Value, f.APIVersion)
+		return fail(version, "apiVersion", "%q is not supported by this edgebake, which reads %s", version.Value, f.APIVersion)
 	}
 	for _, n := range docs[1:] {
 		if d.Kind != f.Followed {
-			return fail(n, "", "a second document begins here; put each into a file of its own")
+			return fail(n, "", "a second document begins here; put each into its own file")
 		}
 		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // an empty document is ignored
 			d.More = append(d.More, n.Content[0])

@@ -72,7 +72,7 @@ func Explain(schema []byte, path string) (*FieldDoc, error) {
 				names[i] = c.Name
 			}
 			if len(names) == 0 {
-				return nil, fmt.Errorf("%s has no fields of its own", at)
+				return nil, fmt.Errorf("%s has no fields", at)
 			}
 			return nil, fmt.Errorf("%s has no field %q: want one of %s%s", at, name, strings.Join(names, ", "), DidYouMean(name, names))
 		}

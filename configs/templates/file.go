@@ -32,7 +32,7 @@ func File(text string, data any) (string, error) {
 // fields of the Image have their Go names.
 func templateError(err error) string {
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Sprintf("the template asks for .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])
+		return fmt.Sprintf("the template uses .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])
 	}
 	why := strings.TrimPrefix(err.Error(), "template: :")
 	return fmt.Sprintf("rendering the template: %s; its data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)

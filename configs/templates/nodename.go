@@ -46,7 +46,7 @@ func (f factHostname) String() string { return shownFact(string(f), "host name")
 type MissingFactError struct{ Template, What string }
 
 func (e *MissingFactError) Error() string {
-	return fmt.Sprintf("the node name %q needs the machine's %s, and it has none that is of use; write nodeName out, or use what it has, as in {{or .Serial .MAC}}", e.Template, e.What)
+	return fmt.Sprintf("the node name %q needs the machine's %s, but the machine has no valid one; write a fixed nodeName, or add another value, as in {{or .Serial .MAC}}", e.Template, e.What)
 }
 
 // unknownFact matches text/template's error for an unknown field.
@@ -60,7 +60,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 		return "", fmt.Errorf("reading the template %q: %s", tmpl, strings.TrimPrefix(err.Error(), "template: nodeName:"))
 	}
 	if len(t.Templates()) > 1 || loops(t.Root) {
-		return "", fmt.Errorf("reading the template %q: range, define, block and template have no place in a node name", tmpl)
+		return "", fmt.Errorf("reading the template %q: range, define, block and template are not accepted in a node name", tmpl)
 	}
 	data := struct {
 		Serial   factSerial
@@ -71,7 +71,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 	w := &bounded{left: 1024} // a name is short, but printf could generate pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
-			return "", fmt.Errorf("the template %q asks for .%s; it knows .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
+			return "", fmt.Errorf("the template %q uses .%s; available are .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
 		}
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "template: nodeName:"), " in type ")
 		return "", fmt.Errorf("executing the template %q (it can use .Serial, .MAC, .UUID and .Hostname): %s", tmpl, why)

@@ -77,7 +77,7 @@ func (c *checker) visit(n *yaml.Node) cost {
 	}
 	if n.Kind == yaml.AliasNode {
 		if c.within[n.Alias] {
-			c.fault(n.Line, "the alias *%.*s stands for something that it is a part of", maxShown, n.Value)
+			c.fault(n.Line, "the alias *%.*s refers to a node that contains it", maxShown, n.Value)
 			return cost{values: 1}
 		}
 		if k, ok := c.known[n.Alias]; ok {

@@ -50,7 +50,7 @@ func TestUnmarshalOthers(t *testing.T) {
 		"one mapping, often":  {"a: &a " + distinct(4_000) + "\nb: [" + strings.Repeat("*a,", 20) + "]\n", "its mappings have too many keys"},
 		"aliases":             {aliases, "with its aliases it has more than 500000 values"},
 		"a chain of aliases":  {chain.String(), "with its aliases it has more than 500000 values"},
-		"a part of itself":    {"a: &a [*a]\n", "the alias *a stands for something that it is a part of"},
+		"a part of itself":    {"a: &a [*a]\n", "the alias *a refers to a node that contains it"},
 		"dense":               {"[" + strings.Repeat("{},", 300_000) + "]", "the document is too large"},
 		"of another type":     {"a: [" + strings.Repeat("x,", 9_000) + "]\n", "cannot unmarshal !!str `x` into int; and 8995 more"},
 	} {

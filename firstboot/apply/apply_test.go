@@ -391,7 +391,7 @@ func TestRefuses(t *testing.T) {
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},
 		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "the image has no group nowhere"},
-		{"uid taken", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","uid":1000}]}}`, "uid 1000 is old's"},
+		{"uid taken", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","uid":1000}]}}`, "uid 1000 belongs to old"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newSystem(t, base)

@@ -98,9 +98,9 @@ func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	id := strconv.Itoa(*g.Gid)
 	switch other := a.Groups.NameOf(id); {
 	case row != nil && cell(row, 2) != id:
-		probs.add("gid", "group %s is in the image already with gid %s: remove gid, or name another group", g.Name, cell(row, 2))
+		probs.add("gid", "group %s already exists in the image with gid %s: remove gid, or name another group", g.Name, cell(row, 2))
 	case row == nil && other != "":
-		probs.add("gid", "gid %s is %s's in the image: choose another", id, other)
+		probs.add("gid", "gid %s belongs to %s in the image: choose another", id, other)
 	}
 	return probs
 }
@@ -121,7 +121,7 @@ func (a Accounts) CheckUser(u types.PasswdUser, ours bool) AccountProblems {
 	a.checkPrimaryGroup(u, row, ours, &probs)
 	a.checkUID(u, row, ours, &probs)
 	if home, dir := value(u.HomeDir), cell(row, 5); home != "" && !ours && dir != "" && path.Clean(home) != path.Clean(dir) {
-		probs.add("homeDir", "user %s is in the image already with the home %s, and first boot moves no homes: remove homeDir, or name another user", u.Name, dir)
+		probs.add("homeDir", "user %s already exists in the image with the home %s, which first boot does not move: remove homeDir, or name another user", u.Name, dir)
 	}
 	return probs
 }
@@ -130,7 +130,7 @@ func (a Accounts) checkPrimaryGroup(u types.PasswdUser, row []string, ours bool,
 	primary, gid := value(u.PrimaryGroup), cell(row, 3)
 	if primary == "" {
 		if row == nil && !ours && (u.NoUserGroup == nil || !*u.NoUserGroup) && a.Groups.Find(u.Name) != nil {
-			probs.add("", "there is a group %s already: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
+			probs.add("", "group %s already exists: add primaryGroup: %s (in an Ignition config) to put the user into it, or choose another name", u.Name, u.Name)
 		}
 		return
 	}
@@ -138,7 +138,7 @@ func (a Accounts) checkPrimaryGroup(u types.PasswdUser, row []string, ours bool,
 	case group == nil:
 		probs.add("primaryGroup", noGroup, primary)
 	case !ours && gid != "" && gid != group[2]:
-		probs.add("primaryGroup", "user %s is in the image already with the primary group %s, and first boot hands over no files: use groups, or name another user", u.Name, a.Groups.NameOf(gid))
+		probs.add("primaryGroup", "user %s already exists in the image with the primary group %s, and first boot does not change the group of its files: use groups, or name another user", u.Name, a.Groups.NameOf(gid))
 	}
 }
 
@@ -151,9 +151,9 @@ func (a Accounts) checkUID(u types.PasswdUser, row []string, ours bool, probs *A
 	case uid != "" && uid != id && ours:
 		probs.add("uid", "user %s was made with uid %s: remove uid, or name another user", u.Name, uid)
 	case uid != "" && uid != id:
-		probs.add("uid", "user %s is in the image already with uid %s: remove uid, or name another user", u.Name, uid)
+		probs.add("uid", "user %s already exists in the image with uid %s: remove uid, or name another user", u.Name, uid)
 	case row == nil && other != "":
-		probs.add("uid", "uid %s is %s's in the image: choose another", id, other)
+		probs.add("uid", "uid %s belongs to %s in the image: choose another", id, other)
 	}
 }
 

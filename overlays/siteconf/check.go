@@ -121,7 +121,7 @@ func (c *check) image() {
 		c.add("arch", "the Site is for %s, the image for %s: build the image for %s", site.Arch, info.Arch, site.Arch)
 	}
 	if len(info.NodeTypes) > 0 && !slices.Contains(info.NodeTypes, site.NodeType) {
-		c.add("nodeType", "the image cannot make a node of type %q, only %s: add %[1]s to nodeTypes of the Image and build it again, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
+		c.add("nodeType", "the image does not support nodes of type %q, only %s: add %[1]s to nodeTypes of the Image and build it again, or change nodeType", site.NodeType, strings.Join(info.NodeTypes, ", "))
 	}
 	if y := info.Yurthub; y != nil {
 		if len(site.Organizations) > 0 && y.Form == openyurt.FormUnit {
@@ -137,10 +137,10 @@ func (c *check) networks() {
 	if err != nil {
 		return // the cluster assigns pod addresses
 	}
-	const fix = "where the image's pods are (cni.podCIDR %s): choose another, or build the image with another podCIDR"
+	const fix = "the image's pod network (cni.podCIDR %s): choose another, or build the image with another podCIDR"
 	one := func(path, s string) {
 		if a, err := netip.ParseAddr(s); err == nil && pods.Contains(a) {
-			c.add(path, "%s lies "+fix, a, pods)
+			c.add(path, "%s is in "+fix, a, pods)
 		}
 	}
 	if !c.site.IPVS.Disabled {
@@ -157,7 +157,7 @@ func (c *check) networks() {
 	many := func(path string, addresses []string) {
 		for i, s := range addresses {
 			if p, err := netip.ParsePrefix(s); err == nil && p.Overlaps(pods) {
-				c.add(fmt.Sprintf("%s.addresses[%d]", path, i), "%s overlaps the network "+fix, s, pods)
+				c.add(fmt.Sprintf("%s.addresses[%d]", path, i), "%s overlaps "+fix, s, pods)
 			}
 		}
 	}
@@ -362,7 +362,7 @@ func (c *check) paths() {
 		case touches && found.Mode.IsRegular():
 		case kind == "link" && c.sameLink(n.Path, found):
 		default:
-			c.at(at, "%s is in the image already (a %s): add overwrite: true, or choose another path", n.Path, kindOf(found.Mode))
+			c.at(at, "%s already exists in the image (a %s): add overwrite: true, or choose another path", n.Path, kindOf(found.Mode))
 		}
 	})
 }

@@ -18,13 +18,13 @@ func (c *check) controlPlane() {
 	docs := c.site.ControlPlane.Documents()
 	version := c.img.Info.Kubernetes // a machine runs the patch release of its image
 	if v := docs.KubernetesVersion(); kubeadm.Minor(v) != kubeadm.Minor(version) {
-		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, and the image has kubelet and kubeadm %s, another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
+		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, but the image has kubelet and kubeadm %s, another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
 	}
 	for _, n := range docs.Images(version) {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {
-			c.add("controlPlane.kubeadm", "the image has no container image %s on board, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(version))
+			c.add("controlPlane.kubeadm", "the image lacks the container image %s, which the control plane runs: add it to images of the Image (`kubeadm config images list` prints all)", n.Example(version))
 		} else if n.Tag == "" && len(tags) > 1 {
-			c.add("controlPlane.kubeadm", "the image has %s on board with several tags (%s): keep one of them in images of the Image, or name the tag in the Cluster's ClusterConfiguration", n.Name, strings.Join(tags, ", "))
+			c.add("controlPlane.kubeadm", "the image has %s with several tags (%s): keep one of them in images of the Image, or name the tag in the Cluster's ClusterConfiguration", n.Name, strings.Join(tags, ", "))
 		}
 	}
 }

@@ -39,13 +39,13 @@ kind: InitConfiguration
 		}
 	}
 	for _, version := range []string{"v1.35.3", "v1.37.3"} {
-		if err := CheckInfo(of(version, "3.6.9-0"), site).Err(); err == nil || !strings.Contains(err.Error(), "kubernetesVersion is v1.36.3, and the image has kubelet and kubeadm "+version+", another minor version") {
+		if err := CheckInfo(of(version, "3.6.9-0"), site).Err(); err == nil || !strings.Contains(err.Error(), "kubernetesVersion is v1.36.3, but the image has kubelet and kubeadm "+version+", another minor version") {
 			t.Errorf("%s: %v", version, err)
 		}
 	}
 	old := of("v1.36.5", "3.6.9-0")
 	old.Images[0].Ref = "registry.k8s.io/kube-apiserver:v1.36.3"
-	if err := CheckInfo(old, site).Err(); err == nil || !strings.Contains(err.Error(), "no container image registry.k8s.io/kube-apiserver:v1.36.5") {
+	if err := CheckInfo(old, site).Err(); err == nil || !strings.Contains(err.Error(), "lacks the container image registry.k8s.io/kube-apiserver:v1.36.5") {
 		t.Errorf("an image with another API server than kubelet: %v", err)
 	}
 }

@@ -249,7 +249,7 @@ func conflicts(ours, user *types.Config) []string {
 	}
 	for _, p := range allPaths(user) {
 		if paths[p] {
-			both = append(both, p+" is set there and follows from the Site too")
+			both = append(both, p+" is set there and by the Site")
 		}
 	}
 	both = append(both, userConflicts(ours.Passwd.Users, user.Passwd.Users)...)
@@ -274,7 +274,7 @@ func userConflicts(ours, theirs []types.PasswdUser) (both []string) {
 			both = append(both, "user "+u.Name+" has a shell there and in the Site")
 		}
 		if u.ShouldExist != nil && !*u.ShouldExist {
-			both = append(both, "user "+u.Name+" is removed there and made by the Site")
+			both = append(both, "user "+u.Name+" is removed there but created by the Site")
 		}
 	}
 	return both
@@ -291,14 +291,14 @@ func unitConflicts(ours, theirs []types.Unit) (both []string) {
 			continue
 		}
 		if o.Enabled != nil && (u.Enabled != nil && *o.Enabled != *u.Enabled || u.Mask != nil && *u.Mask) {
-			both = append(both, "unit "+u.Name+" is switched off there and needed by the Site")
+			both = append(both, "unit "+u.Name+" is disabled there but needed by the Site")
 		}
 		if o.Contents != nil && u.Contents != nil {
-			both = append(both, "unit "+u.Name+" has contents there and follows from the Site too")
+			both = append(both, "unit "+u.Name+" has contents there and in the Site")
 		}
 		for _, d := range u.Dropins {
 			if slices.ContainsFunc(o.Dropins, func(e types.Dropin) bool { return e.Name == d.Name }) {
-				both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and follows from the Site too")
+				both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and by the Site")
 			}
 		}
 	}

@@ -236,7 +236,7 @@ func TestTokenRights(t *testing.T) {
 	if err := c.RevokeToken(ctx, before[0].ID); err == nil || !strings.Contains(err.Error(), "may not delete secrets bootstrap-token-"+before[0].ID) {
 		t.Error(err)
 	}
-	if _, err := c.Tokens(ctx, time.Now()); err == nil || !strings.Contains(err.Error(), "has no right to") {
+	if _, err := c.Tokens(ctx, time.Now()); err == nil || !strings.Contains(err.Error(), "has no permission") {
 		t.Error(err)
 	}
 	after, err := open(t, lc, "").Tokens(ctx, time.Now())

@@ -205,7 +205,7 @@ func TestPrepareHalfway(t *testing.T) {
 	if err := lc.Create(ctx, path, map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": map[string]any{"name": "edgebake-masters"}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Prepare(ctx, plan); err == nil || !strings.Contains(err.Error(), "somebody changed it since it was read") {
+	if err := c.Prepare(ctx, plan); err == nil || !strings.Contains(err.Error(), "somebody else has changed it in the meantime") {
 		t.Fatal(err)
 	}
 	if err := lc.Delete(ctx, path+"/edgebake-masters"); err != nil {
@@ -245,7 +245,7 @@ func TestPrepareRights(t *testing.T) {
 	var err error
 	until(t, "the reader's rights", func() bool {
 		_, err = c.Plan(ctx, cluster.Wanted{VIP: "10.103.97.9"})
-		return err != nil && !strings.Contains(err.Error(), "has no right to")
+		return err != nil && !strings.Contains(err.Error(), "has no permission")
 	})
 	for _, want := range []string{"create configmaps in namespace kube-public", "create roles.rbac.authorization.k8s.io in namespace kube-public", "update configmaps kube-proxy in namespace kube-system", "nothing was changed"} {
 		if !strings.Contains(err.Error(), want) {

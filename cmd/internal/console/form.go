@@ -19,7 +19,7 @@ const Text Form = "text"
 // Flag declares --output.
 func (f *Form) Flag(c *cobra.Command) {
 	*f = Text
-	c.Flags().VarP(f, "output", "o", "form of the output: text, json or yaml")
+	c.Flags().VarP(f, "output", "o", "format of the output: text, json or yaml")
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -29,7 +29,7 @@ func (f *Form) Type() string   { return "string" }
 // Set rejects other formats before the command does any work.
 func (f *Form) Set(s string) error {
 	if s != "text" && s != "json" && s != "yaml" {
-		return errors.New("text, json or yaml")
+		return errors.New("want text, json or yaml")
 	}
 	*f = Form(s)
 	return nil
