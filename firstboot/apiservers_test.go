@@ -26,13 +26,13 @@ import (
 
 const slip = "192.0.2.91:6443"
 
-// withMasters is the tests' site with other masters.
+// withMasters returns the tests' Site with other API servers.
 func (w *world) withMasters(masters string, lines ...string) string {
 	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
 }
 
-// TestSlipInMasters: none of the corrected list answers. The node keeps its way
-// to the cluster, after a reboot too, until one does.
+// No API server of the corrected list answers. The node keeps
+// the former list, also after a restart, until one does.
 func TestSlipInMasters(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -116,8 +116,8 @@ func TestSlipInMastersOffline(t *testing.T) {
 	}
 }
 
-// TestOneOfTheNewMastersProves: a list with one slip among the right ones takes
-// over as it is.
+// If one API server of a corrected list answers, the list
+// replaces the former one, although another entry is wrong.
 func TestOneOfTheNewMastersProves(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -140,8 +140,8 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	}
 }
 
-// namedAs puts a master of the same cluster at addr whose certificate has these
-// names alone.
+// namedAs simulates an API server of the same cluster at
+// addr whose certificate has only these names.
 func (w *world) namedAs(addr string, names ...string) {
 	w.T.Helper()
 	c := w.Cluster
@@ -150,9 +150,8 @@ func (w *world) namedAs(addr string, names ...string) {
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
-// TestMasterComesBackWithoutTheName: two masters have the endpoint's name in
-// their certificates. The third, which has not, is away during the join, or
-// takes the place of another later.
+// The certificates of two API servers have the endpoint's name. The third's
+// does not; it is down during the join, or replaces another one later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
 	t.Parallel()
 	const third = "192.0.2.13:6443"
@@ -270,8 +269,8 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	})
 }
 
-// TestYurthubsEndpointIsLookedAtAgain: a master without the endpoint's name in
-// its certificate was away when yurthub got its list of servers.
+// An API server whose certificate lacks the endpoint's name
+// was down when yurthub got its list of servers.
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -300,8 +299,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// TestFormerMastersAreAWay: a correction of masters leads nowhere from here, and
-// the former ones stay in use; so offline a route to them is enough.
+// The machine has no route to a corrected list of API servers, so the former
+// ones stay in use. Offline, a route to those is enough for a healthy boot.
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -326,8 +325,8 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	}
 }
 
-// TestFormerMastersAreNoneOfTheOtherCluster: a machine is to move, and the other
-// cluster is out of reach. That its own masters are of another one is not a slip.
+// A machine is to move to another cluster, which does not answer. That its own API
+// servers belong to a different cluster is not reported as an error in the Site.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -339,14 +338,14 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	if err := w.boot(); err == nil {
 		t.Fatal("it moved to a cluster that does not answer")
 	}
-	if !w.ConsoleHas("the other cluster to show itself ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
+	if !w.ConsoleHas("the other cluster to accept the Site's token ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
 const learnedMaster = "192.0.2.21:6443"
 
-// learn is what ipvscare has learned beside the Site's list.
+// learn writes the list of API servers that ipvscare has learned in addition to the Site's.
 func (w *world) learn(configured ...string) {
 	w.Put(ondisk.IPVSLearned, fmt.Sprintf(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["%s"],"masters":["192.0.2.11:6443","%s"]}]}`,
 		strings.Join(configured, `","`), learnedMaster))
@@ -354,9 +353,8 @@ func (w *world) learn(configured ...string) {
 
 var siteMasters = []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"}
 
-// TestAllAPIServersWereReplaced: no API server of the Site exists any more, and
-// ipvscare has learned the one that does. The node is online, and a new token has it
-// join again when its certificate has expired.
+// All API servers of the Site were replaced, and ipvscare has learned one of the new ones.
+// The node is online, and with a new token it joins again after its certificate has expired.
 func TestAllAPIServersWereReplaced(t *testing.T) {
 	t.Parallel()
 	for _, unpinned := range []bool{false, true} {
@@ -395,8 +393,8 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 	}
 }
 
-// TestAddressOfAReplacedAPIServer: another cluster's API server has the address of one
-// that was replaced. A node whose Site has no pins is in its cluster all the same.
+// Another cluster's API server has the address of a replaced one. A
+// node whose Site has no pins still belongs to its own cluster.
 func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -408,13 +406,13 @@ func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	}
 	w.learn(siteMasters...)
 	w.PowerOn()
-	if w.mustBoot(); w.ConsoleHas("are not of the cluster that this machine is enrolled in") {
+	if w.mustBoot(); w.ConsoleHas("do not belong to the cluster that this machine has joined") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
-// TestSlipInMastersOfANodeThatLearned: the API servers of the former list were replaced
-// long ago. The node keeps those that took their place.
+// The API servers of the former list were replaced long ago, and the
+// corrected list has an error. The node keeps the learned ones.
 func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	t.Parallel()
 	const learns = "ipvs: {learnMasters: true}"
@@ -444,8 +442,8 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	}
 }
 
-// TestEndpointIsAWay: ipvscare knows an API server, for example by an answer of DNS
-// from before, and the node does not.
+// The node reaches its API servers only through the endpoint: ipvscare
+// knows one by another address, for example from an earlier DNS lookup.
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -460,7 +458,7 @@ func TestEndpointIsAWay(t *testing.T) {
 	}
 }
 
-// TestWhatIsLearnedCounts: only what ipvscare itself uses.
+// First boot uses the learned API servers only if ipvscare uses them.
 func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
@@ -498,8 +496,8 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	}
 }
 
-// TestMarksLastUntilPowerOff: what first boot has said and tried is not said and tried
-// again every two hours, when its timer runs it once more.
+// What first boot has reported or tried is not repeated when
+// its timer runs it again every two hours.
 func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -507,10 +505,10 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	w.mustBoot()
 	w.Cluster.Down[slip] = true
 	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
-	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and stay so
+	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and do not change
 	w.PowerOn()
 	w.mustBoot()
-	warnings := []string{"the VIP 10.103.97.2 lies in", "former ones stay in use too"}
+	warnings := []string{"the VIP 10.103.97.2 is in the cluster's service range", "former ones stay in use too"}
 	for _, words := range warnings {
 		if !w.ConsoleHas(words) {
 			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.Console, "\n"))
@@ -521,7 +519,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 	ended := func() {
 		t.Helper()
-		if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil { // with RuntimeDirectory= first boot's end takes it away
+		if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil { // like RuntimeDirectory= at the end of first boot
 			t.Fatal(err)
 		}
 		w.EffectNames, w.Console = nil, nil
@@ -561,7 +559,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 }
 
-// TestMarksAreNotInRunDir, which goes when first boot ends.
+// Marks are outside the directory that systemd removes at the end of first boot.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {

@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wakeUp is what a board without a battery takes for the time.
+// wakeUp is the clock of a board without a battery when it is switched on.
 var wakeUp = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 
-// TestClockBehind: a board without a battery and a time server joins a cluster that was
-// born months after its Site was stamped, and comes up again without an API server.
+// A board without a battery and a time server joins a cluster that was created
+// months after its Site was stamped. It boots again without an API server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -54,8 +54,8 @@ func TestClockBehind(t *testing.T) {
 	}
 }
 
-// TestOwnCertificateShowsTheTime: what was kept of the time is lost, and no API server
-// is in reach.
+// The saved time is lost, no API server answers: the machine's
+// own certificate sets a lower bound for the clock.
 func TestOwnCertificateShowsTheTime(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -68,8 +68,8 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	}
 }
 
-// TestStrangersMoveNoClock: without a pin anybody may answer, and a time server knows
-// better than any certificate.
+// Certificates from unauthenticated servers do not move the clock: without a
+// CA pin, anybody may answer. With a time server, no certificate does.
 func TestStrangersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
@@ -86,16 +86,16 @@ func TestStrangersMoveNoClock(t *testing.T) {
 			if last := time.Unix(1767225600, 0).Add(2 * time.Hour); err == nil || w.Now.After(last) {
 				t.Errorf("%v: the clock says %s", err, w.Now)
 			}
-			if name == "no pin" && !w.ConsoleHas("correct the clock that is wrong") {
+			if name == "no pin" && !w.ConsoleHas("correct the wrong clock") {
 				t.Errorf("nobody was told\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
 }
 
-// TestClockCorrectedByHand: the clock of an API server was ahead when its certificate was
-// made, and took the machine with it. A person corrects both, in a network without a time
-// server, and the clock stays as it was set.
+// An API server's clock was ahead when its certificate was made, and the
+// machine set its own by that certificate. A person corrects both clocks, in
+// a network without a time server: the machine keeps the corrected time.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -122,8 +122,8 @@ func TestClockCorrectedByHand(t *testing.T) {
 	}
 }
 
-// TestKubeletsCertificateOfTheFuture: the controller manager's clock was ahead when it
-// signed. The node waits until the certificate begins or, with a token, joins again.
+// The controller manager's clock was ahead when it signed kubelet's certificate. The
+// node waits until the certificate becomes valid or, with a token, joins again.
 func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	t.Parallel()
 	for name, token := range map[string]bool{"waits": false, "token": true} {
@@ -147,7 +147,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 				joins = 2
 				w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 				w.PowerOn()
-				w.Units[ondisk.UnitKubelet] = "activating" // nobody accepts it
+				w.Units[ondisk.UnitKubelet] = "activating" // no API server accepts it
 				w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
 				w.Cluster.NodeRevives = true
 			} else {
@@ -162,8 +162,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestClockSynced: a clock that follows a time server is not set, whatever the
-// slot says.
+// A clock that a time server has set is not changed, whatever the slot says.
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -177,8 +176,7 @@ func TestClockSynced(t *testing.T) {
 	}
 }
 
-// TestStampedByAWrongClock: what a computer of 2031 stamped does not take the
-// node there.
+// The clock of the stamping computer said 2031; the node's is not set to that.
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -192,15 +190,15 @@ func TestStampedByAWrongClock(t *testing.T) {
 	}
 }
 
-// TestClockInTheFuture: the certificate only looks expired. A time server is
-// asked before anything is made of it; while none answers, the clock is named
-// beside the token, and once one does the node goes on with what it has.
+// The clock is ahead, so the certificate looks expired. First boot waits for
+// a time server before it acts on that. While none answers, it names the
+// clock beside the token; once one answers, the node keeps its certificate.
 func TestClockInTheFuture(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		lines []string
-		after int // seconds until a time server answers; 0: none does
+		after int // seconds until a time server answers; 0: never
 	}{
 		{"a time server answers", nil, 20},
 		{"with a new token in the slot", []string{worldtest.WithToken}, 20},
@@ -276,9 +274,9 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	}
 }
 
-// TestClockSetAfterKubeletsReport: a board without a battery begins with the time at
-// which it was switched off. Kubelet has reported by that clock when a time server sets
-// it, and repeats an unchanged status only an hour later with profile metered.
+// A board without a battery starts with the time at which it was switched
+// off. Kubelet reports by that clock before a time server sets it; with
+// profile metered, it repeats an unchanged status only an hour later.
 func TestClockSetAfterKubeletsReport(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]time.Duration{"forward": 10 * time.Hour, "back": -10 * time.Hour, "not at all": 0} {
@@ -302,8 +300,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 	}
 }
 
-// TestReportOfAnEarlierBoot: a clock that is behind dates kubelet's start before the last
-// report of the boot before, which says nothing of this one.
+// With a clock that is behind, kubelet seems to have started before the last
+// report of the boot before. That report does not count for this boot.
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -311,7 +309,7 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
 	w.Now = w.Now.AddDate(0, 0, 1)
 	last := w.Now
-	w.SetClock(last.Add(-20 * time.Minute)) // saved last
+	w.SetClock(last.Add(-20 * time.Minute)) // the time that was saved last
 	w.PowerOn()
 	w.StepClock(20*time.Minute + 30*time.Second)
 	reports := w.Now.Add(15 * time.Second)
@@ -327,8 +325,8 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	}
 }
 
-// TestConvertAfterTheClockWasSet: first boot is done and sends its last report; the
-// state has the time of then.
+// The clock was set between the last write of state.json and the
+// end of first boot: convert still sees that first boot is done.
 func TestConvertAfterTheClockWasSet(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -340,8 +338,8 @@ func TestConvertAfterTheClockWasSet(t *testing.T) {
 	}
 }
 
-// TestTimeServersAreAskedAgain: systemd-timesyncd tries again after minutes by itself, so
-// whoever waits for it has it try sooner.
+// systemd-timesyncd retries only after minutes, so a wait
+// for the clock makes it retry sooner.
 func TestTimeServersAreAskedAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -793,8 +793,8 @@ func TestReflashedMasterStops(t *testing.T) {
 		late    bool
 		says    string
 	}{
-		"sole, late":                 {1, 0, true, "the ticket for the cluster's birth has expired (2026-11-27T09:00:00Z; this machine's clock says 2026-11-28)"},
-		"all of them, late":          {3, etcdmember.Blank, true, "the ticket for the cluster's birth has expired"},
+		"sole, late":                 {1, 0, true, "the birth ticket has expired (2026-11-27T09:00:00Z; this machine's clock shows 2026-11-28)"},
+		"all of them, late":          {3, etcdmember.Blank, true, "the birth ticket has expired"},
 		"the others without quorum":  {3, etcdmember.InUse, false, "has no quorum"},
 		"the others without, late":   {3, etcdmember.InUse, true, "has no quorum"},
 		"the others are silent":      {3, etcdmember.Silent, false, ""},
@@ -871,7 +871,7 @@ func (m *controlPlane) quorum() *fakeMember {
 func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
-		"another's":  {"another", "is of another cluster (id another) than the Site"},
+		"another's":  {"another", "belongs to another cluster (id another) than the Site"},
 		"nobody's":   {"", "no record of its cluster"},
 		"the Site's": {"own", ""},
 	} {
@@ -970,7 +970,7 @@ func TestRemovedMasterStops(t *testing.T) {
 	f := m.others["192.0.2.13"]
 	f.state, f.quorum = etcdmember.InUse, true
 	f.members = []map[string]any{{"ID": "3", "name": "m3", "peerURLs": []string{"https://192.0.2.13:2380"}}}
-	if err := m.boot(); err == nil || !m.ConsoleHas("was removed from the cluster") || len(m.inits) > 2 {
+	if err := m.boot(); err == nil || !m.ConsoleHas("was removed from etcd") || len(m.inits) > 2 {
 		t.Errorf("%v, kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 }
@@ -1184,7 +1184,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	}
 	m.VarUsed += 3 * size // none would fit even without all others: none is removed
 	before, again := days(1), days(1)
-	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "making room for a snapshot") }) {
+	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "checking the space for a snapshot") }) {
 		t.Errorf("%v, notes %q", before, m.State().Notes)
 	}
 	m.VarUsed -= 2 * size // only the newest fits too
@@ -1460,7 +1460,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 
 			again := newControlPlane(t, sites)
 			again.Put(controlplane.BootstrappedVar, firmware)
-			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has begun the cluster with this ticket before") {
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has already used this birth ticket") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			s := *again.site
@@ -1492,7 +1492,7 @@ func TestLostDataIsNoBirth(t *testing.T) {
 			}
 			m.starts, m.Console = nil, nil
 			m.on()
-			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("has begun the cluster with this ticket before") {
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("has already used this birth ticket") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			s := *m.site
@@ -1541,7 +1541,7 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	}
 	m.starts, m.Console = nil, nil
 	m.on()
-	if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("that data is no longer on its disk") {
+	if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("its data is gone") {
 		t.Errorf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 	}
 }
@@ -1556,10 +1556,10 @@ func TestTicketsThatDiffer(t *testing.T) {
 		says string
 	}{
 		"another ticket": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "2026-12-24T12:00:00Z" },
-			"the Site of this machine has another ticket for the cluster's birth (2026-11-27T09:00:00Z) than that of m3 (2026-12-24T12:00:00Z)"},
-		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = controlplane.NoTicketID }, "than that of m3 (none)"},
-		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not state its ticket"},
-		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Spent }, "m3 has begun the cluster before with the ticket that all have"},
+			"this machine's Site has another birth ticket (2026-11-27T09:00:00Z) than the Site of m3 (2026-12-24T12:00:00Z)"},
+		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = controlplane.NoTicketID }, "than the Site of m3 (none)"},
+		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not report a birth ticket"},
+		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Spent }, "m3 has already used this birth ticket"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1608,7 +1608,7 @@ func TestUsedTicketIsTold(t *testing.T) {
 				}
 				return sleep(ctx, d)
 			}
-			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("begun the cluster with this ticket before") {
+			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("already used this birth ticket") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			if want := (etcdmember.Peer{State: etcdmember.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == etcdmember.Blank] != want {
@@ -1769,7 +1769,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 
 			again := machine(firmware)
 			again.withRequests(first)
-			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("that data is no longer on its disk")) {
+			if err := again.boot(); uefi && (err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("its data is gone")) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			again.withRequests(restore(text, again.Now.Add(time.Hour)))
@@ -1891,7 +1891,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: etcdmember.NoSpace,
 			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
 		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: etcdmember.NoSpace,
-			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 has 2047 MiB, of the 2048 MiB of its quota"},
+			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 has 2047 MiB of its quota of 2048 MiB"},
 		"it is damaged": {alarm: etcdmember.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -2232,7 +2232,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.Cluster.NoClusterInfo, m.inits = true, nil
 	m.on()
 	m.bootDone()
-	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.ConsoleHas("publishes no cluster-info any more") {
+	if want := []string{"etcd local"}; !slices.Equal(m.inits, want) || !m.ConsoleHas("no longer publishes cluster-info") {
 		t.Errorf("kubeadm ran %q\n%s", m.inits, strings.Join(m.Console, "\n"))
 	}
 
@@ -2438,7 +2438,7 @@ func TestManifestsThatCannotBeNoted(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Cluster.MarkerPatchFails = true
 	m.Patience = 5 * time.Minute
-	if err := m.boot(); err == nil || !m.ConsoleHas("noting that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("recording that apps/shop.yaml, document 1, item 1 (Namespace shop) is applied") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 	if got := m.Cluster.ApplyCounts(); !maps.Equal(got, map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}) {
@@ -2495,7 +2495,7 @@ func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.Put("/var/lib/etcd/member/wal", "")
-	if err := m.boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.ConsoleHas("looking for the data of etcd") {
+	if err := m.boot(); err == nil || m.Has(controlplane.EtcdManifest) || !m.ConsoleHas("reading etcd's data: ") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
@@ -2528,7 +2528,7 @@ func TestPublishedOnce(t *testing.T) {
 	if slices.Contains(m.inits, "addon kube-proxy") || slices.Contains(m.inits, "bootstrap-token") || !m.Cluster.NoClusterInfo || len(m.Cluster.CreatedRBAC) > 0 {
 		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.NoClusterInfo, len(m.Cluster.CreatedRBAC))
 	}
-	if !m.ConsoleHas("the cluster publishes no cluster-info any more") {
+	if !m.ConsoleHas("the cluster no longer publishes cluster-info") {
 		t.Errorf("nobody is told\n%s", strings.Join(m.Console, "\n"))
 	}
 }

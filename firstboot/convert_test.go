@@ -412,19 +412,19 @@ func TestConvertRefuses(t *testing.T) {
 		{"not ready", func(w *world) { w.Cluster.NotReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, hub.ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.Root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
-		{"another processor", func(w *world) { w.Put(openyurt.Program, "for another processor") }, pool, "exec format error\nput yurthub's program itself there, for this machine's processor"},
-		{"older yurthub", func(w *world) { w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: only v1.7 and later"},
+		{"another processor", func(w *world) { w.Put(openyurt.Program, "for another processor") }, pool, "exec format error\ninstall yurthub's program there, built for this machine's processor"},
+		{"older yurthub", func(w *world) { w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`) }, pool, "is v1.6: a node that has joined needs v1.7 or later"},
 		{"a flag of a later yurthub", func(w *world) { w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.7.0"}`) }, hub.ConvertOptions{NodePool: "shanghai", Extra: []string{"--no-such-flag"}}, "--yurthub-arg --no-such-flag is unknown to yurthub"},
 		{"first boot at work", func(w *world) {
 			w.Put(ondisk.StateFile, strings.Replace(w.Get(ondisk.StateFile), `"result": "done"`, `"result": "waiting"`, 1))
 			w.Units[ondisk.UnitFirstboot] = "active"
-		}, pool, "first boot is at work on this machine, and not done (waiting)"},
+		}, pool, "first boot has not finished on this machine (waiting)"},
 		{"no server answers", func(w *world) { w.Cluster.Down["192.0.2.99:6443"] = true }, hub.ConvertOptions{NodePool: "p", Servers: []string{"https://192.0.2.99:6443"}}, "yurthub can use none of the servers: connecting to the API server 192.0.2.99:6443"},
 		{"no such pool", func(w *world) { w.Cluster.NoNodePool = true }, pool, "the cluster has no NodePool shanghai"},
 		{"cloud in an edge pool", func(*world) {}, hub.ConvertOptions{NodePool: "shanghai", Cloud: true}, "NodePool shanghai is of type Edge"},
 		{"in another pool", func(w *world) {
 			w.Cluster.Nodes["edge-sn0042"].Metadata.Labels = map[string]string{openyurt.LabelNodePool: "beijing"}
-		}, pool, "the Node edge-sn0042 is in node pool beijing already"},
+		}, pool, "the Node edge-sn0042 is already in node pool beijing"},
 		{"no certificate that rotates", func(w *world) {
 			b := w.Get(member.ClientCert)
 			for _, p := range member.KubeletKeys(w.Env()) {
@@ -433,8 +433,8 @@ func TestConvertRefuses(t *testing.T) {
 			w.Put("/etc/kubernetes/own.pem", b)
 			w.Put(ondisk.KubeletConf, strings.ReplaceAll(w.Get(ondisk.KubeletConf), member.ClientCert, "/etc/kubernetes/own.pem"))
 		}, pool, "there is no " + member.ClientCert},
-		{"no nftables", func(w *world) { w.NoNFT = true }, pool, "the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: exec"},
-		{"no node", func(w *world) { os.Remove(filepath.Join(w.Root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted, and this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
+		{"no nftables", func(w *world) { w.NoNFT = true }, pool, "closing the ports of yurthub, which give this node's rights to any client: exec"},
+		{"no node", func(w *world) { os.Remove(filepath.Join(w.Root, ondisk.KubeletConf)) }, pool, "only a node that kubeadm joined can be converted or reverted: this machine is not enrolled: there is no /etc/kubernetes/kubelet.conf"},
 		{"http", func(*world) {}, hub.ConvertOptions{NodePool: "p", Servers: []string{"http://192.0.2.11:6443"}}, "not of the form https://host:port"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// second puts another disk with the same image's partitions into the machine.
+// second attaches another disk with the partitions of the same image.
 func (w *world) second(disk string, espUUID string) {
 	dir := "/sys/devices/virtio/block/" + disk
 	w.Put(dir+"/size", "16777216\n")
@@ -42,7 +42,7 @@ func (w *world) second(disk string, espUUID string) {
 	}
 }
 
-// utf16 is an EFI variable with a string in it.
+// utf16 returns an EFI variable that contains s.
 func utf16(s string) string {
 	var b strings.Builder
 	b.WriteString("\x06\x00\x00\x00")
@@ -53,8 +53,7 @@ func utf16(s string) string {
 	return b.String() + "\x00\x00"
 }
 
-// TestTwoCopiesOfOneImage: / of one disk and /var of another is noticed before
-// anything is done.
+// A system whose / and /var are on different disks is detected before any change.
 func TestTwoCopiesOfOneImage(t *testing.T) {
 	const esp = "aaaaaaaa-0000-4000-8000-000000000001"
 	for name, tc := range map[string]struct {
@@ -72,7 +71,7 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 				w.Put(machine.LoaderPartFile, utf16(tc.loader))
 			}
 			w.Put("/proc/self/mountinfo", strings.Replace(w.Get("/proc/self/mountinfo"), "254:5 / /var", "253:5 / /var", 1))
-			if err := w.boot(); err == nil || !w.ConsoleHas("/ is on vda3 and /var on vdb5, of another disk: "+tc.words) {
+			if err := w.boot(); err == nil || !w.ConsoleHas("/ is on vda3, but /var is on vdb5, of another disk: "+tc.words) {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 0 {
@@ -91,8 +90,8 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 	}
 }
 
-// TestRewritingSaysWhatIsLost: a fix that has a person write the disk again says
-// what the machine loses with it, and a damaged archive has another fix.
+// A fix that overwrites the disk names what the machine loses. A
+// damaged archive has a fix that does not overwrite it.
 func TestRewritingSaysWhatIsLost(t *testing.T) {
 	t.Parallel()
 	damaged := func(w *world) {
@@ -128,14 +127,14 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 		lost string
 	}{
 		{"new machine", fresh, ""},
-		{"worker", worker, "what pods keep on the disk is lost then, and the Site needs a token"},
-		{"control-plane node", m.world, "this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it"},
+		{"worker", worker, "this destroys the data of pods on the disk, and the Site needs a token"},
+		{"control-plane node", m.world, "this destroys the machine's etcd data: first make sure that more than half of all control-plane nodes run without it"},
 	} {
 		fix := fixOf(tt.w, "images")
 		if !strings.Contains(fix, "import example.com/pause:1 by hand") || !strings.Contains(fix, "remove "+ondisk.ImportImageDir+"/000-pause.tar") {
 			t.Errorf("%s: %s", tt.name, fix)
 		}
-		if strings.Contains(fix, "is lost then") != (tt.lost != "") || !strings.Contains(fix, tt.lost) {
+		if strings.Contains(fix, "this destroys") != (tt.lost != "") || !strings.Contains(fix, tt.lost) {
 			t.Errorf("%s: %s", tt.name, fix)
 		}
 	}
@@ -146,28 +145,28 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	named.Put(configs.EtcdDataDir+"/member/wal/0.wal", "data")
 	active := &site.Active{Site: named.site, Node: "m9"}
 	err := controlplane.DiskIsOfSite(named.Env(), active)
-	if fix, permanent := run.Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "data of etcd is lost then") {
+	if fix, permanent := run.Fix(err); !permanent || strings.Contains(fix, "firstboot reset") || !strings.Contains(fix, "this destroys the machine's etcd data") {
 		t.Errorf("%v: %s", err, fix)
 	}
 }
 
-// TestDataCannotGrow: a disk is larger than DATA, and DATA stays as it is. The node
-// joins, a control-plane node's etcd starts, and a person is told.
+// DATA cannot grow into the free space of a larger disk. The node joins
+// nevertheless, a control-plane node's etcd starts, and a note reports it.
 func TestDataCannotGrow(t *testing.T) {
 	t.Parallel()
-	const note = "DATA does not use all the free space behind it"
+	const note = "DATA does not use all the free space after it"
 	larger := func(w *world) { w.Put("/sys/devices/virtio/block/vda/size", "83886080\n") }
 	for _, tt := range []struct {
 		name   string
 		change func(*world)
 		repart error
-		says   string // of the note; "": there is none
-		runs   bool   // systemd-repart
+		says   string // the note; "": none
+		runs   bool   // systemd-repart runs
 	}{
 		{"it grows", larger, nil, "", true},
 		{"systemd-repart fails", larger, errors.New("exit status 1: Can't fit requested partitions into available free space"), "growing partition vda5: exit status 1", true},
 		{"a partition behind it", func(w *world) { larger(w); w.behindData("16777216") }, nil, "", false},
-		{"a partition behind it, and a gap", func(w *world) { larger(w); w.behindData("41943040") }, nil, "12289 MiB behind partition vda5 are free", true},
+		{"a partition behind it, and a gap", func(w *world) { larger(w); w.behindData("41943040") }, nil, "12289 MiB after partition vda5 are free", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -211,7 +210,7 @@ func TestDataCannotGrow(t *testing.T) {
 	}
 }
 
-// behindData puts somebody's partition onto the disk, which begins at a sector.
+// behindData adds another partition after DATA, which begins at this sector.
 func (w *world) behindData(start string) {
 	dir := "/sys/devices/virtio/block/vda/vda6"
 	w.Put(dir+"/partition", "6\n")

@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 )
 
-// TestCorrectedDocuments: a Site with other documents of kubeadm for the whole cluster
-// has them uploaded, once, unless somebody else has changed what is there.
+// kubeadm documents that a Site changes for the whole cluster are
+// uploaded once, unless somebody else has changed the cluster's.
 func TestCorrectedDocuments(t *testing.T) {
 	t.Parallel()
 	uploads := func(m *controlPlane) (n int) {
@@ -90,7 +90,7 @@ func TestCorrectedDocuments(t *testing.T) {
 	}
 }
 
-// corrected is the machine's Site with another text in kubeadm's documents, and without keys.
+// corrected returns the machine's Site with changed kubeadm documents and without keys.
 func (m *controlPlane) corrected(old, with string) *configs.Site {
 	m.T.Helper()
 	site, control := *m.site, *m.site.ControlPlane
@@ -102,7 +102,7 @@ func (m *controlPlane) corrected(old, with string) *configs.Site {
 	return &site
 }
 
-// TestUploadThatWasCutOff is completed, and is not taken for a change by somebody else.
+// An interrupted upload is completed; it does not count as a change by somebody else.
 func TestUploadThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -138,7 +138,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 	}
 }
 
-// cutBefore has the power go before an effect.
+// cutBefore cuts the power before an effect.
 func (w *world) cutBefore(effect string) {
 	w.BeforeEffect = func(name string) {
 		if name == effect {
@@ -149,8 +149,8 @@ func (w *world) cutBefore(effect string) {
 	}
 }
 
-// TestKubeProxyDiffers: a Site with another configuration of kube-proxy changes nothing,
-// and a note says what to do.
+// A Site with a different kube-proxy configuration does not change
+// the cluster's; a note reports the difference and the fix.
 func TestKubeProxyDiffers(t *testing.T) {
 	t.Parallel()
 	const document = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: "

@@ -39,7 +39,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 	s := w.State()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
-	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node may not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
+	if p := s.Phases[i]; !strings.Contains(p.Error, "lacks labels of the Site: zone=north; the node could not set them: labelling Node edge-sn0042: ") || !strings.Contains(p.Fix, "kubectl delete node edge-sn0042") {
 		t.Errorf("%+v", p)
 	}
 	if !w.ConsoleHas("the cluster has a stale Node edge-sn0042") {
@@ -50,13 +50,13 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if !w.ConsoleHas("the Node edge-sn0042 lacked labels of the Site, and has them now: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
+	if !w.ConsoleHas("set labels of the Site that the Node edge-sn0042 lacked: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
 		t.Errorf("it did not label its Node:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
-// TestStaleEdgeNodeGetsItsLabels: as the administrator OpenYurt's webhook would
-// reject it.
+// The labels are set with the node's credentials: OpenYurt's
+// webhook would reject an administrator's change.
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -72,8 +72,8 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	}
 }
 
-// TestPoolChanged: what kubelet registers with follows the site, so that the
-// fix that is said is one.
+// kubelet's flags get the new pool, so deleting the Node, as
+// the message advises, fixes its labels.
 func TestPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -94,7 +94,7 @@ func TestPoolChanged(t *testing.T) {
 	}
 }
 
-// TestPoolOfTheCluster: what OpenYurt would reject or undo is named.
+// Pools that OpenYurt would reject or change are reported.
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
@@ -114,42 +114,41 @@ func TestPoolOfTheCluster(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // as the webhook does
+	w.Cluster.NoNodePool, w.Cluster.NodeCreationDenied = true, true // like the webhook
 	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone || !w.ConsoleHas("node-ready: will be tried again: the cluster has no NodePool shanghai") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	w = edgeWorld(t)
-	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // which it also says
+	w.Cluster.NoNodePool, w.Cluster.HubServerCSR = true, "Denied" // reported too
 	if err := w.boot(); err == nil || !w.ConsoleHas("the cluster has no NodePool shanghai, and OpenYurt's webhook rejects a Node whose pool does not exist") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
-// TestAnotherYurthub: a program of another release gets flags that it does not
-// know.
+// A yurthub of another release would reject its flags.
 func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	w.Put(openyurt.Program, `yurthub: projectinfo.Info{GitVersion:"v1.6.1"}`)
-	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub in this image is of v1.6, the Image says v1.7.0, which has other flags") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("yurthub in this image is v1.6, but the Image names v1.7.0, which has other flags") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
-// TestSiteTurnedNative: first boot does not turn a node back, and says that
-// nobody looks after its yurthub.
+// If the Site becomes native, first boot does not revert the
+// node, but reports that its yurthub stays.
 func TestSiteTurnedNative(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site says nodeType: edge") {
+	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site has nodeType: edge") {
 		t.Errorf("revert against the Site: %v", err)
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err != nil || !w.ConsoleHas("this node goes through yurthub, but its Site says nodeType: native") {
+	if err := w.boot(); err != nil || !w.ConsoleHas("this node uses yurthub, but its Site has nodeType: native") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if _, err := w.revert(); err != nil {
@@ -159,13 +158,13 @@ func TestSiteTurnedNative(t *testing.T) {
 		t.Errorf("kubelet registers with %s", flags)
 	}
 	w.PowerOn()
-	if err := w.boot(); err != nil || w.ConsoleHas("goes through yurthub") {
+	if err := w.boot(); err != nil || w.ConsoleHas("this node uses yurthub") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
-// TestOfflineHubIsWaitedFor: yurthub takes a while to serve from its cache,
-// and no master can be asked about certificates meanwhile.
+// Offline, yurthub needs a while until it serves from its
+// cache, and no API server can answer about certificates.
 func TestOfflineHubIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -196,7 +195,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestPortOpened: the port for other nodes of the pool, and no other.
+// Only the port for other nodes of the pool is opened.
 func TestPortOpened(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -306,9 +306,9 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 		words, fix string
 	}{
 		{"pending", func(c *worldtest.Cluster) { c.HubServerCSR = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
-		{"denied", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub asks again by itself"},
+		{"denied", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub sends another request"},
 		{"denied, and asked again", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the one after it (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
-		{"denied twice", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub asks again by itself"},
+		{"denied twice", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub sends another request"},
 		{"rbac", func(c *worldtest.Cluster) { c.HubServerCSR, c.NoRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
 		{"crd", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
 		{"crd of before 1.7", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},
@@ -510,16 +510,16 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		}, "site-config", "the Site has problems", "correct site.yaml"},
 		{"wrong type", func(w *world) {
 			w.Put(ondisk.ImageInfoFile, `{"version":1,"plan":"plan","nodeTypes":["edge"]}`)
-		}, "site-config", "asks for node type native, this image makes edge", "stamp a Site"},
+		}, "site-config", "has node type native, but this image supports only edge", "stamp a Site"},
 		{"damaged image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, `{"version":1,"pla`) }, "image", "reading the description of this machine's image (/", "flash the machine again"},
 		{"empty image.json", func(w *world) { w.Put(ondisk.ImageInfoFile, "") }, "image", "reading the description of this machine's image (/", "flash the machine again"},
-		{"image.json of nothing", func(w *world) { w.Put(ondisk.ImageInfoFile, "{}") }, "image", "does not say which plan", "flash the machine again"},
+		{"image.json of nothing", func(w *world) { w.Put(ondisk.ImageInfoFile, "{}") }, "image", "names no plan", "flash the machine again"},
 		{"disks", func(w *world) {
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"disks":[{"device":"/dev/sda"}]}}'`))
 		}, "site-config", "storage.disks", "correct site.yaml"},
 		{"the token in config.ign", func(w *world) {
 			w.stampAt(worldtest.SlotDevice, day(1), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken), ondisk.SlotIgnition: tokenInIgnition("data:;base64," + base64.StdEncoding.EncodeToString([]byte("token="+worldtest.TestToken)))})
-		}, "site-config", "contains the bootstrap token", "take the token out"},
+		}, "site-config", "contains the bootstrap token", "remove the token from the Ignition config"},
 		{"an unknown group", func(w *world) {
 			w.Put("/etc/passwd", "root:x:0:0::/root:/bin/sh\n")
 			w.Put("/etc/group", "root:x:0:\n")
@@ -538,7 +538,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"a directory that the machine needs", func(w *world) {
 			w.Put("/etc/systemd/system/x.service", "[Service]\n")
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
-		}, "site-config", "exists already as a directory that the machine needs", "correct that in the Site's users or its Ignition config"},
+		}, "site-config", "exists already as a directory that the machine needs", "correct the Site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)

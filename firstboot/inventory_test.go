@@ -20,7 +20,7 @@ import (
 
 const othersToken = "fedcba.fedcba9876543210"
 
-// inventory has two other machines and the given lines.
+// inventory returns an Inventory of two other machines and the given Sites.
 func (w *world) inventory(sites ...string) string {
 	return strings.Join(append([]string{
 		"apiVersion: edgebake.io/v1alpha1", "kind: Inventory", "defaults:",
@@ -34,13 +34,13 @@ func (w *world) inventory(sites ...string) string {
 
 const berlin = "- {name: berlin, match: {serial: sn0042, macs: [52-54-00-12-34-56]}, credentials: {token: " + worldtest.TestToken + "}}"
 
-// carry puts an inventory into a slot.
+// carry writes an inventory to a slot.
 func (w *world) carry(dev string, sites ...string) {
 	w.T.Helper()
 	w.stampAt(dev, day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
 }
 
-// onlyItsOwn: nothing of another machine is left on the disk.
+// onlyItsOwn checks that the disk has no secret of another machine.
 func (w *world) onlyItsOwn() {
 	w.T.Helper()
 	for _, others := range []string{othersToken, "paris", "SN0099"} {
@@ -61,8 +61,7 @@ func (w *world) onlyItsOwn() {
 	}
 }
 
-// TestInventoryInTheSlot: the machine takes its site and wipes the others'
-// before it goes by it.
+// The machine reduces the inventory in its slot to its own Site before it applies that.
 func TestInventoryInTheSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -87,8 +86,8 @@ func TestInventoryInTheSlot(t *testing.T) {
 	}
 }
 
-// TestPowerCutInAnInventory: whatever the power interrupts, the machine is a
-// node under its own name in the end, and has nothing of the others.
+// After a power cut at any point, the machine becomes a node
+// under its own name, and has no secret of the others.
 func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -118,7 +117,7 @@ func TestPowerCutInAnInventory(t *testing.T) {
 	}
 }
 
-// TestNoSiteForThisMachine says what the machine is, waits, and reads again.
+// A machine that no Site matches reports its identity, waits, and reads the inventory again.
 func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
@@ -142,7 +141,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// TestJunkMatchesNobody: a machine without an identity of its own takes no site.
+// A machine without a unique identity matches no Site.
 func TestJunkMatchesNobody(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
@@ -153,7 +152,7 @@ func TestJunkMatchesNobody(t *testing.T) {
 	}
 }
 
-// TestTwoSitesForOneMachine stops, until the inventory is corrected.
+// If two Sites match the machine, it stops until the inventory is corrected.
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -165,7 +164,7 @@ func TestTwoSitesForOneMachine(t *testing.T) {
 	w.mustBoot()
 }
 
-// TestOneStickForManyMachines: each takes its own site, and the stick keeps all.
+// Each machine applies its own Site from one stick, which keeps all of them.
 func TestOneStickForManyMachines(t *testing.T) {
 	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + worldtest.TestToken + "}}"}
 	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
@@ -200,9 +199,8 @@ func TestOneStickForManyMachines(t *testing.T) {
 	}
 }
 
-// TestInventoryOnANode: a member takes a corrected site by an inventory too,
-// keeps its own where it is not in it, and takes of a stick what the Image
-// allows.
+// A member applies a corrected Site from an inventory, keeps its own if the
+// inventory has none for it, and applies from a stick what the Image allows.
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
@@ -229,8 +227,7 @@ func TestInventoryOnANode(t *testing.T) {
 	}
 }
 
-// TestSignedInventory: nothing of an unsigned one is read where the Image wants
-// a signature.
+// If the Image requires a signature, an unsigned inventory is not read.
 func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {
@@ -252,7 +249,7 @@ func TestSignedInventory(t *testing.T) {
 	}
 }
 
-// TestOthersAreWipedInAnyCase: also where its own site cannot be applied.
+// The other Sites are wiped even if the machine's own cannot be applied.
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
@@ -262,8 +259,7 @@ func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// TestOthersAreWipedFromAMember: a node whose own site of the inventory does
-// not go keeps its former one, and nothing of the others.
+// A node rejects its own Site of the inventory, keeps the former one, and wipes the others.
 func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
@@ -292,7 +288,7 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	}
 }
 
-// TestSiteTooLargeForASlot is a matter for a person: no retry makes room.
+// A Site that is too large for a slot needs a person: no retry makes room.
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
@@ -303,8 +299,7 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	}
 }
 
-// TestWaitingSaysWhatWentWrong: a site that came and could not be taken is not
-// a missing one.
+// A Site that arrived but could not be saved is reported as such, not as missing.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice)
@@ -325,8 +320,7 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-// TestJunkSerialOfAMember: an identity that counts as none since does not take
-// a node's name.
+// A serial number that no longer counts as an identity does not change a member's name.
 func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestIPVScareTakesWhatFirstBootWrites: whatever the former API servers of a Site were,
-// the list with both is one that ipvscare reads.
+// ipvscare can read the list that first boot writes when a
+// Site's API servers change, whatever the former ones were.
 func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -26,7 +26,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 		name, masters string
 		lines         []string
 		former        []string
-		want          []string // nil: only that it is read
+		want          []string // nil: it only must be readable
 	}{
 		{"spelled differently", "'[2001:db8::1]:6443'", []string{"vip: 'fd00:ed6e::2'"}, []string{"[2001:DB8:0::1]:6443", "[2001:db8::2]:6443"}, []string{"[2001:db8::1]:6443", "[2001:db8::2]:6443"}},
 		{"a name in capitals", "m1.example:6443", nil, []string{"M1.Example:6443", "m2.example:6443"}, []string{"m1.example:6443", "m2.example:6443"}},
@@ -45,7 +45,7 @@ func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 			if tc.want != nil {
 				t.Errorf("%s: %v", tc.name, err)
 			}
-			continue // nobody has such a Site
+			continue // no Site is like this
 		}
 		p := new(member.Proven)
 		if err := json.Unmarshal([]byte(former), p); err != nil {

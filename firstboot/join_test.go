@@ -48,8 +48,7 @@ func TestMastersChanged(t *testing.T) {
 	}
 }
 
-// TestMastersComeLate: nobody answers when the machine is switched on, for
-// longer than kubeadm or any phase would wait.
+// No API server answers for longer than kubeadm or any phase would wait.
 func TestMastersComeLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -75,8 +74,8 @@ func TestMastersComeLate(t *testing.T) {
 	}
 }
 
-// TestOneWordForAWait: what first boot waits for is told when it changes, on the
-// console and in state.json, not once more for each API server.
+// First boot reports a wait when its reason changes, on the
+// console and in state.json, not again for each API server.
 func TestOneWordForAWait(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -85,7 +84,7 @@ func TestOneWordForAWait(t *testing.T) {
 	on, sleep, source := w.Now, e.Sleep, e.Source
 	down, asked := true, 0
 	e.Source = func(ctx context.Context, addr string) (netip.Addr, error) {
-		if down && addr == "192.0.2.11:6443" { // the Site's first
+		if down && addr == "192.0.2.11:6443" { // the Site's first one
 			asked++
 			return netip.Addr{}, errors.New("network is unreachable")
 		}
@@ -112,8 +111,7 @@ func TestOneWordForAWait(t *testing.T) {
 	}
 }
 
-// TestMastersGoDuringTheJoin: kubeadm is left waiting, and killed when its
-// time is up.
+// The API servers stop during the join: kubeadm waits, and is killed after its timeout.
 func TestMastersGoDuringTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -153,8 +151,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	noSecret(t, w)
 }
 
-// TestEveryKubeadm: the phases of init, and a reset, run as the join does, through
-// the proxy of their Site.
+// Like the join, the phases of init and reset use the proxy of their Site.
 func TestEveryKubeadm(t *testing.T) {
 	t.Parallel()
 	ran := map[string]int{}
@@ -208,8 +205,8 @@ func TestFirstMasterDead(t *testing.T) {
 	}
 }
 
-// TestJoinsThroughTheEndpoint: where the certificate has its name, kubelet
-// need not be restarted after the join.
+// If the API server's certificate has the endpoint's name,
+// kubelet is not restarted after the join.
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -225,8 +222,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 	}
 }
 
-// TestHealedInTheCluster: nobody comes to the machine when the stale Node was
-// removed.
+// Once the stale Node is deleted, the machine joins without help.
 func TestHealedInTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -248,8 +244,8 @@ func TestHealedInTheCluster(t *testing.T) {
 	}
 }
 
-// TestAFailedLookUndoesNothing: systemd does not answer once, on an edge node
-// without a way to the masters. Kubelet stays behind yurthub.
+// systemd does not answer one call, on an edge node that
+// reaches no API server. Kubelet still goes through yurthub.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -268,7 +264,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 			}
 			return state(ctx, unit)
 		}
-		if !before { // after a Run that went well
+		if !before { // after a successful Run
 			if err := os.Remove(filepath.Join(w.Root, openyurt.KubeletConf)); err != nil {
 				t.Fatal(err)
 			}

@@ -25,7 +25,7 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 		taints              []api.Taint
 		note                string
 	}{
-		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the Site is not in place"},
+		{"the socket", "taints: []", "criSocket: unix:///run/other.sock", nil, "criSocket of the Site is not in effect"},
 		{"a taint more", "taints: []", "taints: [{key: shop, value: a, effect: NoExecute}]", nil,
 			"kubectl taint node edge-sn0042 --overwrite shop=a:NoExecute"},
 		{"a taint that is there", "taints: []", "taints: [{key: shop, effect: NoExecute}]", []api.Taint{{Key: "shop", Effect: "NoExecute"}}, ""},
@@ -83,7 +83,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				judge := func(w *world, cut string) {
 					t.Helper()
 					flags := w.Get(member.KubeadmFlags)
-					note := strings.Contains(strings.Join(w.State().Notes, "\n"), "kubeletExtraArgs of the Site are not in place (max-pods, system-reserved, v)")
+					note := strings.Contains(strings.Join(w.State().Notes, "\n"), "kubeletExtraArgs of the Site are not in effect (max-pods, system-reserved, v)")
 					has := strings.Contains(flags, "--v=4") && strings.Contains(flags, "--system-reserved=cpu=100m,memory=50Mi") && !strings.Contains(flags, "max-pods")
 					had := argsOf(flags) == argsOf(was)
 					if w.Units[ondisk.UnitKubelet] != "active" || note != bad || has == bad || had != bad ||
@@ -133,7 +133,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 
 					corrected.Stamp(worldtest.SlotDevice, corrected.Site(append(slices.Clone(c.more), before)...))
 					corrected.mustBoot()
-					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.ConsoleHas("not in place") {
+					if flags := corrected.Get(member.KubeadmFlags); argsOf(flags) != argsOf(was) || corrected.ConsoleHas("not in effect") {
 						t.Errorf("cut at effect %d, and corrected: notes %q, kubelet has\n%swas\n%s", n, corrected.State().Notes, flags, was)
 					}
 				}
@@ -161,7 +161,7 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 		w.PowerOn()
 		w.RejectedKubeletArg, w.HealthRefusals, w.CrashLoop = "system-reserved", 3, loops
 		w.mustBoot()
-		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.ConsoleHas("not in place") {
+		if flags := w.Get(member.KubeadmFlags); strings.Contains(flags, "system-reserved") || !w.ConsoleHas("not in effect") {
 			t.Errorf("loops %v: notes %q, kubelet has\n%swas\n%s", loops, w.State().Notes, flags, was)
 		}
 	}
@@ -290,13 +290,13 @@ func TestLabelRemoved(t *testing.T) {
 	n.Metadata.Labels["shop"] = "12"
 	w.PowerOn()
 	w.mustBoot()
-	if n.Metadata.Labels["shop"] != "12" || w.ConsoleHas("that the Site has no more") {
+	if n.Metadata.Labels["shop"] != "12" || w.ConsoleHas("that the Site no longer has") {
 		t.Errorf("labels: %v", n.Metadata.Labels)
 	}
 	w.Cluster.LabelChangeDenied = true
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("has labels that the Site has no more: zone=north") || !w.ConsoleHas("kubectl label node edge-sn0042 zone-") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("has labels that the Site no longer has: zone=north") || !w.ConsoleHas("kubectl label node edge-sn0042 zone-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }

@@ -114,9 +114,9 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 	name := member.Name(e)
 	e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
 	if member.Recreated(ctx, e, active.Site) {
-		e.Console("the cluster was born again with the same keys, and the Site has a token for it: joining it again")
+		e.Console("the cluster was bootstrapped again with the same keys, and the Site has a token for it: joining it again")
 	} else {
-		e.Console(fmt.Sprintf("the Site is of another cluster: leaving the former one (CA %s). It keeps a Node, to be removed there: kubectl delete node %s",
+		e.Console(fmt.Sprintf("the Site names another cluster: leaving the former one (CA %s). Remove the Node there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
 	// The CA and the name in the record belong to the former membership.
@@ -132,9 +132,9 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 	if _, err := join.FindCluster(ctx, e, d); err != nil {
 		return err
 	}
-	e.Console("this node's certificate is out of time, so no API server can show it which cluster it is of; the cluster accepts the Site's token: joining it again")
+	e.Console("this node's certificate is expired or not valid yet, so no API server can prove its cluster to the node; the cluster accepts the Site's token: joining it again")
 	if err := e.Remove(member.JoinedCluster); err != nil {
-		return fmt.Errorf("forgetting what was noted of the cluster: %w", err)
+		return fmt.Errorf("removing the record of the former cluster: %w", err)
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []s
 // noTokenToMove is the error of a member whose Site names
 // another cluster but has no token for it.
 func noTokenToMove(e *machine.Env, site *configs.Site) error {
-	return run.NeedsPerson(fmt.Errorf("the Site is of another cluster than this machine is enrolled in: it pins %s, the machine has CA %s, and the Site has no token to join with",
+	return run.NeedsPerson(fmt.Errorf("the Site names another cluster than the one this machine has joined, and has no token for it: the Site pins CA %s, the machine has CA %s",
 		strings.Join(site.CAPins(), ", "), strings.Join(member.EnrolledPins(e), ", ")),
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
@@ -203,7 +203,7 @@ func noTokenToMove(e *machine.Env, site *configs.Site) error {
 // otherClusterNote is the note for a member whose Site has neither pins nor a token, while
 // servers of another CA answer at its API servers' addresses.
 func otherClusterNote(e *machine.Env) string {
-	return fmt.Sprintf("the API servers are not of the cluster that this machine is enrolled in (CA %s); it stays in that one, and treats them as out of reach. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
+	return fmt.Sprintf("the API servers do not belong to the cluster that this machine has joined (CA %s): it stays in its cluster, and treats them as unreachable. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
@@ -213,7 +213,7 @@ func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) 
 	site := active.Site
 	d := join.DiscoveryOf(e, active)
 	d.Masters = site.Masters // not those learned from the cluster that it leaves
-	e.Waiting("the other cluster to show itself (%s); the node stays in its own until then", strings.Join(d.Masters, ", "))
+	e.Waiting("the other cluster to accept the Site's token (%s); until then the node stays in its own", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
 		return err
@@ -255,7 +255,7 @@ func clusterFiles(e *machine.Env) []string {
 // adoptCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is
 // written last, since it marks the change as done; ipvscare rereads it automatically.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
-	const doing = "taking the cluster's CA, which was issued again"
+	const doing = "installing the cluster's reissued CA"
 	end, err := api.FirstEnd(ca)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)

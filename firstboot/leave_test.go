@@ -227,7 +227,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	for _, offline := range []bool{false, true} {
 		w.PowerOn()
 		w.Offline = offline
-		if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster: the Site is of another cluster") || !w.ConsoleHas(former.Pin) || !w.ConsoleHas("put a token of the other cluster into site.yaml") {
+		if err := w.boot(); err == nil || !w.ConsoleHas("FAILED cluster: the Site names another cluster") || !w.ConsoleHas(former.Pin) || !w.ConsoleHas("put a token of the other cluster into site.yaml") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.CAPEM) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
@@ -238,7 +238,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site()))
 	w.PowerOn()
 	w.Offline = false
-	if err := w.boot(); err == nil || !w.ConsoleHas("the API servers are not of the cluster that this machine is enrolled in") || member.Enrolled(w.Env()) != nil ||
+	if err := w.boot(); err == nil || !w.ConsoleHas("the API servers do not belong to the cluster that this machine has joined") || member.Enrolled(w.Env()) != nil ||
 		w.State().Result != ondisk.ResultWaiting || w.ConsoleHas("tried again") || w.ConsoleHas("FAILED") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
@@ -587,7 +587,7 @@ func TestClusterBornAgain(t *testing.T) {
 			w.mustBoot()
 			wantMember(t, w, 2)
 			w.wantJoined(1)
-			if !w.ConsoleHas("the cluster was born again with the same keys, and the Site has a token for it: joining it again") {
+			if !w.ConsoleHas("the cluster was bootstrapped again with the same keys, and the Site has a token for it: joining it again") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
@@ -796,7 +796,7 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = join.WaitForEndpoint(t.Context(), w.Env(), site)
-	for _, want := range []string{"does not answer on this machine", "they do not show which cluster they are of: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
+	for _, want := range []string{"does not answer on this machine", "their cluster could not be verified: ", ": /api/v1/namespaces/kube-public/configmaps/cluster-info answered 401"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}

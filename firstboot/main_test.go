@@ -14,9 +14,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// TestMain is for thousands of machines, each of which is booted for a moment
-// and waits for its masters most of that. Looking for what they left in memory
-// costs more than the memory.
+// The tests boot thousands of machines, which spend most of their time waiting for API
+// servers. Frequent garbage collections would cost more than the memory they free.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if n, own := runtime.GOMAXPROCS(0), flag.Lookup("test.parallel"); own.Value.String() == strconv.Itoa(n) {
@@ -25,7 +24,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	debug.SetGCPercent(800)
-	debug.SetMemoryLimit(1 << 30) // but not at any price
+	debug.SetMemoryLimit(1 << 30) // a limit nevertheless
 	syscall.Umask(worldtest.Umask)
 	os.Exit(m.Run())
 }

@@ -112,7 +112,7 @@ func TestAnotherMinor(t *testing.T) {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
 	w.goneBack("back", files)
-	if !w.ConsoleHas("kubelet has the settings and the state of v1.36 again") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
+	if !w.ConsoleHas("restored kubelet's settings and state of v1.36") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
 	// The same once more, with other state.

@@ -17,7 +17,7 @@ import (
 
 const wrongDNS = "192.0.3.1"
 
-// named is a machine, enrolled, whose API server has a name.
+// named returns an enrolled machine that knows its API server by a name.
 func named(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t, "testdata/machine.txtar", "master.example")
@@ -31,7 +31,7 @@ func (w *world) namedSite(lines ...string) string {
 	return strings.Replace(w.Site(lines...), w.Masters(), "master.example:6443", 1)
 }
 
-// asLoaded fails where a daemon has loaded something else than its files.
+// asLoaded checks that each daemon has loaded its present files.
 func (w *world) asLoaded(t *testing.T) {
 	t.Helper()
 	for _, unit := range []string{worldtest.ResolvedUnit, worldtest.WpaUnit("wlan0")} {
@@ -45,8 +45,7 @@ func (w *world) asLoaded(t *testing.T) {
 	}
 }
 
-// TestRollbackOfDNS: a corrected Site brings a DNS server that does not answer, and
-// the former one had none.
+// A corrected Site has a DNS server that does not answer; the former Site had none.
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)
@@ -59,8 +58,8 @@ func TestRollbackOfDNS(t *testing.T) {
 	w.asLoaded(t)
 }
 
-// TestRollbackThatIsKilled: first boot is killed at any point of applying and
-// rolling back, and runs again in the same boot.
+// If first boot is killed while it applies or rolls back settings,
+// and runs again in the same boot, it ends with the former ones.
 func TestRollbackThatIsKilled(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -120,7 +119,7 @@ func killAnywhere(t *testing.T, base *world, link func(*world) bool) {
 	}
 }
 
-// wirelessWorld is a machine whose image has wpa_supplicant.
+// wirelessWorld returns a machine whose image has wpa_supplicant.
 func wirelessWorld(t *testing.T, lines ...string) *world {
 	w := nativeWorld(t, lines...)
 	w.Put("/usr/sbin/wpa_supplicant", "")
@@ -130,15 +129,15 @@ func wirelessWorld(t *testing.T, lines ...string) *world {
 
 const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop, psk: correct-horse}}]}"
 
-// TestRollbackOfWiFi: what runs of Wi-Fi, now and at the next boot, goes back with
-// the files.
+// With the files, a rollback restores the Wi-Fi units that
+// run now and those of the next boot.
 func TestRollbackOfWiFi(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
 	for _, tt := range []struct {
 		name, former, corrected string
 		link                    func(*world) bool
-		wireless                bool // after all
+		wireless                bool // at the end
 	}{
 		{"it had Wi-Fi, the corrected Site has not", wifi, address("192.0.3.50"), func(w *world) bool { return w.Units[unit] == "active" }, true},
 		{"another key", wifi, strings.Replace(wifi, "horse", "mouse", 1), func(w *world) bool { return strings.Contains(w.LoadedConfig[unit], fmt.Sprintf("%x", "correct-horse")) }, true},
@@ -175,8 +174,8 @@ func TestRollbackOfWiFi(t *testing.T) {
 	}
 }
 
-// TestTrialGivesWiFiBack: the uplink is dead, so the former settings, which have no
-// Wi-Fi, fare no better.
+// Without an uplink, the former settings, which have no
+// Wi-Fi, do not work either: the Site's Wi-Fi is restored.
 func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
@@ -198,7 +197,7 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	}
 }
 
-// TestRemovedSettings: a Site that has a setting no more tells whoever has loaded it.
+// When a Site no longer has a setting, the daemon that has loaded it is notified.
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -219,7 +218,7 @@ func TestRemovedSettings(t *testing.T) {
 		if !slices.Contains(w.EffectNames, tt.told) {
 			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.EffectNames)
 		}
-		stays := strings.Contains(w.Log.String(), "stays until the next boot")
+		stays := strings.Contains(w.Log.String(), "lasts until the next boot")
 		if stays != strings.Contains(tt.path, "sysctl") {
 			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}
@@ -231,8 +230,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 }
 
-// TestRemovedDropins: systemd does not go on with drop-ins of yurthub's baked unit
-// that are gone.
+// systemd does not use removed drop-ins of yurthub's unit from the image any longer.
 func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -25,7 +25,7 @@ func address(addr string) string {
 	return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
 }
 
-// networkHas reports whether the network settings in place contain words.
+// networkHas reports whether a network setting in effect contains words.
 func (w *world) networkHas(words string) bool {
 	files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*"))
 	return slices.ContainsFunc(files, func(f string) bool {
@@ -44,9 +44,9 @@ func count(names []string, words string) int {
 	return n
 }
 
-// TestPowerCutDuringATrial: the uplink is dead when a site with new addresses
-// comes, so the former ones are tried, and the power goes at any point. When
-// power and uplink are back the site's addresses are in place.
+// A Site with new addresses arrives while the uplink is dead, so
+// the former settings are tried. After a power cut at any point,
+// and once the uplink works, the Site's addresses are in effect.
 func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -73,9 +73,9 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	}
 }
 
-// cutOnTheWay has clones of base boot, once for each effect at which the power can
-// go, and once more when it is back; then look is called. It returns the number of
-// the boot that was not cut.
+// cutOnTheWay runs boot on clones of base, each with a power cut at
+// another effect. Each clone then boots again and is passed to look.
+// It returns the number of the first cut after the last effect.
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}
@@ -87,7 +87,7 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 		cut := w.PoweredOff
 		w.PowerOn()
 		if state := w.Fingerprint(t, w.Files()); cut && followed[state] {
-			continue // the very machine of another cut
+			continue // the same state as after another cut
 		} else {
 			followed[state] = true
 		}
@@ -101,8 +101,8 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 	}
 }
 
-// TestPowerCutDuringARollback: the new addresses are wrong. Wherever the power
-// goes, the former ones end up in place.
+// The new addresses are wrong. After a power cut at any
+// point, the former ones are in effect.
 func TestPowerCutDuringARollback(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -122,8 +122,8 @@ func TestPowerCutDuringARollback(t *testing.T) {
 	})
 }
 
-// TestDeadUplink: an enrolled node with new addresses and no uplink tries the
-// former ones a few times, and goes on with what it has.
+// An enrolled node with new addresses and no uplink tries the
+// former ones a few times, then continues with its present ones.
 func TestDeadUplink(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -160,8 +160,7 @@ func TestDeadUplink(t *testing.T) {
 	}
 }
 
-// TestCorrectedAfterARollback: nothing of the former settings outlives the
-// correction.
+// A correction removes all of the former settings.
 func TestCorrectedAfterARollback(t *testing.T) {
 	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
@@ -185,7 +184,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	}
 }
 
-// TestTrialOfAnotherRoot: what was tried on one root is not baked into another.
+// A failed trial on one root does not affect another root.
 func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -210,8 +209,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	}
 }
 
-// TestNetworkRollsBack: the corrected settings reach no master, the former
-// ones do.
+// The corrected settings reach no API server, but the former ones do.
 func TestNetworkRollsBack(t *testing.T) {
 	t.Parallel()
 	settings := func(addr string) string {
@@ -265,13 +263,13 @@ func TestAddressChanged(t *testing.T) {
 	}
 }
 
-// TestTwoCards: the way to one API server is by one card, that to the others by
-// another. The node keeps its address, whoever answers first.
+// The node reaches one API server by one network card, and the
+// others by another. It keeps its address, whichever answers first.
 func TestTwoCards(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
 	const first, second = "192.0.2.50", "198.51.100.50"
-	gone := map[string]bool{} // addresses that the machine does not have any more
+	gone := map[string]bool{} // addresses that the machine has lost
 	boot := func(answering string) string {
 		t.Helper()
 		e := w.Env()
@@ -313,8 +311,8 @@ func TestTwoCards(t *testing.T) {
 	}
 }
 
-// TestFirstAddressByTheList: all API servers answer a new machine, and the first of
-// the list tells its address.
+// When all API servers answer a new machine, its address is
+// the one towards the first in the list.
 func TestFirstAddressByTheList(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -337,7 +335,7 @@ func TestFirstAddressByTheList(t *testing.T) {
 	}
 }
 
-// TestRollbackOfDropins: drop-ins and masks are settings too.
+// Drop-ins and masks count as network settings.
 func TestRollbackOfDropins(t *testing.T) {
 	t.Parallel()
 	ignition := func(storage string) string {
@@ -401,8 +399,8 @@ func TestRollbackOfDropins(t *testing.T) {
 	}
 }
 
-// TestAddressChangesAfterARollback: DHCP gives another address while the former settings
-// are in place. They are taken back all the same when another Site comes.
+// DHCP assigns another address while the former settings are
+// in effect. Another Site replaces them nevertheless.
 func TestAddressChangesAfterARollback(t *testing.T) {
 	t.Parallel()
 	const dropin = "/etc/systemd/network/30-lan.network.d/10.conf"
@@ -427,8 +425,7 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	}
 }
 
-// TestRollbackOfPermissions: networkd, which is not root, must read a file for its
-// contents to be settings.
+// A file that networkd, which is not root, cannot read does not count as the same setting.
 func TestRollbackOfPermissions(t *testing.T) {
 	t.Parallel()
 	const path, networkd = "/etc/systemd/network/30-lan.netdev", 152
@@ -457,8 +454,7 @@ func TestRollbackOfPermissions(t *testing.T) {
 	}
 }
 
-// TestSettingsAreCollectedSafely: a link is not followed, and what no daemon reads is
-// left alone.
+// Links are not followed, and files that no daemon reads are left out.
 func TestSettingsAreCollectedSafely(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// TestPendingKeyIsKept: a join that failed while the node's CSR was pending is tried again
-// with the same key, so kubelet finds its CSR. A reset removes the key.
+// A join that failed while the node's CSR was pending is repeated with
+// the same key, so kubelet finds its CSR. A reset removes the key.
 func TestPendingKeyIsKept(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -23,7 +23,7 @@ func TestPendingKeyIsKept(t *testing.T) {
 	if err := e.WriteFile(member.PendingKey, []byte(key), machine.Mode(0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Remove(member.ClientCert); err != nil { // it is not enrolled
+	if err := e.Remove(member.ClientCert); err != nil { // not enrolled yet
 		t.Fatal(err)
 	}
 	phase := join.Phase(&site.Active{Site: new(configs.Site)})

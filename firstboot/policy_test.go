@@ -11,8 +11,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestAStrangersStick: an enrolled node takes what brings it back, and neither
-// users nor config.ign.
+// From an unsigned stick, an enrolled node applies repairs only, no users and no config.ign.
 func TestAStrangersStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -46,8 +45,8 @@ func TestAStrangersStick(t *testing.T) {
 	}
 }
 
-// admits makes the machine's one of an Image with this sites.removable, and
-// the public halves of these keys.
+// admits gives the machine an Image with this
+// sites.removable and the public keys of these keys.
 func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
 	w.T.Helper()
 	var info map[string]any

@@ -14,8 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestPowerGoesRightAfterReady: once the token is forgotten, nothing of the
-// node may be on its way to the disk still.
+// Before the token is removed, all of the node's files are synced to the disk.
 func TestPowerGoesRightAfterReady(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -37,7 +36,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 	}
 }
 
-// TestSyncFails: a disk that loses what it is given keeps the token.
+// If syncing fails, the token is kept.
 func TestSyncFails(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -61,8 +60,8 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
-// TestStateDecidesNothing: whatever the state says of a boot that was cut off, or
-// if it is gone, the next one does the same.
+// The next boot does the same whatever state.json says after
+// a power cut, even if it is missing.
 func TestStateDecidesNothing(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -105,7 +104,7 @@ func TestStateDecidesNothing(t *testing.T) {
 	}
 }
 
-// states are what a state file may be, whatever the machine is.
+// states returns possible state files, independent of the machine.
 func states(ofNode string) map[string]func(*world) error {
 	put := func(text string) func(*world) error {
 		return func(w *world) error { w.Put(ondisk.StateFile, text); return nil }
@@ -120,8 +119,8 @@ func states(ofNode string) map[string]func(*world) error {
 	}
 }
 
-// TestStateDecidesNoReset: whether reset forgets a token depends on whether the
-// join it belongs to is over, and not on what the state says of it.
+// reset removes the token if the join that it belongs to is
+// complete, whatever state.json says.
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
@@ -134,7 +133,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 		t.Fatal("done, and nobody approved")
 	}
 	joining.Cluster.HubServerCSR = "Approved"
-	searching := machine.clone(t) // no join was begun, but this site is in place
+	searching := machine.clone(t) // no join has begun, but the Site is in place
 	searching.Offline = true
 	if err := searching.boot(); err == nil {
 		t.Fatal("done, and nobody answered")
@@ -146,7 +145,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		machine *world
-		again   int // how often it joins after the reset
+		again   int // joins after the reset
 	}{
 		{"in the middle of the join", joining, 0},
 		{"on the way to it", searching, 0},
@@ -173,8 +172,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 }
 
-// TestStateDecidesNoConvert: convert keeps out of the way of a first boot that
-// runs, and of no other.
+// convert rejects a machine only while first boot runs.
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)
@@ -183,13 +181,13 @@ func TestStateDecidesNoConvert(t *testing.T) {
 	for what, state := range states(ofNode) {
 		for _, unit := range []string{"active", "inactive"} {
 			w := node.clone(t)
-			w.Units[ondisk.UnitFirstboot], w.Started[ondisk.UnitFirstboot] = unit, w.Now // after the state was written
+			w.Units[ondisk.UnitFirstboot], w.Started[ondisk.UnitFirstboot] = unit, w.Now // after the last write of state.json
 			if err := state(w); err != nil {
 				t.Fatal(err)
 			}
 			_, err := w.convert(pool)
 			switch {
-			case unit == "active" && (err == nil || !strings.Contains(err.Error(), "first boot is at work on this machine")):
+			case unit == "active" && (err == nil || !strings.Contains(err.Error(), "first boot has not finished on this machine")):
 				t.Errorf("the state is %s, and first boot runs: %v", what, err)
 			case unit == "inactive" && err != nil:
 				t.Errorf("the state is %s, and first boot does not run: %v", what, err)
@@ -204,8 +202,7 @@ func TestStateDecidesNoConvert(t *testing.T) {
 	}
 }
 
-// TestEnrolledReadsWhatItFinds: a name without contents, and contents that end
-// early or are zeros, do not count as an enrolment.
+// An empty, truncated or zeroed certificate does not count as an enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)
@@ -245,8 +242,8 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	}
 }
 
-// TestRestoreCertificates: the current certificate of each store is spoilt in
-// each way that a power cut has, after two rotations.
+// After two rotations, the current certificate of each store
+// is damaged in every way that a power cut may cause.
 func TestRestoreCertificates(t *testing.T) {
 	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
@@ -261,8 +258,8 @@ func TestRestoreCertificates(t *testing.T) {
 		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")
 		for name, tc := range map[string]struct {
 			third  string
-			target string // of the link; "" for none
-			want   string // where it leads to then
+			target string // of the link; "": no link
+			want   string // the link's target afterwards
 		}{
 			"sound":                 {third, three, three},
 			"sound, not the newest": {third, one, one},
@@ -278,7 +275,7 @@ func TestRestoreCertificates(t *testing.T) {
 			w.Put(one, first)
 			w.Put(two, second)
 			w.Put(three, tc.third)
-			w.Put(s.Dir+"/"+s.Name+"-other-2035-01-01-00-00-00.pem", third) // another store's
+			w.Put(s.Dir+"/"+s.Name+"-other-2035-01-01-00-00-00.pem", third) // of another store
 			if tc.target != "" {
 				if err := os.Symlink(tc.target, filepath.Join(w.Root, s.Current())); err != nil {
 					t.Fatal(err)
@@ -307,7 +304,7 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 }
 
-// TestRestoreKubeletsOwnPair: kubelet looks only whether the files are there.
+// A pair with a damaged file is removed: kubelet checks only that the files exist.
 func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -328,8 +325,8 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 	}
 }
 
-// TestRotationCutOff: the whole way of a node whose power goes after its
-// certificate was rotated, months after the token was forgotten.
+// Months after the join, the power is cut right after a
+// certificate was rotated: the node recovers without a token.
 func TestRotationCutOff(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)

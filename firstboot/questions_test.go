@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// TestQuestionsOfAJoin: what first boot itself asks one API server while a machine joins,
-// and over how many connections. A thousand machines ask that at once.
+// The requests and connections of first boot to one API server during a
+// join, of which a thousand machines may make as many at once.
 func TestQuestionsOfAJoin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates
@@ -34,7 +34,7 @@ func TestQuestionsOfAJoin(t *testing.T) {
 	}
 	delete(asked, node)
 	want := map[string]int{
-		"/api/v1/namespaces/kube-public/configmaps/cluster-info":   2, // to find the cluster, and to note it
+		"/api/v1/namespaces/kube-public/configmaps/cluster-info":   2, // to find the cluster, and to record it
 		"/api/v1/namespaces/default/services/kubernetes":           1,
 		"/apis/networking.k8s.io/v1/servicecidrs":                  1,
 		"/api/v1/namespaces/kube-system/configmaps/kubeadm-config": 1,
@@ -43,8 +43,8 @@ func TestQuestionsOfAJoin(t *testing.T) {
 		t.Errorf("asked %v, want %v", asked, want)
 	}
 	wantDials := map[string]int{
-		"192.0.2.11:6443":  4, // does it answer; discovery; has its certificate the endpoint's name, twice
-		worldtest.Endpoint: 4, // does ipvscare serve, twice; cluster-info; all else
+		"192.0.2.11:6443":  4, // a check, discovery, and the name in the certificate, twice
+		worldtest.Endpoint: 4, // two checks that ipvscare works, cluster-info, and everything else
 	}
 	if !maps.Equal(dials, wantDials) {
 		t.Errorf("connections %v, want %v", dials, wantDials)

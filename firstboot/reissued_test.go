@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// reissue makes a CA anew, of its own key or of another one's.
+// reissue returns a new certificate of a CA, signed by its own key or by another one.
 func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Time) []byte {
 	t.Helper()
 	tmpl := *ca
@@ -37,7 +37,7 @@ func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Tim
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// yearsLater passes time, in which kubelet has renewed its certificate.
+// yearsLater advances the clock; kubelet has renewed its certificate meanwhile.
 func (w *world) yearsLater(years int) {
 	w.T.Helper()
 	w.Now = w.Now.AddDate(years, 0, 0)
@@ -49,8 +49,8 @@ func (w *world) yearsLater(years int) {
 	w.PowerOn()
 }
 
-// A worker finds the CA that was issued again in cluster-info, whoever shows it, and
-// takes it by its key. It outlives the former one.
+// A worker gets the reissued CA from cluster-info, even from an unauthenticated server, and
+// accepts it because the key is the same. It still works after the former CA has expired.
 func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -88,7 +88,7 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			renewed := reissue(t, ca, w.Cluster.Key, w.Now)
 			w.Cluster.CAPEM = renewed
 			w.EffectNames = nil
-			w.mustBoot() // the timer
+			w.mustBoot() // as firstboot-again.timer does
 			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.CAOf(t, w.Get(ondisk.KubeletConf)), renewed) {
 				t.Error("it trusts the former CA")
 			}
@@ -103,14 +103,14 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
 				t.Errorf("again: %q", w.EffectNames)
 			}
-			w.yearsLater(3) // the former one has ended
+			w.yearsLater(3) // the former one has expired
 			w.Cluster.TLS.ClientCAs.AppendCertsFromPEM(renewed)
 			w.mustBoot()
 		})
 	}
 }
 
-// A worker that was off when the former CA ended comes back.
+// A worker that was off when the former CA expired accepts the reissued one.
 func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -121,8 +121,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w.mustBoot()
 }
 
-// A control-plane node takes the CAs of a newer Site, has its kubeconfigs made anew, and
-// publishes them; an older Site takes none of it back.
+// A control-plane node installs and publishes the CAs of a newer Site
+// and makes its kubeconfigs again; an older Site undoes none of that.
 func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -152,8 +152,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.stampSite(&newer)
 	m.EffectNames, m.Console = nil, nil
 	pods := m.Get(controlplane.Pods[0])
-	m.bootDone() // while it runs, as with a signed stick
-	if !m.ConsoleHas("etcd on this machine uses its CA as it was issued before") {
+	m.bootDone() // while the control plane runs, as with a signed stick
+	if !m.ConsoleHas("etcd on this machine still uses the former issue of its CA") {
 		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.Console, "\n"))
 	}
 	for _, when := range []string{"with its Site", "restarted", "with an older Site"} {
@@ -184,10 +184,10 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 			t.Errorf("%s: it is still told that they end", when)
 		}
 	}
-	if m.ConsoleHas("etcd on this machine uses its CA") {
+	if m.ConsoleHas("etcd on this machine still uses") {
 		t.Error("etcd was restarted, and it is told to")
 	}
-	m.SetClock(m.Now.AddDate(0, 0, -2)) // before they were issued
+	m.SetClock(m.Now.AddDate(0, 0, -2)) // before the CAs were issued
 	files, err := controlplane.PKIFilesFor(t.Context(), m.Env(), older.Credentials.Keys)
 	if err != nil {
 		t.Fatal(err)
@@ -199,8 +199,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 }
 
-// A computer whose clock was ahead issued the CAs again, and then, with the right clock,
-// once more: a control-plane node that has the former ones takes the latter.
+// A computer whose clock was ahead reissued the CAs, and later did so again with
+// the right clock: a control-plane node with the former CAs installs the latter.
 func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"
@@ -238,8 +238,8 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// A CA that is not valid yet, by a clock that follows a time server, does not replace the
-// same CA as it was issued before, which is.
+// If a time server has set the clock, a CA that is not valid
+// yet does not replace an earlier issue that is.
 func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	t.Parallel()
 	keys := *mintedSites(t, 1)[0].Site.Credentials.Keys
@@ -260,7 +260,7 @@ func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	}
 }
 
-// caFor is the cluster's CA that a machine has with some keys.
+// caFor returns the cluster CA that a machine would install from keys.
 func caFor(t *testing.T, w *world, keys *configs.ClusterKeys) string {
 	t.Helper()
 	files, err := controlplane.PKIFilesFor(t.Context(), w.Env(), keys)

@@ -17,7 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// inUseBytes are the certificates and kubeconfigs that the control plane uses.
+// inUseBytes returns the contents of the certificates and
+// kubeconfigs that the control plane uses.
 func (m *controlPlane) inUseBytes() map[string]string {
 	m.T.Helper()
 	all := map[string]string{}
@@ -31,8 +32,8 @@ func (m *controlPlane) inUseBytes() map[string]string {
 	return all
 }
 
-// wantUsable checks that each certificate can be used, or its new one can, with which
-// the next run repairs it.
+// wantUsable checks that every certificate is usable, or
+// that its renewed one is, which the next run installs.
 func (m *controlPlane) wantUsable(when string) {
 	m.T.Helper()
 	for _, c := range controlplane.CredentialsOf(m.site) {
@@ -46,8 +47,8 @@ func (m *controlPlane) wantUsable(when string) {
 	}
 }
 
-// kubeadm that fails takes no certificate from a control plane that is well: what is
-// in use stays, to the byte, and etcd starts with it after a restart.
+// If kubeadm fails, a working control plane keeps its certificates,
+// byte for byte, and etcd starts with them after a restart.
 func TestRenewalThatFails(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -112,7 +113,7 @@ func TestRenewalThatFails(t *testing.T) {
 						t.Errorf("%s: %s is another", when, f)
 					}
 				}
-				if !m.ConsoleHas("the control plane's certificates are not renewed: ") || !m.ConsoleHas("are valid until 2027-11-20T10:00:") {
+				if !m.ConsoleHas("renewing the control plane's certificates failed: ") || !m.ConsoleHas("are valid until 2027-11-20T10:00:") {
 					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.Console, "\n"))
 				}
 				if m.Has(controlplane.RenewalDir) || when == "the timer" && m.Get(controlplane.Pods[0]) != pods {
@@ -128,7 +129,8 @@ func TestRenewalThatFails(t *testing.T) {
 	}
 }
 
-// A certificate that cannot be used is waited for; the others stay meanwhile.
+// An unusable certificate is an error until kubeadm can make
+// it again; the others are not changed meanwhile.
 func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -151,8 +153,8 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.bootDone()
 }
 
-// Kubelet's own certificate that can be used stays when only its kubeconfig is
-// broken; one that has expired goes, since kubelet would prefer it.
+// A usable certificate of kubelet is kept if only its kubeconfig is
+// broken. An expired one is removed, since kubelet would prefer it.
 func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -181,8 +183,8 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	}
 }
 
-// The power goes before each effect of a renewal: what the control plane can use is
-// never lost, and the next run ends with all of it renewed.
+// A power cut before each effect of a renewal never leaves the control plane
+// without usable certificates, and the next run completes the renewal.
 func TestPowerCutOfRenewal(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -196,7 +198,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			files := m.Files()
 			whole := m.cloneWith(t, files)
 			whole.bootDone()
-			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before, nothing in use is another
+			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // no file in use is changed before
 			end := slices.Index(whole.EffectNames, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
 				t.Fatalf("effects: %q", whole.EffectNames)
@@ -235,8 +237,8 @@ func TestPowerCutOfRenewal(t *testing.T) {
 	}
 }
 
-// Whatever lifetime kubeadm's certificates have, they are made once, and again when
-// half of it is over; also when the note of when they were made is lost.
+// Certificates of any lifetime are made once, and renewed after
+// half of it, even if the record of when they were made is lost.
 func TestRenewalOfShortCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -270,8 +272,8 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				m.Put(own, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own
-				m.bootDone()                                                           // the timer
+				m.Put(own, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own certificate
+				m.bootDone()                                                           // as firstboot-again.timer does
 				if n := made(); n != tt.want {
 					t.Fatalf("%s later they were made %d times, want %d", tt.after, n, tt.want)
 				}
@@ -296,8 +298,8 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 	}
 }
 
-// The certificates of a CA's last months, be they cut off at its end or not, are not
-// made again and again, and etcd starts with them.
+// Certificates that a CA issues in its last months are not renewed again and
+// again, whether they end before it or not, and etcd starts with them.
 func TestRenewalAtTheEndOfACA(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -329,8 +331,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// Pods run while kubelet does not: its certificate has expired, for example, and
-// systemd starts it again and again. They read what was renewed all the same.
+// Pods run while kubelet does not, for example because its certificate has expired
+// and systemd restarts it in a loop. They read renewed certificates nevertheless.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -342,7 +344,7 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 			m.Now = m.Now.AddDate(0, 8, 0)
 			pods := m.Get(controlplane.Pods[1])
 			m.Units[ondisk.UnitKubelet] = state
-			m.bootDone() // the timer
+			m.bootDone() // as firstboot-again.timer does
 			if m.Get(controlplane.Pods[1]) == pods {
 				t.Error("the controller manager uses its former kubeconfig until the machine is restarted")
 			}
@@ -350,8 +352,8 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	}
 }
 
-// A manifest that a power cut has spoilt does not keep renewed certificates from the
-// other pods, nor the phase after it from making it anew.
+// A manifest that a power cut has truncated does not prevent the restart of
+// other pods with renewed certificates, nor its own repair in the next phase.
 func TestRenewalWithASpoiltManifest(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -365,7 +367,7 @@ func TestRenewalWithASpoiltManifest(t *testing.T) {
 	}
 }
 
-// madeTimes counts how often kubeadm made certificates.
+// madeTimes returns how often kubeadm made certificates.
 func (m *controlPlane) madeTimes() (n int) {
 	for _, phase := range m.inits {
 		if phase == "certs all" {
@@ -376,8 +378,8 @@ func (m *controlPlane) madeTimes() (n int) {
 }
 
 // A PC whose clock runs in the local time of Shanghai makes its certificates eight hours
-// ahead. Where a time server answers in time, none is made by that clock; later, those
-// that are not valid yet are made anew, and read.
+// ahead. If a time server answers in time, none is made by that clock. Otherwise those
+// that are not valid yet are made again later, and the pods read them.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -415,7 +417,7 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 				}
 				m.Now = at
 				m.TimeServerAnswers()
-				m.bootDone() // the timer
+				m.bootDone() // as firstboot-again.timer does
 				if m.Get(controlplane.Pods[0]) == pods {
 					t.Error("the API server goes on with a certificate that nobody accepts")
 				}
@@ -430,8 +432,8 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 	}
 }
 
-// A control-plane node that was off wakes up with a clock behind its certificates. They are
-// good once a time server answers.
+// A control-plane node boots with a clock behind its
+// certificates. They are valid once a time server answers.
 func TestCertificatesOfAClockBehind(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -460,8 +462,8 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	}
 }
 
-// A control-plane node without a battery, a time server and etcd's data takes its seat in
-// a cluster whose certificates are of a time that its clock does not know of.
+// A control-plane node without a battery, a time server and etcd's data
+// joins a cluster whose certificates begin later than its clock says.
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

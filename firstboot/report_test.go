@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestReportIsSentAgain: the server is away when the node is done.
+// The server does not answer at first when the node is ready.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -60,8 +60,8 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 }
 
-// TestReportTellsOfTheBoot: when its parts began, first boot's own start included,
-// and when systemd had started all, which is known later.
+// The report has the start of each part of the boot, including first boot's
+// own, and the end of systemd's startup, which is known only later.
 func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -87,7 +87,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	}
 }
 
-// TestReportGoesThroughTheProxy: the site has no other way out.
+// The report is sent through the Site's proxy.
 func TestReportGoesThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")

@@ -35,7 +35,7 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 		node = s.Node
 	}
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
-		return node, errors.New("this machine runs a control plane; `kubeadm reset` takes that away, knowing about etcd")
+		return node, errors.New("this machine runs a control plane, which a reset does not remove; run `kubeadm reset`, which also removes the etcd member")
 	}
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -134,7 +134,7 @@ func keepManifests(e *machine.Env) error {
 		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
 			// A power cut during the reset must not lose them.
 			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
-				return fmt.Errorf("keeping %s: %w", p, err)
+				return fmt.Errorf("copying %s: %w", p, err)
 			}
 		}
 	}
@@ -153,7 +153,7 @@ func restoreManifests(e *machine.Env) error {
 			_, err = e.Write(ondisk.ManifestsDir+"/"+en.Name(), b, machine.Mode(0o600))
 		}
 		if err != nil {
-			return fmt.Errorf("giving back %s/%s: %w", ondisk.ManifestsDir, en.Name(), err)
+			return fmt.Errorf("restoring %s/%s: %w", ondisk.ManifestsDir, en.Name(), err)
 		}
 	}
 	return e.RemoveAll(keptManifests)
@@ -211,11 +211,11 @@ func resetList(e *machine.Env) []string {
 func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range resetList(e) {
 		if err := e.Remove(p); err != nil {
-			return fmt.Errorf("forgetting the cluster: %w", err)
+			return fmt.Errorf("removing the records of the cluster: %w", err)
 		}
 	}
 	if err := e.RemoveAll(update.Dir); err != nil {
-		return fmt.Errorf("removing what an update fetched: %w", err)
+		return fmt.Errorf("removing the downloads of an update: %w", err)
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// exchangeRoot makes the next boot one of another root, in the other root
-// partition: its /etc is as it was baked, /var is the machine's.
+// exchangeRoot makes the machine boot the other root
+// partition next: /etc is the image's, /var the machine's.
 func (w *world) exchangeRoot() {
 	w.T.Helper()
 	// On a machine this is a bind mount from DATA.
@@ -55,8 +55,8 @@ func (w *world) exchangeRoot() {
 	}
 }
 
-// A root that was exchanged gets the site's settings and the machine's id,
-// and the machine is the node that it was.
+// After a root was exchanged, it gets the Site's settings
+// and the machine ID, and the node is the same.
 func TestExchangedRoot(t *testing.T) {
 	t.Parallel()
 	for _, brought := range []struct{ id, how string }{
@@ -102,8 +102,8 @@ func TestExchangedRoot(t *testing.T) {
 	}
 }
 
-// The next boot of a root that was left in the middle goes on, offline too:
-// kubelet runs whatever happens to be reachable.
+// The next boot completes an interrupted one of a new root,
+// even offline: kubelet runs, whatever else is reachable.
 func TestExchangedRootOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -133,8 +133,8 @@ func TestExchangedRootOffline(t *testing.T) {
 	}
 }
 
-// An edge node whose root was exchanged while its masters are out of reach has
-// its yurthub, without which kubelet runs no pod.
+// An edge node whose root was exchanged while no API server
+// answers has its yurthub, without which kubelet runs no pods.
 func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -165,8 +165,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	}
 }
 
-// Of the two roots the one in use gets ids of its own; the other stays as it
-// was written.
+// Only the root in use gets its own file system IDs; the other one is not changed.
 func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

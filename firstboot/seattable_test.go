@@ -12,28 +12,27 @@ import (
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
-// peersRow is what the other masters have become when the power comes back, and
-// what the decision table says of a disk without etcd's data, and of one with it.
+// peersRow is a state of the other control-plane nodes after a power
+// cut, and the decision without and with etcd's data on this disk.
 type peersRow struct {
 	name        string
 	set         func(m *controlPlane)
 	blank, data string
 }
 
-// all puts the other masters into one state.
+// all sets the other control-plane nodes to one state.
 func (m *controlPlane) all(s etcdmember.PeerState) {
 	for _, f := range m.others {
 		f.state, f.quorum = s, false
 	}
 }
 
-// TestPowerCutThenTheTable: wherever the power was cut during a birth or a
-// replacement of one of three, what is on the disk then is a row of the decision
-// table, whatever has become of the others. etcd never begins with nothing where
-// they have lived.
+// After a power cut at any point of a bootstrap, or of the replacement of one of three
+// members, the disk and the others are in one of these states, and the decision follows
+// the table. etcd never starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
-	const late = 200 * time.Hour // the ticket has expired
+	const late = 200 * time.Hour // the birth ticket has expired
 	ownSeat := func(o map[string]any) bool {
 		return strings.Contains(fmt.Sprint(o["peerURLs"]), "https://192.0.2.11:2380")
 	}
@@ -79,10 +78,10 @@ func TestPowerCutThenTheTable(t *testing.T) {
 
 var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 
-// cutThenRows cuts the power of machines like this one before each effect of
-// their first boot, loses what was not synced, and puts what is left before each row;
-// off the nightly run each third effect, with -short as many as everyCut says, and before
-// one row but where etcd's files are written.
+// cutThenRows cuts the power of machines like this one before effects of their first
+// boot, drops what was not synced, and combines the result with each row. Nightly runs
+// try all effects and rows. Others try every third effect, or with -short as many as
+// everyCut says, with one row, and all rows only when etcd's files are written.
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.Files()
@@ -97,7 +96,7 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	for n := every; n <= whole.Effects; n += every {
 		cut := m.cloneWith(t, files)
 		cut.PowerCutAt = n
-		_ = cut.boot() // it ends somewhere
+		_ = cut.boot() // decides checks the result
 		cut.LoseUnsynced()
 		at, left := cut.EffectNames[len(cut.EffectNames)-1], cut.Files()
 		data := cut.Has("/var/lib/etcd/member/wal/0.wal")
@@ -126,17 +125,17 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Logf("%d cuts, %d views", disks[true]+disks[false], views)
 }
 
-// decides boots until first boot lets etcd start, and ends there, or waits, and
-// returns the decision. What etcd would be started with must be that.
+// decides boots until first boot lets etcd start, at which it ends, or waits. It
+// returns the decision, after checking that etcd would start accordingly.
 func (m *controlPlane) decides() string {
 	m.T.Helper()
-	m.Patience = 90 * time.Second // an old seat is watched for one minute
+	m.Patience = 90 * time.Second // a former member is watched for one minute
 	m.BeforeEffect = func(string) {
 		if controlplane.Decided(m.Env()) {
 			m.PowerCutAt = 1
 		}
 	}
-	_ = m.boot() // by decides' own doing
+	_ = m.boot() // decides cuts the power itself
 	m.BeforeEffect = nil
 	all := decisionLine.FindAllStringSubmatch(m.Log.String(), -1)
 	if len(all) == 0 {

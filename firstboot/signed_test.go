@@ -25,7 +25,7 @@ func newSiteKey(t *testing.T) minisign.PrivateKey {
 	return k
 }
 
-// signed plugs a signed stick in, which somebody may have changed since.
+// signed plugs in a signed stick, which change may have modified.
 func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Contents), files map[string]string) {
 	w.T.Helper()
 	w.plug("")
@@ -49,9 +49,8 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
-// TestASignedStick on nodes and on blank machines: a signature by a key that
-// the Image names admits everything, and one that does not hold nothing more
-// than a stranger's stick.
+// Every part of a Site with a valid signature of a key of the Image
+// is applied. With an invalid one, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {
 	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
@@ -61,7 +60,7 @@ func TestASignedStick(t *testing.T) {
 		signer minisign.PrivateKey
 		change func(*slot.Contents)
 		all    bool
-		some   bool // a repair
+		some   bool // only a repair
 		says   string
 	}{
 		{"signed", ondisk.SitesSigned, key, nil, true, false, "took the Site of stick"},
@@ -85,7 +84,7 @@ func TestASignedStick(t *testing.T) {
 		{"not a signature", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = []byte("hello") }, false, false, "is not a minisign signature"},
 		{"of 2090", ondisk.SitesSigned, key, func(c *slot.Contents) {
 			c.Signature, _ = slot.Sign(c.Files, key, time.Date(2090, 1, 1, 0, 0, 0, 0, time.UTC))
-		}, false, false, "it was signed on 2090-01-01 00:00:00, which cannot be"},
+		}, false, false, "it was signed on 2090-01-01 00:00:00, which is too late for this image"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -112,8 +111,7 @@ func TestASignedStick(t *testing.T) {
 	}
 }
 
-// TestABlankMachineAndSignedSites: the first site, too, must be signed, and
-// the console says that its token stays on the stick.
+// The first Site must be signed too, and the console says that its token stays on the stick.
 func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -132,8 +130,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	}
 }
 
-// TestAStampedSlotNeedsNoSignature: what is written to the machine's own disk
-// is not asked for one.
+// The slot on the machine's own disk needs no signature.
 func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -147,8 +144,8 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	}
 }
 
-// TestAnOldSignedSite is not taken again by whoever finds it, under no policy
-// that asks for signatures, and after a reset neither.
+// An old signed Site is not applied again, whatever the
+// policy about signatures, and not after a reset either.
 func TestAnOldSignedSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -170,7 +167,7 @@ func TestAnOldSignedSite(t *testing.T) {
 			}
 			for range 2 {
 				bring(day(5), "one")
-				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has taken a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
+				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has accepted a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
 					t.Fatalf("%s", strings.Join(w.Console, "\n"))
 				}
 			}
@@ -182,8 +179,8 @@ func TestAnOldSignedSite(t *testing.T) {
 	}
 }
 
-// TestSignedThroughPowerCuts: at whatever point the power goes, the newer
-// signed site is taken, and the older one never again.
+// After a power cut at any point, the newer signed Site is
+// applied, and the older one never again.
 func TestSignedThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -213,8 +210,8 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestASignatureFromBeforeTheImage has a date as every other has: it does not beat a Site
-// that was stamped onto the disk since, also once a stranger's stick has come in between.
+// The date of a signature counts even if it is before the image's: the Site does not replace
+// one that was stamped onto the disk later, nor after an unsigned stick in between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -261,8 +258,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 	}
 }
 
-// TestAStrangersDate: the date of a stick that anybody may have made does not make the
-// office's signed one old.
+// The date of an unsigned stick does not make a signed Site count as old.
 func TestAStrangersDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -291,9 +287,8 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateThroughPowerCuts: wherever the power goes while one stranger's stick
-// follows another, their dates make no signed Site old, and that of the Site that was
-// stamped onto the disk still does.
+// Two unsigned sticks follow each other, with a power cut at any point. Their dates
+// make no signed Site old, but the date of the Site on the disk still does.
 func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -338,8 +333,7 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// TestNotBefore: an Image rejects what was signed before its date, on nodes and on blank
-// machines, whatever else is known.
+// An Image rejects Sites that were signed before its date, on nodes and on blank machines.
 func TestNotBefore(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -358,7 +352,7 @@ func TestNotBefore(t *testing.T) {
 			return w.boot()
 		}
 		err := bring(day(6) - 1)
-		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.ConsoleHas("it was signed on 2026-11-05 23:59:59, and the Image rejects what was signed before 2026-11-06 00:00:00 (sites.notBefore)") {
+		if (err != nil) != blank || blank && w.Joins > 0 || !blank && w.goesBy("office") || !w.ConsoleHas("it was signed on 2026-11-05 23:59:59, and the Image rejects Sites signed before 2026-11-06 00:00:00 (sites.notBefore)") {
 			t.Errorf("blank %v: %v\n%s", blank, err, strings.Join(w.Console, "\n"))
 		}
 		if err := bring(day(6)); err != nil || !w.goesBy("office") {
@@ -367,8 +361,8 @@ func TestNotBefore(t *testing.T) {
 	}
 }
 
-// Where the slot is spoilt, or its Site has a mistake, the copy of the last Site holds, and
-// so does the date on which that was stamped: an older signed Site does not come back.
+// If the slot is damaged, or its Site is wrong, the copy of the last
+// Site and its stamping date count: an older signed Site is not applied.
 func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -398,8 +392,8 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	}
 }
 
-// The power goes while the token is wiped from the slot, and leaves it blank. The slot that is
-// made again has the date of the Site.
+// A power cut while the token is wiped from the slot leaves
+// it blank. The restored slot has the Site's date.
 func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -433,8 +427,8 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	}
 }
 
-// The date of the copy follows a Site that is stamped again unchanged, and a machine whose
-// copy is from a former release gets it at its next boot.
+// When the same Site is stamped again, the copy gets the new date. A
+// copy from a former release gets its date at the next boot.
 func TestDateOfTheCopy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -11,13 +11,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// TestStampInTheMiddle: a site that is stamped while first boot is at work
-// waits for the next pass, whole, and keeps its token for it.
+// A Site that is stamped while first boot runs is applied
+// completely in the next pass, and keeps its token for it.
 func TestStampInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name string
-		at   string // the effect before which somebody stamps
+		at   string // the effect before which it is stamped
 	}{
 		{"before the settings are in place", "hostname edge-sn0042"},
 		{"before the network is used", "start ipvscare.service"},
@@ -36,7 +36,7 @@ func TestStampInTheMiddle(t *testing.T) {
 			e := w.Env()
 			err := w.Run(New(e))
 			name, labels := "edge-sn0042", "north"
-			if tc.at == "hostname edge-sn0042" { // no node was made of the first one
+			if tc.at == "hostname edge-sn0042" { // the first Site made no node
 				name, labels = "other", "south"
 			}
 			n := w.Cluster.Nodes[name]
@@ -60,8 +60,7 @@ func TestStampInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestSecretsOfTheActiveSite: those of another Site in the slot are not forgotten
-// with it.
+// Only the secrets of the active Site are wiped from the slot.
 func TestSecretsOfTheActiveSite(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -96,7 +95,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}
 }
 
-// TestSlotIsReadOncePerPass counts what a check of a finished node reads.
+// A check of a finished node reads the slot only once per pass.
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

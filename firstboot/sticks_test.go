@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// stampAt puts files into a slot as of a date; 0: without one, as a laptop does.
+// stampAt writes files to a slot with a date, or with none if it is 0, as on a laptop.
 func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	w.T.Helper()
 	c := slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: stamped}, Files: map[string][]byte{}}
@@ -25,7 +25,7 @@ func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	w.Slots[dev] = w.NewSlot(c)
 }
 
-// reportTo is a site that differs from others in where its report goes.
+// reportTo returns a Site that has its own report URL.
 func (w *world) reportTo(host string, lines ...string) string {
 	return w.Site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
 }
@@ -36,7 +36,7 @@ func (w *world) goesBy(host string) bool {
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
 
-// TestBackToAFormerSite: S1, S2 and S1 again, each brought on the stick.
+// A Site, another one, and the first again are applied in turn, each from the same stick.
 func TestBackToAFormerSite(t *testing.T) {
 	t.Parallel()
 	for _, stamped := range []bool{false, true} {
@@ -65,7 +65,8 @@ func TestBackToAFormerSite(t *testing.T) {
 	}
 }
 
-// TestAnotherSticksComeback: A, B, and A again, which was pulled out meanwhile.
+// A stick is applied again if another one was applied since,
+// and the first was pulled out meanwhile.
 func TestAnotherSticksComeback(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -84,8 +85,8 @@ func TestAnotherSticksComeback(t *testing.T) {
 	}
 }
 
-// TestStickLeftIn does not undo what was stamped into the slot since, whether
-// the machine is a node or cannot join.
+// A stick that stays plugged in does not override a Site that was stamped
+// into the slot later, whether the machine is a node or cannot join.
 func TestStickLeftIn(t *testing.T) {
 	t.Parallel()
 	for _, joined := range []bool{true, false} {
@@ -108,8 +109,8 @@ func TestStickLeftIn(t *testing.T) {
 	}
 }
 
-// TestOlderStick: one that was stamped before the slot's site, and never seen
-// before. A date that cannot be true decides nothing.
+// An unknown stick is not applied if it was stamped before
+// the slot's Site. Impossible dates are ignored.
 func TestOlderStick(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -143,8 +144,7 @@ func TestOlderStick(t *testing.T) {
 	}
 }
 
-// TestStickHelpsALostNode: its site is the machine's own, which has forgotten
-// the token.
+// A stick with the machine's own Site repairs a node that no longer has the token.
 func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -161,7 +161,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 	}
 }
 
-// TestBadStickBesideAGoodOne: the one that can be read is taken.
+// A valid stick is applied although another one is invalid.
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -179,8 +179,8 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	}
 }
 
-// TestBadSticks: of each is said why it is not taken, in a sentence of its own, by a
-// machine that has a Site and by one that waits for one.
+// Each invalid stick is reported in a sentence of its own,
+// whether the machine has a Site or waits for one.
 func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
@@ -213,7 +213,7 @@ func TestBadSticks(t *testing.T) {
 	}
 }
 
-// TestStickKeepsIgnition: a stick with a site alone corrects the site alone.
+// A stick with only a Site does not replace config.ign.
 func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
@@ -243,8 +243,7 @@ func TestStickKeepsIgnition(t *testing.T) {
 	}
 }
 
-// TestPowerCutKeepsIgnition: a slot that is blank when the power comes back is
-// made again with all that was in it.
+// A slot that a power cut has left blank is restored with all its files.
 func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
@@ -257,9 +256,8 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	})
 }
 
-// cutSinceReady has clones of w boot, once for each effect since the node was Ready
-// at which the power can go; after two more boots look is called,
-// with the slot's config.ign.
+// cutSinceReady boots clones of w, each with a power cut at another effect after the node
+// was Ready. After two more boots it passes each to look, with the slot's config.ign.
 func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at string)) {
 	t.Helper()
 	whole := w.clone(t)
@@ -267,7 +265,7 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n++ {
 		cut := w.clone(t)
 		cut.PowerCutAt = n + 1
-		if err := cut.boot(); err != nil { // a report that cannot be written stops nobody
+		if err := cut.boot(); err != nil { // an error of the report stops nothing
 			t.Logf("cut at %s: %v", cut.EffectNames[len(cut.EffectNames)-1], err)
 		}
 		for range 2 {
@@ -282,9 +280,9 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// TestTokenInIgnition: a machine that has not joined rejects an Ignition config with the
-// Site's token (TestPermanentFailuresNameTheirCure). One that has joined goes on with the slot that
-// it has, and the token is wiped from config.ign too.
+// A machine that has not joined rejects an Ignition config with the
+// Site's token (TestPermanentFailuresNameTheirCure). A node accepts
+// the slot as it is, and the token is wiped from config.ign too.
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -308,8 +306,7 @@ func tokenInIgnition(source string) string {
 	return `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/probe","mode":384,"contents":{"source":"` + source + `"}}]}}`
 }
 
-// TestResetAndASticksToken: the machine does not go back by itself where it
-// was taken out of.
+// After a reset, a stick that was plugged in does not make the machine join again.
 func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -327,7 +324,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was there when the machine was reset") {
+	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was plugged in when the machine was reset") {
 		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// A stick that is stamped again is meant to be used.
@@ -339,8 +336,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 }
 
-// TestResetBeforeANewStick: one that was brought for the time after it is
-// taken, and said.
+// A stick with another Site is applied after a reset, which reports that.
 func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -350,7 +346,7 @@ func TestResetBeforeANewStick(t *testing.T) {
 	if _, err := Reset(t.Context(), w.Env(), func(s run.Step) { steps = append(steps, s) }); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "was not taken yet") }) {
+	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "has a new Site") }) {
 		t.Errorf("reset did not say it: %v", steps)
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
@@ -361,9 +357,9 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// TestAStrangersDateAndAClockAhead: a fake time server has put the clock ahead when a
-// stick with a date ahead is plugged in. Once the clock is right again and the stick is
-// gone, the date in the slot does not move it, wherever the power went meanwhile.
+// A fake time server has set the clock ahead, and a stick with a later date is
+// plugged in. Once the clock is correct and the stick is removed, the date in
+// the slot does not change the clock, after a power cut at any point.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

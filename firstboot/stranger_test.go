@@ -19,9 +19,9 @@ import (
 
 const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
 
-// TestAStrangerAndALostIdentity: a node whose certificate has expired, or only
-// seems to by a clock that somebody moved, or whose credentials were damaged,
-// is not a blank machine: a stick repairs it, and lets nobody in.
+// A node whose certificate is expired, or seems so with a wrong
+// clock, or whose credentials are damaged, does not count as
+// blank: an unsigned stick can repair it, but cannot add users.
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){
@@ -48,15 +48,15 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	}
 }
 
-// TestAStrangersCluster: a node whose site pins no CA stays in its cluster,
-// whatever masters and token a stick names.
+// A node whose Site pins no CA stays in its cluster,
+// whatever API servers and token an unsigned stick has.
 func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
 	w.admits(ondisk.SitesRepair)
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken)))
 	w.mustBoot()
-	w.rebuild() // who answers at the masters' addresses now is the stranger
+	w.rebuild() // the attacker answers at the API servers' addresses now
 	ca := w.Get(ondisk.KubeCA)
 	w.plug(unpin(w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")))
 	w.PowerOn()
@@ -71,9 +71,9 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// TestAStrangersBundle: whoever chooses API servers, token and time server on a stick
-// publishes the pinned CA, which is no secret, beside his own. A node whose certificate
-// has expired, or only seems to, still joins nobody but its own cluster.
+// An attacker's stick sets API servers, token and time server, and his cluster
+// publishes the pinned CA, which is public, in addition to his own. A node whose
+// certificate is expired, or seems so, still joins only its own cluster.
 func TestAStrangersBundle(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{
@@ -111,8 +111,8 @@ func TestAStrangersBundle(t *testing.T) {
 	}
 }
 
-// TestAMemberJoinsItsOwnClusterAgain: a Site may pin several clusters' CAs, for machines
-// that have not joined yet. One that joins again has chosen.
+// A Site may pin the CAs of several clusters, for machines that have
+// not joined yet. A member joins only its own cluster again.
 func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -137,8 +137,7 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// TestAMemberThatFailedToJoinAgain: a join that failed has removed its credentials, but not
-// what it was a member of.
+// A failed join has removed the machine's credentials, but not the record of its membership.
 func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
@@ -175,8 +174,8 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	}
 }
 
-// TestABundleOnTheDisk: a CA that no pin vouches for, which a former release has taken
-// from cluster-info for a join that did not come to its end, is used by nobody.
+// A CA without a matching pin, which a former release has copied
+// from cluster-info during an unfinished join, is not used.
 func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -213,8 +212,8 @@ func TestABundleOnTheDisk(t *testing.T) {
 	wantMember(t, w, w.Joins)
 }
 
-// TestAStickOfTheFuture: an unsigned stick neither sets a node's clock years
-// ahead nor makes newer sites look old.
+// The date of an unsigned stick neither sets a node's clock
+// years ahead nor makes newer Sites count as old.
 func TestAStickOfTheFuture(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -241,8 +240,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestAStrangerAndASpoiltSlot: a node that cannot read its own site any more
-// has nothing to repair by a stranger's.
+// A node that can no longer read its own Site applies nothing from an unsigned stick.
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -259,8 +257,8 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	}
 }
 
-// TestAStrangersKeys of another cluster replace none of a control-plane node, in whichever
-// way its Site names its CA.
+// An unsigned stick does not replace the keys of a control-plane
+// node, whether its Site has the CA or its hash.
 func TestAStrangersKeys(t *testing.T) {
 	t.Parallel()
 	stranger := mintedSites(t, 1)[0].Site.Credentials

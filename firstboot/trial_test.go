@@ -11,14 +11,15 @@ import (
 
 const trialEntry = "/efi/loader/entries/edgebake-b+2-1.conf"
 
-// onTrial has the machine run a system that an update has just brought.
+// onTrial makes the machine run a system that an update has just installed.
 func (w *world) onTrial() {
 	w.T.Helper()
 	w.Put(machine.BootCountFile, utf16(`\loader\entries\edgebake-b+2-1.conf`))
 	w.Put(trialEntry, "")
 }
 
-// One change at a time, and none while the system is on trial: the machine is as it was.
+// Only one change runs at a time, and none while the system
+// is on trial; a refused one changes nothing.
 func TestOneChangeAtATime(t *testing.T) {
 	t.Parallel()
 	machine := readyNode(t)
@@ -26,12 +27,12 @@ func TestOneChangeAtATime(t *testing.T) {
 		want    string
 		prepare func(w *world)
 	}{
-		{"another update, convert, revert or reset is at work", func(w *world) {
+		{"another update, convert, revert or reset is running", func(w *world) {
 			if _, err := w.Env().Lock(t.Context(), "/run/edgebake-change.lock"); err != nil {
 				t.Fatal(err)
 			}
 		}},
-		{"the system that runs is on trial itself", func(w *world) { w.onTrial() }},
+		{"the running system is still on trial", func(w *world) { w.onTrial() }},
 	} {
 		for what, change := range map[string]func(*world) error{
 			"convert": func(w *world) error { _, err := w.convert(pool); return err },
@@ -58,8 +59,8 @@ func TestOneChangeAtATime(t *testing.T) {
 	}
 }
 
-// On trial, a boot that sees no API server is neither kept nor ended while nothing else is
-// wrong, and is kept once one has seen the Node.
+// A boot on trial that reaches no API server is neither confirmed nor ended, provided
+// that everything else works. It is confirmed once first boot has seen the Node.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -98,8 +99,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// A boot on trial whose API servers are in reach and whose Node does not get Ready is not
-// held: it may have been before.
+// A boot on trial that reaches an API server but whose Node does
+// not become Ready is not held, even if an earlier run held it.
 func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -117,7 +118,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	}
 }
 
-// Reset removes what an update fetched.
+// A reset removes the files of an update.
 func TestResetEndsAnUpdate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

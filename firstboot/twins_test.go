@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestTwoMachinesWithOneSite: both joined, and each kubelet overwrites what the other
-// has reported. That is said, with the fix, and ends once one of them is off.
+// Two machines have joined with one Site, and each kubelet overwrites the other's
+// reports. First boot reports that with the fix, until one of them is off.
 func TestTwoMachinesWithOneSite(t *testing.T) {
 	t.Parallel()
 	const other = "00000000000000000000000000000002"
@@ -23,7 +23,7 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 		"at the join":                     {every: 10 * time.Second, says: "two machines run as the Node edge-sn0042"},
 		"at the join, the other is first": {every: 10 * time.Second, first: other, says: "two machines run as the Node edge-sn0042"},
 		"at a later boot":                 {every: 10 * time.Second, first: other, before: true, says: "two machines run as the Node edge-sn0042"},
-		"the other all the time":          {every: time.Hour, first: other, says: "the Node edge-sn0042 is another machine's still (machine ID " + other},
+		"the other all the time":          {every: time.Hour, first: other, says: "the Node edge-sn0042 still shows another machine (machine ID " + other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,8 +55,8 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 	}
 }
 
-// TestNodeOfAFormerMachine: a Node that was there shows the machine that had the name
-// before, until kubelet of this one reports.
+// A Node that existed before shows the former machine of
+// that name until this machine's kubelet reports.
 func TestNodeOfAFormerMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

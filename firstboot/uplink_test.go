@@ -18,14 +18,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// onCard is a control-plane node with its address on a card.
+// onCard returns a Site of a control-plane node with its address on a network card.
 func onCard(s configs.Site, card string) *configs.Site {
 	s.Network.Interfaces = []configs.Interface{{Name: card, Addresses: []string{"192.0.2.11/24"}, Gateway: "192.0.2.1"}}
 	return &s
 }
 
-// cardWorld is a control-plane node that has run with its address on eth0, and is to
-// boot with a Site that has it on eth1.
+// cardWorld returns a control-plane node that has run with its
+// address on eth0. Its next Site has the address on eth1.
 func cardWorld(t *testing.T, masters int) *controlPlane {
 	t.Helper()
 	m := newControlPlane(t, mintedSites(t, masters))
@@ -45,7 +45,7 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 	return m
 }
 
-// neighbours has the dials to other machines of this network fail as lead says.
+// neighbours makes connections to other machines of this network fail as lead says.
 func (m *controlPlane) neighbours(lead func(addr string) error) {
 	dial := m.DialOther
 	m.DialOther = func(ctx context.Context, addr string) (net.Conn, error, bool) {
@@ -67,9 +67,8 @@ func (m *controlPlane) usesCard(name string) bool {
 	return strings.Contains(m.Get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
 }
 
-// TestControlPlaneNetworkSlip: a corrected Site has the address on a card that has no
-// cable. Whether the machine has its address without a cable or not, the former
-// settings come back, and etcd starts.
+// A corrected Site has the address on a network card without a cable. Whether the
+// kernel sets the address or not, the former settings are restored, and etcd starts.
 func TestControlPlaneNetworkSlip(t *testing.T) {
 	t.Parallel()
 	for _, hasAddress := range []bool{false, true} {
@@ -100,7 +99,7 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 	}
 }
 
-// TestControlPlaneSettingsThatAreRight are never rolled back.
+// Correct settings are never rolled back.
 func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	t.Parallel()
 	unreachable := syscall.EHOSTUNREACH
@@ -108,7 +107,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 		name    string
 		masters int
 		lead    func(m *controlPlane, addr string) error
-		kept    bool // as good
+		kept    bool // recorded as working
 	}{
 		{"the gateway answers", 1, func(*controlPlane, string) error { return nil }, true},
 		{"the gateway drops all", 1, func(*controlPlane, string) error { return context.DeadlineExceeded }, true},
@@ -157,8 +156,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	}
 }
 
-// TestWorkersNetworkComesUpLate: the former settings reach an API server, and so do
-// the new ones by then.
+// The new settings work only once the former ones are tried: they stay.
 func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -173,8 +171,7 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	}
 }
 
-// TestGatewaysOfTheOwnAddress: only those on the card with the machine's address show
-// that its network works.
+// Only the gateways on the network card with the machine's address count.
 func TestGatewaysOfTheOwnAddress(t *testing.T) {
 	t.Parallel()
 	site := func(own, address, gateway string) *configs.Site {

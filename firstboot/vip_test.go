@@ -8,15 +8,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestVIPInTheCluster: a VIP inside the cluster's service ranges is said, one
-// that a Service has is rejected, and what cannot be asked stops nobody.
+// A VIP in the cluster's service ranges is reported, the address of
+// a Service is rejected, and what cannot be read stops nothing.
 func TestVIPInTheCluster(t *testing.T) {
 	t.Parallel()
-	const inRange, taken = "the VIP 10.103.97.2 lies in the cluster's service range", "is the address of the cluster's Service shop/till"
+	const inRange, taken = "the VIP 10.103.97.2 is in the cluster's service range", "is the address of the cluster's Service shop/till"
 	for _, c := range []struct {
 		name  string
 		setup func(*worldtest.Cluster)
-		want  string // what is said; empty: nothing of the VIP
+		want  string // of the message; empty: none about the VIP
 		fails bool
 	}{
 		{"the cluster tells nothing", func(*worldtest.Cluster) {}, "", false},
@@ -54,7 +54,7 @@ func TestVIPInTheCluster(t *testing.T) {
 	}
 }
 
-// TestVIPInTheNextCluster: what was said of one cluster holds for no other.
+// The result of the check in one cluster does not count in another.
 func TestVIPInTheNextCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -69,8 +69,7 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	}
 }
 
-// TestServiceTakesTheVIPLater: whoever may make a Service must not be able to
-// stop nodes that were Ready.
+// A Service that gets the VIP later does not stop nodes that were Ready.
 func TestServiceTakesTheVIPLater(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

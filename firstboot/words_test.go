@@ -25,8 +25,8 @@ type resetConn struct {
 func (c resetConn) Read([]byte) (int, error)    { return 0, c.err }
 func (c resetConn) Write(b []byte) (int, error) { return len(b), nil }
 
-// TestALongWaitIsSaidOnce: connections to the API server are accepted and reset, each
-// from another port, and some of them break in another way.
+// Connections to the API server are reset after they were accepted, each
+// from another port, and some fail differently: the wait is reported once.
 func TestALongWaitIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -73,8 +73,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestWhatAPhaseWaitsForIsSaved: at once when it begins to wait, and a minute late at
-// most afterwards.
+// The reason of a wait is saved at once when it begins, and changes at most a minute later.
 func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -102,7 +101,7 @@ func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 		if got := saved(); got != "thing 60" && got != "thing 119" {
 			t.Errorf("saved: %q", got)
 		}
-		for range 61 { // the last one goes on
+		for range 61 { // the last one for a minute
 			e.Waiting("the last thing")
 			if err := e.Sleep(ctx, time.Second); err != nil {
 				return err

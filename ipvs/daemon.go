@@ -595,7 +595,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	vips := slices.SortedFunc(maps.Keys(names), netip.AddrPort.Compare)
 	for _, vip := range vips {
 		if pid, locked := lockedBy(l.RunDir, vip); locked {
-			return fmt.Errorf("process %d keeps %s: stop it first, with `systemctl stop ipvscare`", pid, vip)
+			return fmt.Errorf("process %d maintains %s: stop it first with `systemctl stop ipvscare`", pid, vip)
 		}
 	}
 	if err := machine.Ready(); err != nil && !errors.Is(err, kernel.ErrNoIPVS) {

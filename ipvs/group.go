@@ -499,7 +499,7 @@ func (g *group) keepLine(ctx context.Context, s Server, at netip.Addr) error {
 			return err
 		}
 		if changed {
-			g.d.logf("%s: %s says %s %s", g.vip, g.d.opt.HostsFile, at, s.Host)
+			g.d.logf("%s: %s now has the line %s %s", g.vip, g.d.opt.HostsFile, at, s.Host)
 		}
 	}
 	return g.d.removeFormer(ctx, g.vip, s.Host)

@@ -124,7 +124,7 @@ func (d *Daemon) readLearned() (ondisk.IPVSLearnedList, error) {
 		err = json.Unmarshal(data, &doc)
 	}
 	if err == nil && doc.Version != ondisk.IPVSLearnedVersion {
-		err = fmt.Errorf("version %d is not known", doc.Version)
+		err = fmt.Errorf("version %d is not supported", doc.Version)
 	}
 	if err != nil {
 		return ondisk.IPVSLearnedList{}, fmt.Errorf("reading %s: %w", d.learnedPath(), err)
@@ -155,7 +155,7 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 		err = files.Replace(d.learnedPath(), append(data, '\n'), 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("storing what was learned in %s: %w", d.learnedPath(), err)
+		return fmt.Errorf("storing learned addresses in %s: %w", d.learnedPath(), err)
 	}
 	return nil
 }
@@ -336,7 +336,7 @@ func (g *group) readList(ctx context.Context, from probe.Target) ([]Master, erro
 	switch e.Status {
 	case 200:
 	case 404:
-		return nil, errors.New("there is no ConfigMap kube-public/edgebake-masters: make it, or turn learnMasters off; keeping the list")
+		return nil, errors.New("there is no ConfigMap kube-public/edgebake-masters: create it, or turn learnMasters off; keeping the list")
 	default:
 		return nil, fmt.Errorf("%s answered with status %d to %s; keeping the list", from.Addr, e.Status, learnPath)
 	}

@@ -55,7 +55,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		if pid, err := peer(socketPath(dir, vip)); err == nil {
 			who += fmt.Sprintf(" (process %d)", pid)
 		}
-		return nil, fmt.Errorf("%s already keeps %s: stop it, or give this one another virtual address", who, vip)
+		return nil, fmt.Errorf("%s already maintains %s: stop it, or give this one another virtual address", who, vip)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("locking %s: %w", vip, err)

@@ -28,7 +28,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	before := w.kernel.text()
 	second := NewDaemon(Options{Servers: []Server{s}, RunDir: w.run, Kernel: w.kernel, Log: w.log})
 	err := second.Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) already keeps %s", os.Getpid(), s.VIP)) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(process %d) already maintains %s", os.Getpid(), s.VIP)) {
 		t.Errorf("got %v", err)
 	}
 	if w.kernel.text() != before {
@@ -39,7 +39,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 		t.Errorf("status: %+v, %v", all, err)
 	}
 	err = Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, RunDir: w.run}, w.log)
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d keeps %s: stop it first", os.Getpid(), s.VIP)) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d maintains %s: stop it first", os.Getpid(), s.VIP)) {
 		t.Errorf("clean under a running daemon: %v", err)
 	}
 	if err := w.stop(); err != nil {

@@ -27,7 +27,7 @@ func (d *Daemon) Metrics() []byte {
 	}
 	s := d.Status()
 	fmt.Fprintf(&b, "# HELP ipvscare_ipvs Whether the kernel has IP_VS.\n# TYPE ipvscare_ipvs gauge\nipvscare_ipvs %d\n", bit(s.IPVS))
-	b.WriteString("# HELP ipvscare_master_state What is believed of an API server: 1 for the state that holds.\n# TYPE ipvscare_master_state gauge\n")
+	b.WriteString("# HELP ipvscare_master_state State of an API server: 1 for the current state.\n# TYPE ipvscare_master_state gauge\n")
 	for _, v := range s.Servers {
 		for _, m := range v.Masters {
 			for st := Unknown; st <= Alien; st++ {
@@ -49,11 +49,11 @@ func (d *Daemon) Metrics() []byte {
 	}
 	st := &d.stats
 	counter("transitions_total", "Changes of an API server's state.", st.transitions.Load())
-	counter("repairs_total", "Changes by somebody else that were put back.", st.repairs.Load())
+	counter("repairs_total", "Changes by other programs that were reverted.", st.repairs.Load())
 	counter("routes_total", "Local routes made or changed.", st.routes.Load())
 	counter("severed_total", "Sockets to dead API servers that were destroyed.", st.severed.Load())
-	counter("reloads_total", "Readings of a changed file.", st.reloads.Load())
-	counter("dials_total", "Connections begun to API servers.", st.wire[countDial].Load())
+	counter("reloads_total", "Reloads of a changed configuration.", st.reloads.Load())
+	counter("dials_total", "Connection attempts to API servers.", st.wire[countDial].Load())
 	counter("pings_total", "PINGs sent to API servers.", st.wire[countPing].Load())
 	counter("requests_total", "Requests sent to API servers.", st.wire[countRequest].Load())
 	return b.Bytes()
@@ -106,7 +106,7 @@ func (d *Daemon) answer(c io.ReadWriter) {
 		}
 	}
 	line, _, _ := strings.Cut(string(head), "\r\n")
-	status, body := "404 Not Found", []byte("only GET /metrics is here\n")
+	status, body := "404 Not Found", []byte("only GET /metrics is supported\n")
 	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
 		status, body = "200 OK", d.Metrics()
 	}

@@ -142,7 +142,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	var dns *net.DNSError
 	if errors.As(err, &dns) && dns.IsNotFound {
 		if addrs, oerr := find(ctx, other, name); oerr == nil && len(addrs) > 0 {
-			return nil, fmt.Errorf("it has the addresses %v only, and the virtual address %s is %s: choose one of the same family", addrs, vip, family)
+			return nil, fmt.Errorf("it has only the addresses %v, but the virtual address %s is %s: choose one of the same family", addrs, vip, family)
 		}
 	}
 	if err != nil {

@@ -59,7 +59,7 @@ func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	if d.opt.RunDir != "" {
 		if err := files.Replace(notePath(d.opt.RunDir, vip), []byte(strings.Join(names, "\n")), 0o600); err != nil {
-			return fmt.Errorf("noting that %s is made: %w", vip, err)
+			return fmt.Errorf("recording the virtual server %s: %w", vip, err)
 		}
 	}
 	d.names[vip] = names

@@ -360,7 +360,7 @@ func (k *reconciler) routes() error {
 	for i := range k.want {
 		vip := k.want[i].VIP
 		if err := k.route(vip.Addr(), k.via[vip]); err != nil {
-			errs = append(errs, fmt.Errorf("keeping the route to %s: %w", vip.Addr(), err))
+			errs = append(errs, fmt.Errorf("maintaining the route to %s: %w", vip.Addr(), err))
 		}
 	}
 	return errors.Join(errs...)

@@ -39,7 +39,7 @@ func (g *group) socketWatcher(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		g.d.logChange(g.vip.String()+": looking at the node's connections", err)
+		g.d.logChange(g.vip.String()+": checking the node's connections", err)
 		g.suspect(dests, time.Now())
 	}
 }

@@ -208,7 +208,7 @@ func lookup(row []string, what, name string) (*int, error) {
 	}
 	id, err := strconv.Atoi(row[2])
 	if err != nil {
-		return nil, fmt.Errorf("%s %s has the id %q", what, name, row[2])
+		return nil, fmt.Errorf("%s %s has the invalid id %q", what, name, row[2])
 	}
 	return &id, nil
 }

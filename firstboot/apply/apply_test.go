@@ -17,7 +17,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/host"
 )
 
-// system is a root directory and the effects on it, counted.
+// system is a root directory with a count of the effects on it.
 type system struct {
 	t       *testing.T
 	root    string
@@ -42,14 +42,14 @@ func newSystem(t *testing.T, files map[string]string) *system {
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := errors.Join(os.WriteFile(full, []byte(text), 0o644), os.Chmod(full, 0o644)); err != nil { // whatever the umask
+		if err := errors.Join(os.WriteFile(full, []byte(text), 0o644), os.Chmod(full, 0o644)); err != nil { // independent of the umask
 			t.Fatal(err)
 		}
 	}
 	return s
 }
 
-// base is a small system with accounts as Debian has them.
+// base is a small system with Debian's accounts.
 var base = map[string]string{
 	"etc/passwd":        "root:x:0:0:root:/root:/bin/bash\nold:x:1000:1000::/home/old:/bin/sh\n",
 	"etc/shadow":        "root:*:20000:0:99999:7:::\nold:!:20000:0:99999:7:::\n",
@@ -117,7 +117,7 @@ func (s *system) must(config string) apply.Changes {
 	return c
 }
 
-// tree lists everything below the root but our own records.
+// tree returns all files below the root except our own records.
 func (s *system) tree() map[string]string {
 	s.t.Helper()
 	out := map[string]string{}
@@ -247,8 +247,7 @@ func TestApply(t *testing.T) {
 	same(t, "second run", s.tree(), got, false)
 }
 
-// TestCorrected: what a corrected config names no more is gone, and what
-// stood there before is back.
+// What a corrected config no longer contains is removed, and the former files are restored.
 func TestCorrected(t *testing.T) {
 	s := newSystem(t, base)
 	before := s.tree()
@@ -278,7 +277,7 @@ func TestCorrected(t *testing.T) {
 	}
 	s.must(empty)
 	after := s.tree()
-	for p := range after { // homes stay: they hold what people made
+	for p := range after { // home directories stay: they have users' files
 		if strings.HasPrefix(p, "home/alice") || strings.HasPrefix(p, "home/bob") {
 			delete(after, p)
 		}
@@ -286,8 +285,7 @@ func TestCorrected(t *testing.T) {
 	same(t, "everything taken back", after, before, true)
 }
 
-// TestActivation: what nobody was told of is told by the next Apply, also of what is
-// gone.
+// Daemons that did not get a change, or a removal, get it in the next Apply.
 func TestActivation(t *testing.T) {
 	s := newSystem(t, base)
 	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"
@@ -324,11 +322,11 @@ func TestActivation(t *testing.T) {
 	}
 }
 
-// TestPowerCut: before any effect of the first run, and of a correction.
+// The power is cut before each effect of a first run, and of a correction.
 func TestPowerCut(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
-		configs []string // all but the last are applied undisturbed
+		configs []string // all but the last are applied without a cut
 	}{
 		{"first run", []string{first}},
 		{"correction", []string{first, second}},
@@ -386,7 +384,7 @@ func TestRefuses(t *testing.T) {
 		{"remote", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"https://example.com/a"}}]}}`, "contents of /a must be inline (data:)"},
 		{"merge", `{"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://example.com/a"}]}}}`, "fetches no further configs"},
 		{"no JSON", `x`, "not an Ignition config"},
-		{"overwrite", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/baked.conf","contents":{"source":"data:,x"}}]}}`, "does not say overwrite"},
+		{"overwrite", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/baked.conf","contents":{"source":"data:,x"}}]}}`, "exists already with other contents: add overwrite: true"},
 		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc exists already"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},

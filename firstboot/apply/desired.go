@@ -219,7 +219,7 @@ func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	if ours {
 		k, ok, err := t.keptMeta(p)
 		if err != nil {
-			return beneath.Owner{}, false, fmt.Errorf("reading what %s was before: %w", p, err)
+			return beneath.Owner{}, false, fmt.Errorf("reading the record of the original of %s: %w", p, err)
 		}
 		if ok {
 			return beneath.Owner{Mode: fs.FileMode(k.Mode), UID: k.UID, GID: k.GID}, true, nil
@@ -260,7 +260,7 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 				bad("%s exists and is not a file to append to: choose another path", w.Path)
 			}
 		case !t.same(w):
-			bad("%s exists already with other contents, and the config does not say overwrite: add overwrite: true, or choose another path", w.Path)
+			bad("%s exists already with other contents: add overwrite: true, or choose another path", w.Path)
 		}
 	}
 	return errs

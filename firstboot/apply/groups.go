@@ -53,7 +53,7 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 			id = *gid
 		}
 		if other := group.nameOf(id); other != "" {
-			return fmt.Errorf("no gid is free: %d is %s's", id, other)
+			return fmt.Errorf("no GID is free: %d belongs to %s", id, other)
 		}
 		row = []string{name, "x", strconv.Itoa(id), ""}
 	}

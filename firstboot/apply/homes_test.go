@@ -17,8 +17,8 @@ import (
 const keysOf = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"old","sshAuthorizedKeys":[%q]}]},
 	"storage":{"files":[{"path":"/home/old/.config/tool.conf","overwrite":true,"contents":{"source":"data:,%s"}}]}}`
 
-// TestALocalUserDoesNotBecomeRoot has a user lead whoever writes into his home
-// to the files of others. His settings are applied all the same.
+// A user puts links to other users' files into his home. His
+// settings are applied without following them.
 func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -50,7 +50,7 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 			}
 			s := newSystem(t, files)
 			home := filepath.Join(s.root, "home/old")
-			if err := os.Chmod(home, 0o777); err != nil { // others may write in it
+			if err := os.Chmod(home, 0o777); err != nil { // writable for other users
 				t.Fatal(err)
 			}
 			if err := c.prepare(home); err != nil {
@@ -75,7 +75,7 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 			s.must(fmt.Sprintf(keysOf, "key", "1"))
 			check("key\n", "1")
 
-			// The user does it again before the settings are undone.
+			// The user does that again before the settings are undone.
 			for _, d := range []string{".ssh", ".config"} {
 				if err := os.RemoveAll(filepath.Join(home, d)); err != nil {
 					t.Fatal(err)
@@ -102,9 +102,8 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 	}
 }
 
-// TestALinksOwnerStaysInPlace: a directory that a user exchanges for a link, between
-// the moment a link is made in it and the moment it gets its owner, gives him no link
-// of root's.
+// While a link is made, a user replaces its directory by a link, so
+// the owner would be set elsewhere: he gets no file of root's.
 func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		desk.Lacks(t, "only root gives files away")
@@ -131,7 +130,7 @@ func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("a link of root's belongs to %+v, %v", st.Sys(), err)
 	}
-	// The next try finds the user's link in the way, and the owner where it belongs.
+	// The next attempt replaces the link of the user, and sets the owner of its own.
 	s.must(`{"ignition":{"version":"3.5.0"},"storage":{"links":[{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`)
 	if st, err := os.Lstat(home + "/d/link"); err != nil || st.Sys().(*syscall.Stat_t).Uid != 1000 {
 		t.Errorf("the link: %v", err)

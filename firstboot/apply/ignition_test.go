@@ -18,11 +18,11 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// ignitionVersion is the release the result is held against.
+// ignitionVersion is the release that ours is compared with.
 const ignitionVersion = "v2.26.0"
 
-// realIgnition builds Ignition from its module, once; the program is kept
-// beside the other build results. It needs cgo and libblkid.
+// realIgnition builds Ignition from its module, once; the program is
+// cached with other build results. It needs cgo and libblkid.
 func realIgnition(t *testing.T) string {
 	t.Helper()
 	skip := func(why string) {
@@ -82,8 +82,7 @@ func realIgnition(t *testing.T) string {
 	return program
 }
 
-// debian is a small system with what the accounts' tools, and common configs,
-// find on a real one.
+// debian is a small system with the files that the account tools and common configs need.
 var debian = map[string]string{
 	"etc/login.defs":                       "UID_MIN 1000\nGID_MIN 1000\nHOME_MODE 0700\nUSERGROUPS_ENAB yes\nPASS_MAX_DAYS 99999\nPASS_MIN_DAYS 0\nPASS_WARN_AGE 7\n",
 	"etc/default/useradd":                  "SHELL=/bin/bash\n",
@@ -132,7 +131,7 @@ func newDebian(t *testing.T) *system {
 	return s
 }
 
-// apply runs the real Ignition on a root directory.
+// runIgnition runs the real Ignition on a root directory.
 func runIgnition(t *testing.T, program, root, config string) error {
 	t.Helper()
 	scratch := t.TempDir()
@@ -153,9 +152,8 @@ func runIgnition(t *testing.T, program, root, config string) error {
 	return nil
 }
 
-// TestLikeTheRealIgnition applies each config with both, to the same system,
-// and compares what is on the disk. What ours does not do it must refuse,
-// before it has touched anything.
+// Each config is applied by both programs to equal systems, and the files are
+// compared. Ours must reject what it does not support before it changes anything.
 func TestLikeTheRealIgnition(t *testing.T) {
 	program := realIgnition(t)
 	ar, err := txtar.ParseFile("testdata/corpus.txtar")
@@ -202,7 +200,7 @@ func TestLikeTheRealIgnition(t *testing.T) {
 			}
 			for p, text := range after {
 				if _, was := before[p]; !was && (strings.HasPrefix(p, "home/") || strings.HasPrefix(text, "d") || strings.HasPrefix(p, "var/home/")) {
-					delete(after, p) // homes hold what people made; parents stay
+					delete(after, p) // home directories have users' files; parents stay
 				}
 			}
 			same(t, "taken back", after, before, false)
@@ -210,7 +208,7 @@ func TestLikeTheRealIgnition(t *testing.T) {
 	}
 }
 
-// whole is the tree with owners.
+// whole returns the tree with owners.
 func (s *system) whole() map[string]string {
 	out := s.tree()
 	for p, text := range out {
@@ -252,8 +250,8 @@ func compareTrees(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// withoutDates takes the date of the last change out of /etc/shadow: ours has
-// none, since the clock may be wrong when it is written.
+// withoutDates removes the dates of the last password change from
+// /etc/shadow: ours writes none, since the clock may be wrong.
 func withoutDates(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {

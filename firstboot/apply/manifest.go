@@ -97,7 +97,7 @@ func (t Target) keep(w entry) (bool, error) {
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking at %s: %w", w.Path, err)
+		return false, fmt.Errorf("checking %s: %w", w.Path, err)
 	}
 	k := kept{Path: w.Path, Link: st.Link, Mode: uint32(st.Mode())}
 	k.UID, k.GID = owner(st)
@@ -116,7 +116,7 @@ func (t Target) keep(w entry) (bool, error) {
 		}
 	}
 	if err != nil {
-		return false, fmt.Errorf("keeping the original of %s: %w", w.Path, err)
+		return false, fmt.Errorf("saving the original of %s: %w", w.Path, err)
 	}
 	meta, err := json.Marshal(k)
 	if err == nil {
@@ -125,7 +125,7 @@ func (t Target) keep(w entry) (bool, error) {
 			t.WriteFile(t.original(w.Path)+".meta", meta, beneath.Owner{Mode: 0o600}))
 	}
 	if err != nil {
-		return false, fmt.Errorf("keeping the original of %s: %w", w.Path, err)
+		return false, fmt.Errorf("saving the original of %s: %w", w.Path, err)
 	}
 	return true, nil
 }
@@ -161,7 +161,7 @@ func (t Target) giveBack(p string, m made) error {
 		err = errors.Join(t.Remove(t.original(p)+".meta"), t.Remove(t.original(p)))
 	}
 	if err != nil {
-		return fmt.Errorf("giving back the original of %s: %w", p, err)
+		return fmt.Errorf("restoring the original of %s: %w", p, err)
 	}
 	return nil
 }
@@ -204,10 +204,10 @@ func (t Target) load() (manifest, error) {
 		err = json.Unmarshal(b, &m)
 	}
 	if err == nil && m.Version != manifestVersion {
-		err = fmt.Errorf("it has version %d, this program knows %d", m.Version, manifestVersion)
+		err = fmt.Errorf("version %d is not supported (this program supports %d)", m.Version, manifestVersion)
 	}
 	if err != nil {
-		return manifest{}, fmt.Errorf("reading the list of what was applied, %s: %w", t.Manifest, err)
+		return manifest{}, fmt.Errorf("reading the list of applied settings, %s: %w", t.Manifest, err)
 	}
 	return m, nil
 }
@@ -231,7 +231,7 @@ func (t Target) save(m manifest) error {
 		err = t.WriteFile(t.Manifest, append(b, '\n'), beneath.Owner{Mode: 0o600})
 	}
 	if err != nil {
-		return fmt.Errorf("writing the list of what is applied: %w", err)
+		return fmt.Errorf("writing the list of applied settings: %w", err)
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ func (t Target) data(w entry) ([]byte, error) {
 		before, _, err = t.root().ReadFile(w.Path)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("reading what %s held before: %w", w.Path, err)
+		return nil, fmt.Errorf("reading the original of %s: %w", w.Path, err)
 	}
 	return append(bytes.Clone(before), w.Data...), nil
 }

@@ -98,7 +98,7 @@ func (a *accounts) login(u types.PasswdUser, rec account) error {
 	}
 	for _, f := range row {
 		if strings.ContainsAny(f, ":\n") {
-			return errors.New("a field holds a colon or a line break")
+			return errors.New("a field contains a colon or a line break")
 		}
 	}
 	a.db[filePasswd].set(row)
@@ -118,7 +118,7 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 		id = *u.UID
 	}
 	if other := a.db[filePasswd].nameOf(id); other != "" {
-		return nil, fmt.Errorf("no uid is free: %d is %s's", id, other)
+		return nil, fmt.Errorf("no UID is free: %d belongs to %s", id, other)
 	}
 	gid := a.defs.group
 	switch primary := str(u.PrimaryGroup); {
@@ -173,7 +173,7 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 	}
 	switch {
 	case u.PasswordHash != nil && strings.ContainsAny(*u.PasswordHash, ":\n"):
-		return errors.New("the password hash holds a colon or a line break")
+		return errors.New("the password hash contains a colon or a line break")
 	case str(u.PasswordHash) != "":
 		s[1] = *u.PasswordHash
 	case u.PasswordHash != nil || added:

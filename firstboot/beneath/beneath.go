@@ -31,7 +31,7 @@ import (
 )
 
 // ErrLink means that a path leads through a link that another user may have made.
-var ErrLink = errors.New("it is a link in a directory that others may write in, and is not followed")
+var ErrLink = errors.New("it is a link in a directory that others may write to, and is not followed")
 
 // Root is the directory in which all paths begin, "/" on a node. Absolute links begin there
 // too.
@@ -311,7 +311,7 @@ func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, &fs.PathError{Op: "read", Path: p, Err: errors.New("it is not a regular file")}
 	}
 	if st.Size() > MaxFile {
-		return nil, nil, &fs.PathError{Op: "read", Path: p, Err: fmt.Errorf("it has %d bytes, at most %d are read", st.Size(), MaxFile)}
+		return nil, nil, &fs.PathError{Op: "read", Path: p, Err: fmt.Errorf("it has %d bytes, which exceeds the limit of %d", st.Size(), MaxFile)}
 	}
 	b := make([]byte, 0, st.Size()+1)
 	for len(b) <= MaxFile {

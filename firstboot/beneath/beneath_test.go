@@ -24,8 +24,8 @@ var (
 	users = Owner{Mode: 0o600, UID: user, GID: user}
 )
 
-// machine is a root with /etc/kubernetes/manifests, which is root's, and
-// /home/u, where somebody else may write.
+// machine is a root with /etc/kubernetes/manifests, which
+// belongs to root, and /home/u, where another user may write.
 type machine struct {
 	t *testing.T
 	Root
@@ -41,7 +41,7 @@ func newMachine(t *testing.T) *machine {
 	}
 	m.put("etc/kubernetes/manifests/pod.yaml", "root's")
 	m.put("etc/shadow", "secret")
-	// The user who runs the test acts as root; everybody else may write too.
+	// The user who runs the test acts as root; the homes are writable for everybody.
 	if err := os.Chmod(m.path("home/u"), 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func (m *machine) has(p, want string) {
 	}
 }
 
-// untouched fails where anything but the homes was changed.
+// untouched checks that nothing but the homes was changed.
 func (m *machine) untouched() {
 	m.t.Helper()
 	m.has("etc/kubernetes/manifests/pod.yaml", "root's")
@@ -94,8 +94,8 @@ func (m *machine) untouched() {
 
 const keys = "/home/u/.ssh/authorized_keys"
 
-// TestWhatAUserPutsInTheWay has a user prepare his home, and root write his
-// keys there.
+// TestWhatAUserPutsInTheWay writes root's keys to a home
+// where its user has put links and other files.
 func TestWhatAUserPutsInTheWay(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -150,9 +150,7 @@ func TestWhatAUserPutsInTheWay(t *testing.T) {
 	}
 }
 
-// TestNothingIsRemovedElsewhere: a link in the way of what is to be removed or
-// given back leads nobody to other files.
-// A directory is moved whole, to where nothing is, and through no link.
+// Rename moves a whole directory, and only to a path where nothing exists.
 func TestRename(t *testing.T) {
 	m := newMachine(t)
 	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
@@ -170,7 +168,7 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// What write gives arrives whole, or not at all.
+// Stream writes the whole file, or leaves the former one.
 func TestStream(t *testing.T) {
 	m := newMachine(t)
 	m.put("/var/file", "former")
@@ -188,6 +186,7 @@ func TestStream(t *testing.T) {
 	m.has("/var/file", "whole")
 }
 
+// Removing a path or changing its owner never follows a link to other files.
 func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m := newMachine(t)
 	m.link("/etc/kubernetes/manifests", "home/u/.config")
@@ -211,7 +210,7 @@ func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m.untouched()
 }
 
-// TestRootsLinksAreFollowed: the system has them where it likes.
+// Links in directories of root are followed: a system may have them.
 func TestRootsLinksAreFollowed(t *testing.T) {
 	m := newMachine(t)
 	m.link("/run", "var/run")
@@ -231,12 +230,12 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	if err := m.WriteFile("/loop/x", nil, roots); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a loop: %v", err)
 	}
-	// Root's link leads to a directory of another user, in which links are not followed.
+	// A link of root leads to a directory of another user, in which links are not followed.
 	m.link("/etc", "home/u/etc")
 	if _, _, err := m.ReadFile("/var/home/u/etc/shadow"); !errors.Is(err, ErrLink) {
 		t.Errorf("got %v", err)
 	}
-	// Where only root can write, a file in the way is an error and stays.
+	// Where only root can write, a file in the way is an error and is not replaced.
 	if err := m.WriteFile("/etc/kubernetes", nil, roots); err == nil {
 		t.Error("a directory was replaced")
 	}
@@ -286,8 +285,7 @@ func TestAUserWhoIsQuick(t *testing.T) {
 	}
 }
 
-// TestSomebodyElsesDirectoryIsNotGivenAway: a user may give root's directory
-// another name, if it is in his own.
+// A user may have moved root's directory to his own; it does not become his.
 func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	desk.NeedRoot(t, "it gives files to others")
 	m := newMachine(t)
@@ -311,7 +309,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	if i, err := m.Lstat(keys); err != nil || i.Sys().(*syscall.Stat_t).Uid != user || i.Mode().Perm() != 0o600 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	// A home, which is in root's directory, is given to its user with its contents.
+	// A home, which is in a directory of root, becomes its user's with its contents.
 	m.do(os.Chown(m.path("home/u"), user+1, user+1))
 	m.do(m.Mkdir("/home/u", Owner{Mode: 0o700, UID: user, GID: user}))
 	if i, err := m.Lstat("/home/u"); err != nil || i.Sys().(*syscall.Stat_t).Uid != user {
@@ -319,7 +317,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	}
 }
 
-// TestWhatAPowerCutLeaves is removed by the next try.
+// The next write removes the temporary file that a power cut left.
 func TestWhatAPowerCutLeaves(t *testing.T) {
 	m := newMachine(t)
 	m.put("etc/.a.edgebake-new", "half")

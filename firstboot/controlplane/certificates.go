@@ -117,7 +117,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 					return failed
 				default: // the control plane need not wait for it
 					kept = true
-					e.Note("the control plane's certificates are not renewed: %s; those in use are valid until %s, and it is tried again every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
+					e.Note("renewing the control plane's certificates failed: %s; those in use are valid until %s; first boot retries every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
 				}
 			}
 			if err := e.RemoveAll(RenewalDir); err != nil {
@@ -161,7 +161,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 			err = e.Symlink(target, Renewed(file))
 		}
 		if err != nil {
-			return fmt.Errorf("linking what new certificates are made with: %w", err)
+			return fmt.Errorf("linking the files for new certificates: %w", err)
 		}
 	}
 	began := e.Now().UTC()
@@ -200,7 +200,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 		mark = []byte(kubeletToo)
 	}
 	if err := e.WriteFile(PodsRestart, mark, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting that the control plane is to be restarted: %w", err)
+		return fmt.Errorf("marking the control plane for a restart: %w", err)
 	}
 	if kubelets { // kubelet prefers those that it has renewed itself, even invalid ones
 		if err := removeUselessKeys(e); err != nil {
@@ -228,7 +228,7 @@ func removeUselessKeys(e *machine.Env) error {
 			continue
 		}
 		if err := e.Remove(f); err != nil {
-			return fmt.Errorf("removing a certificate of no use: %w", err)
+			return fmt.Errorf("removing an unusable certificate: %w", err)
 		}
 	}
 	return nil
@@ -335,7 +335,7 @@ func formerCA(e *machine.Env, path string) error {
 		return err
 	}
 	if api.Reissued(trusted, e.Contents(ondisk.KubeCA), e.Now()) != nil {
-		return errors.New("the cluster's CA was issued again since it was made")
+		return errors.New("the cluster's CA was reissued after this kubeconfig was made")
 	}
 	return nil
 }
@@ -449,7 +449,7 @@ func saveMade(e *machine.Env, site *configs.Site, made []credential, when time.T
 		_, err = e.Write(MadeFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("noting when the certificates were made: %w", err)
+		return fmt.Errorf("recording when the certificates were made: %w", err)
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ func ownEtcdURL(site *configs.Site) string {
 func ContinuedPhase(active *site.Active) run.Phase {
 	site := active.Site
 	return run.Phase{
-		Name: "continue", Doc: "etcd runs as one that others can join", Timeout: 10 * time.Minute,
+		Name: "continue", Doc: "other members can join etcd", Timeout: 10 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if bytes.Contains(e.Contents(EtcdRun), []byte("--"+ForceNewCluster)) {
 				return run.Todo, nil

@@ -76,7 +76,7 @@ func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 		return run.Advise(found.Err, addressFix)
 	}
 	if found.Extent == network.OwnAddress {
-		e.Log.Warn("going on with this machine's own address alone", "error", found.Err)
+		e.Log.Warn("continuing with only this machine's own address", "error", found.Err)
 	}
 	return nil
 }
@@ -168,7 +168,7 @@ func Phase(active *site.Active) run.Phase {
 
 func writeMark(e *machine.Env, mark string) error {
 	if _, err := e.Write(member.ControlPlaneMark, []byte(mark+"\n"), machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting how the control plane was made: %w", err)
+		return fmt.Errorf("recording how the control plane was made: %w", err)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
 func annotate(ctx context.Context, c *api.Client, annotations map[string]any) error {
 	err := c.MergePatch(ctx, kubeadmConfigMap, map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
-		return fmt.Errorf("noting in kubeadm-config what the cluster has: %w", err)
+		return fmt.Errorf("annotating the ConfigMap kubeadm-config: %w", err)
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func markUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents 
 
 func markDocuments(e *machine.Env, documents string) error {
 	if _, err := e.Write(DocumentsMark, []byte(documents+"\n"), machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting which of kubeadm's documents are uploaded: %w", err)
+		return fmt.Errorf("recording which of kubeadm's documents are uploaded: %w", err)
 	}
 	return e.Remove(DocumentsFile)
 }
@@ -169,7 +169,7 @@ func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active 
 	if err := markUploaded(ctx, e, c, documents); err != nil {
 		return err
 	}
-	e.Console("kubeadm's documents of the Site are uploaded to the cluster")
+	e.Console("uploaded the Site's kubeadm documents to the cluster")
 	return nil
 }
 
@@ -182,7 +182,7 @@ func writeForPerson(e *machine.Env, site *configs.Site, documents string) error 
 	if err != nil {
 		return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
 	}
-	e.Note("kubeadm's documents of the Site differ from those that were uploaded to the cluster, and somebody else may have changed these: they stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep what is there: the last command alone",
+	e.Note("the Site's kubeadm documents differ from those in the cluster, which somebody else may have changed, and which stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep the cluster's: only the last command",
 		DocumentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+DocumentsKey+"="+documents)
 	return nil
 }

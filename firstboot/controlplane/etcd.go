@@ -49,7 +49,7 @@ const (
 // EtcdPhase starts etcd, once package etcdmember has decided how.
 func EtcdPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "seat", Doc: "how etcd may start is decided", Timeout: time.Hour,
+		Name: "seat", Doc: "it is decided how etcd starts", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if Decided(e) {
 				return run.Done, nil
@@ -132,7 +132,7 @@ func (t *etcdStarter) run(ctx context.Context) error {
 		}
 		d := etcdmember.Decide(v)
 		if line := d.Do.String() + ": " + d.Why; line != said {
-			t.e.Log.Info("how etcd may start", "decision", d.Do.String(), "why", d.Why)
+			t.e.Log.Info("decided how etcd starts", "decision", d.Do.String(), "why", d.Why)
 			said, t.since = line, t.e.Now()
 		}
 		switch next, err := t.execute(ctx, d); {
@@ -177,12 +177,12 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 		t.e.Console("etcd continues from this machine alone: " + d.Why)
 		return etcdStarted, t.start(ctx, "existing", everyMember(t.site), forcedArgs(t.site)...)
 	case etcdmember.Restore:
-		t.e.Console("etcd begins with a snapshot: " + d.Why)
+		t.e.Console("restoring etcd from a snapshot: " + d.Why)
 		return dataChanged, restoreSnapshot(ctx, t.e, t.active)
 	case etcdmember.SetAside:
 		return t.setAside(d)
 	case etcdmember.Birth:
-		t.e.Console("etcd begins with nothing: " + d.Why)
+		t.e.Console("bootstrapping an empty etcd: " + d.Why)
 		if err := SetAsideLogless(t.e); err != nil {
 			return startWaits, err
 		}
@@ -201,7 +201,7 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 		}
 	case etcdmember.Wait:
 	default:
-		return startWaits, run.NeedsPerson(fmt.Errorf("the seat decision is %s, which this first boot does not carry out", d.Do), "keep the disk, and update the image")
+		return startWaits, run.NeedsPerson(fmt.Errorf("this first boot does not support the decision %s", d.Do), "keep the disk, and update the image")
 	}
 	if d.Fix != "" && t.e.Now().Sub(t.since) >= fixAfter {
 		t.e.Waiting("%s; to fix: %s", d.Why, d.Fix)
@@ -327,7 +327,7 @@ func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	var err error
 	d.WAL, d.Member, d.Etcd, err = etcdmember.ReadLog(e.Path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
-		return d, run.Advise(fmt.Errorf("looking for the data of etcd: %w", err), "check the disk; if it is to be replaced, write the image to the new one: the machine then joins the others, while more than half of all control-plane nodes run without it")
+		return d, run.Advise(fmt.Errorf("reading etcd's data: %w", err), "check the disk; to replace it, write the image to the new one: the machine then joins the others if more than half of all control-plane nodes run without it")
 	}
 	d.Cluster = ReadMembership(e).Cluster
 	return d, nil
@@ -419,7 +419,7 @@ func (t *etcdStarter) start(ctx context.Context, state, members string, more ...
 // startEtcd makes kubelet start etcd, or restart it with other arguments.
 func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []kubeadm.Arg) error {
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
-		return fmt.Errorf("letting etcd start: %w", err)
+		return fmt.Errorf("starting etcd: %w", err)
 	}
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{EtcdArgs: args}, []string{"etcd", "local"}); err != nil {
 		return err
@@ -433,11 +433,11 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 		return errors.New("kubeadm wrote no pod of etcd")
 	}
 	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("letting etcd start: %w", err)
+		return fmt.Errorf("starting etcd: %w", err)
 	}
 	// kubelet notices changes in the directory, not in the target of a link.
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
-		return fmt.Errorf("letting etcd start: %w", err)
+		return fmt.Errorf("starting etcd: %w", err)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 				return etcdmember.Watched, machine.OneLine(err), nil
 			}
 			if active {
-				return etcdmember.Alive, fmt.Sprintf("etcd at %s is in touch with the member %s (%s)", etcd.URL, m.ID, v.Self), nil
+				return etcdmember.Alive, fmt.Sprintf("etcd at %s is connected to the member %s (%s)", etcd.URL, m.ID, v.Self), nil
 			}
 		}
 	}
@@ -52,7 +52,7 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 	}
 	switch {
 	case lease != t.watch.lease:
-		return etcdmember.Alive, fmt.Sprintf("the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
+		return etcdmember.Alive, fmt.Sprintf("the lease of the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
 	case t.e.Now().Sub(t.watch.since) < leaseWatchTime:
 		return etcdmember.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", leaseWatchTime, t.site.NodeName), nil
 	}

@@ -73,7 +73,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 			early = err == nil && synced
 		}
 		if early {
-			e.Note("the Site's %s is not valid yet: this machine keeps the former. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
+			e.Note("the Site's %s is not valid yet: this machine keeps the former one. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
 		}
 		if early || api.Supersedes(has, f.Data) {
 			files[i].Data = has
@@ -122,7 +122,7 @@ func KeysPhase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if e.Exists(etcdFormerCA) {
-				e.Note("etcd on this machine uses its CA as it was issued before. To fix: restart the machine, one control-plane node at a time")
+				e.Note("etcd on this machine still uses the former issue of its CA. To fix: restart the machine, one control-plane node at a time")
 			}
 			if keys == nil {
 				if err := member.KeysInPlace(e, site); err != nil {
@@ -146,7 +146,7 @@ func KeysPhase(active *site.Active) run.Phase {
 			}
 			if ca := e.Contents(etcdCA); Decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.Path == etcdCA && string(f.Data) != string(ca) }) {
 				if err := e.WriteFile(etcdFormerCA, nil, machine.Mode(0o600)); err != nil {
-					return fmt.Errorf("noting that etcd runs with a former CA: %w", err)
+					return fmt.Errorf("recording that etcd runs with a former CA: %w", err)
 				}
 			}
 			for _, f := range files {
@@ -162,9 +162,9 @@ func KeysPhase(active *site.Active) run.Phase {
 // DiskIsOfSite returns an error if the disk has the CA of another cluster than the Site's, or
 // the certificate of another node.
 func DiskIsOfSite(e *machine.Env, active *site.Active) error {
-	fix := member.Rewriting(e, "a control-plane node does not move: correct the Site, or write the image to the machine's disk again")
+	fix := member.Rewriting(e, "a control-plane node cannot move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
-		fix = "a control-plane node does not move: correct the Site, and keep the disk, since the Site says to continue from this machine"
+		fix = "a control-plane node cannot move: correct the Site, and keep the disk, since the Site says to continue from this machine"
 	}
 	if ca := e.Contents(ondisk.KubeCA); len(member.CAPins(ca)) > 0 && !member.AnyPinned(ca, active.Site.CAPins()) {
 		return run.NeedsPerson(errors.New("this machine has the CA of another cluster than the Site's"), fix)

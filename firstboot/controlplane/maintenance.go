@@ -80,7 +80,7 @@ func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member str
 		return err
 	}
 	if least := total / 100 * SnapshotLeaves; free-bytes < least {
-		return fmt.Errorf("it needs %s meanwhile, and of the %s that are free on /var, %s must stay", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
+		return fmt.Errorf("it needs %s meanwhile, but of the %s that are free on /var, %s must stay free", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
 	}
 	return nil
 }

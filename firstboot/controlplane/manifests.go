@@ -95,7 +95,7 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	})
 	if err != nil {
 		return run.Advise(fmt.Errorf("%d of %d objects of the Cluster's manifests are not applied: %w", left, len(all), err),
-			"what waits for a webhook is applied once a node runs its pod; else apply corrected manifests yourself (`kubectl apply`), and end this with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
+			"objects that wait for a webhook are applied once a node runs its pod; otherwise apply corrected manifests yourself (`kubectl apply`), and end the retries with `kubectl -n kube-system label configmap "+appliedMarker+" "+applyingLabel+"-`")
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			own[keys[i]] = true
 		}
 		if err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"data": map[string]string{keys[i]: o.ID()}}); err != nil {
-			return len(all) - i + left, fmt.Errorf("noting that %s is applied: %w", o.Where, err)
+			return len(all) - i + left, fmt.Errorf("recording that %s is applied: %w", o.Where, err)
 		}
 	}
 	if len(errs) > 0 {
@@ -140,7 +140,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 	}
 	err := c.MergePatch(ctx, appliedMarkerPath, map[string]any{"metadata": map[string]any{"labels": map[string]any{applyingLabel: nil}}})
 	if err != nil {
-		return 0, fmt.Errorf("noting that the Cluster's manifests are applied: %w", err)
+		return 0, fmt.Errorf("recording that the Cluster's manifests are applied: %w", err)
 	}
 	return 0, nil
 }
@@ -194,7 +194,7 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 		return marker{}, nil
 	}
 	if err != nil {
-		return marker{}, fmt.Errorf("asking which of the Cluster's manifests are applied: %w", err)
+		return marker{}, fmt.Errorf("reading which of the Cluster's manifests are applied: %w", err)
 	}
 	mode, applying := o.Metadata.Labels[applyingLabel]
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
@@ -211,7 +211,7 @@ func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode str
 		err = c.CreateAll(ctx, objects)
 	}
 	if err != nil {
-		return marker{}, fmt.Errorf("noting which of the Cluster's manifests are applied: %w", err)
+		return marker{}, fmt.Errorf("recording which of the Cluster's manifests are applied: %w", err)
 	}
 	return readMarker(ctx, c) // another control-plane node may have made it
 }

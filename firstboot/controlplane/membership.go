@@ -88,7 +88,7 @@ func (n membership) write(e *machine.Env) error {
 		_, err = e.Write(MembershipFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("noting of which cluster etcd's data is: %w", err)
+		return fmt.Errorf("recording the cluster of etcd's data: %w", err)
 	}
 	return nil
 }

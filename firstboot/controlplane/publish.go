@@ -44,7 +44,7 @@ subjects:
 // in a cluster's life, which kubeadm-config records; later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "publish", Doc: "the cluster has what nodes join with", Timeout: 10 * time.Minute,
+		Name: "publish", Doc: "the cluster has everything that nodes need to join", Timeout: 10 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			return checkPublished(ctx, e, active.Site)
 		},
@@ -60,7 +60,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 	}
 	next, err := newerInfo(ctx, e, c)
 	if err != nil && api.Code(err) != 404 {
-		return run.Todo, fmt.Errorf("asking whether the cluster is published: %w", err)
+		return run.Todo, fmt.Errorf("checking whether the cluster is published: %w", err)
 	}
 	published := err == nil
 	note, err := readPublishedMark(ctx, c)
@@ -79,10 +79,10 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		return run.Todo, nil
 	case noted || e.Exists(member.ReadyMark):
 		// It was published, and somebody has deleted it since. Nothing else must be reset.
-		e.Note("the cluster publishes no cluster-info any more: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
+		e.Note("the cluster no longer publishes cluster-info: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 		return run.Done, nil
 	}
-	return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the keys and tokens to publish it with are gone from the slot"),
+	return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the slot no longer has the keys and tokens for that"),
 		"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 }
 
@@ -94,14 +94,14 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 	}
 	switch next, err := newerInfo(ctx, e, c); {
 	case err != nil && api.Code(err) != 404:
-		return fmt.Errorf("asking whether the cluster is published: %w", err)
+		return fmt.Errorf("checking whether the cluster is published: %w", err)
 	case err != nil && active.Site.Credentials.Keys == nil:
 		return errors.New("cluster-info was deleted a moment ago")
 	case err != nil:
 		return publish(ctx, e, c, active)
 	case next != nil:
 		if err := c.MergePatch(ctx, clusterInfo, map[string]any{"data": next}); err != nil {
-			return fmt.Errorf("publishing the cluster's CA, which was issued again: %w", err)
+			return fmt.Errorf("publishing the cluster's reissued CA: %w", err)
 		}
 	}
 	return markPublished(ctx, c)
@@ -167,7 +167,7 @@ func readPublishedMark(ctx context.Context, c *api.Client) (publishedMark, error
 	case api.Code(err) == 404:
 		return markUnavailable, nil
 	case err != nil:
-		return 0, fmt.Errorf("asking whether the cluster was published: %w", err)
+		return 0, fmt.Errorf("checking whether the cluster was published: %w", err)
 	case o.Metadata.Annotations[publishedKey] == "":
 		return markAbsent, nil
 	}
@@ -262,7 +262,7 @@ func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
 	}
 	if err := c.Delete(ctx, DNSDeployment); err != nil && api.Code(err) != 404 {
-		return false, fmt.Errorf("removing a half-made CoreDNS: %w", err)
+		return false, fmt.Errorf("removing an incomplete CoreDNS: %w", err)
 	}
 	return false, nil
 }

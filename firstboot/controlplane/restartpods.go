@@ -61,7 +61,7 @@ func restartPods(e *machine.Env) error {
 			_, err = e.Write(p, pod, machine.Mode(0o600))
 		}
 		if err != nil {
-			return fmt.Errorf("having kubelet restart %s: %w", p, err)
+			return fmt.Errorf("making kubelet restart %s: %w", p, err)
 		}
 	}
 	return nil

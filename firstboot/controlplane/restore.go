@@ -50,14 +50,14 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
-		return run.Advise(fmt.Errorf("etcdutl does not restore the snapshot %s: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
+		return run.Advise(fmt.Errorf("restoring the snapshot %s with etcdutl: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
 	}
 	made := RestoreDir + "/data/member"
 	if wal, member, _, err := etcdmember.ReadLog(e.Path(made + "/wal")); err != nil || !wal || member == "" {
 		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
 	}
 	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not sync
-		return fmt.Errorf("syncing what was restored: %w", err)
+		return fmt.Errorf("syncing the restored data: %w", err)
 	}
 	if err := SetAsideLogless(e); err != nil {
 		return err
@@ -67,7 +67,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	}
 	saveInFirmware(e, RestoredVar, restoreRequest(site))
 	if err := e.Rename(made, EtcdMember); err != nil {
-		return fmt.Errorf("putting what was restored in place: %w", err)
+		return fmt.Errorf("putting the restored data in place: %w", err)
 	}
 	return e.RemoveAll(RestoreDir)
 }

@@ -48,10 +48,10 @@ func setAside(e *machine.Env) (string, error) {
 func SetAsideLogless(e *machine.Env) error {
 	wal, _, _, err := etcdmember.ReadLog(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
-		err = errors.New("there is a log of etcd")
+		err = errors.New("it contains a log of etcd")
 	}
 	if err != nil {
-		return fmt.Errorf("making room in %s: %w", EtcdMember, err)
+		return fmt.Errorf("preparing %s: %w", EtcdMember, err)
 	}
 	if !e.Exists(EtcdMember) {
 		return nil
@@ -127,7 +127,7 @@ func ageSetAside(e *machine.Env, well bool) error {
 			errs = append(errs, e.Remove(dir+asideHealthy))
 		case !well || slices.Contains(days, today):
 		case len(days) >= asideDays:
-			e.Log.Info("removing etcd's data that was set aside: etcd has been well for days", "dir", dir, "days", len(days))
+			e.Log.Info("removing etcd's data that was set aside: etcd has been healthy for days", "dir", dir, "days", len(days))
 			errs = append(errs, e.RemoveAll(dir))
 		default:
 			_, err := e.Write(dir+asideHealthy, []byte(strings.Join(append(days, today), "\n")+"\n"), machine.Mode(0o600))

@@ -114,7 +114,7 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 // spaceForSnapshot removes old snapshots, except the newest, if the next one would leave too
 // little space: etcd stops if it cannot write, and kubelet stops pods well before.
 func spaceForSnapshot(e *machine.Env) error {
-	fail := func(err error) error { return fmt.Errorf("making room for a snapshot: %w", err) }
+	fail := func(err error) error { return fmt.Errorf("checking the space for a snapshot: %w", err) }
 	size := int64(0) // of the database, and so of a snapshot
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
@@ -141,8 +141,8 @@ func spaceForSnapshot(e *machine.Env) error {
 		room += all[keep].size
 	}
 	if room < least { // even without them there would be too little: they stay
-		return run.Advise(fail(fmt.Errorf("it has %s, and of the %s that are free on /var, %s must stay (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
-			"remove from the disk what is not needed (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
+		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
+			"free space on the disk (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
 	for _, old := range all[keep:] {
 		if err := e.Remove(member.SnapshotDir + "/" + old.Name); err != nil {
@@ -162,7 +162,7 @@ func dropHalfSnapshots(e *machine.Env) error {
 	for _, en := range entries {
 		if strings.HasPrefix(en.Name(), ".") {
 			if err := e.Remove(member.SnapshotDir + "/" + en.Name()); err != nil {
-				return fmt.Errorf("removing half a snapshot: %w", err)
+				return fmt.Errorf("removing an incomplete snapshot: %w", err)
 			}
 		}
 	}
@@ -191,7 +191,7 @@ func dropSnapshots(e *machine.Env) error {
 func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
-		Name: "snapshot", Doc: "there is a snapshot of etcd that is not older than a day", Timeout: snapshotTime + time.Minute,
+		Name: "snapshot", Doc: "a snapshot of etcd is at most a day old", Timeout: snapshotTime + time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			all, err := Snapshots(e)
 			if err != nil {

@@ -38,7 +38,7 @@ func ticket(e *machine.Env, site *configs.Site) etcdmember.Ticket {
 // ticketDates describes the dates by which the permission was judged. It has no time of day,
 // since each new text is reported.
 func ticketDates(e *machine.Env, site *configs.Site) string {
-	return fmt.Sprintf("%s; this machine's clock says %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
+	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
 // NoTicketID is the TicketID of a Site without a bootstrap permission.
@@ -83,9 +83,9 @@ func saveInFirmware(e *machine.Env, variable, word string) {
 	}
 	switch err := e.SetFirmwareVar(variable, []byte(word)); {
 	case errors.Is(err, errors.ErrUnsupported):
-		e.Log.Info("this machine has no UEFI to note in how its etcd began")
+		e.Log.Info("this machine has no UEFI variables to record how its etcd began")
 	case err != nil:
-		e.Log.Warn("noting in the firmware how this machine's etcd began", "error", err)
+		e.Log.Warn("recording in the firmware how this machine's etcd began", "error", err)
 	}
 }
 

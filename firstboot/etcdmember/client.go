@@ -179,7 +179,7 @@ func (e Client) List(ctx context.Context) (cluster string, members []Member, err
 		members = append(members, m.member())
 	}
 	if len(members) == 0 {
-		return "", nil, errors.New("asking etcd at " + e.URL + " to list a member: it has none")
+		return "", nil, errors.New("listing the members of etcd at " + e.URL + ": there are none")
 	}
 	return answer.Header.ClusterID, members, nil
 }
@@ -189,7 +189,7 @@ func (e Client) List(ctx context.Context) (cluster string, members []Member, err
 func (e Client) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
-		return false, fmt.Errorf("asking etcd at %s for member %q: that is not a member's id", e.URL, id)
+		return false, fmt.Errorf("asking etcd at %s whether member %q runs: this is not a member ID", e.URL, id)
 	}
 	code, text, err := ask(ctx, e.HTTP, http.MethodGet, e.URL+"/metrics", nil)
 	if err == nil && code != http.StatusOK {
@@ -273,7 +273,7 @@ func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 		}
 	}
 	if !bytes.Equal(tail, sum.Sum(nil)) {
-		return fail(errors.New("it was cut off: its checksum does not fit"))
+		return fail(errors.New("it is truncated: its checksum does not match"))
 	}
 	return nil
 }

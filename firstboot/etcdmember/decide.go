@@ -193,8 +193,8 @@ type Decision struct {
 func Decide(v View) Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
-		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk is of another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
-			Fix: v.rewriting("stamp the machine's former Site, or write the image to its disk again: the other cluster's data is lost then", "stamp the machine's former Site, or name another control-plane node to continue from")}
+		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk belongs to another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
+			Fix: v.rewriting("stamp the machine's former Site; or write the image to its disk again, which destroys the other cluster's data", "stamp the machine's former Site, or name another control-plane node to continue from")}
 	case v.Request.ContinueFrom != "":
 		return v.continued()
 	case v.Disk.WAL:
@@ -207,11 +207,11 @@ func Decide(v View) Decision {
 func (v View) withData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd (cluster %s) than this disk is of (%s): it was born again or restored without this machine", v.Etcd, v.Disk.Etcd),
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than that of this disk (%s): it was bootstrapped again or restored without this machine", v.Etcd, v.Disk.Etcd),
 			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them, and its own data is lost; else keep all disks, and switch the others off", theOthersOrThis)}
 	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
-		return Decision{Do: Stop, Why: "this control-plane node's member was removed from the cluster, and its data is of no use there",
-			Fix: v.rewriting("if it is to come back, flash it anew; it then joins as a new member", theOthersOrThis)}
+		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, which no longer accepts its data",
+			Fix: v.rewriting("to bring it back, write the image to its disk again: it then joins as a new member", theOthersOrThis)}
 	case v.Disk.Cluster == "":
 		return v.withoutRecord()
 	}
@@ -225,10 +225,10 @@ const theOthersOrThis = "keep all disks; if this machine's data is to be kept, s
 // withoutRecord decides for data without a record of its cluster, which no request makes this
 // machine serve.
 func (v View) withoutRecord() Decision {
-	d := Decision{Do: Stop, Why: "there is data of etcd on this disk, and no record of its cluster",
-		Fix: "keep this disk, and switch the others on; if they are lost for good, begin with a snapshot, as of its own in /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): what the disk has is moved aside"}
+	d := Decision{Do: Stop, Why: "this disk has data of etcd, but no record of its cluster",
+		Fix: "keep this disk, and switch the others on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
 	if v.Quorum {
-		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others, and what the disk has is lost; data that somebody put there is to be restored as a snapshot", d.Fix)
+		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others, and the data on the disk is lost; to use that data, restore it as a snapshot", d.Fix)
 	}
 	return d
 }
@@ -265,36 +265,36 @@ func (v View) blank() Decision {
 	case v.Quorum:
 		return v.join()
 	case len(lived) > 0:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete one and lose what was written", list(lived)),
-			Fix: "switch the other control-plane nodes on until more than half of all run; if they are lost for good, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete one and lose written data", list(lived)),
+			Fix: "switch the other control-plane nodes on until more than half of all run; if they are permanently lost, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0 && v.Ticket == UsedTicket:
-		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has begun the cluster with this ticket before, or was in it, and that data is no longer on its disk: it can only join the others, and %s not seen yet", list(silent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has already used this birth ticket or was a member, and its data is gone: it can only join the others, and %s not seen yet", list(silent)),
 			Fix: "switch the other control-plane nodes on; if their data is lost too, " + spentFix}
 	case len(silent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is born only once every control-plane node was seen, since one that is off could hold its data", list(silent)),
-			Fix: "switch every control-plane node on; if one is dead on arrival, say so in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is bootstrapped only after every control-plane node was seen, since one that is off could hold its data", list(silent)),
+			Fix: "switch every control-plane node on; if one is dead on arrival, declare it absent in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
 	}
 	if d, wait := v.tickets(); wait {
 		return d
 	}
 	switch {
 	case v.absent(v.Self):
-		return Decision{Do: Wait, Why: "the Site says that this control-plane node is dead on arrival: it joins once the others run", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
+		return Decision{Do: Wait, Why: "the Site lists this control-plane node as absent: it joins once the others run", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
 	case len(risen) > 0:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the Site says that %s is dead on arrival, and it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the Site lists %s as absent, but it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
 	switch v.Ticket {
 	case NoTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and no ticket says that the cluster is to be born: they may all have been flashed anew",
-			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the Site has no birth ticket: they may all have been flashed again",
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--birth 48h`)"}
 	case ExpiredTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the ticket for the cluster's birth has expired (" + v.Dates + "): they may all have been flashed anew",
-			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing (`--birth 48h`)"}
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the birth ticket has expired (" + v.Dates + "): they may all have been flashed again",
+			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--birth 48h`)"}
 	case UsedTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has begun the cluster with this ticket before, or was in it, and that data is no longer on its disk",
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has already used this birth ticket or was a member, and its data is gone",
 			Fix: spentFix}
 	}
-	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the ticket is valid"}
+	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the birth ticket is valid"}
 }
 
 // tickets delays a bootstrap while the blank machines have different bootstrap permissions, or
@@ -313,19 +313,19 @@ func (v View) tickets() (d Decision, wait bool) {
 	spent := slices.DeleteFunc(v.in(Spent), v.absent)
 	switch {
 	case len(older) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not state its ticket for the cluster's birth: its image is older than this one", list(older)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not report a birth ticket: its image is older than this one", list(older)),
 			Fix: "write the same image to every control-plane node"}, true
 	case len(other) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("the Site of this machine has another ticket for the cluster's birth (%s) than that of %s", v.TicketID, list(other)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine's Site has another birth ticket (%s) than the Site of %s", v.TicketID, list(other)),
 			Fix: "stamp the Sites of one run of `edgebake cluster sites` onto every control-plane node"}, true
 	case len(spent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s has begun the cluster before with the ticket that all have, or was in it, and that data is no longer on its disk: the ticket is for one birth", list(spent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s has already used this birth ticket or was a member, and its data is gone: a birth ticket can be used only once", list(spent)),
 			Fix: spentFix}, true
 	}
 	return Decision{}, false
 }
 
-const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or begin with nothing once more (`--birth 48h`), with new Sites for every control-plane node"
+const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`--birth 48h`), with new Sites for every control-plane node"
 
 // join decides how to join a running cluster.
 func (v View) join() Decision {
@@ -344,10 +344,10 @@ func (v View) join() Decision {
 		case m.Learner && m.NeverStarted():
 			// etcd accepts one learner at a time.
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m)),
-				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its seat is given up", LearnerTimeout)}
+				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its membership is removed", LearnerTimeout)}
 		case m.Learner:
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining, and has no vote yet", orUnnamed(m)),
-				Fix: fmt.Sprintf("switch it on; if it is lost for good, write the image with its Site to another disk, or remove it with `etcdctl member remove %s` in etcd's container", hexID(m.ID))}
+				Fix: fmt.Sprintf("switch it on; if it is permanently lost, write the image with its Site to another disk, or remove it with `etcdctl member remove %s` in etcd's container", hexID(m.ID))}
 		}
 	}
 	return d
@@ -382,7 +382,7 @@ func (v View) continued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
-		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct the Site"}
+		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
 		return v.withData() // this member may be what the named one lacks for a quorum
 	case from == v.Self:
@@ -406,7 +406,7 @@ func (v View) continuedFromSelf() Decision {
 	case !v.Disk.WAL && v.Request.Restore:
 		return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
 	case !v.Disk.WAL:
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, and its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
+		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
 		return v.withData() // nothing has to be given up
 	case v.Quorum:
@@ -416,7 +416,7 @@ func (v View) continuedFromSelf() Decision {
 	case v.Request.Restored:
 		return Decision{Do: Start, Why: DoneBefore}
 	case v.Request.Restore:
-		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with what it has"}
+		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with its own data"}
 	case v.Disk.Cluster == "":
 		return v.withoutRecord()
 	}
@@ -429,11 +429,11 @@ func (v View) continuedFromPeer(from string) Decision {
 	case v.inQuorum():
 		return v.withData() // nothing has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
-		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, and " + from + " is not seen to count it", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
+		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, but " + from + " does not list it as a member yet", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
-		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which has carried that out before, and whose data is no longer on its disk", Fix: restoreAgain}
+		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which has already done so, and its data is gone", Fix: restoreAgain}
 	case !v.Quorum:
-		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same word in its Site"}
+		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same continueFrom in its Site"}
 	case v.Disk.WAL:
 		return Decision{Do: SetAside, Why: "the cluster continues from " + from + ", and this control-plane node's data may differ from it"}
 	}
@@ -443,14 +443,14 @@ func (v View) continuedFromPeer(from string) Decision {
 // restoredBefore stops: the restore was carried out before, and another one would lose what
 // was written since.
 func (v View) restoredBefore() Decision {
-	return Decision{Do: Stop, Why: "this machine has carried out what the Site says before, or something later, and that data is no longer on its disk",
-		Fix: "if other control-plane nodes have joined since, they hold what was written: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
+	return Decision{Do: Stop, Why: "this machine has already carried out this request or a later one, and its data is gone",
+		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
 // DoneBefore is why a restore is not carried out although the disk has data.
-const DoneBefore = "this machine has carried out what the Site says before, or something later, and its disk holds what was written since: it does not restore the snapshot; " + restoreAgain
+const DoneBefore = "this machine has already carried out this request or a later one, and its disk has newer data, so it does not restore the snapshot; " + restoreAgain
 
-const restoreAgain = "to restore it once more, say so again (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force` writes Sites that are carried out once more)"
+const restoreAgain = "to restore it again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Request.Absent, name) }
 

@@ -90,7 +90,7 @@ func (e Client) Alarms(ctx context.Context) ([]Alarm, error) {
 
 // Disarm clears an alarm.
 func (e Client) Disarm(ctx context.Context, a Alarm) error {
-	return e.post(ctx, "to take back an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
+	return e.post(ctx, "to clear an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
 }
 
 // Compact drops what was overwritten or deleted before a revision.
@@ -184,7 +184,7 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 		}
 		if v.Crowded() && !due {
 			crowded = true
-			f.note("etcd's database on %s has %d MiB, of the %d MiB of its quota; with all of them it takes no writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster and stamp the control-plane nodes' new Sites", v.Name, v.Size>>20, v.Quota>>20)
+			f.note("etcd's database on %s has %d MiB of its quota of %d MiB; when it is full, etcd rejects writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster, and stamp the new Sites of the control-plane nodes", v.Name, v.Size>>20, v.Quota>>20)
 		}
 	}
 	u.disarm(ctx, &f, full, members, lead && !crowded && len(away) == 0)
@@ -240,11 +240,11 @@ func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, room bool) {
 	for _, a := range full {
 		if !room {
-			f.note("etcd takes no writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
+			f.note("etcd rejects writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
 		} else if err := u.Own.Disarm(ctx, a); err != nil {
 			f.note("%v", err)
 		} else {
-			f.did("took etcd's alarm %s back: there is room again", a.Kind)
+			f.did("cleared etcd's alarm %s: there is space again", a.Kind)
 		}
 	}
 }
@@ -258,7 +258,7 @@ func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 		case NoSpace:
 			full = append(full, a)
 		case Corrupt:
-			f.note("etcd's data on %s differs from that of the other members (alarm %s), and etcd takes no writes. To fix, while more than half of the others run: write the image to the disk of %s again; it then joins them with their data", name, a.Kind, name)
+			f.note("etcd's data on %s differs from that of the other members (alarm %s), and etcd rejects writes. To fix, while more than half of the others run: write the image to the disk of %s again; it then joins them with their data", name, a.Kind, name)
 		default:
 			f.note("etcd has the alarm %s on %s", a.Kind, name)
 		}

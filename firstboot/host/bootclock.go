@@ -120,7 +120,7 @@ func readClock(property func(string) (string, error), c *ondisk.BootClock) error
 			return fmt.Errorf("asking systemd for %s: %w", name, err)
 		}
 		if *to, err = strconv.ParseUint(strings.TrimPrefix(v, "@t "), 10, 64); err != nil {
-			return fmt.Errorf("asking systemd for %s: it says %q", name, v)
+			return fmt.Errorf("asking systemd for %s: unexpected answer %q", name, v)
 		}
 	}
 	return nil

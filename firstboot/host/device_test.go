@@ -83,7 +83,7 @@ func TestGet(t *testing.T) {
 	}
 }
 
-// Who asks by https gets nothing in the clear, wherever the server leads to.
+// A download by HTTPS is not redirected to plain HTTP.
 func TestRedirect(t *testing.T) {
 	asked := 0
 	plain := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
@@ -100,7 +100,7 @@ func TestRedirect(t *testing.T) {
 	}
 }
 
-// A server that stops in the middle does not hold the machine up for ever.
+// A server that stops in the middle of a response does not block the machine forever.
 func TestTalking(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()

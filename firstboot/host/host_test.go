@@ -163,7 +163,7 @@ func TestReadClock(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	said["LoaderTimestampMonotonic"] = "soon"
-	if err := readClock(func(name string) (string, error) { return said[name], nil }, &c); err == nil || !strings.Contains(err.Error(), `LoaderTimestampMonotonic: it says "soon"`) {
+	if err := readClock(func(name string) (string, error) { return said[name], nil }, &c); err == nil || !strings.Contains(err.Error(), `LoaderTimestampMonotonic: unexpected answer "soon"`) {
 		t.Errorf("%v", err)
 	}
 }
@@ -217,7 +217,7 @@ func TestPost(t *testing.T) {
 		{"the server is broken", srv.URL + "/broken", srv.Client(), "it answered 500"},
 		{"in the clear", "http://127.0.0.1:1/", srv.Client(), "only https"},
 		{"led into the clear", srv.URL + "/plain", srv.Client(), "only https"},
-		{"led in a circle", srv.URL + "/round", srv.Client(), "from one address to the next"},
+		{"led in a circle", srv.URL + "/round", srv.Client(), "more than ten redirects"},
 		{"a stranger's certificate", srv.URL + "/nodes", &http.Client{}, "certificate"},
 	} {
 		got = nil
@@ -234,8 +234,8 @@ func TestPost(t *testing.T) {
 	}
 }
 
-// TestPostTrusts: with report.caCert nobody else vouches for the receiver, and
-// what is not a certificate sends nothing.
+// With report.caCert only its certificates are trusted, and
+// an invalid one prevents the report.
 func TestPostTrusts(t *testing.T) {
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer srv.Close()
@@ -259,8 +259,7 @@ func TestPostTrusts(t *testing.T) {
 	}
 }
 
-// TestPostThroughTheProxy: a report takes the site's proxy, unless the site says
-// that the server is reached directly.
+// Reports go through the Site's proxy, unless its exceptions include the server.
 func TestPostThroughTheProxy(t *testing.T) {
 	got := 0
 	srv := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { got++ }))
@@ -310,7 +309,7 @@ func TestPostThroughTheProxy(t *testing.T) {
 	}
 }
 
-// One file of a stick, in runs that need not be one behind the other.
+// A file is read from a slot in which its blocks need not be contiguous.
 func TestSlotFile(t *testing.T) {
 	img, err := slot.Make(slot.Contents{Info: ondisk.SlotInfo{Version: 1}, Files: map[string][]byte{ondisk.SlotSite: bytes.Repeat([]byte("site: text\n"), 900)}})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestLock: it is flock's own, which ipvscare takes, too.
+// The lock is flock's, which ipvscare uses too.
 func TestLock(t *testing.T) {
 	f := Files{Root: t.TempDir()}
 	if err := os.Mkdir(filepath.Join(f.Root, "run"), 0o755); err != nil {

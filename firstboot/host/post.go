@@ -20,7 +20,7 @@ import (
 
 // errPlain means that a report, or a download that began
 // with https, would be sent unencrypted.
-var errPlain = errors.New("only https is used")
+var errPlain = errors.New("only https is allowed")
 
 // through returns a transport that uses the proxy in these environment variables. Connections
 // are not kept, since reports are rare.
@@ -50,7 +50,7 @@ func trust(t *http.Transport, ca string) error {
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM([]byte(ca)) {
-		return errors.New("report.caCert is not a certificate")
+		return errors.New("report.caCert contains no PEM certificate")
 	}
 	t.TLSClientConfig = &tls.Config{RootCAs: roots}
 	return nil
@@ -60,7 +60,7 @@ func trust(t *http.Transport, ca string) error {
 // answer.
 func get(ctx context.Context, address string, header http.Header, proxy []string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server says nothing for %s", silence)) })
+	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server sent nothing for %s", silence)) })
 	fail := func(err error) (*http.Response, error) {
 		timer.Stop()
 		if cause := context.Cause(ctx); cause != nil {
@@ -111,7 +111,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
 	}
 	if len(via) >= 10 {
-		return fmt.Errorf("%w: it leads from one address to the next", machine.ErrRedirect)
+		return fmt.Errorf("%w: more than ten redirects", machine.ErrRedirect)
 	}
 	return nil
 }

@@ -35,7 +35,7 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 // control-plane node, and while first boot is running.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
-		return "", errors.New("this machine runs a control plane: yurthub must not stand between an API server and its own kubelet")
+		return "", errors.New("this machine runs a control plane, whose kubelet must not connect through yurthub")
 	}
 	if k, err := member.KubeletConfig(e); err == nil && member.LeadsToHub(k) {
 		return "", run.Advise(fmt.Errorf("this is an OpenYurt node whose kubelet has no certificate of its own (yurthub before %s, a static pod): it cannot be changed in place", openyurt.Release(openyurt.FirstUnit)),
@@ -43,7 +43,7 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	}
 	cert, err := member.Enrolment(e)
 	if err != nil {
-		return "", fmt.Errorf("only a node that kubeadm joined can be converted or reverted, and %w", err)
+		return "", fmt.Errorf("only a node that kubeadm joined can be converted or reverted: %w", err)
 	}
 	if err := run.Idle(ctx, e); err != nil {
 		return "", err

@@ -86,7 +86,7 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if err == nil || e.Exists(openyurt.KubeletConf) {
 		return nil
 	}
-	return run.Advise(fmt.Errorf("a node that is not Ready is not converted, since the result could not be checked: %w", err),
+	return run.Advise(fmt.Errorf("only a Ready node can be converted, since convert checks the result: %w", err),
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
@@ -96,7 +96,7 @@ func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error 
 		return err
 	}
 	if has := openyurt.PoolOf(n.Metadata.Labels); has != "" && has != h.Pool {
-		return run.Advise(fmt.Errorf("the Node %s is in node pool %s already, and OpenYurt changes a pool only by taking the label away first", n.Metadata.Name, has),
+		return run.Advise(fmt.Errorf("the Node %s is already in node pool %s, and OpenYurt allows another pool only after the label is removed", n.Metadata.Name, has),
 			"convert it with --nodepool-name "+has+", or: "+openyurt.Unlabel(n.Metadata.Name))
 	}
 	return nil
@@ -113,7 +113,7 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.A
 	fix := "`firstboot revert` makes it native; convert can then give it other settings"
 	bySite := active != nil && active.Site.OpenYurt()
 	if bySite {
-		fix = "its Site sets this: change nodeType, nodePool or the arguments there, kubectl delete node " + name + " where the pool changes, and restart the machine"
+		fix = "its Site sets this: change nodeType, nodePool or the arguments there; if the pool changes, kubectl delete node " + name + "; then restart the machine"
 	}
 	if openyurt.PoolOf(labels) != o.NodePool || openyurt.IsCloud(labels) != o.Cloud {
 		return run.Advise(errors.New(is), fix)
@@ -212,7 +212,7 @@ func (c *conversion) yurthub() run.Phase {
 
 func (c *conversion) label() run.Phase {
 	return run.Phase{
-		Name: "labels", Doc: "the Node carries OpenYurt's labels", Timeout: time.Minute,
+		Name: "labels", Doc: "the Node has OpenYurt's labels", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			return member.CheckLabels(ctx, e, c.hub.Node, c.labels)
 		},

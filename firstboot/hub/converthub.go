@@ -59,7 +59,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
 	}
 	if !e.Exists(openyurt.Program) {
-		return "", run.Advise(fmt.Errorf("there is no %s", openyurt.Program), "put yurthub's program there, of the release that the cluster runs")
+		return "", run.Advise(fmt.Errorf("there is no %s", openyurt.Program), "install yurthub's program there, of the release that the cluster runs")
 	}
 	release, err := hubProgram(ctx, e)
 	if err != nil {
@@ -67,8 +67,8 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	}
 	if release != "" && !openyurt.CanBorrow(release) {
 		first := openyurt.Release(openyurt.FirstUnit)
-		return "", run.Advise(fmt.Errorf("%s is %s: only %s and later can use kubelet's certificate, as a node that has joined must", openyurt.Program, release, first),
-			"put yurthub's program of "+first+" or later there")
+		return "", run.Advise(fmt.Errorf("%s is %s: a node that has joined needs %s or later, which can use kubelet's certificate", openyurt.Program, release, first),
+			"install yurthub's program of "+first+" or later there")
 	}
 	version = openyurt.FirstOf(release)
 	for _, a := range o.Extra {
@@ -78,7 +78,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		}
 	}
 	if !e.Exists(member.ClientCert) {
-		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub borrows", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
+		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub would use", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
 	return version, portsClosable(ctx, e)
 }
@@ -150,7 +150,7 @@ func hubProgram(ctx context.Context, e *machine.Env) (release string, err error)
 		if errors.As(err, &start) {
 			err = start.Err // the rest repeats the program's name
 		}
-		return "", run.Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "put yurthub's program itself there, for this machine's processor")
+		return "", run.Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "install yurthub's program there, built for this machine's processor")
 	}
 	return openyurt.Reported(out.String()), nil
 }
@@ -196,7 +196,7 @@ func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []b
 			errs = append(errs, err)
 		}
 		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("yurthub does not get this server", "server", s, "error", err)
+			e.Log.Warn("leaving a server out of yurthub's list", "server", s, "error", err)
 			continue
 		}
 		if !slices.Contains(out, s) {

@@ -181,7 +181,7 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another may lack "+n.Resource.Version)
 	case code >= 500:
 		return run.Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
-			"look whether "+openyurt.Manager+" runs: its webhook turns one version of a NodePool into another")
+			"check that "+openyurt.Manager+" runs: its webhook converts NodePools between versions")
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 		return nil
 	case denied.Metadata.Name == "":
 		return run.Advise(errors.New(what(newest)+" is not approved yet"),
-			"let OpenYurt's csrapprover run, or: kubectl certificate approve "+newest.Metadata.Name)
+			"start OpenYurt's csrapprover, or: kubectl certificate approve "+newest.Metadata.Name)
 	}
 	state, why := denied.state()
 	if why != "" {
@@ -218,10 +218,10 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	}
 	err := fmt.Errorf("%s was %s%s", what(denied), strings.ToLower(state), why)
 	if newest.Metadata.Name == denied.Metadata.Name {
-		return run.Advise(err, "find out who denies it; yurthub asks again by itself, and that request must be approved")
+		return run.Advise(err, "find out what denies it; yurthub sends another request, which must be approved")
 	}
 	return run.Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
-		"find out who denied it, or: kubectl certificate approve "+newest.Metadata.Name)
+		"find out what denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
 // requestOf returns the certificate request in r; an empty one if there is none.

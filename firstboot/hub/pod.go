@@ -156,7 +156,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 		// minute, but approving yurthub's requests may take longer. The next phase reports
 		// what is missing.
 		if done, perr := podJoined(ctx, e, active); done && perr == nil {
-			e.Log.Info("kubeadm has joined but for the Node's annotation, which is made up for", "error", err)
+			e.Log.Info("kubeadm joined, but could not annotate the Node, which a later phase does", "error", err)
 			return nil
 		}
 	}
@@ -249,7 +249,7 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ClientSigner)
 	switch {
 	case api.Code(err) == 401:
-		return run.Advise(errors.New("the bootstrap token is not valid any more, and yurthub has no certificate yet"),
+		return run.Advise(errors.New("the bootstrap token is no longer valid, and yurthub has no certificate yet"),
 			"put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick")
 	case api.Code(err) == 0 && err != nil:
 		return run.Advise(fmt.Errorf("no API server answers: %w", err), "check the network between this node and the API servers")
@@ -265,7 +265,7 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	if err != nil || asked {
 		return err
 	}
-	return run.Advise(errors.New("yurthub has not asked for its client certificate yet"), h.Logs())
+	return run.Advise(errors.New("yurthub has not requested its client certificate yet"), h.Logs())
 }
 
 // makeManifests makes kubelet's directory of static pods if it is missing, for root alone as

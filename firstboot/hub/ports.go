@@ -241,6 +241,6 @@ func portsOpen(err error, said string) error {
 	if said = strings.TrimSpace(said); said != "" {
 		err = fmt.Errorf("%w: %s", err, machine.OneLine(errors.New(said)))
 	}
-	return run.Advise(fmt.Errorf("the ports of yurthub, which lend this node's rights to whoever reaches them, cannot be closed: %w", err),
+	return run.Advise(fmt.Errorf("closing the ports of yurthub, which give this node's rights to any client: %w", err),
 		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge, nft_fib_inet and nft_reject_inet")
 }

@@ -50,7 +50,7 @@ func TestRegisterFlags(t *testing.T) {
 	}
 }
 
-// FuzzKubeadmFlags edits kubelet's flags: doing it twice is doing it once.
+// FuzzKubeadmFlags checks that editing kubelet's flags again changes nothing.
 func FuzzKubeadmFlags(f *testing.F) {
 	f.Add([]byte(`KUBELET_KUBEADM_ARGS="--node-ip=192.0.2.1 --node-labels=a=b"` + "\n"))
 	f.Add([]byte(`KUBELET_KUBEADM_ARGS="--node-labels=,=,==, --node-labels="` + "\nX=1"))
@@ -68,7 +68,7 @@ func FuzzKubeadmFlags(f *testing.F) {
 	})
 }
 
-// TestPortUnitsAreValid has systemd judge the units that keep the rules.
+// systemd-analyze accepts the units that maintain the rules.
 func TestPortUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
@@ -86,8 +86,8 @@ func TestPortUnitsAreValid(t *testing.T) {
 	}
 }
 
-// TestRemovedRulesAreMentioned: what the timer starts says that somebody has removed the
-// rules. At a boot there are none yet.
+// The timer's service reports rules that were removed, but
+// not at boot, before they are loaded.
 func TestRemovedRulesAreMentioned(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")
@@ -120,9 +120,9 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 	}
 }
 
-// neighbours is a node, one of its pods, and two other machines: one on a
-// network card of the node's, one on a card that is a port of its bridge.
-// Macvlan stands for cards: the kernel names no veth there.
+// neighbours makes the networks of a node, one of its pods, and two other machines: one on
+// a network card, one on a card that is a port of the node's bridge. macvlan devices
+// simulate the cards: the rules do not name their kind.
 const neighbours = `
 set -eu
 ip link set lo up
@@ -172,8 +172,7 @@ nft -f "$RULES"
 all
 `
 
-// TestPortsAsServer listens on yurthub's ports for the test below, and does
-// nothing otherwise.
+// TestPortsAsServer listens on yurthub's ports for TestPortRules; otherwise it is skipped.
 func TestPortsAsServer(t *testing.T) {
 	if os.Getenv("RULES") == "" {
 		t.Skip("SKIPPED: it is the other end of TestPortRules")
@@ -203,7 +202,7 @@ func TestPortsAsServer(t *testing.T) {
 	time.Sleep(10 * time.Minute) // until it is killed
 }
 
-// as makes this process the user that a variable names; root if there is none.
+// as changes to the user in this environment variable; without it, to root.
 func as(t *testing.T, variable string) {
 	uid, _ := strconv.Atoi(os.Getenv(variable))
 	if err := syscall.Setresuid(-1, uid, -1); err != nil {
@@ -211,7 +210,7 @@ func as(t *testing.T, variable string) {
 	}
 }
 
-// TestPortsAsClient tries those ports from where it was started.
+// TestPortsAsClient connects to those ports as one of the clients of TestPortRules.
 func TestPortsAsClient(t *testing.T) {
 	who, subnet := os.Getenv("WHO"), os.Getenv("SUBNET")
 	if who == "" {
@@ -240,9 +239,9 @@ func TestPortsAsClient(t *testing.T) {
 	}
 }
 
-// letIn tries an address for two seconds. What is let in the kernel answers at
-// once, what is dropped never; it is asked once more when the time is up, which
-// may have passed while the machine was too busy for us.
+// letIn tries to connect for two seconds. The kernel answers at once if
+// the rules let the connection in, otherwise never. The result is
+// checked once more at the end, since the machine may have been busy.
 func letIn(addr string) (bool, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -275,8 +274,8 @@ func letIn(addr string) (bool, error) {
 	}
 }
 
-// TestPortRules holds the rules against the kernel's own: who reaches which
-// port, by IPv4 and IPv6, as which user, and whom a user's listener answers.
+// The kernel applies the rules: which client reaches which port, by IPv4 and IPv6,
+// as which user, and from which clients a user's listener gets connections.
 func TestPortRules(t *testing.T) {
 	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
@@ -342,8 +341,8 @@ func TestPortRules(t *testing.T) {
 	}
 }
 
-// TestNoUserAnswersWithCookies: a user's listener with a full queue answers with SYN
-// cookies, which the kernel sends without a user, and nobody gets a connection to it.
+// A user's listener with a full queue answers with SYN cookies,
+// which the kernel sends without a user: still nobody connects.
 func TestNoUserAnswersWithCookies(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")
@@ -368,7 +367,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 		got := make(chan int, 1)
 		go func() {
 			defer close(got)
-			runtime.LockOSThread() // for good: the thread has another network and ends with us
+			runtime.LockOSThread() // not unlocked: the thread keeps its network namespace, and ends with the goroutine
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				t.Error(err)
 				return
@@ -382,7 +381,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 				return
 			}
 			to := unix.SockaddrInet4{Port: 10261, Addr: [4]byte{127, 0, 0, 1}}
-			unix.Setfsuid(c.user) // of this thread alone
+			unix.Setfsuid(c.user) // only of this thread
 			l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 			unix.Setfsuid(0)
 			if err != nil {

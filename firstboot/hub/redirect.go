@@ -37,7 +37,7 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
 	env = directFlags(env)
 	if !member.KubeadmArgs.Match(env) {
-		return nil, fmt.Errorf("turning kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
+		return nil, fmt.Errorf("redirecting kubelet to yurthub: %s has no line KUBELET_KUBEADM_ARGS=\"…\"", member.KubeadmFlags)
 	}
 	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Redirect(registerFlags(args, labels), gate) }), nil
 }
@@ -113,9 +113,9 @@ func registering(env []byte, labels map[string]string) []byte {
 func register(ctx context.Context, e *machine.Env, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
-		return fmt.Errorf("having kubelet register with the Site's labels: %w", err)
+		return fmt.Errorf("setting the labels that kubelet registers with: %w", err)
 	}
-	return kubeadm.RestartFor(ctx, e, "having kubelet register with the Site's labels", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
+	return kubeadm.RestartFor(ctx, e, "setting the labels that kubelet registers with", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
 // RedirectPhase redirects kubelet to yurthub, with these labels for its registration.
@@ -154,7 +154,7 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
-		return fmt.Errorf("turning kubelet to yurthub: %w", err)
+		return fmt.Errorf("redirecting kubelet to yurthub: %w", err)
 	}
 	gate, err := plainLists(ctx, e, kubernetes)
 	if err != nil {
@@ -164,7 +164,7 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 	if err != nil {
 		return err
 	}
-	return kubeadm.RestartFor(ctx, e, "turning kubelet to yurthub",
+	return kubeadm.RestartFor(ctx, e, "redirecting kubelet to yurthub",
 		kubeadm.Writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
@@ -173,10 +173,10 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
-		return fmt.Errorf("turning kubelet from yurthub: %w", err)
+		return fmt.Errorf("redirecting kubelet to the API server: %w", err)
 	}
 	flags = registering(directFlags(flags), labels)
-	return kubeadm.RestartFor(ctx, e, "turning kubelet from yurthub",
+	return kubeadm.RestartFor(ctx, e, "redirecting kubelet to the API server",
 		kubeadm.Writing(member.KubeadmFlags, flags, 0o644), func(e *machine.Env) error { return e.Remove(openyurt.KubeletConf) })
 }
 

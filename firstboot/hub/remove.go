@@ -49,12 +49,12 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	}
 	for _, p := range append(slices.Clone(unitLeavings), filepath.Dir(DropinFile)) {
 		if err := e.Remove(p); err != nil {
-			return fmt.Errorf("removing what yurthub had: %w", err)
+			return fmt.Errorf("removing yurthub's files: %w", err)
 		}
 	}
 	if loaded {
 		if err := e.Unit(ctx, "daemon-reload", ""); err != nil {
-			return fmt.Errorf("removing what yurthub had: %w", err)
+			return fmt.Errorf("removing yurthub's files: %w", err)
 		}
 	}
 	return forgetHub(e)
@@ -83,7 +83,7 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
-			return fmt.Errorf("removing what yurthub had: %w", err)
+			return fmt.Errorf("removing yurthub's files: %w", err)
 		}
 	}
 	return nil

@@ -32,7 +32,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 		return fmt.Errorf("%s is a native node already: %w", this.node, run.ErrAlready)
 	}
 	if active := this.active; active != nil && active.Site.OpenYurt() {
-		return run.Advise(fmt.Errorf("this machine's Site says nodeType: %s, which first boot would make it again at the next boot", active.Site.NodeType),
+		return run.Advise(fmt.Errorf("this machine's Site has nodeType: %s, so the next boot would convert it again", active.Site.NodeType),
 			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
 	}
 	c := run.NewChange(e, "revert", Recorded, tell)
@@ -47,7 +47,7 @@ func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, erro
 		}
 		v, err := s.Look(ctx, e)
 		if err != nil {
-			return false, fmt.Errorf("looking whether the step %s is done: %w", s.Name, err)
+			return false, fmt.Errorf("checking the step %s: %w", s.Name, err)
 		}
 		if v != run.Done {
 			return false, nil
@@ -72,7 +72,7 @@ func (r *reversion) steps() []run.Phase {
 
 func (r *reversion) unlabel() run.Phase {
 	return run.Phase{
-		Name: "labels", Doc: "the Node carries no label of OpenYurt's", Timeout: time.Minute,
+		Name: "labels", Doc: "the Node has no label of OpenYurt", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			return member.CheckLabels(ctx, e, r.node, nil)
 		},
@@ -117,7 +117,7 @@ func (r *reversion) direct() run.Phase {
 
 func (r *reversion) yurthub() run.Phase {
 	return run.Phase{
-		Name: "yurthub", Doc: "yurthub is gone", Timeout: 2 * time.Minute,
+		Name: "yurthub", Doc: "yurthub is removed", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, openyurt.Unit)
 			if err != nil {
@@ -165,7 +165,7 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	}
 	args, err := e.Read("/proc/" + strings.TrimSpace(out.String()) + "/cmdline")
 	if err != nil {
-		return fmt.Errorf("looking how kubelet was started: %w", err)
+		return fmt.Errorf("reading kubelet's arguments: %w", err)
 	}
 	conf := "" // the last one applies
 	words := strings.Split(string(args), "\x00")
@@ -179,6 +179,6 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	if (conf == openyurt.KubeletConf) == through {
 		return nil
 	}
-	return run.Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, whatever %s says", conf, member.KubeadmFlags),
+	return run.Advise(fmt.Errorf("kubelet runs with --kubeconfig=%s, and ignores %s", conf, member.KubeadmFlags),
 		"see `systemctl cat kubelet`: its unit must pass $KUBELET_KUBEADM_ARGS on, and KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet) must not set --kubeconfig")
 }

@@ -57,7 +57,7 @@ ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	site, info := active.Site, active.Image.Yurthub
 	if info == nil {
-		return hub{}, run.NeedsPerson(errors.New("this image carries no yurthub"), "build the Image with yurthub, or choose nodeType native")
+		return hub{}, run.NeedsPerson(errors.New("this image has no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
 	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
 		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
@@ -222,8 +222,8 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 		return err
 	}
 	if version != "" && !strings.HasPrefix(info.Version, version+".") {
-		return run.NeedsPerson(fmt.Errorf("yurthub in this image is of %s, the Image says %s, which has other flags", version, info.Version),
-			"build the Image with the version that its yurthub.binary is of")
+		return run.NeedsPerson(fmt.Errorf("yurthub in this image is %s, but the Image names %s, which has other flags", version, info.Version),
+			"build the Image with the version of its yurthub.binary")
 	}
 	return nil
 }
@@ -298,7 +298,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets the API servers alone", "server", masters[i], "endpoint", site.Endpoint)
+			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets only the API servers", "server", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}
 		has = has || err == nil
@@ -306,7 +306,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	if has {
 		return true, nil
 	}
-	return false, fmt.Errorf("asking the API servers for their certificates' names: %w", errors.Join(errs...))
+	return false, fmt.Errorf("reading the names in the API servers' certificates: %w", errors.Join(errs...))
 }
 
 // endpointHolds reports whether the endpoint may stay in yurthub's list: the certificate of an
@@ -323,7 +323,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
-		return false, errors.New("no API server can be asked for the names in its certificate, and no earlier answer is on the disk")
+		return false, errors.New("no API server shows the names in its certificate, and no earlier result is on the disk")
 	}
 	return servers[0] == site.EndpointURL(), nil
 }

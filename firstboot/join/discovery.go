@@ -133,7 +133,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 	found, err := api.Discover(ctx, d)
 	waited := false
 	if tokenIsRefused(err, true) && !tokenIsRefused(err, false) {
-		e.Waiting("the API servers to accept the bootstrap token: one that has just started accepts none")
+		e.Waiting("the API servers to accept the bootstrap token: an API server that has just started accepts none")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
 		}
@@ -209,7 +209,7 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 		return run.NeedsPerson(err, serverNameFix)
 	case errors.As(err, &early):
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
-			"correct the clock that is wrong: this machine's is behind, or that of the API servers was ahead when their certificates were made; a time server in the Site (network.ntp) does it")
+			"correct the wrong clock, for example with a time server in the Site (network.ntp): this machine's clock is behind, or that of the API servers was ahead when their certificates were made")
 	case errors.As(err, &expired) && expired.Reason == x509.Expired:
 		network.WaitForNTP(ctx, e, network.NTPTimeout)
 		return run.Advise(fmt.Errorf("%w (this machine's clock says %s)", err, e.Now().UTC().Format(time.RFC3339)),
@@ -219,11 +219,11 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	case errors.Is(err, api.ErrAnonymous):
 		// --anonymous-auth=false, or an AuthenticationConfiguration that allows
 		// anonymous requests to the health paths only.
-		return run.Advise(err, "give the Site the cluster's CA (caFile: ca.crt when stamping, or caCert in site.yaml; it is /etc/kubernetes/pki/ca.crt of a control-plane node): then nothing is asked anonymously; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
+		return run.Advise(err, "add the cluster's CA, /etc/kubernetes/pki/ca.crt of a control-plane node, to the Site (caFile when stamping, or caCert in site.yaml): then no anonymous request is needed; or allow anonymous requests of /api/v1/namespaces/kube-public/configmaps/cluster-info in the API servers' AuthenticationConfiguration")
 	case errors.Is(err, api.ErrNoClusterInfo):
-		return run.Advise(err, "let the cluster publish it: kubeadm init phase bootstrap-token")
+		return run.Advise(err, "publish it on a control-plane node: kubeadm init phase bootstrap-token")
 	}
-	return run.Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that port and firewall let this node through")
+	return run.Advise(err, "check that these are the cluster's API servers ("+strings.Join(masters, ", ")+") and that no firewall blocks this node")
 }
 
 const (

@@ -30,7 +30,7 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 	if err != nil {
 		return err
 	}
-	return kubeadm.RestartFor(ctx, e, "turning kubelet to the endpoint", kubeadm.Writing(ondisk.KubeletConf, next, 0o600))
+	return kubeadm.RestartFor(ctx, e, "redirecting kubelet to the endpoint", kubeadm.Writing(ondisk.KubeletConf, next, 0o600))
 }
 
 // runAgainLater reports whether first boot must run periodically, and whether its timer runs.

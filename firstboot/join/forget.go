@@ -14,7 +14,7 @@ import (
 // ForgetPhase removes the bootstrap token from this machine.
 func ForgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "forget-token", Doc: "nothing of the bootstrap token is left", Timeout: time.Minute,
+		Name: "forget-token", Doc: "the bootstrap token is removed from this machine", Timeout: time.Minute,
 		Irreversible: true, // earlier phases need the token until they have succeeded
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, f := range member.TokenFiles {
@@ -38,7 +38,7 @@ func ForgetPhase(active *site.Active) run.Phase {
 			}
 			for _, f := range member.TokenFiles {
 				if err := e.Remove(f); err != nil {
-					return fmt.Errorf("forgetting the token: %w", err)
+					return fmt.Errorf("removing the token: %w", err)
 				}
 			}
 			found, err := site.SecretsInSlot(e, active)

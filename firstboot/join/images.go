@@ -56,7 +56,7 @@ func archivesLeft(e *machine.Env) ([]ondisk.ImportArchive, error) {
 		err = json.Unmarshal(b, &index)
 	}
 	if err == nil && index.Version != ondisk.ImportIndexVersion {
-		err = fmt.Errorf("it has version %d, this program knows %d", index.Version, ondisk.ImportIndexVersion)
+		err = fmt.Errorf("version %d is not supported (this program supports %d)", index.Version, ondisk.ImportIndexVersion)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the list of image archives: %w", err)
@@ -73,7 +73,7 @@ func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) 
 		return err
 	}
 	if sum != a.SHA256 {
-		return run.NeedsPerson(fmt.Errorf("the image archive %s is damaged: it has %s, expected %s", path, sum, a.SHA256),
+		return run.NeedsPerson(fmt.Errorf("the image archive %s is damaged: its SHA-256 is %s, expected %s", path, sum, a.SHA256),
 			fmt.Sprintf("import %s by hand (`ctr --namespace k8s.io images import FILE`) and remove %s; or %s. The device may be failing",
 				a.Ref, path, member.Rewriting(e, "write the disk image to the device again")))
 	}

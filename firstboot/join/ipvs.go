@@ -31,7 +31,7 @@ func IPVSPhase(site *configs.Site) run.Phase {
 // ipvscarePhase configures and starts ipvscare.
 func ipvscarePhase(site *configs.Site) run.Phase {
 	return run.Phase{
-		Name: "ipvs", Doc: "ipvscare keeps the way to the API servers open", Timeout: 90 * time.Second,
+		Name: "ipvs", Doc: "ipvscare keeps the API servers reachable", Timeout: 90 * time.Second,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 			if err != nil || !member.MastersSaved(ctx, e, site) {
@@ -140,7 +140,7 @@ func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		return nil
 	}
 	if !ipvsConfigReadable(e) {
-		e.Log.Warn(ondisk.IPVSConfig + " is damaged: making it anew, to remove what ipvscare made")
+		e.Log.Warn(ondisk.IPVSConfig + " is damaged: writing it again, so that ipvscare can remove its rules")
 		err := e.Remove(ondisk.IPVSConfig)
 		if site != nil && !site.IPVS.Disabled {
 			err = writeIPVSConfig(e, site)
@@ -196,7 +196,7 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 			return false, nil
 		}
 		if unclear != nil {
-			err = fmt.Errorf("%w; they do not show which cluster they are of: %s", err, printable.Line(strings.ReplaceAll(unclear.Error(), "\n", "; ")))
+			err = fmt.Errorf("%w; their cluster could not be verified: %s", err, printable.Line(strings.ReplaceAll(unclear.Error(), "\n", "; ")))
 		}
 		return false, run.Advise(err, "see `ipvscare status` and `journalctl -u ipvscare` on the machine; an API server whose certificate is of another CA gets no traffic")
 	}
@@ -253,7 +253,7 @@ func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) er
 	if _, err := network.Reach(ctx, e, member.MastersOf(e, site)); err != nil {
 		return nil // offline: nothing can be concluded
 	}
-	return fmt.Errorf("the endpoint %s does not answer on this machine, and the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
+	return fmt.Errorf("the endpoint %s does not answer on this machine, but the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
 }
 
 // setEndpointHosts maps the endpoint to one API server in /etc/hosts, unless ipvscare serves
@@ -275,7 +275,7 @@ func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, m
 	}
 	host, _, err := net.SplitHostPort(way)
 	if err != nil {
-		return fmt.Errorf("reading the API server %q: %w", way, err)
+		return fmt.Errorf("reading the API server's address %q: %w", way, err)
 	}
 	return e.SetHosts(ctx, network.EndpointOwner, siteconf.HostsEntry{IP: host, Names: []string{site.Endpoint}})
 }

@@ -31,7 +31,7 @@ func Phase(active *site.Active) run.Phase {
 			}
 			if site.NodeType == configs.NodeNative && member.Redirected(e) {
 				// After a convert, or a change of nodeType in the Site. No phase maintains yurthub now.
-				e.Note("this node goes through yurthub, but its Site says nodeType: native. To fix: set nodeType edge or cloud there, or run `firstboot revert`")
+				e.Note("this node uses yurthub, but its Site has nodeType: native. To fix: set nodeType to edge or cloud, or run `firstboot revert`")
 			}
 			server, name, err := member.KubeletServer(e)
 			if err != nil {

@@ -184,10 +184,10 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	// Valid for this boot, so that kubelet is not restarted again and again.
 	b, err := json.Marshal(want)
 	if err != nil {
-		return fmt.Errorf("noting kubelet's arguments: %w", err)
+		return fmt.Errorf("recording the arguments that kubelet rejects: %w", err)
 	}
 	if err := e.WriteFile(RefusedArgs, b, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting kubelet's arguments: %w", err)
+		return fmt.Errorf("recording the arguments that kubelet rejects: %w", err)
 	}
 	j.TryingArgs = nil
 	if err := j.Write(e); err != nil {
@@ -240,7 +240,7 @@ func argsRefused(e *machine.Env, want map[string]string) bool {
 }
 
 func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
-	e.Note("kubeletExtraArgs of the Site are not in place (%s): kubelet did not start with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
+	e.Note("kubeletExtraArgs of the Site are not in effect (%s): kubelet did not start with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
 		changedArgs(have, want))
 }
 

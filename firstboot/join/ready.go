@@ -76,7 +76,7 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 		member.RemarkTaints(e, r.joined, site, n)
 	}
 	if ready, why := n.Ready(); !ready {
-		return run.Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and whether the cluster's network add-on runs")
+		return run.Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and check that the cluster's network add-on runs")
 	}
 	if err := member.Reported(ctx, e, n); err != nil {
 		return err
@@ -93,10 +93,10 @@ func (r *readiness) labels(e *machine.Env) error {
 	case len(missing) > 0:
 		// kubelet sets labels only on a Node that it creates.
 		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelList(missing)),
-			fmt.Sprintf("the Node was there before and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
+			fmt.Sprintf("the Node existed before the join and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
-		return run.Advise(fmt.Errorf("the Node %s has labels that the Site has no more: %s", n.Metadata.Name, labelList(left)),
-			fmt.Sprintf("take them away: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
+		return run.Advise(fmt.Errorf("the Node %s has labels that the Site no longer has: %s", n.Metadata.Name, labelList(left)),
+			fmt.Sprintf("remove them: kubectl label node %s %s-", n.Metadata.Name, strings.Join(slices.Sorted(maps.Keys(left)), "- ")))
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 		}
 		if bad != nil && !errors.Is(bad, errWatched) {
 			if refused != nil {
-				bad = fmt.Errorf("%w; the node may not set them: %w", bad, refused)
+				bad = fmt.Errorf("%w; the node could not set them: %w", bad, refused)
 			}
 			e.Waiting("the Node to be Ready: %s", machine.OneLine(bad))
 		}
@@ -206,7 +206,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 			refused = errors.Join(refused, err)
 			continue
 		}
-		e.Console(fmt.Sprintf("the Node %s lacked labels of the Site, and has them now: %s", n.Metadata.Name, labelList(labels)))
+		e.Console(fmt.Sprintf("set labels of the Site that the Node %s lacked: %s", n.Metadata.Name, labelList(labels)))
 	}
 	if left := member.LeftLabels(j, active.Site, n); len(left) > 0 {
 		refused = errors.Join(refused, unlabelOwn(ctx, e, n.Metadata.Name, left))
@@ -222,12 +222,12 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	}
 	flags := e.Contents(member.KubeadmFlags)
 	if _, err := e.Write(member.KubeadmFlags, kubeadm.DropLabels(flags, labels), machine.Mode(0o644)); err != nil {
-		return fmt.Errorf("having kubelet register without labels: %w", err)
+		return fmt.Errorf("removing the labels that kubelet registers with: %w", err)
 	}
 	if err := member.PatchLabels(ctx, e, name, gone); err != nil {
 		return err
 	}
-	e.Console(fmt.Sprintf("the Node %s had labels that the Site has no more: %s; they are gone", name, labelList(labels)))
+	e.Console(fmt.Sprintf("removed labels from the Node %s that the Site no longer has: %s", name, labelList(labels)))
 	return nil
 }
 
@@ -256,14 +256,14 @@ func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *ap
 		return err
 	}
 	if noted := member.ReadJoinedCluster(e); noted != nil {
-		e.Log.Info("the cluster's witnesses have changed one after the other: noting them anew", "was", *noted, "is", *note)
+		e.Log.Info("the UIDs that identify the cluster have changed one by one: recording them again", "was", *noted, "is", *note)
 	}
 	doc, err := json.Marshal(note)
 	if err == nil {
 		_, err = e.Write(member.JoinedCluster, append(doc, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("noting which cluster this is: %w", err)
+		return fmt.Errorf("recording which cluster this is: %w", err)
 	}
 	if active.Site.IPVS.Disabled {
 		return nil

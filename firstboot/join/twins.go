@@ -46,8 +46,8 @@ func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 	}
 	switch own := n.Status.NodeInfo.MachineID == machine.ID(e); {
 	case !own:
-		return run.Advise(fmt.Errorf("the Node %s is another machine's still (%s)", n.Metadata.Name, r.seen[last]),
-			"kubelet of this machine changes that within seconds; else switch the other machine off, or give one of the two a Site with another nodeName")
+		return run.Advise(fmt.Errorf("the Node %s still shows another machine (%s)", n.Metadata.Name, r.seen[last]),
+			"this machine's kubelet changes that within seconds; otherwise switch the other machine off, or give one of the two a Site with another nodeName")
 	case trusted && last == 0, e.Now().Sub(r.since) >= reporterStays:
 		return nil
 	}

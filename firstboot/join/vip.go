@@ -53,7 +53,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			if err != nil {
 				return fmt.Errorf("asking whether the VIP is free in the cluster: %w", err)
 			}
-			line := fmt.Sprintf("the VIP %s lies in the cluster's service range %s: no Service has it now, and one that gets it cannot be reached from this node; %s", site.VIP, in, fix)
+			line := fmt.Sprintf("the VIP %s is in the cluster's service range %s: no Service has it now, but this node could not reach one that gets it; %s", site.VIP, in, fix)
 			if service != "" {
 				// A user who may create Services must not stop nodes that were Ready.
 				line = fmt.Sprintf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach; %s", site.VIP, service, fix)
@@ -124,7 +124,7 @@ func serviceRanges(ctx context.Context, c *api.Client) ([]netip.Prefix, error) {
 		Data map[string]string `json:"data"`
 	}
 	if err := c.Get(ctx, "/api/v1/namespaces/kube-system/configmaps/kubeadm-config", &cm); err != nil {
-		return nil, fmt.Errorf("asking for the cluster's service ranges: %w", err)
+		return nil, fmt.Errorf("reading the cluster's service ranges: %w", err)
 	}
 	var conf struct {
 		Networking struct {

@@ -124,9 +124,9 @@ func judgeJoin(name string, err error) error {
 	case strings.Contains(msg, "already exists in the cluster"):
 		return run.Advise(err, OtherName(name))
 	case strings.Contains(msg, "Unauthorized"):
-		return run.Advise(err, "the token may just have expired; a new one goes into site.yaml (`kubeadm token create`)")
+		return run.Advise(err, "the token may have expired: put a new one into site.yaml (`kubeadm token create`)")
 	case strings.Contains(msg, "TLS bootstrap"), strings.Contains(msg, "kubelet-check"):
-		return run.Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; in the cluster, see whether its CSR is approved (`kubectl get csr`): approve one that is pending, delete one that was denied, and the machine asks again")
+		return run.Advise(err, "see `journalctl -u kubelet -u containerd` on the machine; check the machine's CSR (`kubectl get csr`): approve it if it is pending, or delete it if it was denied, and the machine sends another")
 	}
 	return err
 }

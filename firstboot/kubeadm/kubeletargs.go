@@ -48,7 +48,7 @@ func WriteConfDir(e *machine.Env, want map[string]string) error {
 		return nil
 	}
 	if err := e.WriteFile(MeteredConfFile, []byte(MeteredConf), machine.Mode(0o644)); err != nil {
-		return fmt.Errorf("giving kubelet the Site's settings: %w", err)
+		return fmt.Errorf("writing kubelet's configuration directory: %w", err)
 	}
 	return nil
 }

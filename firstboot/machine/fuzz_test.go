@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// FuzzLoaderText reads the boot loader's variable of any content: letters come out as they
-// are in it, and nothing else but text does.
+// loaderText decodes any contents of the boot loader's
+// variable to valid text, and ASCII exactly.
 func FuzzLoaderText(f *testing.F) {
 	f.Add([]byte("0F9E2A1C-1B2C-4D5E-8F90-A1B2C3D4E5F6"))
 	f.Add([]byte{6, 0, 0, 0, 0x3d, 0xd8, 0, 0xde, 'a'})
@@ -28,7 +28,7 @@ func FuzzLoaderText(f *testing.F) {
 	})
 }
 
-// utf16 is a variable of the firmware that contains s, which is ASCII.
+// utf16 returns a firmware variable that contains s, which must be ASCII.
 func utf16(s string) string {
 	var b strings.Builder
 	b.WriteString("\x06\x00\x00\x00")

@@ -20,7 +20,7 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	try := func(addr string) bool {
 		_, err := e.Source(ctx, addr)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("no way to %s: %w", addr, err))
+			errs = append(errs, fmt.Errorf("no route to %s: %w", addr, err))
 		}
 		return err == nil
 	}
@@ -28,7 +28,7 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	for _, m := range masters {
 		host, _, err := net.SplitHostPort(m)
 		if err != nil {
-			return fmt.Errorf("reading the API server %q: %w", m, err)
+			return fmt.Errorf("reading the API server's address %q: %w", m, err)
 		}
 		if _, err := netip.ParseAddr(host); err != nil {
 			named = true

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// TestRetrySaysWhatWasWrong: neither the deadline nor a try that it cut off hides
-// the reason.
+// The reason of the last failure is returned, not the
+// deadline or an attempt that it interrupted.
 func TestRetrySaysWhatWasWrong(t *testing.T) {
 	t.Parallel()
 	reason := errors.New("not registered")
 	for _, tt := range []struct {
 		name         string
-		cutOff       bool // the deadline comes during a try
+		cutOff       bool // the deadline passes during an attempt
 		patience     time.Duration
 		fails, tries int
 		want         error
@@ -49,13 +49,12 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 	}
 }
 
-// TestRetryGently: a machine that has to wait long asks less and less often, and is not much
-// later for it.
+// A long wait polls less and less often, and ends little later for it.
 func TestRetryGently(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		after       time.Duration // it goes well
-		least, most int           // tries
+		after       time.Duration // until it succeeds
+		least, most int           // attempts
 		late        time.Duration
 	}{
 		{4 * time.Second, 3, 3, 0},

@@ -125,7 +125,7 @@ func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []
 	var doc ondisk.IPVSLearnedList
 	err := json.Unmarshal(b, &doc)
 	if err == nil && doc.Version != ondisk.IPVSLearnedVersion {
-		err = fmt.Errorf("it has version %d, this program knows %d", doc.Version, ondisk.IPVSLearnedVersion)
+		err = fmt.Errorf("version %d is not supported (this program supports %d)", doc.Version, ondisk.IPVSLearnedVersion)
 	}
 	if err != nil {
 		e.Log.Warn("the API servers that ipvscare has learned are unusable", "file", ondisk.IPVSLearned, "error", err)
@@ -178,7 +178,7 @@ func writeProven(e *machine.Env, p *Proven) error {
 		_, err = e.Write(ProvenFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("recording the API servers that have proven themselves: %w", err)
+		return fmt.Errorf("recording the verified API servers: %w", err)
 	}
 	return nil
 }

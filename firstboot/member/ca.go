@@ -137,6 +137,6 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 // NoteEndOfCA adds a note if a CA in file ends soon.
 func NoteEndOfCA(e *machine.Env, file string) {
 	if end, due := CAEndsSoon(e, e.Contents(file)); due {
-		e.Note("%s is valid until %s. To fix: `edgebake cluster new` with the Cluster's document issues it again; then stamp the Sites of the control-plane nodes and restart these one by one", file, end.UTC().Format(time.DateOnly))
+		e.Note("%s is valid until %s. To fix: issue it again with `edgebake cluster new` and the Cluster document; then stamp the Sites of the control-plane nodes, and restart these nodes one by one", file, end.UTC().Format(time.DateOnly))
 	}
 }

@@ -58,7 +58,7 @@ func (s certStore) restore(e *machine.Env) error {
 			return err
 		}
 		e.Log.Warn("went back to the newest certificate that can be used", "link", s.Current(), "to", newest, "error", broken)
-		e.Console(fmt.Sprintf("%s cannot be used and leads to %s again", s.Current(), filepath.Base(newest)))
+		e.Console(fmt.Sprintf("%s was unusable, and links to %s again", s.Current(), filepath.Base(newest)))
 		return nil
 	}
 	if s.Replaceable && e.Exists(s.Current()) {

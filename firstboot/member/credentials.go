@@ -100,13 +100,13 @@ func OtherForm(e *machine.Env, pod bool) error {
 	if err != nil || LeadsToHub(k) == pod {
 		return nil
 	}
-	return run.NeedsPerson(errors.New("this node's certificate belongs to another form of yurthub than the image's"),
+	return run.NeedsPerson(errors.New("this node joined with another form of yurthub than its image has"),
 		"run `firstboot reset` on the machine, and join it again with a new token")
 }
 
 // ResetForName is the fix for a worker that is enrolled under another name; a control-plane
 // node cannot be reset.
-const ResetForName = "run `firstboot reset` on the machine to join under the new name, or give nodeName back its value"
+const ResetForName = "run `firstboot reset` on the machine to join under the new name, or restore the former nodeName"
 
 // SameName returns an error if name, the Site's, is not the node's name in cert.
 func SameName(cert *x509.Certificate, name, fix string) error {

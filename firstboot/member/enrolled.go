@@ -89,7 +89,7 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
 // errCut describes a file that a power cut has damaged.
-var errCut = errors.New("it is empty or was cut off, as by a power failure")
+var errCut = errors.New("it is empty or truncated, perhaps by a power failure")
 
 func leadsToServer(e *machine.Env, kubeconfig []byte) (*api.Kubeconfig, error) {
 	k, err := e.ParseKubeconfig(kubeconfig)

@@ -53,7 +53,7 @@ func (j JoinedAs) Write(e *machine.Env) error {
 		_, err = e.Write(JoinedFile, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("noting how this machine joined: %w", err)
+		return fmt.Errorf("recording how this machine joined: %w", err)
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
 	if e.Exists(JoinedCluster) { // it may join another cluster now
 		if err := e.Remove(JoinedCluster); err != nil {
-			return fmt.Errorf("forgetting the former cluster: %w", err)
+			return fmt.Errorf("removing the record of the former cluster: %w", err)
 		}
 	}
 	before, ok := ReadJoinedAs(e)
@@ -81,7 +81,7 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 // the Site's.
 func NoteSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
-		e.Note("criSocket of the Site is not in place: kubelet uses %s, with which it joined. To fix: `firstboot reset` and a new token join the node again with the Site's; or give it back its former value", j.CRISocket)
+		e.Note("criSocket of the Site is not in effect: kubelet still uses %s, as at the join. To fix: join the node again (`firstboot reset`, and a new token), or restore the former criSocket", j.CRISocket)
 	}
 }
 
@@ -111,7 +111,7 @@ func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 		}
 	}
 	if len(args) > 0 {
-		e.Note("taints of the Site are not in place: they changed since the join, and a node may not taint itself. To fix: kubectl taint node %s --overwrite %s",
+		e.Note("taints of the Site are not in effect: they changed since the join, and a node may not taint itself. To fix: kubectl taint node %s --overwrite %s",
 			n.Metadata.Name, strings.Join(args, " "))
 	}
 }

@@ -16,7 +16,7 @@ import (
 func ParseSigner(text []byte) (crypto.Signer, error) {
 	b, _ := pem.Decode(text)
 	if b == nil {
-		return nil, errors.New("there is no private key in PEM")
+		return nil, errors.New("it contains no private key in PEM")
 	}
 	key, err := x509.ParsePKCS8PrivateKey(b.Bytes)
 	if err != nil {

@@ -77,7 +77,7 @@ func (k KubeletFiles) Write(e *machine.Env) error {
 		_, err = e.Write(KubeletRecord, append(b, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("noting which kubelet the files in /var/lib/kubelet are for: %w", err)
+		return fmt.Errorf("recording which kubelet the files in /var/lib/kubelet are for: %w", err)
 	}
 	return nil
 }
@@ -113,7 +113,7 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 		if err := k.Former.restore(e); err != nil {
 			return err
 		}
-		e.Console(fmt.Sprintf("kubelet has the settings and the state of v1.%d again", minor))
+		e.Console(fmt.Sprintf("restored kubelet's settings and state of v1.%d", minor))
 		return KubeletFiles{Minor: minor, ConfigMinor: k.Former.ConfigMinor}.Write(e)
 	}
 	former, err := readFormerKubelet(e, k)
@@ -139,7 +139,7 @@ func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("keeping the files of kubelet v1.%d: %w", k.Minor, err)
+			return nil, fmt.Errorf("copying the files of kubelet v1.%d: %w", k.Minor, err)
 		}
 		f.Files[p] = b
 	}
@@ -151,7 +151,7 @@ func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 
 // restore writes the files back.
 func (f *FormerKubelet) restore(e *machine.Env) error {
-	fail := func(err error) error { return fmt.Errorf("putting the files of kubelet v1.%d back: %w", f.Minor, err) }
+	fail := func(err error) error { return fmt.Errorf("restoring the files of kubelet v1.%d: %w", f.Minor, err) }
 	if f.Files[ondisk.KubeletConfig] == nil {
 		return nil // the machine was no node then
 	}

@@ -89,7 +89,7 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have a name
 		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
-	return "", fmt.Errorf("asking the API servers for their certificates' names: %w", sharedErr)
+	return "", fmt.Errorf("reading the names in the API servers' certificates: %w", sharedErr)
 }
 
 // Fit reports whether kubelet may keep name: it is in the certificates of all API servers that

@@ -72,7 +72,7 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	}
 	if n.Heartbeat().Before(earliest.Truncate(time.Second)) {
 		return run.Advise(fmt.Errorf("kubelet has not reported to the cluster since it was started at %s", since.Now.UTC().Format(time.TimeOnly)),
-			"it does within a minute; else see `journalctl -u kubelet` on the machine")
+			"wait a minute; then see `journalctl -u kubelet` on the machine")
 	}
 	return nil
 }

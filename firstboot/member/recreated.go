@@ -44,14 +44,14 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	}
 	uid, err := c.ClusterInfoUID(ctx)
 	if err != nil && api.Code(err) == 0 {
-		return nil, fmt.Errorf("asking for cluster-info: %w", err)
+		return nil, fmt.Errorf("reading cluster-info: %w", err)
 	}
 	if uid == "" || n.Metadata.UID == "" {
 		return nil, nil
 	}
 	service, err := c.ServiceUID(ctx)
 	if err != nil && api.Code(err) == 0 {
-		return nil, fmt.Errorf("asking for the Service default/kubernetes: %w", err)
+		return nil, fmt.Errorf("reading the Service default/kubernetes: %w", err)
 	}
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
@@ -238,6 +238,6 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 // RecreatedNote is the note for a node whose API servers are of another cluster.
 func RecreatedNote(e *machine.Env) string {
 	noted := ReadJoinedCluster(e)
-	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as out of reach. To fix: bring the former cluster back; or, to have the node join the new one and stop its pods, put a token of it into site.yaml, in the slot or on a stick",
+	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as unreachable. To fix: restore the former cluster; or, to join the new one, which stops the node's pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)
 }

@@ -10,9 +10,9 @@ import (
 func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):
-		return fix + "; this machine's data of etcd is lost then: first see that more than half of all control-plane nodes run without it, or copy " + SnapshotDir + " to another computer"
+		return fix + "; this destroys the machine's etcd data: first make sure that more than half of all control-plane nodes run without it, or copy " + SnapshotDir + " to another computer"
 	case Is(e):
-		return fix + "; what pods keep on the disk is lost then, and the Site needs a token for the machine to join again"
+		return fix + "; this destroys the data of pods on the disk, and the Site needs a token for the machine to join again"
 	}
 	return fix
 }

@@ -70,7 +70,7 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	if !e.Now().Before(floor) {
 		return nil
 	}
-	e.Log.Info("the clock is behind what is certain", "clock", e.Now().UTC(), "floor", floor.UTC())
+	e.Log.Info("the clock is behind a moment that has certainly passed", "clock", e.Now().UTC(), "floor", floor.UTC())
 	if err := e.SetClock(floor); err != nil {
 		return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
 	}
@@ -212,14 +212,14 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		if !synced && tries%ntpRetry == 0 {
 			// Without a restart it would try again only in five minutes.
 			if err := e.Unit(ctx, "try-restart", Timesyncd); err != nil {
-				return false, fmt.Errorf("having the time servers asked again: %w", err)
+				return false, fmt.Errorf("restarting the time client: %w", err)
 			}
 		}
 		// The number of tries counts too, since the clock may jump meanwhile.
 		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})
 	if err != nil || !synced {
-		e.Log.Warn("no time server answers; going on with the clock as it is", "clock", e.Now().UTC())
+		e.Log.Warn("no time server answers; continuing with the present clock", "clock", e.Now().UTC())
 		return false
 	}
 	e.Log.Info("the clock follows a time server", "clock", e.Now().UTC())
@@ -237,10 +237,10 @@ func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	case err == nil:
 		return nil
 	case synced && errors.Is(err, member.ErrEarly):
-		return run.Advise(err, "a clock of the control plane was ahead when it was signed: wait until then; or "+newToken)
+		return run.Advise(err, "a clock of the control plane was ahead when it was signed: wait until it is valid; or "+newToken)
 	case synced:
 		return run.NeedsPerson(err, newToken)
 	}
-	return run.Advise(fmt.Errorf("%w (this machine's clock says %s and follows no time server)", err, e.Now().UTC().Format(time.DateOnly)),
+	return run.Advise(fmt.Errorf("%w (this machine's clock shows %s and follows no time server)", err, e.Now().UTC().Format(time.DateOnly)),
 		"if the clock is wrong, name a reachable time server in the Site (network.ntp); if it is right, "+newToken)
 }

@@ -160,7 +160,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	if slices.Contains(found, true) {
 		return present, nil
 	}
-	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s is on the way to no API server", present)}, errs...)...)
+	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s leads to no API server", present)}, errs...)...)
 }
 
 // firstAddr returns the node's address on the way to the first API server in the list that
@@ -221,7 +221,7 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
-		return nil, fmt.Errorf("reading the API server %q: %w", master, err)
+		return nil, fmt.Errorf("reading the API server's address %q: %w", master, err)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
 		return []string{master}, nil

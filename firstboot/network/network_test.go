@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// TestPresentAddressInTime: API servers that are away, known by names with addresses of
-// both families, do not use up the time in which the node's address is looked for.
+// API servers that do not answer, with names that have addresses of both
+// families, do not use up the time to determine the node's address.
 func TestPresentAddressInTime(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()

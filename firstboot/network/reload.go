@@ -92,6 +92,6 @@ func (l *LateReload) Run(ctx context.Context, e *machine.Env) error {
 	}
 	l.failed = true
 	e.Log.Warn("networkd has not reloaded the network settings", "error", err)
-	e.Note("the network settings of the Site are not in use yet, the next boot loads them at the latest: %s", machine.OneLine(err))
+	e.Note("the network settings of the Site are not in effect yet; the next boot loads them at the latest: %s", machine.OneLine(err))
 	return nil
 }

@@ -159,7 +159,7 @@ func SaveGood(e *machine.Env) error {
 		_, err = e.Write(goodNetwork+"/good.json", b, machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("keeping the network settings that work: %w", err)
+		return fmt.Errorf("saving the network settings that work: %w", err)
 	}
 	return forgetTrial(e)
 }
@@ -325,7 +325,7 @@ func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 
 func forgetTrial(e *machine.Env) error {
 	if err := e.Remove(TrialFile); err != nil {
-		return fmt.Errorf("forgetting the trial of the former network settings: %w", err)
+		return fmt.Errorf("removing the record of the trial of network settings: %w", err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func saveHealthy(e *machine.Env) error {
 		return nil
 	}
 	if err := e.WriteFile(ondisk.HealthyFile, nil, machine.Mode(0o644)); err != nil {
-		return fmt.Errorf("noting that this boot went well: %w", err)
+		return fmt.Errorf("marking this boot as healthy: %w", err)
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func rejectTrial(e *machine.Env) error {
 	if !OnTrial(e) {
 		return nil
 	}
-	return Advise(errors.New("the system that runs is on trial itself, after an update"),
+	return Advise(errors.New("the running system is still on trial after an update"),
 		"wait until the Node is Ready: the machine then keeps this system, or else returns to the former one (`firstboot status`)")
 }
 
@@ -72,7 +72,7 @@ func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) 
 	}
 	release, err = e.Lock(ctx, changeLock)
 	if err != nil {
-		return nil, Advise(fmt.Errorf("another update, convert, revert or reset is at work on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
+		return nil, Advise(fmt.Errorf("another update, convert, revert or reset is running on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
 	}
 	return release, nil
 }

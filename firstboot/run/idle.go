@@ -28,6 +28,6 @@ func Idle(ctx context.Context, e *machine.Env) error {
 	if result == ondisk.ResultDone {
 		return nil
 	}
-	return Advise(fmt.Errorf("first boot is at work on this machine, and not done (%s)", result),
-		"`firstboot status` says what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
+	return Advise(fmt.Errorf("first boot has not finished on this machine (%s)", result),
+		"`firstboot status` shows what it waits for; wait until it is done, or stop it: systemctl stop firstboot")
 }

@@ -16,8 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestLogRedacts: no way of logging lets a secret through, also one that becomes known
-// after With.
+// No way of logging prints a secret, even one that becomes known after With.
 func TestLogRedacts(t *testing.T) {
 	t.Parallel()
 	r := &Runner{}
@@ -54,8 +53,8 @@ func TestLogRedacts(t *testing.T) {
 	}
 }
 
-// TestStopSpread: a fleet that one fault of its cluster has stopped comes back evenly
-// over a quarter of the pause, and each of it looks for another Site meanwhile.
+// The machines of a fleet that one fault has stopped resume evenly
+// over a quarter of the pause, and look for another Site meanwhile.
 func TestStopSpread(t *testing.T) {
 	t.Parallel()
 	const fleet = 1000
@@ -86,7 +85,7 @@ func TestStopSpread(t *testing.T) {
 	}
 }
 
-// TestBackoff passes real time, made up by synctest.
+// synctest simulates the time between attempts.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	e := quietEnv(t)
@@ -141,8 +140,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestPhasesOfAnotherSite: what a former Site's phases failed with is not said of
-// the one that has taken its place, however many it has.
+// The errors of a former Site's phases are not shown for the phases of its successor.
 func TestPhasesOfAnotherSite(t *testing.T) {
 	phase := func(names ...string) (list []Phase) {
 		for _, name := range names {
@@ -169,8 +167,8 @@ func TestPhasesOfAnotherSite(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger: nobody writes to the console's terminal, or to systemd,
-// through what first boot repeats.
+// Text from other sources that first boot repeats cannot
+// control the console's terminal or systemd.
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string
@@ -228,7 +226,7 @@ const (
 	testSecret = "0123456789abcdef"
 )
 
-// quietEnv is an Env in which nothing is there and nothing happens.
+// quietEnv returns an Env without files and effects.
 func quietEnv(t *testing.T) *machine.Env {
 	return &machine.Env{
 		Root:     t.TempDir(),

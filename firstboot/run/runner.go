@@ -212,7 +212,7 @@ func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) er
 	if err == nil {
 		return saveHealthy(e)
 	}
-	e.Log.Info("whether this boot is as good as the last is unknown", "error", err)
+	e.Log.Info("unknown whether this boot is as healthy as the last one", "error", err)
 	return hold(e, errors.Is(err, ErrUnproven) && e.Now().Sub(r.began) < holdLimit)
 }
 

@@ -74,7 +74,7 @@ func LoadState(root string) (*ondisk.State, error) {
 		return nil, fmt.Errorf("reading the state of first boot: %w", err)
 	}
 	if s.Version != ondisk.StateVersion {
-		return nil, fmt.Errorf("reading the state of first boot: it has version %d, this program knows %d", s.Version, ondisk.StateVersion)
+		return nil, fmt.Errorf("reading the state of first boot: version %d is not supported (this program supports %d)", s.Version, ondisk.StateVersion)
 	}
 	return &s, nil
 }
@@ -180,7 +180,7 @@ func (r *Runner) mark(e *machine.Env, p Phase, status string, attempts int, err 
 		e.Notify(fmt.Sprintf("STATUS=%s %s (attempt %d)", place, p.Name, attempts))
 		e.Log.Info("trying again", "phase", p.Name, "attempt", attempts)
 	case status == ondisk.PhaseWaiting && changed && ps.Error == "":
-		r.say(e, fmt.Sprintf("%s %s: offline: unknown, keeping current settings", place, p.Name))
+		r.say(e, fmt.Sprintf("%s %s: offline, so it cannot be checked; the current settings stay", place, p.Name))
 	case status == ondisk.PhaseFailed:
 		r.sayFailure(e, p, err)
 	}
@@ -400,7 +400,7 @@ func ReportText(s *ondisk.State) string {
 func updateText(u *ondisk.UpdateState) string {
 	switch u.Status {
 	case ondisk.UpdateRunning:
-		what := fmt.Sprintf("%s is written to %s, step %s", u.Image, u.Root, u.Phase)
+		what := fmt.Sprintf("writing %s to %s, step %s", u.Image, u.Root, u.Phase)
 		if u.Detail != "" {
 			what += ": " + u.Detail
 		}
@@ -410,9 +410,9 @@ func updateText(u *ondisk.UpdateState) string {
 	case ondisk.UpdateTrial:
 		return fmt.Sprintf("the new system, on %s, is on trial until the Node is Ready", u.Root)
 	case ondisk.UpdateFailed:
-		return fmt.Sprintf("the new system on %s failed its tries, and this is the former one; `journalctl --list-boots` has its boots", u.Root)
+		return fmt.Sprintf("the new system on %s failed to start, and the former one runs again; `journalctl --list-boots` lists the boots", u.Root)
 	case ondisk.UpdateInterrupted:
-		return "it was interrupted; the same `firstboot update` continues it"
+		return "interrupted; run the same `firstboot update` again to continue"
 	}
 	return u.Status
 }

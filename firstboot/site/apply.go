@@ -33,7 +33,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 			err := takeFromInventory(e)
 			if left = err != nil && member.Is(e); left {
 				// The node has an active Site, and other work to do.
-				e.Log.Warn("the slot is left as it is", "error", err)
+				e.Log.Warn("the slot is not changed", "error", err)
 			} else if err != nil {
 				return err
 			}
@@ -132,7 +132,7 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		target.Activate = func(ctx context.Context, c apply.Changes) error { return ActivateChanges(ctx, e, c) }
 		if _, err := apply.Apply(ctx, target, a.config); err != nil {
 			if bad := (*apply.Refused)(nil); errors.As(err, &bad) {
-				return run.NeedsPerson(err, "correct that in the Site's users or its Ignition config, and stamp it again or bring it on a stick")
+				return run.NeedsPerson(err, "correct the Site's users or its Ignition config, and stamp the Site again or bring it on a stick")
 			}
 			return fmt.Errorf("applying the Site's settings: %w", err)
 		}
@@ -147,7 +147,7 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	}
 	// Last: with this file, Check finds the settings in place.
 	if _, err := e.Write(AppliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting which Site is in place: %w", err)
+		return fmt.Errorf("recording which Site is applied: %w", err)
 	}
 	return nil
 }
@@ -210,7 +210,7 @@ func saveStamped(e *machine.Env, a *Active) error {
 		return nil
 	}
 	if err := writeSeconds(e, StampedCopy, a.Stamped); err != nil {
-		return fmt.Errorf("keeping the date of the Site: %w", err)
+		return fmt.Errorf("saving the date of the Site: %w", err)
 	}
 	return nil
 }
@@ -285,7 +285,7 @@ func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 	}
 	for _, p := range c.Paths {
 		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.Exists(p) {
-			e.Log.Warn("what this file did stays until the next boot", "removed", p)
+			e.Log.Warn("the effect of this file lasts until the next boot", "removed", p)
 		}
 	}
 	if isUnder(c.Paths, "/etc/systemd/network/") {
@@ -367,7 +367,7 @@ func verbFor(u apply.UnitChange) string {
 func fits(e *machine.Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))
 	if err != nil {
-		return fmt.Errorf("looking for what the Site needs: %w", err)
+		return fmt.Errorf("checking the Site against this system: %w", err)
 	}
 	if probs := siteconf.CheckFiles(siteconf.Image{Info: a.Image, Root: baked}, a.Site, a.ignition); probs != nil {
 		return rejectSite(probs)

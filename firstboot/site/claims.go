@@ -71,6 +71,6 @@ func (s *stick) claim(e *machine.Env) {
 
 // errClaimed returns the error for two machines that match one Site.
 func errClaimed(s *stick, by *slot.Claim, me siteconf.Machine) error {
-	return fmt.Errorf("another machine has taken its Site %s (%s), and this one matches it too (%s): give each a Site of its own in the inventory, by what only that machine has; if the other one is gone, delete %s from the stick",
+	return fmt.Errorf("another machine has taken its Site %s (%s), which this machine matches too (%s): give each machine its own Site in the inventory, with a match that only it has; if the other machine is gone, delete %s from the stick",
 		s.entry.Name, siteconf.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
 }

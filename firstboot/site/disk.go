@@ -28,11 +28,11 @@ func oneDisk(e *machine.Env) error {
 	if err != nil || disk == "" || disk == root.Name {
 		return nil // or edgebake did not build this node
 	}
-	fix := "take one of the disks out; or write one again with edgebake flash, which gives a disk GUIDs of its own"
+	fix := "remove one of the disks; or write one again with edgebake flash, which gives it its own GUIDs"
 	if member.Rewriting(e, "") != "" {
 		fix += "; keep " + disk + ", which has the data of this machine"
 	}
-	return run.NeedsPerson(fmt.Errorf("/ is on %s and /var on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
+	return run.NeedsPerson(fmt.Errorf("/ is on %s, but /var is on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
 // loaderWords describes on which disks the boot loader's partition is.
@@ -80,7 +80,7 @@ func DiskPhase() run.Phase {
 			}
 			if err != nil {
 				e.Log.Warn("DATA did not grow", "error", err)
-				e.Note("DATA does not use all the free space behind it: %s. The node continues with the space that it has", machine.OneLine(err))
+				e.Note("DATA does not use all the free space after it: %s. The node continues with the present size", machine.OneLine(err))
 			}
 			return nil
 		},
@@ -95,7 +95,7 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	data := d.Part(ondisk.LabelData)
 	if data == nil {
 		return nil, nil, run.NeedsPerson(fmt.Errorf("disk %s has no partition %s", d.Name, ondisk.LabelData),
-			member.Rewriting(e, "the image was not written whole; write it to the device again"))
+			member.Rewriting(e, "the image was not written completely; write it to the device again"))
 	}
 	return d, data, nil
 }
@@ -115,7 +115,7 @@ func freeAfter(d *machine.Disk, p *machine.Partition) int64 {
 // notGrown returns an error if DATA's partition or file system is smaller than it can be.
 func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if free := freeAfter(d, data); free > slack {
-		return fmt.Errorf("%d MiB behind partition %s are free", free>>20, data.Name)
+		return fmt.Errorf("%d MiB after partition %s are free", free>>20, data.Name)
 	}
 	fs, err := e.FSSize("/var")
 	if err != nil {

@@ -41,11 +41,11 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	}
 	if err != nil {
 		// A person's half-written correction stays.
-		e.Log.Warn("the slot cannot be read, and is left as it is", "error", err)
+		e.Log.Warn("the slot cannot be read, and is not changed", "error", err)
 		return NoSecrets, nil
 	}
 	if mac != active.MAC {
-		e.Log.Info("the slot has another Site now, and is left as it is")
+		e.Log.Info("the slot has another Site now, and is not changed")
 		return NoSecrets, nil
 	}
 	if site.Credentials.IsZero() && !hasPKI(c) {
@@ -78,7 +78,7 @@ func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 		return nil
 	}
 	if err := e.ScrubSlot(active.Device, info, doc, secrets); err != nil {
-		return fmt.Errorf("forgetting the token: %w", err)
+		return fmt.Errorf("removing the token from the slot: %w", err)
 	}
 	return nil
 }

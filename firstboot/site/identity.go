@@ -23,7 +23,7 @@ import (
 // which the initrd writes to a root without an ID.
 func IdentityPhase() run.Phase {
 	return run.Phase{
-		Name: "identity", Doc: "a machine id and file system ids of its own", Timeout: 2 * time.Minute,
+		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			// Before anything is written to either disk.
 			if err := oneDisk(e); err != nil {
@@ -59,7 +59,7 @@ func IdentityPhase() run.Phase {
 				// Nothing is mounted by UUID, so a file system with the golden UUID works: try
 				// once a boot.
 				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
-					return fmt.Errorf("noting the attempt on %s: %w", label, err)
+					return fmt.Errorf("recording the attempt to change the UUID of %s: %w", label, err)
 				}
 				if err := e.Run(ctx, machine.Cmd{Args: []string{"tune2fs", "-U", uuidString(want), dev}}); err != nil {
 					e.Log.Warn("this file system keeps the UUID of the golden image", "partition", label, "error", err)
@@ -82,7 +82,7 @@ func saveMachineID(e *machine.Env) (string, error) {
 	}
 	if machine.IDIn(e, ondisk.MachineID) != id {
 		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), machine.Mode(0o444)); err != nil {
-			return "", fmt.Errorf("keeping the machine id: %w", err)
+			return "", fmt.Errorf("saving the machine id: %w", err)
 		}
 	}
 	if had := machine.ID(e); had != id {
@@ -90,7 +90,7 @@ func saveMachineID(e *machine.Env) (string, error) {
 			return "", fmt.Errorf("writing the machine id: %w", err)
 		}
 		if had != "" {
-			e.Log.Warn("this boot began with another machine id; from the next boot on everything uses the machine's own", "had", had, "machine", id)
+			e.Log.Warn("this boot began with another machine id than the machine's own, which takes effect at the next boot", "had", had, "machine", id)
 		}
 	}
 	return id, nil

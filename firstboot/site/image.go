@@ -33,14 +33,14 @@ func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 		err = json.Unmarshal(b, &info)
 	}
 	if err == nil && (info.Version == 0 || info.Plan == "") {
-		err = errors.New("it does not say which plan it was built from")
+		err = errors.New("it names no plan")
 	}
 	if err != nil {
 		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("reading the description of this machine's image (%s): %w", ondisk.ImageInfoFile, err),
 			member.Rewriting(e, "the disk is damaged: flash the machine again"))
 	}
 	if info.Version != ondisk.ImageInfoVersion {
-		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("%s has version %d, this firstboot reads %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
+		return ondisk.ImageInfo{}, run.NeedsPerson(fmt.Errorf("%s has version %d, but this firstboot supports %d", ondisk.ImageInfoFile, info.Version, ondisk.ImageInfoVersion),
 			member.Rewriting(e, "build the image and its firstboot with the same edgebake, and flash the machine again"))
 	}
 	return info, nil

@@ -53,7 +53,7 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 	}
 	entry, err := siteconf.FindSite(inv, e.Facts())
 	if err != nil {
-		return nil, run.NeedsPerson(err, "let each machine match one Site of the inventory, and stamp it again")
+		return nil, run.NeedsPerson(err, "correct the inventory so that each machine matches one Site, and stamp it again")
 	}
 	if entry == nil {
 		return nil, errNoMatch
@@ -63,8 +63,8 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 		return nil, err
 	}
 	if size, limit := int64(len(f.contents.Files[ondisk.SlotSite])), slot.SizeLimit(ondisk.SlotSite); size > limit {
-		return nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, a slot has room for a Site of %d", entry.Name, size, limit),
-			"take large contents out of its ignition, or out of the one in defaults, and put them into the Image (files, overlays) or into a config.ign for all (stamp --ignition); stamp the inventory again")
+		return nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, which exceeds the limit of %d", entry.Name, size, limit),
+			"move large contents from the Site's ignition, or from that in defaults, to the Image (files, overlays) or to a config.ign for all machines (stamp --ignition), and stamp the inventory again")
 	}
 	f.entry = entry
 	return f, nil
@@ -131,11 +131,11 @@ func takeFromInventory(e *machine.Env) error {
 	}
 	one.Signature = nil // it signed the former contents
 	if err := e.WriteSlot(dev, one); err != nil {
-		return fmt.Errorf("taking this machine's Site of the inventory in the slot %s: %w", dev, err)
+		return fmt.Errorf("replacing the inventory in the slot %s by this machine's Site: %w", dev, err)
 	}
 	if _, many := c.Files[ondisk.SlotInventory]; many {
-		e.Log.Info("took this machine's Site of the inventory; the others are wiped from the slot", "slot", dev)
-		e.Console("took this machine's Site of the inventory; the others are wiped from the slot")
+		e.Log.Info("took this machine's Site from the inventory, and wiped the others from the slot", "slot", dev)
+		e.Console("took this machine's Site from the inventory, and wiped the others from the slot")
 	}
 	return nil
 }

@@ -9,9 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestWhatAStickMayChange fills every field of a Site with something else than
-// the machine's own, so that a field to come is left out until somebody
-// decides.
+// Every field of a Site differs from the machine's own, so a
+// new field is refused until the policy allows it.
 func TestWhatAStickMayChange(t *testing.T) {
 	t.Parallel()
 	var old, next configs.Site
@@ -30,7 +29,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 		{ondisk.SitesUntilEnrolled, true, false, true, false, false},
 		{ondisk.SitesRepair, false, false, false, true, false},
 		{ondisk.SitesRepair, true, false, false, false, true},
-		{"", true, false, false, false, true}, // an image of before
+		{"", true, false, false, false, true}, // an image of an older version
 		{ondisk.SitesAlways, true, false, false, true, false},
 		{ondisk.SitesSigned, false, false, true, false, false},
 		{ondisk.SitesSigned, true, false, true, false, false},
@@ -83,7 +82,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 	}
 }
 
-// fill sets every field below v that is zero.
+// fill sets every zero field below v.
 func fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:

@@ -40,14 +40,14 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 		return 0, err
 	}
 	if _, last := image.StampDates(); when.After(last) {
-		return 0, fmt.Errorf("it was signed on %s, which cannot be: set the clock of the computer that signs, and sign it again", when.Format(time.DateTime))
+		return 0, fmt.Errorf("it was signed on %s, which is too late for this image: correct the clock of the signing computer, and sign it again", when.Format(time.DateTime))
 	}
 	for _, floor := range []struct {
 		seconds int64
 		words   string
 	}{
-		{image.SitesNotBefore, "the Image rejects what was signed before %s (sites.notBefore): sign it again"},
-		{lastSigned(e), "the machine has taken a Site of %s: sign it again to go back to it"},
+		{image.SitesNotBefore, "the Image rejects Sites signed before %s (sites.notBefore): sign it again"},
+		{lastSigned(e), "the machine has accepted a Site of %s: sign it again to go back to it"},
 		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to go back to it"},
 	} {
 		if when.Unix() < floor.seconds {
@@ -94,7 +94,7 @@ func (s *stick) saveSigned(e *machine.Env) error {
 		return nil
 	}
 	if err := writeSeconds(e, signedFile, floor); err != nil {
-		return fmt.Errorf("noting when the Site of stick %s was signed: %w", s.dev, err)
+		return fmt.Errorf("recording when the Site of stick %s was signed: %w", s.dev, err)
 	}
 	return nil
 }

@@ -163,14 +163,14 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 		return nil, err
 	}
 	if token := site.Credentials.Token; notEnrolled != nil && (ignition.Holds(inputs.ignition, token) || ignition.Holds([]byte(site.Ignition.Reveal()), token)) {
-		return nil, run.NeedsPerson(errors.New("the Site's Ignition config contains the bootstrap token, which must stand in credentials alone"), "take the token out of the Ignition config, and stamp the Site again or bring it on a stick")
+		return nil, run.NeedsPerson(errors.New("the Site's Ignition config contains the bootstrap token, which must be in credentials only"), "remove the token from the Ignition config, and stamp the Site again or bring it on a stick")
 	}
 	if !site.Match.IsZero() && !siteconf.Matches(site.Match, m) {
 		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
 	name, err := nodeName(site, m, j, member)
 	if err != nil {
-		return nil, run.NeedsPerson(fmt.Errorf("this machine gets no node name: %w", err), "set nodeName in site.yaml")
+		return nil, run.NeedsPerson(fmt.Errorf("finding this machine's node name: %w", err), "set nodeName in site.yaml")
 	}
 	hostname := name
 	if notEnrolled == nil {
@@ -232,7 +232,7 @@ func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
 		return nil
 	}
 	if slices.ContainsFunc(probs, func(p configs.Problem) bool { return p.Path == "nodeType" }) {
-		return run.NeedsPerson(fmt.Errorf("the Site asks for node type %s, this image makes %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
+		return run.NeedsPerson(fmt.Errorf("the Site has node type %s, but this image supports only %s", site.NodeType, strings.Join(image.NodeTypes, ", ")),
 			"stamp a Site with one of these types, or write another image")
 	}
 	return rejectSite(probs)
@@ -247,7 +247,7 @@ func rejectSite(probs configs.Problems) error {
 func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	doc, err := withoutToken(site)
 	if err != nil {
-		return "", fmt.Errorf("naming the Site: %w", err)
+		return "", fmt.Errorf("identifying the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
 		// In an old slot the Ignition config may contain the token, which is masked

@@ -194,7 +194,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 		s.known = true
 		return !unchanged, "" // to be recorded
 	case unchanged && strings.HasPrefix(remembered, notTaken):
-		return false, "it was there when the machine was reset: change it, or stamp it again"
+		return false, "it was plugged in when the machine was reset: change it, or stamp it again"
 	case unchanged && have == nil:
 		return true, "" // there is no other Site
 	case lost:
@@ -270,7 +270,7 @@ func (s *stick) take(e *machine.Env) error {
 		}
 	}
 	if err := e.WriteFile(s.memory, []byte(s.digest+"\n"), machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
+		return fmt.Errorf("recording the contents of stick %s: %w", s.dev, err)
 	}
 	if !s.known {
 		e.Log.Info("took the Site of a stick", "stick", s.dev)
@@ -279,7 +279,7 @@ func (s *stick) take(e *machine.Env) error {
 			e.Console("the bootstrap token stays on stick " + s.dev + ", also after the join: pull it out and keep it safe, or delete site.yaml from it")
 		}
 		if s.active.Site.Credentials.Keys != nil {
-			e.Console("the cluster's keys stay on stick " + s.dev + ": pull it out and keep it safe, or delete site.yaml from it. Whoever has it has the cluster")
+			e.Console("the cluster's keys stay on stick " + s.dev + ": pull it out and keep it safe, or delete site.yaml from it. Whoever has them controls the cluster")
 		}
 	}
 	return nil
@@ -297,14 +297,14 @@ func forgetAbsent(e *machine.Env, all []*stick) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("reading what sticks held: %w", err)
+		return fmt.Errorf("reading the records of sticks: %w", err)
 	}
 	for _, en := range entries {
 		if present[en.Name()] {
 			continue
 		}
 		if err := e.Remove(seenDir + "/" + en.Name()); err != nil {
-			return fmt.Errorf("forgetting what a stick held: %w", err)
+			return fmt.Errorf("removing the record of a stick: %w", err)
 		}
 	}
 	return nil
@@ -320,11 +320,11 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
 	for _, s := range present {
 		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
-			say(fmt.Sprintf("stick %s holds a Site that was not taken yet: the machine takes it at its next boot, unless the stick is pulled out", s.dev))
+			say(fmt.Sprintf("stick %s has a new Site, which this machine applies at its next boot unless the stick is removed", s.dev))
 			continue
 		}
 		if err := e.WriteFile(s.memory, []byte(notTaken+s.digest+"\n"), machine.Mode(0o600)); err != nil {
-			return fmt.Errorf("noting what stick %s holds: %w", s.dev, err)
+			return fmt.Errorf("recording the contents of stick %s: %w", s.dev, err)
 		}
 		token := ""
 		if !s.active.Site.Credentials.Token.IsZero() {

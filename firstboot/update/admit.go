@@ -66,12 +66,12 @@ func lookAt(e *machine.Env) (*system, error) {
 	case len(own) == 0:
 		bad("there is no boot entry for %s, which this system runs from: an update would leave nothing to go back to", s.root)
 	case own[0].Trial:
-		return nil, run.Advise(fmt.Errorf("the system that runs is on trial itself (%s)", own[0].Name), "wait until the Node is Ready: the machine then keeps this system")
+		return nil, run.Advise(fmt.Errorf("the running system is still on trial (%s)", own[0].Name), "wait until the Node is Ready: the machine then keeps this system")
 	case own[0].Version < 0:
 		bad("the boot entry %s has no version that edgebake gives: a new system would not boot before this one; write `version 1` into it", own[0].Name)
 	}
 	if member.Redirected(e) && (s.active == nil || !s.active.Site.OpenYurt()) {
-		bad("this node was converted to an OpenYurt node, and its Site does not say so: the new system would have no yurthub; set nodeType and nodePool in the Site, or `firstboot revert` first")
+		bad("this node was converted to an OpenYurt node, and its Site does not say so: the new system would have no yurthub; set nodeType and nodePool in the Site, or run `firstboot revert` first")
 	}
 	return s, errors.Join(errs...)
 }
@@ -82,9 +82,9 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch {
 	case !planForm.MatchString(next.Plan):
-		bad("its plan is %q, which no edgebake gives", next.Plan)
+		bad("its plan is %q, which edgebake does not make", next.Plan)
 	case ondisk.ESPSystemDir(next.Plan) == ondisk.ESPSystemDir(s.image.Plan):
-		bad("its plan %s begins like that of the system that runs, whose kernel it would replace: build it again with another name", next.Plan)
+		bad("its plan %s begins like that of the running system, whose kernel it would replace: build it again with another name", next.Plan)
 	}
 	if next.Arch != s.image.Arch {
 		bad("the image is for %s, this machine is %s", next.Arch, s.image.Arch)
@@ -93,10 +93,10 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 		bad("the image is for boards whose own firmware starts the kernel (%s)", strings.Join(next.Boards, ", "))
 	}
 	if next.UpdateSerial < s.image.UpdateSerial {
-		bad("the image has serial %d, and this machine takes none below %d, that of its own image: build it with a higher updates.serial", next.UpdateSerial, s.image.UpdateSerial)
+		bad("the image has serial %d, but this machine rejects serials below %d, that of its own image: build it with a higher updates.serial", next.UpdateSerial, s.image.UpdateSerial)
 	}
 	if size > s.target.Size {
-		bad("its root file system has %d MiB, and partition %s has room for %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
+		bad("its root file system has %d MiB, but partition %s has only %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
 	}
 	if form(next) != form(s.image) {
 		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
@@ -117,7 +117,7 @@ func (s *system) serves(next ondisk.ImageInfo) error {
 	own := s.active.Site
 	version := strings.TrimPrefix(own.APIVersion, "edgebake.io/")
 	if !slices.Contains(next.SiteVersions, version) {
-		return fmt.Errorf("the image reads Site %s, and this machine's Site is %s", strings.Join(next.SiteVersions, ", "), version)
+		return fmt.Errorf("the image supports Site %s, but this machine's Site is %s", strings.Join(next.SiteVersions, ", "), version)
 	}
 	if next.SiteFields != nil {
 		if beyond := own.FieldsBeyond(next.SiteFields); len(beyond) > 0 {

@@ -164,8 +164,8 @@ type espFile struct {
 	write func(io.Writer) error
 }
 
-// install writes those files to the EFI system partition that are not there
-// yet, and reads all of them back from the disk.
+// install writes the missing files to the EFI system
+// partition, and reads all files back from the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	sums, there := make([][]byte, len(files)), make([]bool, len(files))
 	need := int64(0)
@@ -213,7 +213,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 func (f espFile) there(e *machine.Env) (bool, []byte, error) {
 	h := sha256.New()
 	if err := f.write(h); err != nil {
-		return false, nil, fmt.Errorf("reading what becomes %s: %w", f.path, err)
+		return false, nil, fmt.Errorf("reading the new contents of %s: %w", f.path, err)
 	}
 	sum, err := sumOf(e, f.path) // if it cannot be read, it is written again
 	return err == nil && bytes.Equal(sum, h.Sum(nil)), h.Sum(nil), nil

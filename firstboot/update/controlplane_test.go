@@ -328,7 +328,7 @@ func TestControlPlaneWaits(t *testing.T) {
 		{"a member goes off", "the member of etcd on m3 does not answer", true, true,
 			func(m *controlPlaneBox) { m.etcd.then = func() { m.etcd.off = "192.0.2.13" } },
 			func(m *controlPlaneBox) { m.etcd.then, m.etcd.off = nil, "" }},
-		{"no room for a snapshot", "updated only after a snapshot of etcd: making room for a snapshot", false, true,
+		{"no room for a snapshot", "updated only after a snapshot of etcd: checking the space for a snapshot", false, true,
 			func(m *controlPlaneBox) { m.free = 5 << 20 },
 			func(m *controlPlaneBox) { m.free = 90 << 20 }},
 		{"its API server is away", "connection refused", true, false,

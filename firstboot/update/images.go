@@ -91,14 +91,14 @@ func (u *job) lookAtImages() error {
 func roomOnDATA(e *machine.Env, need int64) error {
 	size, err := e.FSSize("/var")
 	if err != nil {
-		return fmt.Errorf("reading the room on DATA: %w", err)
+		return fmt.Errorf("reading the free space on DATA: %w", err)
 	}
 	free, err := e.FSFree("/var")
 	if err != nil {
-		return fmt.Errorf("reading the room on DATA: %w", err)
+		return fmt.Errorf("reading the free space on DATA: %w", err)
 	}
 	if keep := size / 100 * reserve; free-need < keep {
-		return fmt.Errorf("to bring them takes %d MiB on DATA, of which %d MiB are free and %d MiB must stay free, or kubelet evicts pods: remove what is not needed (`crictl rmi --prune`), or leave them out of the image", need>>20+1, free>>20, keep>>20)
+		return fmt.Errorf("they need %d MiB on DATA, but of the %d MiB that are free, %d MiB must stay free, or kubelet evicts pods: free space (`crictl rmi --prune`), or leave them out of the image", need>>20+1, free>>20, keep>>20)
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// baked are the stores of the two images with container images, as a build makes them.
+// baked has the stores of the two images with container images, as a build makes them.
 var baked = struct {
 	sync.Once
 	old, new *prebake.Result
@@ -42,8 +42,8 @@ const (
 	nasty, moved   = "edgebake.test/nasty:1", "edgebake.test/moved:stable"
 )
 
-// makeBaked builds withold.raw and withnew.raw.zst, and images like the latter whose store
-// is not whole.
+// makeBaked builds withold.raw and withnew.raw.zst, and
+// variants of the latter with invalid stores.
 func makeBaked(t *testing.T) {
 	t.Helper()
 	makeImages(t)
@@ -55,7 +55,7 @@ func makeBaked(t *testing.T) {
 		}
 		app := func(ref string, n byte) imagetest.Image {
 			more := slices.Clone(noise)
-			rand.NewChaCha8([32]byte{n}).Read(more[:1<<20]) // the rest is in the other version too
+			rand.NewChaCha8([32]byte{n}).Read(more[:1<<20]) // the other version has the rest too
 			return img(ref, base, imagetest.Script(imagetest.File("etc/own", 0o644, 0, 0, string(more)), imagetest.Whiteout("etc/base")))
 		}
 		pause := img("edgebake.test/pause:1", base)
@@ -134,8 +134,8 @@ func bake(t *testing.T, imgs ...imagetest.Image) *prebake.Result {
 	return r
 }
 
-// withImages is a machine that was flashed with withold.raw, and whose containerd runs: it
-// has the databases open.
+// withImages is a machine that was flashed with withold.raw,
+// with a running containerd that has the databases open.
 type withImages struct {
 	*box
 	live *store.Live
@@ -308,8 +308,8 @@ func listing(t *testing.T, root string, id uint64) string {
 	return out.String()
 }
 
-// Container images come with an update. Only their new layers are fetched, and of these
-// only what is not on the disk.
+// Container images are part of the update. Only their new layers are
+// fetched, and of these only chunks that are not on the disk.
 func TestImages(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	before := b.images()
@@ -325,7 +325,7 @@ func TestImages(t *testing.T) {
 	if got := b.done(); got != "cost done, retire done, root done, data done, merge done, esp done, reboot done" {
 		t.Error(got)
 	}
-	// 2 MiB of the initrd, 1 MiB of the new layer; the base is there.
+	// 2 MiB of the initrd, 1 MiB of the new layer; the base exists.
 	cost, err := media.CostOfUpdate(imagePath("withold.raw"), media.Source{Name: imagePath("withnew.raw.zst")})
 	if err != nil {
 		t.Fatal(err)
@@ -333,7 +333,7 @@ func TestImages(t *testing.T) {
 	if s.sent > cost.Bytes+1<<10 || s.sent < cost.Bytes-1<<10 || cost.Data > 2<<20 || s.requests > cost.Requests+3 {
 		t.Errorf("%d bytes were sent in %d requests, expected %+v", s.sent, s.requests, *cost)
 	}
-	// Again there is nothing to merge.
+	// The second time there is nothing to merge.
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
 	}
@@ -342,8 +342,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// An update that fails or is interrupted on its way to the images changes nothing that
-// runs, and what was fetched is not fetched again.
+// An update that fails or is interrupted before the images are complete
+// changes nothing in use, and fetched data is not fetched again.
 func TestImagesInterrupted(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	b.unmerged = true
@@ -383,7 +383,7 @@ func TestImagesPowerCuts(t *testing.T) {
 		if err := b.order(Options{Image: b.inside("withnew.raw.zst")}); !errors.Is(err, errPower) {
 			t.Fatalf("cut at %d of %d: %v", cut, all, err)
 		}
-		have := b.images() // the store is whole
+		have := b.images() // the store is valid
 		for _, i := range baked.old.Images {
 			if have[i.Ref] == "" {
 				t.Fatalf("cut at %d of %d: %s is lost", cut, all, i.Ref)
@@ -401,7 +401,7 @@ func TestImagesPowerCuts(t *testing.T) {
 	t.Logf("%d of %d points", cuts, all)
 }
 
-// What stands against an image's container images is said before anything is written.
+// Problems of an image's container images are reported before anything is written.
 func TestImagesRejected(t *testing.T) {
 	for _, c := range []struct {
 		name, image string
@@ -409,7 +409,7 @@ func TestImagesRejected(t *testing.T) {
 		want        []string
 	}{
 		{"no room", "withnew.raw.zst", func(b *withImages, _ *web) { b.free = 17 << 20 }, []string{
-			"container images that this machine lacks (edgebake.test/app:2, edgebake.test/moved:stable, edgebake.test/nasty:1)", "MiB on DATA, of which 17 MiB are free and 15 MiB must stay free"}},
+			"container images that this machine lacks (edgebake.test/app:2, edgebake.test/moved:stable, edgebake.test/nasty:1)", "MiB on DATA, but of the 17 MiB that are free, 15 MiB must stay free"}},
 		{"archives", "archives.raw.zst", nil, []string{newApp, "its container images are archives"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -432,8 +432,8 @@ func TestImagesRejected(t *testing.T) {
 	}
 }
 
-// An image whose store is not what its records say is rejected, and the machine's store
-// stays as it is.
+// An image whose store does not match its records is
+// rejected, and the machine's store is not changed.
 func TestImagesHostile(t *testing.T) {
 	for name, want := range map[string]string{
 		"otherblob": "has 2 bytes, but meta.db says",
@@ -454,8 +454,8 @@ func TestImagesHostile(t *testing.T) {
 	}
 }
 
-// Once the new system is kept, the images of the former are left to kubelet; and the other way
-// round where the machine went back.
+// Once the new system is kept, kubelet may remove the former images;
+// and the new ones if the machine returned to the former system.
 func TestReleaseImages(t *testing.T) {
 	b := newWithImages(t)
 	if err := b.order(Options{Image: b.inside("withnew.raw.zst")}); err != nil {
@@ -506,7 +506,7 @@ func TestReleaseImages(t *testing.T) {
 	released("gone back", old, newApp, at(newApp, baked.new), nasty, at(nasty, baked.new))
 }
 
-// info is image.json of the system that runs.
+// info returns image.json of the running system.
 func (b *box) info() ondisk.ImageInfo {
 	b.t.Helper()
 	i, err := site.ImageInfo(&machine.Env{Root: b.root})

@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// oldestKubelet is by how many minor versions a kubelet may be older than the API servers.
-// It is never newer.
+// oldestKubelet is the number of minor versions by which a kubelet
+// may be older than the API servers. It must not be newer.
 const oldestKubelet = 3
 
 // anotherMinor reports whether the image has another minor version of Kubernetes.
@@ -30,18 +30,18 @@ func (s *system) anotherMinor(next ondisk.ImageInfo) bool {
 	return kubeadm.Minor(next.Kubernetes) != kubeadm.Minor(s.image.Kubernetes)
 }
 
-// admitKubelet returns why the cluster does not take the kubelet of the image.
+// admitKubelet returns an error if the cluster does not support the kubelet of the image.
 func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
 	if !s.anotherMinor(next) {
 		return nil
 	}
 	minor := kubeadm.Minor(next.Kubernetes)
 	if minor < kubeadm.Minor(s.image.Kubernetes) {
-		return fmt.Errorf("the image has Kubernetes %s and this machine %s: an earlier minor version of kubelet does not take over the files of a later one; flash the machine for it", next.Kubernetes, s.image.Kubernetes)
+		return fmt.Errorf("the image has Kubernetes %s and this machine %s: an earlier minor version of kubelet cannot use the files of a later one; flash the machine again to install it", next.Kubernetes, s.image.Kubernetes)
 	}
 	fail := func(err error) error {
-		return run.Advise(fmt.Errorf("the image has Kubernetes %s and this machine %s, and whether the cluster takes that kubelet is unknown: %w", next.Kubernetes, s.image.Kubernetes, err),
-			"try again when an API server answers; an image with the minor version of this machine is taken without one")
+		return run.Advise(fmt.Errorf("the image has Kubernetes %s and this machine %s, and it is unknown whether the cluster supports that kubelet: %w", next.Kubernetes, s.image.Kubernetes, err),
+			"try again when an API server answers; an image with the minor version of this machine needs none")
 	}
 	if !member.Is(e) || s.active == nil {
 		return fail(member.ErrNotEnrolled)
@@ -54,7 +54,7 @@ func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 	case minor > server:
 		return fmt.Errorf("the image has Kubernetes %s and an API server has %s: kubelet must not be newer; update the control plane first", next.Kubernetes, version)
 	case minor < server-oldestKubelet:
-		return fmt.Errorf("the image has Kubernetes %s and an API server has %s: kubelet may be %d minor versions older, not more; take a newer image", next.Kubernetes, version, oldestKubelet)
+		return fmt.Errorf("the image has Kubernetes %s and an API server has %s: kubelet may be at most %d minor versions older; use a newer image", next.Kubernetes, version, oldestKubelet)
 	}
 	return nil
 }
@@ -92,7 +92,7 @@ func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string
 			c.Server, c.ServerName = "https://"+m, cmp.Or(own.ServerName, u.Hostname())
 			versions[i], errs[i] = c.Version(ctx)
 			if errs[i] == nil && minorOf(versions[i]) == 0 {
-				errs[i] = fmt.Errorf("API server %s calls its version %q", m, versions[i])
+				errs[i] = fmt.Errorf("API server %s reports the version %q", m, versions[i])
 			}
 		})
 	}
@@ -104,13 +104,13 @@ func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string
 		}
 	}
 	if lowest == "" {
-		return "", fmt.Errorf("no API server tells its version: %w", errors.Join(errs...))
+		return "", fmt.Errorf("no API server reports its version: %w", errors.Join(errs...))
 	}
 	return lowest, nil
 }
 
 const (
-	// cordonFile is there while the Node may be unschedulable because an update made it so.
+	// cordonFile exists while the Node may be unschedulable because of an update.
 	cordonFile = Dir + "/cordoned"
 	// cordonAnnotation marks a Node that an update has made unschedulable.
 	cordonAnnotation = "edgebake.io/cordoned"
@@ -122,9 +122,9 @@ const (
 	drainLook     = 5 * time.Second
 )
 
-// drain has the pods leave that have a controller to run them elsewhere, or here again
-// afterwards. kubelet's credentials are enough: a node may evict its own pods. A Node that
-// somebody else has drained is left as it is.
+// drain evicts the pods whose controller can run them elsewhere, or here
+// again afterwards. kubelet's credentials are enough: a node may evict
+// its own pods. A Node that somebody else has drained is not changed.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, with --no-drain if the pods may end with the machine")
@@ -155,7 +155,7 @@ func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	}
 }
 
-// cordon makes the Node unschedulable, and notes that it was an update.
+// cordon makes the Node unschedulable, and records that an update did it.
 func cordon(ctx context.Context, e *machine.Env, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -177,7 +177,7 @@ func patchCordon(ctx context.Context, c *api.Client, name string, annotation, un
 	})
 }
 
-// uncordon takes cordon back. A Node that somebody else has made unschedulable stays so.
+// uncordon undoes cordon. A Node that somebody else has made unschedulable stays so.
 func uncordon(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(cordonFile) {
 		return nil
@@ -195,8 +195,8 @@ func uncordon(ctx context.Context, e *machine.Env) error {
 	return e.Remove(cordonFile)
 }
 
-// evictAll asks for the eviction of the Node's pods, and returns those that are still there
-// and why.
+// evictAll requests the eviction of the Node's pods, and
+// returns the remaining ones with the reason.
 func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -26,7 +26,7 @@ const (
 	secondOf   = "192.0.2.12:6443"
 )
 
-// member makes the box a node of a cluster whose API servers have a version.
+// member makes the box a node of a cluster whose API servers have this version.
 func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
 	b.t.Helper()
 	b.now = worldtest.WorldStart
@@ -49,7 +49,7 @@ func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
 	return c, e
 }
 
-// pod is one of these names, with such a controller.
+// pod returns a Pod with this name and this kind of controller.
 func pod(name, controller string) api.Pod {
 	var p api.Pod
 	p.Metadata.Name, p.Metadata.Namespace, p.Metadata.UID = name, "shop", "uid-of-"+name
@@ -67,7 +67,7 @@ func names(pods []api.Pod) (out []string) {
 	return out
 }
 
-// Which minor versions of kubelet a cluster takes.
+// A cluster supports only some minor versions of kubelet.
 func TestAdmitKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, version, other, want string
@@ -75,20 +75,20 @@ func TestAdmitKubelet(t *testing.T) {
 	}{
 		{name: "as new as the API servers", version: "v1.37.2"},
 		{name: "three versions older", version: "v1.40.0+vendor.1"},
-		{name: "four versions older", version: "v1.41.0", want: "may be 3 minor versions older, not more"},
+		{name: "four versions older", version: "v1.41.0", want: "may be at most 3 minor versions older"},
 		{name: "newer", version: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
 		{name: "newer than one of them", version: "v1.37.2", other: "v1.36.9", want: "an API server has v1.36.9: kubelet must not be newer"},
 		{name: "one does not answer", version: "v1.37.2", prepare: func(_ *box, c *worldtest.Cluster) { c.Down[secondOf] = true }},
-		{name: "none answers", version: "v1.37.2", want: "whether the cluster takes that kubelet is unknown: no API server tells its version", prepare: func(_ *box, c *worldtest.Cluster) {
+		{name: "none answers", version: "v1.37.2", want: "it is unknown whether the cluster supports that kubelet: no API server reports its version", prepare: func(_ *box, c *worldtest.Cluster) {
 			c.Down[firstOf], c.Down[secondOf] = true, true
 		}},
-		{name: "strange version", version: "seven", want: `calls its version "seven"`},
+		{name: "strange version", version: "seven", want: `reports the version "seven"`},
 		{name: "no node", version: "v1.37.2", want: "this machine is not enrolled", prepare: func(b *box, _ *worldtest.Cluster) {
 			if err := os.Remove(filepath.Join(b.root, ondisk.KubeletConf)); err != nil {
 				b.t.Fatal(err)
 			}
 		}},
-		{name: "earlier", version: "v1.37.2", want: "an earlier minor version of kubelet does not take over", prepare: func(b *box, _ *worldtest.Cluster) {
+		{name: "earlier", version: "v1.37.2", want: "an earlier minor version of kubelet cannot use the files", prepare: func(b *box, _ *worldtest.Cluster) {
 			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), "v1.36.3", "v1.38.0", 1))
 		}},
 	} {
@@ -120,8 +120,9 @@ func TestAdmitKubelet(t *testing.T) {
 	}
 }
 
-// An update to another minor version has pods leave before the restart, but for those that
-// nobody would run elsewhere. Once the new system is kept, its Node takes pods again.
+// An update to another minor version evicts pods before the
+// restart, except those that no controller would run elsewhere.
+// Once the new system is kept, its Node is schedulable again.
 func TestDrain(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -164,7 +165,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// After a bad system the former one has its Node take pods again, as soon as it can.
+// After a bad system, the former one makes its Node schedulable again as soon as possible.
 func TestUncordonAfterFailure(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -184,7 +185,7 @@ func TestUncordonAfterFailure(t *testing.T) {
 	}
 }
 
-// A Node that somebody else has cordoned stays so.
+// A Node that somebody else has made unschedulable stays so.
 func TestCordonOfOthers(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -198,8 +199,8 @@ func TestCordonOfOthers(t *testing.T) {
 	}
 }
 
-// Pods that do not leave keep the machine from its restart, and the Node takes pods again.
-// With --no-drain none is asked.
+// Pods that do not leave prevent the restart, and the Node
+// becomes schedulable again. With --no-drain no pod is evicted.
 func TestPodsThatStay(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -214,8 +215,8 @@ func TestPodsThatStay(t *testing.T) {
 	}
 }
 
-// Where the API server goes while pods leave, the Node takes pods again once it is back, though
-// the new system waits for a restart.
+// If the API server fails while pods leave, the Node becomes schedulable
+// once it answers again, even if the new system waits for a restart.
 func TestUncordonWhilePending(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -246,7 +247,7 @@ func TestUncordonWhilePending(t *testing.T) {
 	}
 }
 
-// A restart that fails leaves no Node unschedulable.
+// If the restart fails, the Node becomes schedulable again.
 func TestUncordonWithoutRestart(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -256,7 +257,7 @@ func TestUncordonWithoutRestart(t *testing.T) {
 	}
 }
 
-// What else fails at the end of an update does not keep the Node unschedulable.
+// Other failures at the end of an update do not keep the Node unschedulable.
 func TestUncordonFirst(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -275,8 +276,8 @@ func TestUncordonFirst(t *testing.T) {
 	}
 }
 
-// Where the update could not make the Node unschedulable, it does not undo what somebody else
-// did later.
+// If the update could not make the Node unschedulable, it
+// does not undo somebody else's later change.
 func TestLaterCordonOfOthers(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -291,7 +292,7 @@ func TestLaterCordonOfOthers(t *testing.T) {
 	}
 }
 
-// orderWith is order on this machine.
+// orderWith runs an update on this machine.
 func (b *box) orderWith(e *machine.Env, o Options) error {
 	b.steps = nil
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status) })

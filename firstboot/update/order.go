@@ -22,13 +22,13 @@ import (
 const (
 	// OrderFile records the last order, on DATA.
 	OrderFile = ondisk.StateDir + "/order.json"
-	// askedFile has when the Node was last read, and the answer that it had then.
+	// askedFile has the time at which the Node was last read, and its answer then.
 	askedFile = ondisk.RunMark + "order"
 )
 
 const orderRecordVersion = 1
 
-// orderRecord is OrderFile.
+// orderRecord is the contents of OrderFile.
 type orderRecord struct {
 	Version int    `json:"version"`
 	Order   string `json:"order"` // its Key
@@ -36,16 +36,18 @@ type orderRecord struct {
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
-	// Tries counts how often it was begun since the last time that everything was fetched, and
-	// Fetched the bytes that came.
+	// Tries counts the attempts since everything was last
+	// fetched, and Fetched the received bytes.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 }
 
-// maxTries is how often an order is begun that ended by a fault of the line, or by a power cut.
+// maxTries is the number of attempts at an order that fails
+// because of the connection or a power cut.
 const maxTries = 5
 
-// askMetered is how often the Node is read on a metered link while there is nothing to tell.
+// askMetered is the interval of reading the Node on a
+// metered link while there is nothing to report.
 const askMetered = 55 * time.Minute
 
 var errWithdrawn = errors.New("the order was withdrawn or changed")
@@ -54,7 +56,7 @@ var errWithdrawn = errors.New("the order was withdrawn or changed")
 type orders struct {
 	e       *machine.Env
 	node    string
-	image   ondisk.ImageInfo // that runs
+	image   ondisk.ImageInfo // of the running system
 	metered bool
 	record  orderRecord
 	sent    string    // the answer that the Node has
@@ -84,7 +86,7 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	}
 	text, err := o.read(ctx)
 	if err != nil {
-		e.Log.Info("the Node cannot be read: nothing is known of an ordered update", "error", err)
+		e.Log.Info("the Node cannot be read, so it is unknown whether an update is ordered", "error", err)
 		return nil
 	}
 	ordered, err := o.accept(text)
@@ -98,14 +100,14 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	return o.carryOut(ctx, *ordered, tell)
 }
 
-// load reads the record, and finds out what became of an order that was committed.
+// load reads the record, and determines the result of a committed order.
 func (o *orders) load() error {
 	b := o.e.Contents(OrderFile)
 	if b == nil {
 		return nil
 	}
 	if err := json.Unmarshal(b, &o.record); err != nil || o.record.Version != orderRecordVersion {
-		o.e.Log.Warn("the record of the last order is unusable, and begun anew", "file", OrderFile)
+		o.e.Log.Warn("the record of the last order is unusable, and is replaced", "file", OrderFile)
 		o.record = orderRecord{}
 		return nil
 	}
@@ -125,7 +127,7 @@ func (o *orders) load() error {
 	}
 	switch s := Status(o.e); {
 	case s != nil && s.Status == ondisk.UpdateFailed:
-		return o.end(order.StateFailed, "the machine left the new system after its last try, and runs the former one; journalctl --list-boots on it lists the boots")
+		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the former one; journalctl --list-boots on it lists the boots")
 	case s != nil && s.Status == ondisk.UpdatePending:
 		return nil
 	}
@@ -145,7 +147,7 @@ func (o *orders) end(state, reason string) error {
 	return nil
 }
 
-// due reports whether the Node is to be read now.
+// due reports whether the Node must be read now.
 func (o *orders) due() bool {
 	at, answer, _ := strings.Cut(o.e.Text(askedFile), "\n")
 	asked, err := time.Parse(time.RFC3339, at)
@@ -210,7 +212,7 @@ func (o *orders) send(ctx context.Context) {
 		err = c.MergePatch(ctx, o.path(), map[string]any{"metadata": map[string]any{"annotations": map[string]string{order.AnnotationAnswer: answer}}})
 	}
 	if err != nil {
-		o.e.Log.Warn("writing how the update stands to the Node", "error", err)
+		o.e.Log.Warn("writing the state of the update to the Node", "error", err)
 		return
 	}
 	o.sent = answer
@@ -220,7 +222,7 @@ func (o *orders) send(ctx context.Context) {
 // mark records when the Node was last read, and its answer.
 func (o *orders) mark() {
 	if err := o.e.WriteFile(askedFile, []byte(o.asked.UTC().Format(time.RFC3339)+"\n"+o.sent), machine.Mode(0o600)); err != nil {
-		o.e.Log.Warn("noting when the Node was read", "error", err)
+		o.e.Log.Warn("recording when the Node was read", "error", err)
 	}
 }
 
@@ -234,7 +236,7 @@ func keyOf(text string) (order.Order, string, error) {
 	return x, x.Key(), nil
 }
 
-// accept returns the order if it is to be carried out now, and else records why not.
+// accept returns the order if it must be carried out now; otherwise it records the reason.
 func (o *orders) accept(text string) (*order.Order, error) {
 	r := &o.record
 	if text == "" {
@@ -265,16 +267,16 @@ func (o *orders) accept(text string) (*order.Order, error) {
 		r.Plan = former.Plan
 		return nil, o.end(order.StateDone, alreadyRuns)
 	case len(o.image.UpdateKeys) == 0:
-		return fail("the machine's image names no keys (updates.keys), so it takes no orders: update it by hand, to an image that names some")
+		return fail("the machine's image names no keys (updates.keys), so it accepts no orders: update it by hand to an image that names some")
 	case o.metered && x.MaxBytes == "":
-		return fail("the machine has a metered link: say in the order how much it may fetch, e.g. max-bytes=20M")
+		return fail("the machine has a metered link: add a limit to the order, e.g. max-bytes=20M")
 	case r.Tries >= maxTries:
 		return fail("given up after %d tries: %s", r.Tries, r.Reason)
 	}
 	return &x, nil
 }
 
-const alreadyRuns = "the machine runs this image"
+const alreadyRuns = "the machine already runs this image"
 
 // carryOut carries out an order that was accepted.
 func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.Step)) error {
@@ -364,7 +366,7 @@ var errHeld = errors.New("the order holds the machine")
 // that the new system boots next.
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
 	if o.record.Tries > 0 {
-		// Everything is fetched: a later power cut or fault is not one of the line.
+		// Everything is fetched: a later power cut or fault is not one of the connection.
 		o.record.Tries = 0
 		if err := o.end(o.record.State, ""); err != nil {
 			return err

@@ -32,15 +32,15 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// ordered is a box that is a node, and the cluster with its Node.
+// ordered is a box that is a node, with a cluster that has its Node.
 type ordered struct {
 	*box
 	server      *httptest.Server
 	away        bool
-	locked      bool // by another change
+	locked      bool // by another change of the machine
 	annotations map[string]string
 	requests    int      // of the Node
-	states      []string // that the machine answered, one after another
+	states      []string // the machine's answers, in order
 	site        []string
 	images      *slowLine
 	// asked is called at each read of the Node, before the answer.
@@ -118,7 +118,7 @@ func (b *ordered) answer() order.Answer {
 	return order.ParseAnswer(b.annotations[order.AnnotationAnswer])
 }
 
-// env is the box with a line to the cluster and to the image.
+// env returns the box's Env, connected to the cluster and the image's server.
 func (b *ordered) env() *machine.Env {
 	e := b.box.env()
 	if b.site != nil {
@@ -138,7 +138,7 @@ func (b *ordered) env() *machine.Env {
 	return e
 }
 
-// run is what the timer does.
+// run does the work of one run of the timer.
 func (b *ordered) run() error { return CarryOutOrder(b.t.Context(), b.env(), func(run.Step) {}) }
 
 func (b *ordered) must() {
@@ -148,7 +148,7 @@ func (b *ordered) must() {
 	}
 }
 
-// says is the state that the machine has answered, and the reason.
+// says checks the state and the reason in the machine's answer.
 func (b *ordered) says(state, reason string) {
 	b.t.Helper()
 	if a := b.answer(); a.State != state || !strings.Contains(a.Reason, reason) || reason == "" && a.Reason != "" {
@@ -161,7 +161,7 @@ func (b *ordered) entry() bool {
 	return err == nil
 }
 
-// goldenOf is an image's golden digest.
+// goldenOf returns an image's golden digest.
 func goldenOf(t *testing.T, image string) string {
 	t.Helper()
 	file, err := os.ReadFile(imagePath(image))
@@ -180,7 +180,8 @@ func (b *ordered) give(words ...string) {
 	b.annotations[order.AnnotationOrder] = strings.Join(append([]string{imageURL + "@sha256:" + goldenOf(b.t, "new.raw.zst")}, words...), " ")
 }
 
-// An order is carried out once, and answered until the machine keeps the new system.
+// An order is carried out once, and its state is reported
+// until the machine keeps the new system.
 func TestOrder(t *testing.T) {
 	b := newOrdered(t)
 	b.must()
@@ -216,7 +217,7 @@ func TestOrder(t *testing.T) {
 	if b.rebooted || b.images.requests != fetched {
 		t.Error("the order was carried out twice")
 	}
-	// The same image again: nothing is done, and nothing fetched.
+	// The same image again: nothing is done or fetched.
 	b.give("again=2")
 	b.must()
 	b.says(order.StateDone, alreadyRuns)
@@ -228,7 +229,7 @@ func TestOrder(t *testing.T) {
 	b.says(order.StateDone, alreadyRuns)
 }
 
-// An order for the image that runs, of which the machine has no record.
+// The ordered image already runs, and the machine has no record of it.
 func TestOrderOfTheSameImage(t *testing.T) {
 	b := newOrdered(t)
 	b.images = newLine(b.box, "old.raw.zst")
@@ -240,7 +241,7 @@ func TestOrderOfTheSameImage(t *testing.T) {
 	}
 }
 
-// A system that is left again is a failed order, which is not tried again by itself.
+// A system that failed its trial is a failed order, which is not retried automatically.
 func TestOrderOfABadSystem(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -254,7 +255,7 @@ func TestOrderOfABadSystem(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.must()
-		b.says(order.StateFailed, "left the new system after its last try")
+		b.says(order.StateFailed, "the new system failed to start")
 		if a := b.answer(); a.Plan != oldPlan || b.rebooted {
 			t.Errorf("%+v, restarted: %v", a, b.rebooted)
 		}
@@ -264,7 +265,8 @@ func TestOrderOfABadSystem(t *testing.T) {
 	b.updated()
 }
 
-// Held, the machine fetches everything and waits; it restarts once the order has no hold.
+// With hold, the machine fetches everything and waits; it
+// restarts once the order has no hold.
 func TestOrderHeld(t *testing.T) {
 	b := newOrdered(t)
 	b.give("hold")
@@ -286,7 +288,7 @@ func TestOrderHeld(t *testing.T) {
 	began := b.now
 	for looks < 20 {
 		b.must()
-		b.now = b.now.Add(12 * time.Minute) // the timer
+		b.now = b.now.Add(12 * time.Minute) // the timer runs
 	}
 	b.must()
 	b.updated()
@@ -298,7 +300,7 @@ func TestOrderHeld(t *testing.T) {
 	}
 }
 
-// Withdrawn, changed or halted before the boot entry is written, an order stops.
+// An order that is withdrawn, changed or halted before the boot entry is written stops.
 func TestOrderWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(b *ordered){
 		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
@@ -329,7 +331,7 @@ func TestOrderWithdrawn(t *testing.T) {
 				t.Errorf("%s: %d of %d bytes were fetched all the same", name, b.images.came, whole)
 			}
 			came := b.images.came
-			// Given again, it goes on.
+			// The same order again continues.
 			delete(b.annotations, order.AnnotationHalt)
 			b.give()
 			b.asked = nil
@@ -342,13 +344,13 @@ func TestOrderWithdrawn(t *testing.T) {
 	}
 }
 
-// An order can do nothing that the command without --unsigned cannot.
+// An order can do nothing that the command without --unsigned cannot do.
 func TestOrderRejected(t *testing.T) {
 	golden := "@sha256:" + strings.Repeat("ab", 32)
 	for name, c := range map[string]struct {
 		order, image, want string
 		site, info         string
-		silent             bool // no request to the server of the image
+		silent             bool // no request to the image's server
 	}{
 		"another image":   {imageURL + golden, "new.raw.zst", "its golden digest is", "", "", false},
 		"unsigned":        {"", "unsigned.raw.zst", "has no signature", "", "", false},
@@ -405,7 +407,8 @@ func TestOrderRejected(t *testing.T) {
 	}
 }
 
-// A line that stays down is tried some times, and no more; a new order begins anew.
+// A connection that stays down causes a limited number of
+// attempts; a new order begins again.
 func TestOrderRetries(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -428,7 +431,7 @@ func TestOrderRetries(t *testing.T) {
 	b.updated()
 }
 
-// While something else is at work on the machine, an order waits, for as long as that takes.
+// While another change runs on the machine, an order waits for its end.
 func TestOrderWaits(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -442,7 +445,7 @@ func TestOrderWaits(t *testing.T) {
 	b.updated()
 }
 
-// Where no API server answers nothing happens, and an order is not committed.
+// If no API server answers, nothing happens, and an order is not committed.
 func TestOrderOffline(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -466,7 +469,7 @@ func TestOrderOffline(t *testing.T) {
 	b.updated()
 }
 
-// The power goes; the next run continues, and no byte comes twice.
+// After a power cut the next run continues, and no byte is fetched twice.
 func TestOrderPowerCuts(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -476,7 +479,7 @@ func TestOrderPowerCuts(t *testing.T) {
 		b := newOrdered(t)
 		b.give()
 		b.cut = max(1, all*n/5-n%2)
-		_ = b.run() // whatever it says, the power is gone
+		_ = b.run() // the power is off, whatever the result
 		b.cut, b.effects, b.rebooted = 0, 0, false
 		os.RemoveAll(filepath.Join(b.root, "run"))
 		b.put("run/x", "")
@@ -496,11 +499,12 @@ func TestOrderPowerCuts(t *testing.T) {
 	}
 }
 
-// On a metered link an idle machine reads its Node each hour, and tells what is new at once.
+// On a metered link an idle machine reads its Node once an
+// hour, and reports changes at once.
 func TestOrderMetered(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{"ipvs: {profile: metered}"}
-	for range 144 { // a day
+	for range 144 { // one day
 		b.must()
 		b.now = b.now.Add(10 * time.Minute)
 	}
@@ -526,8 +530,7 @@ func TestOrderMetered(t *testing.T) {
 	b.says(order.StateDone, "")
 }
 
-// A machine that is no node has no order, and a record that is damaged none that was carried
-// out.
+// A machine that is not a node carries out no order, and a damaged record counts as none.
 func TestOrderWithoutNode(t *testing.T) {
 	b := newOrdered(t)
 	b.put(OrderFile, "{")
@@ -544,8 +547,8 @@ func TestOrderWithoutNode(t *testing.T) {
 	}
 }
 
-// An order that holds the machine for long, or nightly power cuts while it does, use up no try,
-// and fetch nothing; meanwhile the machine takes other changes.
+// Long holds, and nightly power cuts during them, use up no attempt and
+// fetch nothing; meanwhile other changes of the machine are possible.
 func TestOrderHeldForDays(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		b := newOrdered(t)
@@ -583,7 +586,7 @@ func TestOrderHeldForDays(t *testing.T) {
 	}
 }
 
-// Nightly power cuts before the hold is seen use up no try once everything is fetched.
+// Nightly power cuts before the hold is read use up no attempt once everything is fetched.
 func TestOrderConfirmedLate(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -605,7 +608,7 @@ func TestOrderConfirmedLate(t *testing.T) {
 	b.updated()
 }
 
-// A stick finds the machine free while an order is held.
+// An update from a stick is possible while an order is on hold.
 func TestOrderHeldLeavesTheLock(t *testing.T) {
 	b := newOrdered(t)
 	locked := false

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// orderedMinor is a box that is a node with an order for another minor version.
+// orderedMinor returns a box that is a node, with an order for another minor version.
 func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, annotate func(key, value string)) {
 	b = newBox(t)
 	c, e = b.member("v1.37.2")
@@ -38,8 +38,8 @@ func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, a
 	return b, c, e, func(key, value string) { annotations[key] = value }
 }
 
-// Once the boot entry is there, a halt comes too late: the machine restarts, and the order is
-// done when the new system is kept.
+// Once the boot entry is written, a halt is too late: the machine
+// restarts, and the order is done when the new system is kept.
 func TestOrderHaltedInDrain(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		b, c, e, annotate := orderedMinor(t)
@@ -59,7 +59,7 @@ func TestOrderHaltedInDrain(t *testing.T) {
 		if record := b.get(OrderFile); err != nil || !strings.Contains(record, `"state":"`+want) || b.rebooted == fails {
 			t.Errorf("%v; restarted %v; %s", err, b.rebooted, record)
 		}
-		b.runs(ondisk.LabelRootB, "minor.raw.zst") // the next power cut
+		b.runs(ondisk.LabelRootB, "minor.raw.zst") // the next boot, after a power cut
 		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +69,7 @@ func TestOrderHaltedInDrain(t *testing.T) {
 	}
 }
 
-// Where no API server tells its version for now, an order waits.
+// While no API server reports its version, an order waits.
 func TestOrderVersionAway(t *testing.T) {
 	b, _, e, _ := orderedMinor(t)
 	away, dial := true, e.Dial

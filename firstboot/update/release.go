@@ -58,7 +58,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	defer release()
-	// First, and whatever becomes of the rest: no update runs that needs the Node unschedulable.
+	// First, even if the rest fails: no running update needs the Node to be unschedulable.
 	cordoned := uncordon(ctx, e)
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -142,14 +142,14 @@ func (u *job) save() {
 		err = u.e.WriteFile(progressFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
-		u.e.Log.Warn("noting how far the update is", "error", err)
+		u.e.Log.Warn("recording the progress of the update", "error", err)
 	}
 }
 
 // forget removes the state when the update ends.
 func (u *job) forget() {
 	if err := u.e.Remove(progressFile); err != nil {
-		u.e.Log.Warn("noting that the update does not run any more", "error", err)
+		u.e.Log.Warn("removing the progress of the update", "error", err)
 	}
 }
 
@@ -166,7 +166,7 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 	return settled(e)
 }
 
-// settled is Status without an update that runs.
+// settled is Status while no update runs.
 func settled(e *machine.Env) *ondisk.UpdateState {
 	plan := e.Text(planFile)
 	if plan == "" {

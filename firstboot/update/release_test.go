@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// bootsB has the box boot from ROOT-B with so many tries left.
+// bootsB boots the box from ROOT-B with this boot entry.
 func (b *box) bootsB(entry string) {
 	b.t.Helper()
 	b.put("proc/self/mountinfo", "20 1 254:4 / / rw - ext4 /dev/root rw\n")
@@ -35,7 +35,7 @@ func (b *box) bootsB(entry string) {
 	b.put(ondisk.ImageInfoFile, b.infoOf("new.raw.zst"))
 }
 
-// blessed takes the count from the entry, as systemd does.
+// blessed removes the count from the entry, like systemd.
 func (b *box) blessed(entry string) {
 	b.t.Helper()
 	dir := filepath.Join(b.root, "efi/loader/entries")
@@ -59,8 +59,8 @@ func (b *box) espInfo() (i ondisk.ImageInfo) {
 	return i
 }
 
-// Once the new system is kept, the EFI system partition describes it, on the partitions of
-// this disk, and what was fetched is gone; not before.
+// Once the new system is kept, and not before, the EFI system partition
+// describes it, with this disk's partitions, and downloaded files are removed.
 func TestRelease(t *testing.T) {
 	b := newBox(t)
 	flashed := b.espInfo()
@@ -100,8 +100,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// The former system, back after the last try, is described still, and says what happened.
-// An update that was interrupted keeps what it has fetched.
+// After the last try the former system is still described, and reports
+// what happened. An interrupted update keeps its downloaded files.
 func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")
@@ -136,8 +136,8 @@ func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b.updated()
 }
 
-// On trial, a boot that reaches no API server proves nothing, unless the machine reached
-// none when it was updated.
+// On trial, a boot that reaches no API server proves nothing,
+// unless the machine reached none when it was updated.
 func TestProvenOffline(t *testing.T) {
 	for _, online := range []bool{true, false} {
 		b := newBox(t)
@@ -159,7 +159,7 @@ func TestProvenOffline(t *testing.T) {
 	}
 }
 
-// The status tells how far an update is while it runs, and nothing once it has ended.
+// The status shows the progress of a running update, and nothing after its end.
 func TestStatus(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -182,14 +182,14 @@ func TestStatus(t *testing.T) {
 	if b.status() != "pending ROOT-B" {
 		t.Error(b.status())
 	}
-	// Of one that was killed, the state is left.
+	// A killed update leaves its state.
 	b.put(progressFile, `{"status":"running","root":"ROOT-B","updated":"`+b.now.Add(-time.Hour).Format(time.RFC3339)+`"}`)
 	if b.status() != "interrupted ROOT-B" {
 		t.Error(b.status())
 	}
 }
 
-// What keeps a machine from an image, beside what TestRejected has.
+// Images that a machine rejects, in addition to those of TestRejected.
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
@@ -200,8 +200,8 @@ func TestAdmit(t *testing.T) {
 		want   string
 		change func(*ondisk.ImageInfo)
 	}{
-		{"which no edgebake gives", func(i *ondisk.ImageInfo) { i.Plan = "../../linux/0123456789abcdef" }},
-		{"which no edgebake gives", func(i *ondisk.ImageInfo) { i.Plan = "0123" }},
+		{"which edgebake does not make", func(i *ondisk.ImageInfo) { i.Plan = "../../linux/0123456789abcdef" }},
+		{"which edgebake does not make", func(i *ondisk.ImageInfo) { i.Plan = "0123" }},
 		{"begins like that", func(i *ondisk.ImageInfo) { i.Plan = oldPlan[:16] + newPlan[:16] }},
 		{"whose own firmware", func(i *ondisk.ImageInfo) { i.Boards = []string{"Raspberry Pi 4"} }},
 	} {
@@ -211,12 +211,12 @@ func TestAdmit(t *testing.T) {
 			t.Errorf("%q is not in: %v", c.want, err)
 		}
 	}
-	if err := s.admit(next, 1<<30+1); err == nil || !strings.Contains(err.Error(), "has room for 1024 MiB") {
+	if err := s.admit(next, 1<<30+1); err == nil || !strings.Contains(err.Error(), "has only 1024 MiB") {
 		t.Error(err)
 	}
 }
 
-// What keeps a machine from any update.
+// Machines that cannot be updated.
 func TestMachineTakesNone(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -250,7 +250,7 @@ func TestMachineTakesNone(t *testing.T) {
 	}
 }
 
-// Of two orders at once one waits, and says for what.
+// Of two updates at once, the second waits, and reports the reason.
 func TestTwoOrders(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -261,7 +261,7 @@ func TestTwoOrders(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	err = Update(ctx, e, Options{Image: b.inside("new.raw.zst")}, func(run.Step) {})
-	if err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") {
+	if err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is running") {
 		t.Error(err)
 	}
 	release()
@@ -270,7 +270,7 @@ func TestTwoOrders(t *testing.T) {
 	}
 }
 
-// An update that is completed by the same command needs no room for what is in place.
+// An update that continues needs no space for files in place.
 func TestRoomOnESP(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")

@@ -173,7 +173,7 @@ func (c *counted) Read(b []byte) (int, error) {
 }
 
 // errDamaged means that a chunk does not match its digest in the index.
-var errDamaged = errors.New("it is not the one that the index lists: it was damaged on the way, or where the image is")
+var errDamaged = errors.New("it does not match the index: it was damaged in transit, or at the source")
 
 // sameImage returns an error if the image was replaced. Its ETag and size are
 // not sufficient, because not every server sends an ETag.
@@ -199,7 +199,7 @@ func (f *fetcher) count(n int) error {
 	}
 	f.fetched += int64(n)
 	if f.most > 0 && f.fetched > f.most {
-		return fmt.Errorf("more than %s were fetched, the most that may be", megabytes(f.most))
+		return fmt.Errorf("fetched more than the limit of %s", megabytes(f.most))
 	}
 	now := f.now()
 	if f.fetched != f.total && now.Sub(f.told) < tellEvery {
@@ -276,7 +276,7 @@ func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Devic
 		return err
 	}
 	if err := dev.Sync(); err != nil {
-		return fmt.Errorf("waiting for %s to store what was written: %w", dev.Name(), err)
+		return fmt.Errorf("syncing %s: %w", dev.Name(), err)
 	}
 	return f.verify(ctx, p, dev)
 }

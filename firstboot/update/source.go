@@ -88,7 +88,7 @@ func (s *server) Size() int64  { return s.size }
 func (s *server) Close() error { return nil }
 
 // errReplaced means that the server now has a different image.
-var errReplaced = errors.New("there is another image now than at the beginning")
+var errReplaced = errors.New("the image was replaced during the update")
 
 // find requests the last byte; the answer contains the size of the image.
 func (s *server) find(ctx context.Context) error {
@@ -123,7 +123,7 @@ func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error)
 	case size != s.size || resp.Header.Get("ETag") != s.etag:
 		err = errReplaced
 	case from != off:
-		err = fmt.Errorf("the server answers with bytes from %d on, asked for %d", from, off)
+		err = fmt.Errorf("the server sent bytes from offset %d instead of %d", from, off)
 	}
 	if err != nil {
 		resp.Body.Close()
@@ -145,7 +145,7 @@ func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) 
 	case code == http.StatusPartialContent:
 		return resp, nil
 	case code == http.StatusOK:
-		err = errors.New("the server answers with the whole image where a part was asked for: it does not know ranges; use another one")
+		err = errors.New("the server sent the whole image instead of a range: it does not support ranges; use another one")
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		err = errReplaced
 	case code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests:
@@ -166,7 +166,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 	from, err1 := strconv.ParseInt(begin, 10, 64)
 	size, err2 := strconv.ParseInt(total, 10, 64)
 	if !ok || !ok2 || err1 != nil || err2 != nil || size <= 0 {
-		return 0, 0, errors.New("the server does not say which part it sends: its Content-Range is missing or malformed")
+		return 0, 0, errors.New("the server's Content-Range is missing or malformed")
 	}
 	return from, size, nil
 }
@@ -193,7 +193,7 @@ func (p *patience) after(ctx context.Context, err error) error {
 		return run.Advise(err, "run the same command again: it continues")
 	}
 	p.pause = min(max(2*p.pause, time.Second), maxPause)
-	p.s.tell("the next try in %s: %s", p.pause, machine.OneLine(err))
+	p.s.tell("next attempt in %s: %s", p.pause, machine.OneLine(err))
 	return p.s.e.Sleep(ctx, p.pause)
 }
 
@@ -267,7 +267,7 @@ func (r *ranged) read(b []byte) (int, error) {
 		err = io.ErrUnexpectedEOF
 	case err == nil && r.waited >= time.Minute:
 		if r.minute < leastInAMinute {
-			err = fmt.Errorf("only %d bytes came in a minute", r.minute)
+			err = fmt.Errorf("only %d bytes arrived in a minute", r.minute)
 		}
 		r.waited, r.minute = 0, 0
 	}

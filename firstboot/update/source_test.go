@@ -29,12 +29,12 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// slowLine is a web server at the other end of a line, which passes the box's time.
+// slowLine is a web server on a slow connection; its transfers advance the box's clock.
 type slowLine struct {
 	b     *box
 	image []byte
-	// rate is how many bytes come in a second, in pieces of so many bytes. After lasts, the
-	// line drops; 0: it never does.
+	// rate is the number of bytes per second, received in pieces of
+	// this many bytes. After lasts, the connection breaks; 0: never.
 	rate, piece float64
 	lasts       time.Duration
 	requests    int
@@ -93,7 +93,7 @@ func (s *slowBody) Read(p []byte) (int, error) {
 
 func (s *slowBody) Close() error { return nil }
 
-// over carries out an update over a line.
+// over carries out an update over a connection.
 func (b *box) over(l *slowLine, o Options) error {
 	e := b.env()
 	e.Get = l.get
@@ -101,8 +101,8 @@ func (b *box) over(l *slowLine, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// A line that drops each minute brings the image all the same, and no byte of it twice but
-// those that were on the way.
+// A connection that breaks each minute still transfers the
+// image; only bytes in transit are sent twice.
 func TestLineThatDropsEachMinute(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -122,14 +122,14 @@ func TestLineThatDropsEachMinute(t *testing.T) {
 	}
 }
 
-// A server that sends next to nothing does not keep the update for ever.
+// A server that sends almost nothing does not delay an update forever.
 func TestStalledServer(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
 	l.rate, l.piece = 50, 1000
 	began := b.now
 	err := b.over(l, Options{})
-	if err == nil || !strings.Contains(err.Error(), "bytes came in a minute") || !strings.Contains(run.Advice(err), "it continues") {
+	if err == nil || !strings.Contains(err.Error(), "bytes arrived in a minute") || !strings.Contains(run.Advice(err), "it continues") {
 		t.Errorf("%v (%s)", err, run.Advice(err))
 	}
 	if took := b.now.Sub(began); took > 2*time.Hour {
@@ -150,14 +150,14 @@ func TestLimitRate(t *testing.T) {
 	}
 }
 
-// What the same request meets again ends the update at once.
+// Errors that a retry would meet again end the update at once.
 func TestFinal(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		do   func(l *slowLine)
 		want string
 	}{
-		{"redirect", func(l *slowLine) { l.err = fmt.Errorf("Get: %w: only https is used", machine.ErrRedirect) }, "only https"},
+		{"redirect", func(l *slowLine) { l.err = fmt.Errorf("Get: %w: only https is allowed", machine.ErrRedirect) }, "only https"},
 		{"cut short", func(l *slowLine) { l.image = l.image[:len(l.image)-100] }, "cut short"},
 		{"damaged index", func(l *slowLine) {
 			i := bytes.LastIndex(l.image, []byte{0x5d, 0x2a, 0x4d, 0x18})
@@ -187,7 +187,7 @@ func TestFinal(t *testing.T) {
 	}
 }
 
-// A server that cannot be reached is asked again, for a while.
+// An unreachable server is retried for a while.
 func TestUnreachable(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -201,7 +201,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// site gives the box a Site, whose API server is out of reach.
+// site gives the box a Site with an unreachable API server.
 func (b *box) site(e *machine.Env, lines ...string) {
 	e.Dial = func(context.Context, string, string) (net.Conn, error) {
 		return nil, errors.New("network is unreachable")
@@ -223,7 +223,7 @@ func (b *box) site(e *machine.Env, lines ...string) {
 	}
 }
 
-// A metered Site has a person say how much may be fetched, and no more is.
+// On a metered Site the user must set a limit, which is not exceeded.
 func TestMetered(t *testing.T) {
 	b := newBox(t)
 	before := b.partition(ondisk.LabelRootB)
@@ -289,7 +289,7 @@ func (b *box) plug(name string, images ...string) {
 	}
 }
 
-// Of what is on sticks, the one image is taken that fits.
+// The only suitable image on the sticks is used.
 func TestStick(t *testing.T) {
 	b := newBox(t)
 	order := func() error { return b.order(Options{Image: Stick, NoReboot: true}) }
@@ -309,13 +309,13 @@ func TestStick(t *testing.T) {
 	}
 	b.updated()
 	b.plug("sdc", "new.raw.zst")
-	if err := order(); err == nil || !strings.Contains(err.Error(), "takes two of the images") {
+	if err := order(); err == nil || !strings.Contains(err.Error(), "accepts two of the images") {
 		t.Error(err)
 	}
 }
 
-// A stick that somebody plugs in updates the machine by itself if it brings a signed image
-// with a higher serial. Left in the machine it does nothing more.
+// A stick that is plugged in updates the machine automatically if it has a signed
+// image with a higher serial. If it stays plugged in, it does nothing more.
 func TestStickByItself(t *testing.T) {
 	for _, c := range []struct {
 		name, image, change, want string
@@ -369,7 +369,7 @@ func TestStickByItself(t *testing.T) {
 			if !c.taken {
 				return
 			}
-			// The stick stays, and the new system runs.
+			// The stick stays plugged in, and the new system runs.
 			b.runs(ondisk.LabelRootB, c.image)
 			b.rebooted, b.console = false, nil
 			if err := FromStick(t.Context(), b.env()); err != nil || b.rebooted || b.console != nil {
@@ -379,7 +379,7 @@ func TestStickByItself(t *testing.T) {
 	}
 }
 
-// A stick whose system failed does not try it at each boot.
+// A stick with a failed system does not try it at each boot.
 func TestStickAfterFailure(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -394,7 +394,7 @@ func TestStickAfterFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.rebooted, b.console = false, nil
-	if err := FromStick(t.Context(), b.env()); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "this machine has tried it, and returned to the former system") {
+	if err := FromStick(t.Context(), b.env()); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "this machine has tried it and returned to the former system") {
 		t.Errorf("%v, restarted: %v, %q", err, b.rebooted, b.console)
 	}
 	if err := b.order(Options{Image: Stick}); err != nil || !b.rebooted {
@@ -402,7 +402,7 @@ func TestStickAfterFailure(t *testing.T) {
 	}
 }
 
-// failsB has the new system in ROOT-B fail, and the former one boot again.
+// failsB makes the new system in ROOT-B fail, and boots the former one.
 func (b *box) failsB() {
 	b.t.Helper()
 	if err := os.Rename(filepath.Join(b.root, entryB), filepath.Join(b.root, "efi/loader/entries/edgebake-b+0-3.conf")); err != nil {
@@ -429,7 +429,7 @@ func makeLatest(t *testing.T) {
 		}})
 }
 
-// An image whose update was cut off before its first boot has not failed.
+// An image whose update was interrupted before its first boot has not failed.
 func TestCutOffIsNoFailure(t *testing.T) {
 	makeImages(t)
 	makeLatest(t)
@@ -450,8 +450,8 @@ func TestCutOffIsNoFailure(t *testing.T) {
 	}
 }
 
-// Of two images on a stick that both fail, each is tried once. What another update does
-// meanwhile has the machine try none of them again.
+// Of two images on a stick that both fail, each is tried
+// once, even if another update runs in between.
 func TestStickTriesEachImageOnce(t *testing.T) {
 	b := newBox(t)
 	makeLatest(t)
@@ -462,7 +462,7 @@ func TestStickTriesEachImageOnce(t *testing.T) {
 		switch boot {
 		case 1:
 			b.plug("sda", "later.raw.zst", "latest.raw.zst")
-		case 3: // an update by hand is begun, and interrupted
+		case 3: // an update by hand begins, and is interrupted
 			b.cut, b.effects = 20, 0
 			if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, errPower) || b.status() != "interrupted ROOT-B" {
 				t.Fatalf("%v, %s", err, b.status())
@@ -507,13 +507,13 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	}
 	e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
 	began := b.now
-	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is at work") || b.now.Sub(began) < stickPatience {
+	if err := FromStick(t.Context(), e); err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is running") || b.now.Sub(began) < stickPatience {
 		t.Errorf("after %s: %v", b.now.Sub(began), err)
 	}
 }
 
-// scatter gives the file of a size on the FAT32 in f a chain of so many clusters at its end, no
-// two of which adjoin. The number is odd.
+// scatter gives the file of this size on the FAT32 in f a chain of clusters
+// at its end, no two of which are adjacent. Their number is odd.
 func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	t.Helper()
 	boot, dir := make([]byte, 512), make([]byte, 512)
@@ -552,7 +552,7 @@ func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	}
 }
 
-// A file in very many pieces is not taken, and hides no image behind it.
+// A file with very many extents is rejected, and hides no other image.
 func TestStickInPieces(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -585,7 +585,7 @@ func TestStickInPieces(t *testing.T) {
 	}
 }
 
-// The restart is announced once nothing can keep the machine from it.
+// The restart is announced once nothing can prevent it.
 func TestStickAnnouncesLast(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -605,7 +605,7 @@ func TestStickAnnouncesLast(t *testing.T) {
 	}
 }
 
-// A stick that is pulled out in the middle costs nothing but another try.
+// A stick that is pulled out too early costs only another try.
 func TestStickPulledOut(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -628,7 +628,7 @@ func TestStickPulledOut(t *testing.T) {
 	}
 }
 
-// pulled is a stick that is gone once the other root is written.
+// pulled is a stick that is pulled out once the other root is written.
 type pulled struct {
 	machine.Device
 	b *box
@@ -641,8 +641,8 @@ func (p pulled) ReadAt(b []byte, off int64) (int, error) {
 	return p.Device.ReadAt(b, off)
 }
 
-// What was read from this machine's disk while the update was counted may have changed when
-// it is needed: it is fetched then, though the phase that counted is over.
+// Chunks on this machine's disk that were read while the cost was computed may have
+// changed when they are needed: they are then fetched, although that phase is over.
 func TestReadAfterTheCount(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	e := b.env()

@@ -53,7 +53,7 @@ func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell
 			errs = append(errs, err)
 		case found != nil:
 			u.close()
-			return fail(fmt.Errorf("this machine takes two of the images on its sticks, %s and %s: leave one", filepath.Base(found.o.Image), filepath.Base(i.name)))
+			return fail(fmt.Errorf("this machine accepts two of the images on its sticks, %s and %s: remove one", filepath.Base(found.o.Image), filepath.Base(i.name)))
 		default:
 			found = u
 		}
@@ -73,8 +73,8 @@ type stickImage struct {
 	entry fat.Entry
 }
 
-// imagesOnSticks lists the compressed images in the top directories of all sticks. None is
-// mounted: the kernel's file systems are not made for what a stranger brings.
+// imagesOnSticks lists the compressed images in the top directories of all sticks.
+// None is mounted: the kernel's file systems are not safe against hostile media.
 func imagesOnSticks(e *machine.Env) (out []stickImage) {
 	for _, dev := range e.RemovableParts() {
 		images, err := imagesOn(e, dev)
@@ -161,14 +161,14 @@ func (s *onStick) ReadAt(b []byte, off int64) (n int, err error) {
 }
 
 const (
-	// stickPatience bounds how long an update by itself waits for first boot, and for another
-	// update.
+	// stickPatience bounds how long an automatic update waits
+	// for first boot, and for another update.
 	stickPatience = 2 * time.Hour
 	// restartDelay is how long a person at the machine has to read that it restarts.
 	restartDelay = time.Minute
 )
 
-// errOld is an image that an update by itself passes over.
+// errOld means that an automatic update ignores the image.
 var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
 
 // FromStick updates the machine from a stick that somebody has plugged in, if it has an image
@@ -184,7 +184,7 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 	}
 	over := func() error {
 		if !e.Exists(ondisk.HealthyFile) || run.OnTrial(e) {
-			return errors.New("first boot is at work")
+			return errors.New("first boot has not finished")
 		}
 		return nil
 	}
@@ -217,13 +217,12 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 	return err
 }
 
-// allOld reports whether nothing but errOld, or the image that runs, keeps the machine from
-// images.
+// allOld reports whether all images were ignored; the running image is one of them.
 func allOld(err error) bool {
 	return joined.AllAre(err, errOld)
 }
 
-// takesByItself returns why an update by itself does not take an image.
+// takesByItself returns an error if an automatic update rejects the image.
 func (u *job) takesByItself() error {
 	switch {
 	case !u.o.byItself:
@@ -231,7 +230,7 @@ func (u *job) takesByItself() error {
 	case u.next.UpdateSerial <= u.sys.image.UpdateSerial:
 		return errOld
 	case slices.Contains(failedPlans(u.e), u.next.Plan):
-		return run.Advise(errors.New("this machine has tried it, and returned to the former system"), "`firstboot update stick` on the machine tries it again")
+		return run.Advise(errors.New("this machine has tried it and returned to the former system"), "`firstboot update stick` on the machine tries it again")
 	}
 	return nil
 }
@@ -239,8 +238,7 @@ func (u *job) takesByItself() error {
 // maxFailed is the maximum number of plans in failedFile.
 const maxFailed = 16
 
-// failedPlans lists the plans of the images that this machine has left again, the last one at
-// the end.
+// failedPlans lists the plans of the images that failed on this machine, the latest last.
 func failedPlans(e *machine.Env) []string {
 	plans := strings.Fields(e.Text(failedFile))
 	if s := settled(e); s != nil && s.Status == ondisk.UpdateFailed {
@@ -258,12 +256,12 @@ func noteFailed(e *machine.Env) error {
 		return nil
 	}
 	if _, err := e.Write(failedFile, []byte(strings.Join(plans, "\n")+"\n"), machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting that the update has failed: %w", err)
+		return fmt.Errorf("recording that the update has failed: %w", err)
 	}
 	return nil
 }
 
-// announce tells a person what comes, and leaves time to read it.
+// announce announces the restart on the console, and leaves time to read that.
 func (u *job) announce(ctx context.Context, e *machine.Env) error {
 	e.Console(fmt.Sprintf("the system of %s (serial %d, Kubernetes %s) is in place: pull the stick out. The machine restarts with it in %s", u.next.Name, u.next.UpdateSerial, u.next.Kubernetes, restartDelay))
 	return e.Sleep(ctx, restartDelay)

@@ -40,15 +40,15 @@ const (
 	spoolFile = Dir + "/esp"
 	// planFile contains the plan of the new image.
 	planFile = Dir + "/plan"
-	// failedFile has the plans of updates that failed, one a line. A stick brings none of them
-	// again by itself.
+	// failedFile has the plans of updates that failed, one per
+	// line. No automatic update installs one of them again.
 	failedFile = ondisk.StateDir + "/update-failed"
 	// offlineFile exists if no API server was reachable when the new system was
 	// made the next to boot.
 	offlineFile = Dir + "/offline"
 )
 
-// ResetFiles are the files beside Dir that a reset removes.
+// ResetFiles are further files that a reset removes, in addition to Dir.
 var ResetFiles = []string{OrderFile, failedFile}
 
 // Options of an update.
@@ -63,15 +63,17 @@ type Options struct {
 	// NoDrain leaves pods where they are before a restart with another minor version of
 	// Kubernetes.
 	NoDrain bool
-	// byItself takes no image that is not newer, and tells a person before the restart.
+	// byItself marks an automatic update: it rejects images
+	// that are not newer, and announces the restart.
 	byItself bool
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
 	// Golden is the golden digest that the image must have; "": any.
 	Golden string
-	// Commit, unless nil, is called with the image's plan when all is fetched, before the boot
-	// entry is written. With an error that does not happen. It calls say every few minutes.
+	// Commit, unless nil, is called with the image's plan when everything
+	// is fetched, before the boot entry is written. If it returns an error,
+	// the entry is not written. It calls say every few minutes.
 	Commit func(ctx context.Context, plan string, say func(format string, args ...any)) error
 }
 
@@ -126,7 +128,7 @@ func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) 
 		return err
 	}
 	if o.remote() && o.MaxBytes == 0 && sys.active != nil && sys.active.Site.IPVS.Profile == "metered" {
-		return run.Advise(errors.New("this machine's Site has a metered link (ipvs.profile), and an update may fetch much"), "say how much it may fetch, e.g. --max-bytes 20M (edgebake update cost OLD NEW counts it), or update from a file")
+		return run.Advise(errors.New("this machine's Site has a metered link (ipvs.profile), so an update needs a limit"), "set one, e.g. --max-bytes 20M (`edgebake update cost OLD NEW` computes the need), or update from a file")
 	}
 	take := openNamed
 	if o.Image == Stick {
@@ -204,19 +206,19 @@ func (u *job) admit(ctx context.Context) (err error) {
 			return err
 		}
 	case !u.o.Unsigned:
-		return run.Advise(errors.New("this machine's image names no keys (updates.keys), so nobody can tell whose image this is"), "take it all the same with --unsigned, if you know where it comes from")
+		return run.Advise(errors.New("this machine's image names no keys (updates.keys), so the image's signature cannot be verified"), "add --unsigned if you trust its source")
 	}
 	if err := u.image.Decode(); err != nil {
 		return err
 	}
 	if is := u.image.Index.Golden; u.o.Golden != "" && is != u.o.Golden {
-		return fmt.Errorf("its golden digest is %s, and %s was ordered: it is another image", is, u.o.Golden)
+		return fmt.Errorf("its golden digest is %s, but %s was ordered", is, u.o.Golden)
 	}
 	if err := json.Unmarshal(u.image.Index.ImageInfo, &u.next); err != nil || u.next.Version < 1 {
 		return errors.New("its image.json is damaged: build it again")
 	}
 	if v := u.next.Version; v > ondisk.ImageInfoVersion {
-		return fmt.Errorf("a newer edgebake made it: its image.json has version %d, and this machine knows %d", v, ondisk.ImageInfoVersion)
+		return fmt.Errorf("it was made by a newer edgebake: its image.json has version %d, but this machine supports %d", v, ondisk.ImageInfoVersion)
 	}
 	u.root, u.esp = u.image.Index.Find(ondisk.LabelRootA), u.image.Index.Find(ondisk.LabelESP)
 	if u.root == nil || u.esp == nil {
@@ -279,7 +281,7 @@ func (u *job) device(label string, write bool) (machine.Device, error) {
 func (u *job) phases() []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
-		{Name: "cost", Doc: "what is to be fetched is known", Timeout: time.Hour, Run: u.cost},
+		{Name: "cost", Doc: "the size of the download is known", Timeout: time.Hour, Run: u.cost},
 		{Name: "retire", Doc: "no boot entry names " + target + " while it is written", Timeout: 5 * time.Minute,
 			Run: func(_ context.Context, e *machine.Env) error {
 				if err := noteFailed(e); err != nil {
@@ -290,7 +292,7 @@ func (u *job) phases() []run.Phase {
 					return err
 				}
 				if _, err := e.Write(planFile, []byte(u.next.Plan+"\n"), machine.Mode(0o600)); err != nil {
-					return fmt.Errorf("noting what the update is to: %w", err)
+					return fmt.Errorf("recording the plan of the update: %w", err)
 				}
 				return nil
 			}},
@@ -299,22 +301,22 @@ func (u *job) phases() []run.Phase {
 	if len(update.Lacks(u.sys.image, u.next)) > 0 {
 		phases = append(phases,
 			run.Phase{Name: "data", Doc: "the container images that this machine lacks are on its disk", Timeout: 24 * time.Hour, Run: u.stageImages},
-			run.Phase{Name: "merge", Doc: "containerd has them, beside those of the system that runs", Timeout: time.Hour, Run: u.mergeImages})
+			run.Phase{Name: "merge", Doc: "containerd has them, in addition to those of the running system", Timeout: time.Hour, Run: u.mergeImages})
 	}
 	if u.o.Commit != nil {
-		phases = append(phases, run.Phase{Name: "order", Doc: "the order still stands", Timeout: 48 * time.Hour, Run: u.commit})
+		phases = append(phases, run.Phase{Name: "order", Doc: "the order was not withdrawn", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	if u.sys.controlPlane() {
 		// After all that takes long or waits for a person: the others wait for this machine.
 		phases = append(phases, run.Phase{Name: "turn", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeTurn},
-			run.Phase{Name: "snapshot", Doc: "there is a snapshot of etcd", Timeout: 30 * time.Minute, Run: u.snapshot})
+			run.Phase{Name: "snapshot", Doc: "a snapshot of etcd exists", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
-	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots on trial, before the one that runs", Timeout: 24 * time.Hour, Run: u.writeBoot})
+	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots next, on trial", Timeout: 24 * time.Hour, Run: u.writeBoot})
 	if u.sys.anotherMinor(u.next) && !u.o.NoDrain && !u.o.NoReboot {
-		phases = append(phases, run.Phase{Name: "drain", Doc: "the pods that run elsewhere meanwhile have left", Timeout: drainPatience + 5*time.Minute, Run: u.drain})
+		phases = append(phases, run.Phase{Name: "drain", Doc: "the pods that have a controller are evicted", Timeout: drainPatience + 5*time.Minute, Run: u.drain})
 	}
 	if u.o.byItself {
-		phases = append(phases, run.Phase{Name: "announce", Doc: "a person at the machine knows that it restarts", Timeout: 2 * restartDelay, Run: u.announce})
+		phases = append(phases, run.Phase{Name: "announce", Doc: "the restart is announced on the console", Timeout: 2 * restartDelay, Run: u.announce})
 	}
 	if !u.o.NoReboot {
 		phases = append(phases, run.Phase{Name: "reboot", Doc: "the machine restarts", Timeout: time.Minute,
@@ -375,9 +377,9 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 		return nil
 	}
 	if u.o.MaxBytes > 0 && u.fetch.total > u.o.MaxBytes {
-		return fmt.Errorf("the update fetches %s, and --max-bytes allows %s", megabytes(u.fetch.total), megabytes(u.o.MaxBytes))
+		return fmt.Errorf("the update needs %s, but --max-bytes allows %s", megabytes(u.fetch.total), megabytes(u.o.MaxBytes))
 	}
-	u.note(fmt.Sprintf("at most %s of %s are to be fetched", megabytes(need), megabytes(u.src.Size())))
+	u.note(fmt.Sprintf("up to %s of %s will be fetched", megabytes(need), megabytes(u.src.Size())))
 	return nil
 }
 
@@ -474,10 +476,10 @@ func roomOnESP(e *machine.Env, need int64) error {
 	need += 1 << 20
 	free, err := e.FSFree(espDir)
 	if err != nil {
-		return fmt.Errorf("reading the room on the EFI system partition: %w", err)
+		return fmt.Errorf("reading the free space on the EFI system partition: %w", err)
 	}
 	if free < need {
-		return fmt.Errorf("the EFI system partition has %d MiB free, and the new kernel and initrd need %d MiB", free>>20, need>>20)
+		return fmt.Errorf("the EFI system partition has %d MiB free, but the new kernel and initrd need %d MiB", free>>20, need>>20)
 	}
 	return nil
 }
@@ -499,7 +501,7 @@ func (u *job) makeEntry(e *machine.Env, text string) (string, error) {
 			return "", fmt.Errorf("disk %s has no partition %s", u.sys.disk.Name, label)
 		}
 		if guids[p.GUID] = guidOf(e, own); guids[p.GUID] == "" {
-			return "", fmt.Errorf("the kernel does not tell the GUID of partition %s", own.Name)
+			return "", fmt.Errorf("the kernel does not show the GUID of partition %s", own.Name)
 		}
 	}
 	all, err := entries(e)

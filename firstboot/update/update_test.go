@@ -34,8 +34,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// images are those of the tests, which are built once: the one that the machine runs, and
-// the one that it is updated to.
+// images are the images of the tests, which are built once:
+// the one that the machine runs, and the new one.
 var images = struct {
 	sync.Once
 	dir, public string
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// initrds of both images: half of the new one is new.
+// initrd returns the initrd of an image: half of the new one is new.
 func initrd(plan string) []byte {
 	b := make([]byte, 4<<20)
 	rand.NewChaCha8([32]byte{1}).Read(b)
@@ -129,8 +129,8 @@ type box struct {
 	parts map[string]gpt.Partition
 	now   time.Time
 	log   bytes.Buffer
-	// effects counts writes to the disk and the file system. At cut the power goes, and of
-	// this one that share arrives; of a file nothing or all.
+	// effects counts writes to the disk and the file system. At cut the power
+	// fails, and this share of the write is stored; of a file nothing or all.
 	effects, cut int
 	arrives      float64
 	rebooted     bool
@@ -140,14 +140,14 @@ type box struct {
 	unit         func(verb, unit string) error
 }
 
-// newBox is a machine that was flashed with the old image and runs.
+// newBox returns a running machine that was flashed with the old image.
 func newBox(t *testing.T) *box {
 	t.Helper()
 	makeImages(t)
 	return boxOf(t, "old.raw")
 }
 
-// boxOf is a machine that was flashed with an image and runs.
+// boxOf returns a running machine that was flashed with this image.
 func boxOf(t *testing.T, image string) *box {
 	t.Helper()
 	b := &box{t: t, root: disktest.Scratch(t), now: mediatest.Date, parts: map[string]gpt.Partition{}, free: 90 << 20,
@@ -232,7 +232,7 @@ func (b *box) get(p string) string {
 
 var errPower = errors.New("the power is gone")
 
-// effect is one change of the machine. share is how much of it arrives.
+// effect counts one change of the machine. share is the part of it that is stored.
 func (b *box) effect() (share float64, err error) {
 	b.effects++
 	switch {
@@ -244,11 +244,11 @@ func (b *box) effect() (share float64, err error) {
 	return 0, errPower
 }
 
-// env is the machine that an update works on.
+// env returns the Env of the machine.
 func (b *box) env() *machine.Env {
 	files := host.Files{Root: b.root}
 	do := func(path string, f func() error) error {
-		if strings.HasPrefix(path, "/run/") { // gone with the power
+		if strings.HasPrefix(path, "/run/") { // lost with the power
 			return f()
 		}
 		share, power := b.effect()
@@ -365,12 +365,12 @@ func (b *box) order(o Options) error {
 	return Update(b.t.Context(), b.env(), o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status) })
 }
 
-// done is how the steps went.
+// done returns the results of the steps.
 func (b *box) done() string {
 	return strings.Join(slices.DeleteFunc(slices.Clone(b.steps), func(s string) bool { return strings.HasSuffix(s, " waiting") || strings.HasSuffix(s, " note") }), ", ")
 }
 
-// rootOf returns the file system of a root partition, and of the image's.
+// partition returns the contents of a partition.
 func (b *box) partition(label string) []byte {
 	b.t.Helper()
 	f, err := os.Open(b.disk)
@@ -417,8 +417,8 @@ const (
 	entryB = "efi/loader/entries/edgebake-b+3.conf"
 )
 
-// bootable checks what a machine whose power went finds: the old system is there as it was,
-// and where the new one has a boot entry, it is there as a whole.
+// bootable checks the state after a power cut: the old system is
+// unchanged, and if the new one has a boot entry, it is complete.
 func (b *box) bootable() {
 	b.t.Helper()
 	if !strings.Contains(b.get(entryA), "/edgebake/"+oldPlan[:16]+"/linux") || b.get("efi/edgebake/"+oldPlan[:16]+"/initrd") != string(initrd(oldPlan)) {
@@ -429,7 +429,7 @@ func (b *box) bootable() {
 	}
 }
 
-// updated checks that the new system is there.
+// updated checks that the new system is complete.
 func (b *box) updated() {
 	b.t.Helper()
 	entry := b.get(entryB)
@@ -463,8 +463,8 @@ func TestUpdate(t *testing.T) {
 	if got := b.done(); got != "cost done, retire done, root done, esp done, reboot done" {
 		t.Error(got)
 	}
-	// The new system is blessed. Its own image is nothing to do; the former one goes into
-	// the first root.
+	// The new system is marked as good. An update to its own image does
+	// nothing; one to the former image goes into the first root.
 	b.runs(ondisk.LabelRootB, "new.raw.zst")
 	if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("the image that runs: %v", err)
@@ -484,7 +484,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// runs makes the machine one that runs an image from a root, for good.
+// runs makes the machine run an image from a root, kept.
 func (b *box) runs(root, image string) {
 	b.t.Helper()
 	n := 3 + strings.Index("AB", strings.TrimPrefix(root, "ROOT-"))
@@ -496,7 +496,7 @@ func (b *box) runs(root, image string) {
 	b.put(ondisk.ImageInfoFile, b.infoOf(image))
 }
 
-// infoOf is an image's image.json.
+// infoOf returns an image's image.json.
 func (b *box) infoOf(image string) string {
 	b.t.Helper()
 	file, err := os.ReadFile(imagePath(image))
@@ -513,7 +513,7 @@ func (b *box) infoOf(image string) string {
 	return string(i.Index.ImageInfo)
 }
 
-// inside copies an image to where the machine finds it, and returns its path there.
+// inside copies an image into the machine, and returns its path there.
 func (b *box) inside(name string) string {
 	b.t.Helper()
 	to := filepath.Join(b.root, "mnt", name)
@@ -526,9 +526,9 @@ func (b *box) inside(name string) string {
 	return "/mnt/" + name
 }
 
-// The power goes at each change, of which nothing arrives, a part, or all. The machine
-// then has the old system, and the new one whole or not at all. The same command completes
-// it, and fetches nothing again but the chunk that was on the way.
+// The power fails at each change, of which nothing, a part or all is stored. The
+// machine then has the old system, and the new one completely or not at all. The
+// same command completes it, and fetches nothing again but the chunk in transit.
 func TestPowerCuts(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -564,14 +564,14 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
-// point is a change at which the power goes, and how much of it arrives.
+// point is a change at which the power fails, and the share of it that is stored.
 type point struct {
 	cut     int
 	arrives float64
 }
 
-// powerCut cuts the power at a point of an update with so many changes, which fetches so
-// many bytes without that.
+// powerCut cuts the power at a point of an update that
+// otherwise has all changes and fetches whole bytes.
 func powerCut(t *testing.T, p point, all int, whole int64) {
 	t.Helper()
 	b := newBox(t)
@@ -592,7 +592,7 @@ func powerCut(t *testing.T, p point, all int, whole int64) {
 	}
 }
 
-// web is a web server that has an image, and counts what it sends.
+// web is a web server that has an image, and counts the bytes that it sends.
 type web struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -600,7 +600,7 @@ type web struct {
 	etag     string
 	requests int
 	sent     int64
-	// answer, where set, answers a request in place of the server.
+	// answer, if set, answers a request instead of the server.
 	answer func(w http.ResponseWriter, r *http.Request, n int) bool
 }
 
@@ -647,7 +647,7 @@ func (c *counting) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Only what the machine lacks is fetched: the new file, and half of the initrd.
+// Only missing data is fetched: the new file, and half of the initrd.
 func TestFetch(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	if err := b.order(Options{Image: s.URL}); err != nil {
@@ -660,7 +660,7 @@ func TestFetch(t *testing.T) {
 	if s.requests > 40 {
 		t.Errorf("%d requests", s.requests)
 	}
-	// Once more, as after a power cut before the restart: nothing but the index is fetched.
+	// Again, as after a power cut before the restart: only the index is fetched.
 	s.sent = 0
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
@@ -671,7 +671,7 @@ func TestFetch(t *testing.T) {
 	}
 }
 
-// A line that breaks in the middle of every answer costs what was on the way.
+// A connection that breaks in the middle of every answer costs only the data in transit.
 func TestBrokenLine(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool {
@@ -694,7 +694,7 @@ func TestBrokenLine(t *testing.T) {
 	b.updated()
 }
 
-// What is wrong with an image, or where it is, has a reason, and the machine stays as it is.
+// Each problem of an image, or of its source, is reported, and the machine is not changed.
 func TestRejected(t *testing.T) {
 	whole := func(w http.ResponseWriter, _ *http.Request, _ int) bool { w.Write([]byte("whole")); return true }
 	for _, c := range []struct {
@@ -713,7 +713,7 @@ func TestRejected(t *testing.T) {
 			}
 			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), images.public, other.String(), 1))
 		}, want: []string{"is signed by key"}},
-		{name: "all reasons at once", image: "foreign.raw.zst", want: []string{"for arm64", "serial 4", "none below 5", "Kubernetes v1.37.0"}},
+		{name: "all reasons at once", image: "foreign.raw.zst", want: []string{"for arm64", "serial 4", "rejects serials below 5", "Kubernetes v1.37.0"}},
 		{name: "raw", image: "new.raw", want: []string{"not a seekable zstd file"}},
 		{name: "cut short", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.image = s.image[:len(s.image)-100] }, want: []string{"cut short"}},
 		{name: "changed index", image: "new.raw.zst", prepare: func(_ *box, s *web) {
@@ -721,13 +721,13 @@ func TestRejected(t *testing.T) {
 			s.image = slices.Clone(s.image)
 			s.image[i+12] ^= 1
 		}, want: []string{"does not match"}},
-		{name: "no ranges", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.answer = whole }, want: []string{"does not know ranges"}},
+		{name: "no ranges", image: "new.raw.zst", prepare: func(_ *box, s *web) { s.answer = whole }, want: []string{"does not support ranges"}},
 		{name: "not found", image: "new.raw.zst", prepare: func(_ *box, s *web) {
 			s.answer = func(w http.ResponseWriter, r *http.Request, _ int) bool { http.NotFound(w, r); return true }
 		}, want: []string{"404"}},
 		{name: "a 200 in the middle", image: "new.raw.zst", prepare: func(_ *box, s *web) {
 			s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool { return n > 3 && whole(w, r, n) }
-		}, want: []string{"does not know ranges"}, late: true},
+		}, want: []string{"does not support ranges"}, late: true},
 		{name: "replaced, with ETag", image: "new.raw.zst", prepare: func(_ *box, s *web) {
 			s.answer = func(w http.ResponseWriter, _ *http.Request, n int) bool {
 				if n > 3 {
@@ -735,14 +735,14 @@ func TestRejected(t *testing.T) {
 				}
 				return false
 			}
-		}, want: []string{"another image now"}, late: true},
+		}, want: []string{"the image was replaced"}, late: true},
 		{name: "replaced, without ETag", image: "new.raw.zst", prepare: func(b *box, s *web) {
 			s.etag = ""
 			other, err := os.ReadFile(imagePath("unsigned.raw.zst"))
 			if err != nil {
 				b.t.Fatal(err)
 			}
-			// As long as the image, so that nothing but the content tells.
+			// It has the same size as the image, so only the contents differ.
 			long := append(bytes.Repeat([]byte("x"), max(0, len(s.image)-len(other))), other...)
 			s.answer = func(_ http.ResponseWriter, _ *http.Request, n int) bool {
 				if n > 2 {
@@ -752,7 +752,7 @@ func TestRejected(t *testing.T) {
 				}
 				return false
 			}
-		}, want: []string{"another image now"}, late: true},
+		}, want: []string{"the image was replaced"}, late: true},
 		{name: "damaged on the server", image: "new.raw.zst", prepare: func(b *box, s *web) {
 			z, err := seekable.Open(bytes.NewReader(s.image), int64(len(s.image)))
 			if err != nil {
@@ -765,15 +765,15 @@ func TestRejected(t *testing.T) {
 					s.image[e.Offset+e.Compressed/2] ^= 0x55
 				}
 			}
-		}, want: []string{"it is not the one that the index lists"}, late: true},
+		}, want: []string{"it does not match the index"}, late: true},
 		{name: "a control plane", image: "new.raw.zst", prepare: func(b *box, _ *web) {
 			b.put(ondisk.ManifestsDir+"/kube-apiserver.yaml", "")
 		}, want: []string{"runs a control plane"}},
-		{name: "on trial itself", image: "new.raw.zst", prepare: func(b *box, _ *web) {
+		{name: "still on trial", image: "new.raw.zst", prepare: func(b *box, _ *web) {
 			if err := os.Rename(filepath.Join(b.root, entryA), filepath.Join(b.root, "efi/loader/entries/edgebake-a+2-1.conf")); err != nil {
 				b.t.Fatal(err)
 			}
-		}, want: []string{"is on trial itself"}},
+		}, want: []string{"is still on trial"}},
 		{name: "no way back", image: "new.raw.zst", prepare: func(b *box, _ *web) {
 			if err := os.Remove(filepath.Join(b.root, entryA)); err != nil {
 				b.t.Fatal(err)
@@ -807,7 +807,7 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// A disk that returns other bytes than were written to it gets no boot entry.
+// A disk that returns other bytes than were written gets no boot entry.
 func TestBadDisk(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -828,7 +828,7 @@ func TestBadDisk(t *testing.T) {
 	}
 }
 
-// forgetful is a disk that loses a bit of all that is written.
+// forgetful is a disk that loses a bit of everything that is written.
 type forgetful struct{ machine.Device }
 
 func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
@@ -837,7 +837,8 @@ func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
 	return f.Device.WriteAt(b, off)
 }
 
-// A line that brings nothing for a while, and one that takes hours, have a progress to tell.
+// A connection that delivers nothing for a while, and one
+// that takes hours, show their progress.
 func TestProgress(t *testing.T) {
 	now, told := mediatest.Date, ""
 	f := &fetcher{
@@ -863,15 +864,15 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// The system of a former update leaves the EFI system partition, also where the power went
-// just after its boot entry did. That of the running system stays.
+// A former update's system is removed from the EFI system partition, also if the
+// power failed just after its boot entry was removed. The running system's stays.
 func TestAbandoned(t *testing.T) {
 	const dir = "efi/edgebake/aaaaaaaaaaaaaaaa"
 	b := newBox(t)
 	name := b.inside("new.raw.zst")
 	b.put(dir+"/linux", "kernel")
 	b.put("efi/loader/entries/edgebake-b.conf", "linux /edgebake/aaaaaaaaaaaaaaaa/linux\n")
-	// The power goes just before the directory does.
+	// The power fails just before the directory is removed.
 	e := b.env()
 	removeAll := e.RemoveAll
 	e.RemoveAll = func(p string) error {

@@ -130,7 +130,7 @@ const HostsTimeout = 10 * time.Second
 func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("keeping %s in %s: %w", line.name, path, err)
+			err = fmt.Errorf("writing the line of %s to %s: %w", line.name, path, err)
 		}
 	}()
 	if _, changes, err := line.change(path); err != nil || !changes {

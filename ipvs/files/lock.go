@@ -32,7 +32,7 @@ func UseRunDir(dir string) error {
 	case !st.IsDir():
 		return fmt.Errorf("%s is not a directory: remove it", dir)
 	case uid >= 0 && uid != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d: remove it, or give another one with --run-dir", dir, uid)
+		return fmt.Errorf("%s belongs to user %d: remove it, or choose another directory with --run-dir", dir, uid)
 	case dir == ondisk.IPVSRunDir && st.Mode().Perm() != 0o700:
 		return os.Chmod(dir, 0o700) // an earlier version or kubelet made it readable for all users
 	case st.Mode().Perm()&0o022 != 0:

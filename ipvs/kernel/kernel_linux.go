@@ -177,7 +177,7 @@ func (k *linux) Apply(op Op) error {
 	case DelDest:
 		return k.handle.DelDestination(s, d)
 	}
-	return fmt.Errorf("%s is not a step of the kernel's", op.Kind)
+	return fmt.Errorf("%s does not change the kernel's table", op.Kind)
 }
 
 func (k *linux) Settings() ([]string, error) { return k.settings.ensure() }
@@ -252,7 +252,7 @@ func (k *linux) Untrack(vip, dest netip.AddrPort) error {
 		return nil // a kernel without nf_conntrack_netlink: the client waits for one second
 	}
 	if err != nil {
-		return fmt.Errorf("forgetting tracked connections: %w", err)
+		return fmt.Errorf("removing tracked connections: %w", err)
 	}
 	return nil
 }
@@ -475,7 +475,7 @@ func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byt
 		for b := c.buf[:n]; len(b) >= unix.NLMSG_HDRLEN; {
 			size := int(binary.NativeEndian.Uint32(b))
 			if size < unix.NLMSG_HDRLEN || size > len(b) {
-				return fmt.Errorf("a message of %d bytes in %d", size, len(b))
+				return fmt.Errorf("the kernel sent a message of %d bytes in a packet of %d", size, len(b))
 			}
 			body := b[unix.NLMSG_HDRLEN:size]
 			switch binary.NativeEndian.Uint16(b[4:]) {

@@ -9,5 +9,5 @@ import (
 
 // Open returns an error: IPVS exists only on Linux.
 func Open(string) (Kernel, error) {
-	return nil, errors.New("ipvscare runs on Linux only, this is " + runtime.GOOS)
+	return nil, errors.New("ipvscare runs only on Linux, not on " + runtime.GOOS)
 }

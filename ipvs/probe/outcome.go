@@ -35,7 +35,7 @@ func (c Outcome) String() string {
 	case TCPOnly:
 		return "accepts connections"
 	case SkewedOK:
-		return "ready, but this node's clock does not fit its certificate"
+		return "ready, but this node's clock does not match its certificate"
 	case Draining:
 		return "draining"
 	case ServerError:

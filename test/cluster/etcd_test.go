@@ -456,7 +456,7 @@ func TestTwoTickets(t *testing.T) {
 	e.blank(1)
 	e.ticket = "second"
 	e.blank(2)
-	if d := e.decide(0, etcdmember.Wait); !strings.Contains(d.Why, "another ticket for the cluster's birth (second) than that of m2 (first)") {
+	if d := e.decide(0, etcdmember.Wait); !strings.Contains(d.Why, "another birth ticket (second) than the Site of m2 (first)") {
 		t.Error(d.Why)
 	}
 }

@@ -100,21 +100,21 @@ func TestFullDatabase(t *testing.T) {
 	// One is down.
 	away := (leader() + 1) % 3
 	e.stop(away)
-	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "takes no writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
+	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "rejects writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
 		t.Errorf("while one is away: %+v", f)
 	}
 	e.start(away, e.all(), "new", quota...)
 	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
 	// Other machines than the leader's only report it.
 	lead := leader()
-	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "takes no writes") {
+	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "rejects writes") {
 		t.Errorf("not the leader: %+v", f)
 	}
 	// A member does not respond while it is defragmented, so another may become the leader. Each
 	// machine maintains etcd once a day; here it is always the leader's turn.
 	until(t, "the leader to make room", func() bool {
 		f := keep(leader())
-		return strings.Contains(said(f), "took etcd's alarm NOSPACE back")
+		return strings.Contains(said(f), "cleared etcd's alarm NOSPACE")
 	})
 	for i := range 3 {
 		if s, err := etcd(i).Status(t.Context()); err != nil || s.Size > 100<<20 {

@@ -36,7 +36,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	w := newNet(t, need(t))
 	minted, golden, config := w.soleMaster()
 	born := func(vm *lab.VM) {
-		mark := w.expect(vm, 0, `edgebake: etcd begins with nothing`)
+		mark := w.expect(vm, 0, `edgebake: bootstrapping an empty etcd`)
 		w.expect(vm, mark, `seat: done`)
 		vm.Cut()
 	}
@@ -44,7 +44,7 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	same := config
 	same.KeepVars = true
 	vm := w.start(same)
-	mark := w.expect(vm, 0, `FAILED seat: .*this machine has begun the cluster with this ticket before`)
+	mark := w.expect(vm, 0, `FAILED seat: .*this machine has already used this birth ticket`)
 	w.expect(vm, mark, `to fix: .*--birth 48h`)
 	vm.Cut()
 	w.birthAgain(golden, minted, config.Image)

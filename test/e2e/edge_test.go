@@ -542,7 +542,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err := w.c.Patch(t.Context(), "/api/v1/nodes/cloud1", map[string]any{"metadata": map[string]any{"labels": map[string]string{lab.LabelEdgeWorker: "false"}}}); err == nil {
 		t.Error("an administrator may label Nodes here: OpenYurt's webhook would refuse it")
 	}
-	w.expect(vm, mark, "the Node cloud1 lacked labels of the Site, and has them now: .*"+regexp.QuoteMeta(lab.LabelNodePool+"="+core))
+	w.expect(vm, mark, "set labels of the Site that the Node cloud1 lacked: .*"+regexp.QuoteMeta(lab.LabelNodePool+"="+core))
 	w.expect(vm, mark, "edgebake: node cloud1 is Ready")
 	vm.Node = "cloud1" // the machine's current Node
 	w.ready(vm, nil)

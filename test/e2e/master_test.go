@@ -125,7 +125,7 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForAPIServer.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: m1, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
-	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	w.expect(master, 0, `edgebake: bootstrapping an empty etcd`)
 	var err error
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestClusterFromImages(t *testing.T) {
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: filepath.Join(w.lab.Dir, "shop1.raw"), Guest: 1, CPUs: 1, Lockstep: clock})
 	w.expect(worker, 0, lab.WaitsForAPIServer.String())
 	master := w.start(lab.VMConfig{Name: "m1", Image: filepath.Join(w.lab.Dir, "m1.raw"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
-	w.expect(master, 0, `edgebake: etcd begins with nothing`)
+	w.expect(master, 0, `edgebake: bootstrapping an empty etcd`)
 	if w.c, err = w.lab.Attach(p.progs, w.net, filepath.Join(minted, "pki", "ca.crt"), filepath.Join(minted, "admin.conf"), w.net.GuestAddr(0).String()+":6443"); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
 	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"), "--in-place")
 	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
-	w.expect(restored, 0, `edgebake: etcd begins with a snapshot`)
+	w.expect(restored, 0, `edgebake: restoring etcd from a snapshot`)
 	if again := w.ready(restored, before); again.Metadata.UID != before.Metadata.UID {
 		t.Error("what was restored is another cluster")
 	}

@@ -60,7 +60,7 @@ func TestClusterOfThree(t *testing.T) {
 	w.expect(m3, 0, `m1, m2 not seen yet`)
 	m1, m2 := master(0), master(1)
 	for _, vm := range []*lab.VM{m1, m2, m3} {
-		w.expect(vm, 0, `edgebake: etcd begins with nothing`)
+		w.expect(vm, 0, `edgebake: bootstrapping an empty etcd`)
 	}
 	before := map[string]*lab.Object{} // the Nodes
 	for _, vm := range []*lab.VM{m1, m2, m3} {

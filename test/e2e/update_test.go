@@ -143,7 +143,7 @@ func TestUpdate(t *testing.T) {
 	mark := w.startUpdate(vm, url+"/third.raw.zst")
 	w.goesBack(vm, mark, again, 3, onSecond)
 	w.released(vm, "second")
-	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed its tries")
+	w.saysOnNode(vm, "firstboot status", "update: the new system on ROOT-A failed to start")
 	w.off(vm)
 	w.checkDisk(w.disk(vm))
 }
@@ -250,7 +250,7 @@ func TestUpdateMinor(t *testing.T) {
 
 	mark := w.updateAtOnce(vm, url+"/third.raw.zst")
 	node = w.goesBack(vm, mark, node, 3, map[string]string{"partition": "ROOT-A", "system": "first"})
-	w.expect(vm, mark, `kubelet has the settings and the state of v1.36 again`)
+	w.expect(vm, mark, `restored kubelet's settings and state of v1.36`)
 	if is := w.mustOnNode(vm, files); is != was {
 		t.Errorf("kubelet's files were\n%s\nand are\n%s", was, is)
 	}
@@ -309,7 +309,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 		"printf '[Service]\nTimeoutStartSec=4min\n' >/mnt/etc/systemd/system/edgebake-healthy.service.d/soon.conf", "umount /mnt")
 	w.c.APIServers[0].Kill()
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
-	w.expect(vm, mark, `offline: unknown, keeping current settings`)
+	w.expect(vm, mark, `offline, so it cannot be checked; the current settings stay`)
 	time.Sleep(6 * time.Minute)
 	for _, l := range vm.Serial.Lines(mark) {
 		if strings.Contains(l.Text, "BdsDxe: starting Boot") {

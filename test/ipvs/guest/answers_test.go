@@ -128,9 +128,9 @@ func TestAnswers(t *testing.T) {
 		for _, m := range l.masters {
 			// A VM without processor time may consider a master dead at first.
 			count := func(what string) int { return n.log.count(fmt.Sprintf("API server %s:6443 is %s", m.addr, what)) }
-			const said = " (ready, but this node's clock does not fit"
+			const said = " (ready, but this node's clock does not match"
 			if ups := count("up, it was unknown"+said) + count("up, it was down"+said); ups != 1+count("down, it was up") {
-				t.Errorf("it should say once of %s that the clock does not fit:\n%s", m.name, n.log)
+				t.Errorf("it should say once of %s that the clock does not match:\n%s", m.name, n.log)
 			}
 		}
 	})

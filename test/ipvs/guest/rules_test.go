@@ -105,7 +105,7 @@ func TestLife(t *testing.T) {
 	l.run("a second one is refused", func(t *testing.T) {
 		before := n.rules()
 		out, err := n.output("/bin/ipvscare", "run", "--config", n.dir+"/ipvs.json", "--hosts", n.dir+"/hosts", "--run-dir", n.dir+"/run")
-		if err == nil || !strings.Contains(out, "already keeps 10.103.97.2:6443") {
+		if err == nil || !strings.Contains(out, "already maintains 10.103.97.2:6443") {
 			t.Errorf("%v: %s", err, out)
 		}
 		if n.rules() != before {
