@@ -17,6 +17,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster/api"
 	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/order"
 )
@@ -119,46 +120,6 @@ func (s *Share) Set(text string) error {
 
 func (s Share) of(nodes int) int { return max(1, s.n, nodes*s.percent/100) }
 
-// Window is a time of each day, in the computer's time zone; the zero value is always.
-type Window struct{ from, to time.Duration }
-
-func (w *Window) String() string {
-	if *w == (Window{}) {
-		return ""
-	}
-	clock := func(d time.Duration) string { return fmt.Sprintf("%02d:%02d", int(d.Hours()), int(d.Minutes())%60) }
-	return clock(w.from) + "-" + clock(w.to)
-}
-
-// Type returns the value's type for the flag's usage text (pflag.Value).
-func (w *Window) Type() string { return "HH:MM-HH:MM" }
-
-// Set reads "22:00-05:00".
-func (w *Window) Set(text string) error {
-	from, to, _ := strings.Cut(text, "-")
-	a, err1 := time.Parse("15:04", from)
-	b, err2 := time.Parse("15:04", to)
-	if err1 != nil || err2 != nil || a.Equal(b) {
-		return errors.New("must be two times of the day, such as 22:00-05:00")
-	}
-	of := func(t time.Time) time.Duration {
-		return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute
-	}
-	*w = Window{of(a), of(b)}
-	return nil
-}
-
-func (w Window) open(now time.Time) bool {
-	at := time.Duration(now.Hour())*time.Hour + time.Duration(now.Minute())*time.Minute
-	switch {
-	case w == (Window{}):
-		return true
-	case w.from < w.to:
-		return w.from <= at && at < w.to
-	}
-	return at >= w.from || at < w.to
-}
-
 // Ring is a part of the nodes that is updated before the next.
 type Ring struct {
 	Name     string
@@ -194,7 +155,8 @@ func Selector(text string) (Ring, error) {
 
 // Rollout is an update of nodes to one image.
 type Rollout struct {
-	// Order is given to each node; it has no Hold and no Again.
+	// Order is given to each node; it has no Hold and no Again. Its NoDrain holds for the
+	// rollout too.
 	Order order.Order
 	// Info describes the image.
 	Info ondisk.ImageInfo
@@ -205,10 +167,10 @@ type Rollout struct {
 	// nodes that have failed or are restarting.
 	Parallel, Budget Share
 	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
-	Soak   time.Duration
-	Window Window
-	// NoDrain restarts nodes without draining them.
-	NoDrain bool
+	Soak time.Duration
+	// Window is the time of each day in which orders are given and machines restart, in the
+	// time zone of this computer.
+	Window forms.Window
 	// Drain limits the time for draining a node, Restart the time until it runs the new system
 	// and is Ready, and Fetch the time for fetching everything.
 	Drain, Restart, Fetch time.Duration
@@ -455,7 +417,7 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	p.budget = r.Budget.of(len(nodes))
 	count := r.count(&p, nodes, now)
 	spent := count.failed >= p.budget || count.controlPlaneFailed
-	free := p.halted == "" && !spent && r.Window.open(now)
+	free := p.halted == "" && !spent && r.Window.Open(now)
 	switch {
 	case p.halted != "":
 		p.waits = "the updates are " + p.halted + " (--resume)"
@@ -539,7 +501,7 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 			}
 		case state == UpdateHeld && free && atRisk < p.budget:
 			atRisk++
-			if r.NoDrain {
+			if r.Order.NoDrain {
 				p.do(n, actRelease, "", "")
 			} else {
 				p.do(n, actDrain, "", "")

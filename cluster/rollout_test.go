@@ -265,7 +265,7 @@ func TestRolloutBudget(t *testing.T) {
 		f.add(fleettest.Works, nil, names("a-", 10)...)
 		f.add(c.bad, nil, names("b-", 30)...)
 		r := rollout(func(r *Rollout) {
-			r.Budget, r.Parallel, r.NoDrain = share(c.budget), share(c.parallel), c.parallel == "20"
+			r.Budget, r.Parallel, r.Order.NoDrain = share(c.budget), share(c.parallel), c.parallel == "20"
 			r.Restart = time.Minute
 		})
 		err := f.simulate(r, nil)
@@ -506,34 +506,8 @@ func TestRolloutAdmit(t *testing.T) {
 	}
 }
 
-func TestWindow(t *testing.T) {
+func TestShare(t *testing.T) {
 	t.Parallel()
-	at := func(clock string) time.Time {
-		x, err := time.Parse("15:04", clock)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return x
-	}
-	for text, want := range map[string][2]string{"22:00-05:00": {"22:00 23:59 00:00 04:59", "05:00 21:59"}, "09:30-17:00": {"09:30 16:59", "09:29 17:00 00:00"}} {
-		var w Window
-		if err := w.Set(text); err != nil || w.String() != text {
-			t.Errorf("%s: %s, %v", text, &w, err)
-		}
-		for i, open := range []bool{true, false} {
-			for clock := range strings.FieldsSeq(want[i]) {
-				if w.open(at(clock)) != open {
-					t.Errorf("%s at %s: open is %v", text, clock, !open)
-				}
-			}
-		}
-	}
-	for _, text := range []string{"", "22", "22:00", "25:00-03:00", "10:00-10:00", "a-b"} {
-		var w Window
-		if w.Set(text) == nil {
-			t.Errorf("%q is accepted", text)
-		}
-	}
 	for _, text := range []string{"", "0", "-1", "0%", "101%", "x", "5 %"} {
 		var s Share
 		if s.Set(text) == nil {

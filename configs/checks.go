@@ -69,6 +69,8 @@ var FieldChecks = strict.Checks{
 	"organization": badOrganization,
 	"mintID":       matching(regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`), "is not an ID of `edgebake cluster new`"),
 	"date":         badDate,
+	"window":       forms.BadWindow,
+	"timeZone":     forms.BadTimeZone,
 	"endpoint":     badEndpoint,
 }
 

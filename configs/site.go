@@ -1,10 +1,12 @@
 package configs
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/edgebake/edgebake/configs/strict"
 	"github.com/edgebake/edgebake/ondisk"
 	"go.yaml.in/yaml/v3"
@@ -123,6 +125,8 @@ type Site struct {
 	// Report sets where first boot sends its progress, in addition to the
 	// console and the slot.
 	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
+	// Updates sets when the machine is updated without a person.
+	Updates SiteUpdates `yaml:"updates,omitempty" json:"updates,omitempty"`
 }
 
 // Spread returns SpreadSeconds as a duration, at least the default.
@@ -399,6 +403,29 @@ type Report struct {
 	// cluster listen`. Default: the CAs in the image.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
+
+// SiteUpdates sets when the machine is updated without a person.
+type SiteUpdates struct {
+	// Window is the time of each day in which the machine takes updates that
+	// its cluster orders or that a stick brings, e.g. 22:00-05:00. Default: any
+	// time. `firstboot update` does not wait for it.
+	Window string `yaml:"window,omitempty" json:"window,omitempty" check:"window"`
+	// TimeZone is the time zone of window, e.g. Europe/Berlin. Default: UTC.
+	TimeZone string `yaml:"timeZone,omitempty" json:"timeZone,omitempty" check:"timeZone"`
+}
+
+// Open reports whether a time is in the window.
+func (u SiteUpdates) Open(now time.Time) bool {
+	var w forms.Window
+	zone, err := time.LoadLocation(u.TimeZone)
+	if u.Window != "" && err == nil {
+		err = w.Set(u.Window)
+	}
+	return err == nil && w.Open(now.In(zone))
+}
+
+// String returns the window with its time zone.
+func (u SiteUpdates) String() string { return u.Window + " " + cmp.Or(u.TimeZone, "UTC") }
 
 // EncodeSlot encodes the Site for the slot, with its secrets, which no other
 // encoding includes. The result depends only on the Site.

@@ -62,6 +62,9 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 	if s.Report.CACert != "" && s.Report.URL == "" {
 		probs.Add("report.caCert", "requires a receiver; name it in report.url")
 	}
+	if s.Updates.TimeZone != "" && s.Updates.Window == "" {
+		probs.Add("updates.timeZone", "is that of updates.window, which is not set; add one, such as 22:00-05:00, or remove it")
+	}
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {
 			probs.Add("ignition", "give either ignition or ignitionFile, not both")

@@ -33,6 +33,9 @@ func TestOneChangeAtATime(t *testing.T) {
 			}
 		}},
 		{"the running system is still on trial", func(w *world) { w.onTrial() }},
+		{"an update is in place, and the next restart boots another system (boot entry edgebake-b+3.conf)", func(w *world) {
+			w.Put("/efi/loader/entries/edgebake-b+3.conf", "")
+		}},
 	} {
 		for what, change := range map[string]func(*world) error{
 			"convert": func(w *world) error { _, err := w.convert(pool); return err },
@@ -49,6 +52,11 @@ func TestOneChangeAtATime(t *testing.T) {
 		}
 	}
 	w := machine.clone(t)
+	w.Put("/efi/loader/entries/edgebake-b+0-3.conf", "")
+	if _, err := w.convert(pool); err != nil {
+		t.Errorf("the new system has failed: %v", err)
+	}
+	w = machine.clone(t)
 	w.onTrial()
 	w.Put(strings.Replace(trialEntry, "+2-1", "", 1), "")
 	if err := w.Env().Remove(trialEntry); err != nil {

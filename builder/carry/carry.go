@@ -23,33 +23,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
-	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/configs/imageref"
-)
-
-// Media types of an artifact.
-const (
-	manifestType = "application/vnd.oci.image.manifest.v1+json"
-	artifactType = "application/vnd.edgebake.image.v1"
-	configType   = "application/vnd.edgebake.image.config.v1+json"
-	partType     = "application/vnd.edgebake.image.part.v1+zstd"
+	"github.com/edgebake/edgebake/ondisk/artifact"
 )
 
 // PartSize is the size of a part in bytes: small enough to send one again at little cost, and large
 // enough that an image has few.
 const PartSize = 128 << 20
-
-// Limits for data from a registry.
-const (
-	maxManifest = 4 << 20
-	maxConfig   = 8 << 20
-	maxStored   = 1 << 42
-)
 
 // Options configure the access to a registry.
 type Options struct {
@@ -80,19 +64,6 @@ func (o *Options) progress(step string, done, total int64) {
 	}
 }
 
-// descriptor points to a blob.
-type descriptor = images.Descriptor
-
-// manifest is the artifact's manifest, as in the OCI image specification 1.1.
-type manifest struct {
-	SchemaVersion int               `json:"schemaVersion"`
-	MediaType     string            `json:"mediaType"`
-	ArtifactType  string            `json:"artifactType"`
-	Config        descriptor        `json:"config"`
-	Layers        []descriptor      `json:"layers"`
-	Annotations   map[string]string `json:"annotations,omitempty"`
-}
-
 // config is the content of the config blob.
 type config struct {
 	Version int `json:"version"`
@@ -118,68 +89,16 @@ func encode(v any) ([]byte, error) {
 	return b, nil
 }
 
-// errNotArtifact means that the reference is not that of an edgebake image.
-var errNotArtifact = errors.New("it is not an image from edgebake push")
-
-// readManifest decodes a manifest and checks its types, digests and sizes.
-func readManifest(b []byte) (*manifest, error) {
-	var kind struct {
-		MediaType, ArtifactType string
-		Manifests               []json.RawMessage
-		Config                  struct{ MediaType string }
-	}
+// readManifest decodes a manifest. An answer that is not JSON does not come from a registry.
+func readManifest(b []byte) (*artifact.Manifest, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
 		return nil, fmt.Errorf("it answered with something else, %w", registry.ErrNoManifest)
 	}
-	if err := json.Unmarshal(b, &kind); err != nil {
-		return nil, fmt.Errorf("%w: its manifest cannot be read: %w", errNotArtifact, err)
-	}
-	switch {
-	case kind.ArtifactType == artifactType || kind.Config.MediaType == configType:
-	case len(kind.Manifests) > 0 || strings.HasPrefix(kind.Config.MediaType, "application/vnd.docker.") || kind.Config.MediaType == "application/vnd.oci.image.config.v1+json":
-		return nil, fmt.Errorf("%w, but a container image: name the repository of the disk image", errNotArtifact)
-	case strings.HasPrefix(kind.ArtifactType, "application/vnd.edgebake."):
-		return nil, fmt.Errorf("%w in a format that this edgebake supports (%s; it supports %s): use the edgebake that pushed it", errNotArtifact, quoted(kind.ArtifactType), artifactType)
-	default:
-		return nil, fmt.Errorf("%w (its type is %s): check repository and tag", errNotArtifact, quoted(kind.ArtifactType))
-	}
-	var m manifest
-	err := json.Unmarshal(b, &m)
-	if bad := (*imageref.DigestError)(nil); errors.As(err, &bad) {
-		return nil, fmt.Errorf("its manifest names a blob %s: push the image again", quoted(bad.Text))
-	} else if err != nil {
-		return nil, fmt.Errorf("its manifest is damaged: %w: push the image again", err)
-	}
-	return &m, m.check()
-}
-
-// quoted quotes untrusted text for a message and cuts it to 100 bytes.
-func quoted(s string) string { return fmt.Sprintf("%q", s[:min(len(s), 100)]) }
-
-func (m *manifest) check() error {
-	const fix = "push the image again"
-	all := append([]descriptor{m.Config}, m.Layers...)
-	for _, d := range all {
-		if d.Digest == "" || d.Size <= 0 || d.Size > maxStored {
-			return fmt.Errorf("its manifest names a blob %q of %d bytes: %s", d.Digest, d.Size, fix)
-		}
-	}
-	switch {
-	case m.Config.Size > maxConfig:
-		return fmt.Errorf("its config has %d bytes, at most %d are allowed: %s", m.Config.Size, maxConfig, fix)
-	case len(m.Layers) == 0:
-		return fmt.Errorf("its manifest names no parts: %s", fix)
-	}
-	for i, l := range m.Layers {
-		if l.MediaType != partType {
-			return fmt.Errorf("part %d of %d is of type %s, expected %s: use the edgebake that pushed it", i+1, len(m.Layers), quoted(l.MediaType), partType)
-		}
-	}
-	return nil
+	return artifact.Read(b)
 }
 
 // readConfig decodes the config blob and checks it against the manifest.
-func readConfig(b []byte, m *manifest) (*config, error) {
+func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	var c config
 	if err := json.Unmarshal(b, &c); err != nil {
 		return nil, fmt.Errorf("its config is damaged: %w: push the image again", err)
@@ -190,12 +109,8 @@ func readConfig(b []byte, m *manifest) (*config, error) {
 	if c.Version > configVersion {
 		return nil, fmt.Errorf("a newer edgebake pushed it: its config has version %d, and this edgebake knows %d: use that edgebake, or a newer one", c.Version, configVersion)
 	}
-	sum := int64(0)
-	for _, l := range m.Layers {
-		sum += l.Size // cannot overflow: at most 2^42 each, in a manifest of at most 4 MiB
-	}
-	if sum != c.Stored || c.Stored > maxStored || int64(len(c.Table)) >= c.Stored {
-		return nil, fmt.Errorf("its parts have %d bytes, but its config says %d: push the image again", sum, c.Stored)
+	if sum := m.Stored(); sum != c.Stored || c.Stored > artifact.MaxStored || int64(len(c.Table)) >= c.Stored {
+		return nil, fmt.Errorf("its parts have %d bytes, but its config says %d: push the image again", m.Stored(), c.Stored)
 	}
 	return &c, nil
 }

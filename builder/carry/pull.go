@@ -10,11 +10,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/ondisk/artifact"
 	"github.com/edgebake/edgebake/ondisk/file"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
@@ -121,7 +121,7 @@ type pull struct {
 	ref    imageref.Ref
 	repo   *repo
 	out    *file.Output
-	m      *manifest
+	m      *artifact.Manifest
 	config *config
 	chunks *media.Chunks
 	result *Pulled
@@ -138,21 +138,8 @@ func (p *pull) announce(ctx context.Context) error {
 	if p.repo, err = openRepo(ctx, p.ref, transport.PullScope, &p.o.Options); err != nil {
 		return err
 	}
-	name := p.ref.Tag
-	if p.ref.Digest != "" {
-		name = string(p.ref.Digest)
-	}
-	accept := strings.Join([]string{manifestType, "application/vnd.oci.image.index.v1+json",
-		"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
-	// Pass no digest, so that a 404 is reported as an unknown name.
-	b, err := p.repo.document(ctx, "/manifests/"+name, "", accept, maxManifest)
-	if err != nil {
-		return err
-	}
-	if p.ref.Digest != "" && digestOf(b) != p.ref.Digest {
-		return fmt.Errorf("%s sent a manifest that does not match the digest: it is damaged, or was changed in transit", p.ref.Domain)
-	}
-	if p.m, err = readManifest(b); err != nil {
+	var b []byte
+	if p.m, b, err = p.repo.manifest(ctx); err != nil {
 		return err
 	}
 	p.result = &Pulled{Digest: string(digestOf(b))}
@@ -216,15 +203,15 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 
 // fetched is the state of one part's download.
 type fetched struct {
-	descriptor
+	artifact.Descriptor
 	from int64 // offset in the image
 	have int64
 	h    hash.Hash
 }
 
 // part fetches one part, unless an earlier run has fetched it.
-func (p *pull) part(ctx context.Context, hashing *hasher, d descriptor, from int64) error {
-	f := &fetched{descriptor: d, from: from, h: sha256.New()}
+func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor, from int64) error {
+	f := &fetched{Descriptor: d, from: from, h: sha256.New()}
 	if p.whole >= from+d.Size {
 		if err := p.rehash(ctx, hashing, f); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/ondisk/artifact"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"golang.org/x/sync/errgroup"
 )
@@ -93,7 +94,7 @@ const sideBySide = 2
 
 // part is a piece of the compressed image, of whole frames.
 type part struct {
-	descriptor
+	artifact.Descriptor
 	from int64
 }
 
@@ -111,7 +112,7 @@ func (p *push) run(ctx context.Context) error {
 		}
 		return p.g.Verify(gctx, nil, sent)
 	})
-	var m *manifest
+	var m *artifact.Manifest
 	g.Go(func() (err error) {
 		defer close(sent)
 		m, err = p.blobs(gctx)
@@ -126,7 +127,7 @@ func (p *push) run(ctx context.Context) error {
 	b, err := encode(m)
 	if err == nil {
 		err = p.repo.again(ctx, "", "", func() error {
-			resp, err := p.repo.request(ctx, http.MethodPut, p.repo.url("/manifests/"+p.repo.ref.Tag), http.Header{"Content-Type": {manifestType}},
+			resp, err := p.repo.request(ctx, http.MethodPut, p.repo.url("/manifests/"+p.repo.ref.Tag), http.Header{"Content-Type": {artifact.ManifestType}},
 				strings.NewReader(string(b)), int64(len(b)), http.StatusCreated, http.StatusOK, http.StatusAccepted)
 			if err == nil {
 				resp.Body.Close()
@@ -144,8 +145,8 @@ func (p *push) run(ctx context.Context) error {
 
 // blobs sends all blobs that the registry does not have, and returns the
 // manifest that names them.
-func (p *push) blobs(ctx context.Context) (*manifest, error) {
-	m := &manifest{SchemaVersion: 2, MediaType: manifestType, ArtifactType: artifactType, Annotations: p.annotations()}
+func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
+	m := &artifact.Manifest{SchemaVersion: 2, MediaType: artifact.ManifestType, ArtifactType: artifact.Type, Annotations: p.annotations()}
 	parts := p.cut()
 	stem := m.Annotations[titleKey]
 	c := config{Version: configVersion, Descriptor: p.desc, Stored: p.g.Stored()}
@@ -165,10 +166,10 @@ func (p *push) blobs(ctx context.Context) (*manifest, error) {
 		// Titles are for programs that save blobs as files: concatenated in this order, the files
 		// are the image.
 		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
-		m.Layers = append(m.Layers, part.descriptor)
+		m.Layers = append(m.Layers, part.Descriptor)
 	}
 	p.result.Parts = len(parts)
-	m.Config = descriptor{MediaType: configType, Digest: digestOf(raw), Size: int64(len(raw))}
+	m.Config = artifact.Descriptor{MediaType: artifact.ConfigType, Digest: digestOf(raw), Size: int64(len(raw))}
 	if err := p.blob(ctx, m.Config, io.NewSectionReader(strings.NewReader(string(raw)), 0, int64(len(raw)))); err != nil {
 		return nil, fmt.Errorf("sending its config: %w", err)
 	}
@@ -189,7 +190,7 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 			if sum.err != nil {
 				return sum.err
 			}
-			d := &parts[i].descriptor
+			d := &parts[i].Descriptor
 			d.Digest = sum.digest
 			if err := p.blob(ctx, *d, io.NewSectionReader(p.g.File(), parts[i].from, d.Size)); err != nil {
 				return fmt.Errorf("sending part %d of %d: %w", i+1, len(parts), err)
@@ -252,7 +253,7 @@ func (p *push) cut() []part {
 	from, end := int64(0), int64(0)
 	add := func() {
 		if end > from {
-			parts = append(parts, part{descriptor{MediaType: partType, Size: end - from}, from})
+			parts = append(parts, part{artifact.Descriptor{MediaType: artifact.PartType, Size: end - from}, from})
 			from = end
 		}
 	}
@@ -268,7 +269,7 @@ func (p *push) cut() []part {
 }
 
 // blob sends a blob, unless the registry has it.
-func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader) error {
+func (p *push) blob(ctx context.Context, d artifact.Descriptor, content *io.SectionReader) error {
 	if p.known(d.Digest) {
 		p.sent(d.Size)
 		return nil
@@ -278,7 +279,7 @@ func (p *push) blob(ctx context.Context, d descriptor, content *io.SectionReader
 		return err
 	}
 	if there {
-		if d.MediaType == partType {
+		if d.MediaType == artifact.PartType {
 			p.count(func(r *Pushed) { r.Had++ })
 			p.sent(d.Size)
 		}
@@ -321,7 +322,7 @@ func (p *push) sent(n int64) {
 // upload is the upload of one blob, whose content is sent in one request.
 type upload struct {
 	p       *push
-	d       descriptor
+	d       artifact.Descriptor
 	content *io.SectionReader
 	begun   bool
 	counted int64 // bytes reported as progress
@@ -369,7 +370,7 @@ func (u *upload) send(ctx context.Context, where string) (string, error) {
 
 // count reports the progress since its last call.
 func (u *upload) count(at int64) {
-	if u.d.MediaType == partType && at > u.counted {
+	if u.d.MediaType == artifact.PartType && at > u.counted {
 		u.p.sent(at - u.counted)
 		u.counted = at
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/builder/registry"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/ondisk/artifact"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
@@ -157,8 +158,22 @@ func (r *repo) document(ctx context.Context, path string, digest imageref.Digest
 	return b, err
 }
 
+// manifest returns the manifest of the reference, and its bytes.
+func (r *repo) manifest(ctx context.Context) (*artifact.Manifest, []byte, error) {
+	// No digest, so that a 404 is reported as an unknown name.
+	b, err := r.document(ctx, "/manifests/"+cmp.Or(string(r.ref.Digest), r.ref.Tag), "", artifact.Accept, artifact.MaxManifest)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.ref.Digest != "" && digestOf(b) != r.ref.Digest {
+		return nil, nil, fmt.Errorf("%s sent a manifest that does not match the digest: it is damaged, or was changed in transit", r.ref.Domain)
+	}
+	m, err := readManifest(b)
+	return m, b, err
+}
+
 // has reports whether the registry has a blob.
-func (r *repo) has(ctx context.Context, d descriptor) (bool, error) {
+func (r *repo) has(ctx context.Context, d artifact.Descriptor) (bool, error) {
 	there := false
 	err := r.again(ctx, "", "", func() error {
 		resp, err := r.request(ctx, http.MethodHead, r.url("/blobs/"+string(d.Digest)), nil, nil, 0, http.StatusOK, http.StatusNotFound)

@@ -24,9 +24,10 @@ type UpdateCost struct {
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
 	Data  int64 `json:"data"`
-	// Bytes is the sum of these, Requests the number of requests.
-	Bytes    int64 `json:"bytes"`
-	Requests int   `json:"requests"`
+	// Requests is the number of requests. Each takes update.RequestBytes besides these.
+	Requests int `json:"requests"`
+	// Bytes is the sum of all of that.
+	Bytes int64 `json:"bytes"`
 	// Image is the size of the whole compressed image.
 	Image int64 `json:"image"`
 	// Signed means that the index has a signature.
@@ -94,9 +95,12 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 			return nil, fmt.Errorf("reading the container images of %s and %s: %w", from, to, err)
 		}
 	}
-	c.Bytes = c.Index + c.Root + c.Boot + c.Data
+	c.Bytes = c.Index + c.Root + c.Boot + c.Data + c.overhead()
 	return c, nil
 }
+
+// overhead is the number of bytes of the requests themselves.
+func (c *UpdateCost) overhead() int64 { return int64(c.Requests) * update.RequestBytes }
 
 // seeds are the digests of the chunks on a machine's own disk.
 type seeds map[[32]byte]bool
@@ -143,7 +147,7 @@ func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	if root == nil || esp == nil {
 		return nil, fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
-	c := &UpdateCost{Index: i.Head, Requests: i.Requests, Image: m.stored, Signed: i.Signature != ""}
+	c := &UpdateCost{Index: i.Head, Requests: 1 + i.Requests, Image: m.stored, Signed: i.Signature != ""}
 	c.Root = c.spans(i, root, root.Missing(have.has))
 	r := m.reading(c, &c.Boot, i, esp, have)
 	files, err := update.ReadSystem(r.view, m.info.Plan)

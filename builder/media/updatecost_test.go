@@ -10,6 +10,7 @@ import (
 	"github.com/edgebake/edgebake/builder/images"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/update"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/mediatest"
 )
@@ -68,7 +69,7 @@ func TestCostOfImages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if cost.Data < c.min || cost.Data > c.max || !slices.Equal(cost.Images, c.images) || cost.Bytes != cost.Index+cost.Root+cost.Boot+cost.Data {
+		if cost.Data < c.min || cost.Data > c.max || !slices.Equal(cost.Images, c.images) || cost.Bytes != cost.Index+cost.Root+cost.Boot+cost.Data+int64(cost.Requests)*update.RequestBytes {
 			t.Errorf("%+v", *cost)
 		}
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
+	"github.com/edgebake/edgebake/builder/carry"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/cluster"
@@ -21,6 +23,7 @@ import (
 type updateFlags struct {
 	rollout                             cluster.Rollout
 	rings, image                        string
+	registry                            carry.Options
 	selectors, from                     []string
 	dryRun, pause, resume, stop, status bool
 	soak, drain, restart, fetch         span
@@ -30,12 +33,13 @@ type updateFlags struct {
 func newClusterUpdate(s streams) *cobra.Command {
 	u := &updateFlags{drain: span(15 * time.Minute), restart: span(2 * time.Hour), fetch: span(48 * time.Hour)}
 	c := onCluster(&cobra.Command{
-		Use:   "update [URL[@sha256:GOLDEN]]",
+		Use:   "update [IMAGE[@sha256:GOLDEN]]",
 		Short: "Update the machines of nodes to another image",
 		Long: `Update orders the machines of worker nodes to take the system of another image, some
-at a time, and follows them until they run it and are Ready. URL is where the machines
-fetch the image (.raw.zst), from a web server that answers ranges. The image must be
-signed with a key that the machines know (updates.keys).
+at a time, and follows them until they run it and are Ready. IMAGE is where the machines
+fetch it: the URL of a .raw.zst on a web server that answers ranges, or
+oci://REGISTRY/REPOSITORY:TAG, where edgebake push has put it. The image must be signed
+with a key that the machines know (updates.keys).
 
 Each node fetches first, then is cordoned and drained, then restarts. If the new system
 does not work, the machine returns to the former one automatically. The rollout stops
@@ -48,10 +52,10 @@ time, and the rollout stops if one of them fails.
 All state is in the annotations of the Nodes (edgebake.io/update, -status and -rollout).
 The command can be killed at any point: run again, it continues.`,
 		Example: `  edgebake cluster update https://images.example.com/my-edge.raw.zst --dry-run
-  edgebake cluster update https://images.example.com/my-edge.raw.zst --rings ring=canary,shops --parallel 5% --budget 3 --soak 1h --window 22:00-05:00
+  edgebake cluster update oci://registry.example.com/edge/my-edge:2026.11 --rings ring=canary,shops --parallel 5% --budget 3 --soak 1h --window 22:00-05:00
   edgebake cluster update --status
   edgebake cluster update --stop`,
-		Args: args(0, 1, "the URL of one image"),
+		Args: args(0, 1, "one image"),
 	}, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, a []string) error {
@@ -67,13 +71,14 @@ The command can be killed at any point: run again, it continues.`,
 	f.Var(&u.rollout.Budget, "budget", "nodes that may fail, or their percentage; at most this many restart at the same time")
 	f.Var(&u.soak, "soak", "time that all nodes of a ring stay Ready before the next ring begins, e.g. 1h")
 	f.Var(&u.rollout.Window, "window", "time of each day in which orders are given and machines restart, in this computer's time zone")
-	f.BoolVar(&u.rollout.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")
+	f.BoolVar(&u.rollout.Order.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")
 	f.Var(&u.drain, "drain-timeout", "time after which a node that cannot be drained has failed")
 	f.Var(&u.restart, "restart-timeout", "time after which a node that restarts has failed")
 	f.Var(&u.fetch, "fetch-timeout", "time after which a node that has not fetched everything has failed")
 	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "maximum number of bytes that each machine fetches, e.g. 20M; required for machines with a metered link")
 	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "maximum number of bytes that each machine fetches per second, e.g. 500k")
-	fileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach URL", imageEndings...)
+	fileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", imageEndings...)
+	fileFlag(c, &u.registry.AuthFile, "auth-file", "docker config.json with the login of the registry, for this computer (default: the user's own)", "json")
 	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run, to count what they fetch (can be repeated)")
 	f.BoolVar(&u.rollout.Retry, "retry", false, "give the order again to nodes that have failed")
 	f.BoolVar(&u.dryRun, "dry-run", false, "show which nodes get the order, and change nothing")
@@ -102,10 +107,10 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	case alone && len(a) > 0:
 		bad("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0])
 	case !alone && len(a) == 0:
-		bad("edgebake cluster update requires the URL of an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")
+		bad("edgebake cluster update requires an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")
 	}
 	if alone {
-		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
+		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
 		return errors.Join(errs...)
 	}
 	if len(u.from) > 0 && !u.dryRun {
@@ -140,8 +145,8 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 		}
 	}
 	if len(a) > 0 {
-		r.Order.Image, r.Order.Golden, _ = strings.Cut(a[0], "@sha256:")
-		if err := order.CheckURL(r.Order.Image); err != nil {
+		r.Order.Image, r.Order.Golden, _ = order.CutGolden(a[0])
+		if err := order.CheckImage(r.Order.Image); err != nil {
 			bad("%w", err)
 		}
 	}
@@ -206,12 +211,31 @@ func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	if u.image != "" {
 		return media.Source{Name: u.image}, nil
 	}
-	url := u.rollout.Order.Image
-	r, err := transfer.OpenRemote(ctx, url, nil)
+	name := u.rollout.Order.Image
+	r, err := u.open(ctx, name)
 	if err != nil {
 		return media.Source{}, fmt.Errorf("%w; if this computer cannot reach the server, name a copy of the image with --image", err)
 	}
-	return media.Source{Name: url, Remote: r, Size: r.Size()}, nil
+	return media.Source{Name: name, Remote: r, Size: r.Size()}, nil
+}
+
+// ranges is an image on a server.
+type ranges interface {
+	io.ReaderAt
+	Size() int64
+}
+
+// open opens an image on a web server or in a registry.
+func (u *updateFlags) open(ctx context.Context, name string) (ranges, error) {
+	if !order.InRegistry(name) {
+		return transfer.OpenRemote(ctx, name, nil)
+	}
+	ref, err := order.ParseRegistry(name)
+	if err != nil {
+		return nil, err
+	}
+	u.registry.Insecure = isLoopback(ref)
+	return carry.OpenReader(ctx, ref, u.registry)
 }
 
 // read fills in the golden digest and the description of the image that the rollout installs.

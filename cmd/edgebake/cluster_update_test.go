@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/test/fleettest"
 	"github.com/edgebake/edgebake/test/mediatest"
+	"github.com/google/go-containerregistry/pkg/registry"
 )
 
 // TestClusterUpdate: a rollout from the command line: rejected input, table and result.
@@ -42,7 +45,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	url := web.URL + "/update.raw.zst"
 
 	update(2)
-	c.want(c.err, "requires the URL of an image")
+	c.want(c.err, "requires an image")
 	update(2, "--pause", "--stop")
 	c.want(c.err, "exclude each other")
 	update(2, "--status", url, "--budget", "3")
@@ -53,6 +56,18 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	c.want(c.err, "404", "--image")
 	update(1, url+"@sha256:"+strings.Repeat("ab", 32))
 	c.want(c.err, "it is another image")
+	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(reg.Close)
+	oci := reg.Listener.Addr().String() + "/edge/image:1"
+	update(1, "oci://"+oci)
+	c.want(c.err, "answered 404", "--image")
+	c.run(0, "push", image, oci)
+	update(1, "oci://"+oci)
+	c.want(c.err, "no node of the 0 nodes matches")
+	update(1, "oci://"+oci+"@sha256:"+strings.Repeat("ab", 32))
+	c.want(c.err, "it is another image")
+	update(2, "oci://"+strings.TrimSuffix(oci, ":1")+"@sha256:"+target.Golden)
+	c.want(c.err, "has no tag")
 	update(1, web.URL+"/unsigned.raw.zst")
 	c.want(c.err, "is not signed, and machines reject unsigned images")
 	update(1, url)

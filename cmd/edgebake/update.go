@@ -7,6 +7,8 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cmd/internal/console"
+	"github.com/edgebake/edgebake/configs"
+	"github.com/edgebake/edgebake/ondisk/update"
 	"github.com/spf13/cobra"
 )
 
@@ -26,8 +28,8 @@ func newUpdateCost(s streams) *cobra.Command {
 		Short:             "Count the bytes that a machine fetches for an update",
 		Long: `Cost counts the bytes that a machine with the system of OLD fetches to update to
 NEW: the chunks of NEW's root file system, kernel and initrd that are not
-on a disk with OLD, the container images that OLD lacks, and the index that lists
-all chunks.
+on a disk with OLD, the container images that OLD lacks, the index that lists
+all chunks, and 8 KiB for each request. firstboot update --max-bytes counts the same.
 
 OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
 		Example: `  edgebake update cost other.raw my-edge.raw.zst
@@ -55,9 +57,9 @@ func printCost(w io.Writer, c *media.UpdateCost) {
 		line("container images", c.Data)
 	}
 	line("index", c.Index)
+	line(configs.Count(c.Requests, "request"), int64(c.Requests)*update.RequestBytes)
 	line("to fetch", c.Bytes)
 	line("whole image", c.Image)
-	fmt.Fprintf(w, "%-16s %12d\n", "requests", c.Requests)
 	if len(c.Images) > 0 {
 		fmt.Fprintf(w, "%-16s %s\n", "new images", strings.Join(c.Images, ", "))
 	}

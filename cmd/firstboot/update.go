@@ -18,13 +18,16 @@ func newUpdate(m target, log io.Writer) *cobra.Command {
 	var rate, most string
 	var release, plugged, ordered bool
 	cmd := &cobra.Command{
-		Use: "update FILE|URL|stick", Short: "Replace this machine's system with that of another image",
-		Example: "  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
+		Use: "update FILE|URL|oci://REGISTRY/REPOSITORY:TAG|stick", Short: "Replace this machine's system with that of another image",
+		Example: "  firstboot update oci://registry.example.com/edge/my-edge:2026.11\n  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
 		Long: `update writes the root file system, kernel and initrd of a compressed image
 (.raw.zst) beside those that run, and restarts the machine with them. Data that is
 already on this machine's disk is not fetched. After an interruption, the same command
-continues. With "stick" it uses the image on a USB stick or card, which must have
-exactly one that this machine accepts.
+continues.
+
+With oci:// it uses an image that edgebake push has put into a registry; the login
+is the one that kubelet uses, in /var/lib/kubelet/config.json. With "stick" it uses
+the image on a USB stick or card, which must have exactly one that this machine accepts.
 
 The new system boots on trial. If the Node is not Ready within 15 minutes (a
 control-plane node's: an hour), three times in a row, the machine returns to the system
@@ -43,7 +46,7 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 				return noArgs(nil, args)
 			}
 			if len(args) != 1 {
-				return usageError{errors.New("want one image: a file, an http or https URL, or stick")}
+				return usageError{errors.New("want one image: a file, an http or https URL, oci://REGISTRY/REPOSITORY:TAG, or stick")}
 			}
 			return nil
 		},

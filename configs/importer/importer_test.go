@@ -126,7 +126,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
 		// The columns are unknown, and one of them may have the address.
 		{"a spreadsheet", "PK\x03\x04", strings.ReplaceAll(importTemplate, ", addresses: [192.0.2.9/24]", "") + "colour: red\n",
-			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report\nt.csv:1: is a spreadsheet file, not CSV: save it as CSV UTF-8"},
+			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report, updates\nt.csv:1: is a spreadsheet file, not CSV: save it as CSV UTF-8"},
 		{"swapped", importTemplate, "name,serial\na,SN1\n",
 			"site.yaml:1:1: the document must be a mapping that begins with apiVersion: edgebake.io/v1alpha1\nt.csv:1: is an edgebake document, not a table: name the table here, and the Site with --template"},
 		{"swapped, with a comment", "# A site.\n\n" + importTemplate, importTemplate,

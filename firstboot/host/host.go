@@ -79,7 +79,7 @@ func New(log io.Writer) *machine.Env {
 			Post: func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
 				t := through(proxy)
 				if err := trust(t, ca); err != nil {
-					return fmt.Errorf("sending to %s: %w", url, err)
+					return fmt.Errorf("sending to %s: %w", withoutSecrets(url), err)
 				}
 				return post(ctx, http.Client{Transport: t}, url, body)
 			},

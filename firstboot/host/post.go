@@ -147,22 +147,23 @@ func (t *talking) Close() error {
 
 func post(ctx context.Context, c http.Client, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	fail := func(err error) error { return fmt.Errorf("sending to %s: %w", withoutSecrets(url), withoutURL(err)) }
 	if err != nil {
-		return err
+		return fail(err)
 	}
 	if req.URL.Scheme != "https" {
-		return fmt.Errorf("sending to %s: %w", url, errPlain)
+		return fail(errPlain)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	c.Timeout = 10 * time.Second
 	c.CheckRedirect = checkRedirect
 	res, err := c.Do(req)
 	if err != nil {
-		return err
+		return fail(err)
 	}
 	defer res.Body.Close()
 	if res.StatusCode/100 != 2 {
-		return fmt.Errorf("sending to %s: it answered %s", url, res.Status)
+		return fail(fmt.Errorf("it answered %s", res.Status))
 	}
 	return nil
 }

@@ -21,3 +21,22 @@ func TestGetKeepsSecrets(t *testing.T) {
 		}
 	}
 }
+
+// An error of sending a report does not have them either.
+func TestPostKeepsSecrets(t *testing.T) {
+	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/leads":
+			http.Redirect(w, r, "https://127.0.0.1:1/x?key=SECRET", http.StatusFound)
+		default:
+			w.WriteHeader(http.StatusTeapot)
+		}
+	}))
+	defer s.Close()
+	for _, address := range []string{s.URL + "/leads?key=SECRET", s.URL + "/rejects?key=SECRET", "https://127.0.0.1:1/x?key=SECRET", "http://a:SECRET@127.0.0.1:1/x", "https://%zz?key=SECRET"} {
+		err := post(t.Context(), *s.Client(), address, nil)
+		if err == nil || strings.Contains(err.Error(), "SECRET") || !strings.HasPrefix(err.Error(), "sending to ") {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}

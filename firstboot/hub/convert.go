@@ -48,7 +48,7 @@ type ConvertOptions struct {
 // checked; if one fails, those before it are undone. If it was killed, running it again
 // continues it, and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
-	release, err := run.Exclusive(ctx, e)
+	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 // Revert makes an OpenYurt node native again, and keeps its pods.
 func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	release, err := run.Exclusive(ctx, e)
+	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
 		return err
 	}

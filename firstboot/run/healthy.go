@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -61,6 +64,25 @@ func rejectTrial(e *machine.Env) error {
 		"wait until the Node is Ready: the machine then keeps this system, or else returns to the former one (`firstboot status`)")
 }
 
+// pendingEntry matches the boot entry of a system with tries left.
+var pendingEntry = regexp.MustCompile(`^edgebake-[ab]\+[1-9][0-9]*(-[0-9]+)?\.conf$`)
+
+// rejectPending returns an error if an update has written the boot entry of a new system, and
+// the machine has not restarted yet: the new system would not have the change.
+func rejectPending(e *machine.Env) error {
+	list, err := os.ReadDir(e.Path(machine.ESPDir + "/loader/entries"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("reading the boot entries: %w", err)
+	}
+	for _, f := range list {
+		if pendingEntry.MatchString(f.Name()) {
+			return Advise(fmt.Errorf("an update is in place, and the next restart boots another system (boot entry %s)", f.Name()),
+				"restart the machine and wait until it keeps the new system (`firstboot status`), then run this command again")
+		}
+	}
+	return nil
+}
+
 // changeLock is held while an update, a convert, a revert or a reset changes the machine.
 const changeLock = ondisk.RunMark + "change.lock"
 
@@ -73,6 +95,19 @@ func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) 
 	release, err = e.Lock(ctx, changeLock)
 	if err != nil {
 		return nil, Advise(fmt.Errorf("another update, convert, revert or reset is running on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
+	}
+	return release, nil
+}
+
+// ExclusiveSettled is Exclusive for a change of the system that runs: it fails too while an
+// update waits for the restart.
+func ExclusiveSettled(ctx context.Context, e *machine.Env) (release func(), err error) {
+	if release, err = Exclusive(ctx, e); err != nil {
+		return nil, err
+	}
+	if err := rejectPending(e); err != nil {
+		release()
+		return nil, err
 	}
 	return release, nil
 }

@@ -342,7 +342,7 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			e.Log.Warn("sending the report", "url", url, "error", err)
+			e.Log.Warn("sending the report", "error", err)
 			// A final report is retried until there is a newer one.
 			if !final || n == ReportTries || r.reports.Load() != report {
 				return

@@ -161,7 +161,7 @@ func mintSite(t *testing.T, now time.Time) *configs.Site {
 // serve makes the cluster of a Site, and what the box has of it.
 func (m *controlPlaneBox) serve(site *configs.Site) {
 	m.t.Helper()
-	t, b := m.t, m.box
+	t, b := m.t.(*testing.T), m.box
 	pair := func(p configs.KeyPair) tls.Certificate {
 		c, err := tls.X509KeyPair([]byte(p.Cert), []byte(p.Key.Reveal()))
 		if err != nil {

@@ -195,6 +195,19 @@ func uncordon(ctx context.Context, e *machine.Env) error {
 	return e.Remove(cordonFile)
 }
 
+// uncordonAfterKill is uncordon for an update that was killed while it drained the Node.
+func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
+	if !e.Exists(cordonFile) {
+		return nil
+	}
+	release, err := run.Exclusive(ctx, e)
+	if err != nil {
+		return nil // it still runs, or Release does it once the new system is kept
+	}
+	defer release()
+	return uncordon(ctx, e)
+}
+
 // evictAll requests the eviction of the Node's pods, and
 // returns the remaining ones with the reason.
 func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, err error) {

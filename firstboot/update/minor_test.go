@@ -30,7 +30,7 @@ const (
 func (b *box) member(version string) (*worldtest.Cluster, *machine.Env) {
 	b.t.Helper()
 	b.now = worldtest.WorldStart
-	c := worldtest.NewCluster(b.t, "apiserver.cluster.local")
+	c := worldtest.NewCluster(b.t.(*testing.T), "apiserver.cluster.local")
 	c.Version, c.PodsNode = version, memberName
 	c.KubeletReportTime = func() time.Time { return b.now }
 	e := b.env()

@@ -36,8 +36,8 @@ type orderRecord struct {
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
-	// Tries counts the attempts since everything was last
-	// fetched, and Fetched the received bytes.
+	// Tries counts how often it was begun since the last time that everything was fetched.
+	// Fetched is the number of bytes that have come, if the order limits it, or a few more.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 }
@@ -57,6 +57,7 @@ type orders struct {
 	e       *machine.Env
 	node    string
 	image   ondisk.ImageInfo // of the running system
+	active  *site.Active     // nil: there is no Site
 	metered bool
 	record  orderRecord
 	sent    string    // the answer that the Node has
@@ -71,13 +72,15 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	if o.node == "" {
 		return nil
 	}
-	var err error
+	err := uncordonAfterKill(ctx, e)
+	if err != nil {
+		e.Log.Warn("making the Node schedulable again", "error", err)
+	}
 	if o.image, err = site.ImageInfo(e); err != nil {
 		return err
 	}
-	if active := site.IfAny(e, o.image); active != nil {
-		o.metered = active.Site.IPVS.Profile == "metered"
-	}
+	o.active = site.IfAny(e, o.image)
+	o.metered = o.active != nil && o.active.Site.IPVS.Profile == "metered"
 	if err := o.load(); err != nil {
 		return err
 	}
@@ -152,8 +155,12 @@ func (o *orders) due() bool {
 	at, answer, _ := strings.Cut(o.e.Text(askedFile), "\n")
 	asked, err := time.Parse(time.RFC3339, at)
 	since := o.e.Now().Sub(asked)
-	return !o.metered || o.record.State == order.StateHeld || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
+	opened := o.active != nil && !o.active.Site.Updates.Open(asked) && o.closed() == nil
+	return !o.metered || opened || o.record.State == order.StateHeld || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
 }
+
+// closed returns why the machine may not be updated now.
+func (o *orders) closed() error { return closed(o.e, o.image, o.active) }
 
 // answer returns the answer that the Node should have.
 func (o *orders) answer() order.Answer {
@@ -162,6 +169,11 @@ func (o *orders) answer() order.Answer {
 	switch s := Status(o.e); {
 	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
 		a.State = order.StateTrial
+	case r.State == order.StateHeld:
+		// A rollout would drain a node that is held, and let it restart.
+		if err := o.closed(); err != nil {
+			a.State, a.Reason = order.StateWaiting, err.Error()
+		}
 	case r.State == order.StateWorking && s != nil && s.Status == ondisk.UpdateRunning:
 		a.Step, a.Fetched, a.Total = s.Phase, s.Fetched, s.Total
 	}
@@ -273,6 +285,9 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	case r.Tries >= maxTries:
 		return fail("given up after %d tries: %s", r.Tries, r.Reason)
 	}
+	if err := o.closed(); err != nil {
+		return nil, o.end(order.StateWaiting, err.Error())
+	}
 	return &x, nil
 }
 
@@ -288,18 +303,22 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 		return err
 	}
 	o.send(ctx)
-	opts := Options{Image: x.Image, Golden: x.Golden, Rate: bytesOf(x.Rate), MaxBytes: bytesOf(x.MaxBytes), Commit: o.commit}
-	if opts.MaxBytes > 0 {
-		opts.MaxBytes = max(1, opts.MaxBytes-r.Fetched)
+	opts := Options{Image: x.Image, Golden: x.Golden, Rate: bytesOf(x.Rate), MaxBytes: bytesOf(x.MaxBytes), NoDrain: x.NoDrain, Commit: o.commit}
+	opts.Spent, opts.Record = r.Fetched, func(n int64) error {
+		r.Fetched = n
+		return o.end(r.State, r.Reason)
 	}
-	before := r.Fetched
 	err := Update(ctx, o.e, opts, func(s run.Step) {
 		tell(s)
-		if state := Status(o.e); state != nil {
-			r.Fetched = before + state.Fetched
-		}
 		// Once the boot entry is being written, the order cannot be taken back.
-		if r.State == order.StateRestarting || o.e.Now().Sub(o.asked) < o.lookEvery() {
+		if r.State == order.StateRestarting {
+			return
+		}
+		if err := o.closed(); err != nil {
+			cancel(err)
+			return
+		}
+		if o.e.Now().Sub(o.asked) < o.lookEvery() {
 			return
 		}
 		if text, err := o.read(ctx); err == nil && !o.stands(text) {
@@ -308,22 +327,31 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 			o.send(ctx)
 		}
 	})
-	if err == nil {
-		return nil
-	}
-	if parent.Err() != nil {
-		return parent.Err() // it continues with the next run
-	}
-	reason := machine.OneLine(err)
 	switch {
-	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(err, errWithdrawn):
+	case err == nil:
+		return nil
+	case parent.Err() != nil:
+		return parent.Err() // it continues with the next run
+	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(context.Cause(ctx), errClosed):
+		err = context.Cause(ctx)
+	}
+	err = o.conclude(err)
+	o.send(parent)
+	return err
+}
+
+// conclude records how an attempt ended that did not restart the machine.
+func (o *orders) conclude(err error) error {
+	r, reason := &o.record, machine.OneLine(err)
+	switch {
+	case errors.Is(err, errWithdrawn):
 		err = o.end(order.StateWithdrawn, errWithdrawn.Error())
 	case errors.Is(err, run.ErrAlready):
 		r.Plan = o.image.Plan
 		err = o.end(order.StateDone, alreadyRuns)
-	case errors.Is(err, errHeld):
+	case errors.Is(err, errHeld), r.State == order.StateHeld && errors.Is(err, errClosed):
 		err = nil // as recorded
-	case errors.As(err, new(*busy)):
+	case errors.As(err, new(*busy)), errors.Is(err, errClosed):
 		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
 	case (errors.As(err, new(*dropped)) || r.State != order.StateRestarting && errors.Is(err, context.DeadlineExceeded)) && r.Tries < maxTries:
@@ -331,7 +359,6 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	default:
 		err = o.end(order.StateFailed, reason)
 	}
-	o.send(parent)
 	return err
 }
 
@@ -377,6 +404,9 @@ func (o *orders) commit(ctx context.Context, plan string, say func(format string
 		pause, most = time.Minute, 8*time.Minute
 	}
 	for end := o.e.Now().Add(holdPatience); ; {
+		if err := o.closed(); err != nil {
+			return &busy{err}
+		}
 		text, err := o.read(ctx)
 		x, _, _ := keyOf(text)
 		switch {

@@ -162,7 +162,7 @@ func (b *ordered) entry() bool {
 }
 
 // goldenOf returns an image's golden digest.
-func goldenOf(t *testing.T, image string) string {
+func goldenOf(t testing.TB, image string) string {
 	t.Helper()
 	file, err := os.ReadFile(imagePath(image))
 	if err != nil {

@@ -89,3 +89,46 @@ func TestOrderVersionAway(t *testing.T) {
 		t.Error(err, b.get(OrderFile))
 	}
 }
+
+// The word no-drain leaves the pods where they are.
+func TestOrderWithoutDrain(t *testing.T) {
+	b, c, e, annotate := orderedMinor(t)
+	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
+	c.Disrupt = func(string) bool { return false }
+	annotate(order.AnnotationOrder, imageURL+"@sha256:"+goldenOf(t, "minor.raw.zst")+" no-drain")
+	if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || !b.rebooted || c.Nodes[memberName].Spec.Unschedulable {
+		t.Errorf("%v, restarted: %v; %s", err, b.rebooted, b.get(OrderFile))
+	}
+}
+
+// After an update that was killed while pods left, the next look at the cluster's orders makes
+// the Node schedulable again, unless an update is at work.
+func TestUncordonAfterKill(t *testing.T) {
+	b, c, e, annotate := orderedMinor(t)
+	annotate(order.AnnotationOrder, "")
+	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
+	c.Disrupt = func(string) bool { return false }
+	e.Lock = func(context.Context, string) (func(), error) { return func() {}, nil }
+	func() {
+		defer func() { _ = recover() }()
+		_ = Update(t.Context(), e, Options{Image: b.inside("minor.raw.zst")}, func(s run.Step) {
+			if s.Name == "drain" && s.Status == "waiting" {
+				panic("killed")
+			}
+		})
+	}()
+	if !c.Nodes[memberName].Spec.Unschedulable || !e.Exists(cordonFile) {
+		t.Fatal("the Node was not drained")
+	}
+	look := func(want bool) {
+		t.Helper()
+		if err := CarryOutOrder(t.Context(), e, func(run.Step) {}); err != nil || c.Nodes[memberName].Spec.Unschedulable != want {
+			t.Errorf("%v, unschedulable: %v", err, c.Nodes[memberName].Spec.Unschedulable)
+		}
+	}
+	lock := e.Lock
+	e.Lock = func(context.Context, string) (func(), error) { return nil, errors.New("another program holds it") }
+	look(true)
+	e.Lock = lock
+	look(false)
+}

@@ -57,7 +57,6 @@ type fetcher struct {
 
 	buf     []byte
 	total   int64 // bytes to download in all phases, at most; 0: unknown
-	most    int64 // maximum bytes to download; 0: no limit
 	fetched int64
 	left    time.Duration // estimated time to the end; 0: unknown
 	// begun is the start of the download in this phase, base the value of
@@ -99,8 +98,7 @@ func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take func(k int, b []byte) error) error {
 	damaged := 0
 	for len(chunks) > 0 {
-		spans := update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) })
-		n, err := f.span(ctx, p, spans[0], take)
+		n, err := f.span(ctx, p, f.spans(p, chunks)[0], take)
 		chunks = chunks[n:]
 		if n > 0 {
 			damaged = 0
@@ -161,14 +159,12 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 // counted is a reader that calls count for the bytes read.
 type counted struct {
 	io.Reader
-	count func(n int) error
+	count func(n int)
 }
 
 func (c *counted) Read(b []byte) (int, error) {
 	n, err := c.Reader.Read(b)
-	if over := c.count(n); over != nil {
-		return n, over
-	}
+	c.count(n)
 	return n, err
 }
 
@@ -182,7 +178,7 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case errors.As(err, new(*dropped)):
+	case errors.As(err, new(*dropped)), errors.Is(err, errLimit):
 		return err
 	case err == nil && bytes.Equal(again.Body, f.image.Body):
 		return nil
@@ -193,22 +189,19 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 }
 
 // count adds downloaded bytes and reports progress.
-func (f *fetcher) count(n int) error {
+func (f *fetcher) count(n int) {
 	if f.begun.IsZero() {
 		f.begun, f.base = f.now(), f.fetched
 	}
 	f.fetched += int64(n)
-	if f.most > 0 && f.fetched > f.most {
-		return fmt.Errorf("fetched more than the limit of %s", megabytes(f.most))
-	}
 	now := f.now()
 	if f.fetched != f.total && now.Sub(f.told) < tellEvery {
-		return nil
+		return
 	}
 	f.told, f.left = now, 0
 	if f.total < f.fetched {
 		f.tell("%s: %s", f.src.Name(), megabytes(f.fetched))
-		return nil
+		return
 	}
 	left := ""
 	if took, came := now.Sub(f.begun), f.fetched-f.base; took > tellEvery && came > 0 && f.fetched < f.total {
@@ -217,19 +210,22 @@ func (f *fetcher) count(n int) error {
 		left = ", " + f.left.String() + " left"
 	}
 	f.tell("%s: %.1f of %s%s", f.src.Name(), float64(f.fetched)/1e6, megabytes(f.total), left)
-	return nil
 }
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
 // expect starts the download of these chunks in a phase.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
-	f.total, f.begun = max(f.total, f.fetched+f.bytes(p, chunks)), time.Time{}
+	f.total, f.begun = max(f.total, f.fetched+bytesOfSpans(f.spans(p, chunks))), time.Time{}
 }
 
-// bytes returns the number of bytes to download for these chunks.
-func (f *fetcher) bytes(p *chunk.Part, chunks []int) (n int64) {
-	for _, s := range update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) }) {
+// spans returns the ranges to request for these chunks.
+func (f *fetcher) spans(p *chunk.Part, chunks []int) []update.Span {
+	return update.Spans(chunks, func(k int) update.Place { return f.image.Place(p, k) })
+}
+
+func bytesOfSpans(spans []update.Span) (n int64) {
+	for _, s := range spans {
 		n += s.To - s.From
 	}
 	return n

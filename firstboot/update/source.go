@@ -13,6 +13,7 @@ import (
 
 	"github.com/edgebake/edgebake/firstboot/machine"
 	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk/order"
 )
 
 // Source is an image that is read in ranges.
@@ -31,15 +32,19 @@ type dropped struct{ error }
 
 func (d *dropped) Unwrap() error { return d.error }
 
-// openSource opens the image that Options name: a file, or an http or https
-// URL. tell receives status messages.
-func openSource(ctx context.Context, e *machine.Env, o Options, proxy []string, tell func(format string, args ...any)) (Source, error) {
+// openSource opens the image that Options name: a file, an http or https URL, or
+// an image in a registry. tell receives status messages.
+func openSource(ctx context.Context, e *machine.Env, o Options, allow *allowance, proxy []string, tell func(format string, args ...any)) (Source, error) {
 	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
-		if scheme != "http" && scheme != "https" {
-			return nil, fmt.Errorf("%s: want a file, or a URL that begins with https:// or http://", o.Image)
+		l := &line{e: e, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
+		switch scheme {
+		case "http", "https":
+			s := &server{line: l, url: o.Image}
+			return s, s.find(ctx)
+		case order.Registry:
+			return openRegistry(ctx, l, o.Image)
 		}
-		s := &server{e: e, url: o.Image, proxy: proxy, rate: o.Rate, tell: tell}
-		return s, s.find(ctx)
+		return nil, fmt.Errorf("%s: want a file, or a URL that begins with https://, http:// or oci://", o.Image)
 	}
 	f, err := os.Open(e.Path(o.Image))
 	if err != nil {
@@ -71,16 +76,25 @@ func (f *file) Open(_ context.Context, off, n int64) (io.ReadCloser, error) {
 	return io.NopCloser(io.NewSectionReader(f.f, off, n)), nil
 }
 
-// server is an image on a web server.
-type server struct {
+// line sends the requests of an update.
+type line struct {
 	e     *machine.Env
-	url   string
 	proxy []string
 	rate  int64 // maximum bytes per second; 0: no limit
+	allow *allowance
 	tell  func(format string, args ...any)
-	size  int64
-	etag  string
 	due   time.Time // earliest time of the next read, according to rate
+	login *login    // nil: none is needed
+}
+
+// server is an image on a web server, or a part of one in a registry.
+type server struct {
+	*line
+	url  string
+	size int64
+	etag string
+	// fixed: the URL names its content by a digest, so it cannot be replaced.
+	fixed bool
 }
 
 func (s *server) Name() string { return s.url }
@@ -92,13 +106,25 @@ var errReplaced = errors.New("the image was replaced during the update")
 
 // find requests the last byte; the answer contains the size of the image.
 func (s *server) find(ctx context.Context) error {
-	for p := (patience{s: s, tries: 5}); ; {
-		resp, err := s.get(ctx, "bytes=-1")
-		if err == nil {
-			defer resp.Body.Close()
-			s.etag = resp.Header.Get("ETag")
-			_, s.size, err = contentRange(resp)
+	return s.retry(ctx, func() error {
+		resp, err := s.get(ctx, "bytes=-1", 1)
+		if err != nil {
 			return err
+		}
+		body := &answer{resp.Body, s.allow, 1}
+		defer body.Close()
+		s.etag = resp.Header.Get("ETag")
+		_, s.size, err = contentRange(resp)
+		return err
+	})
+}
+
+// retry calls try until it succeeds, or has failed too often.
+func (l *line) retry(ctx context.Context, try func() error) error {
+	for p := (patience{l: l, tries: 5}); ; {
+		err := try()
+		if err == nil {
+			return nil
 		}
 		if err := p.after(ctx, err); err != nil {
 			return err
@@ -108,19 +134,19 @@ func (s *server) find(ctx context.Context) error {
 
 // Open returns a reader of a range; requests are made when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
-	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{s: s, tries: 20}}, nil
+	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{l: s.line, tries: 20}}, nil
 }
 
 // ask requests the bytes [off, end).
-func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error) {
-	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1))
+func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
+	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1), end-off)
 	if err != nil {
 		return nil, err
 	}
 	from, size, err := contentRange(resp)
 	switch {
 	case err != nil:
-	case size != s.size || resp.Header.Get("ETag") != s.etag:
+	case size != s.size || !s.fixed && resp.Header.Get("ETag") != s.etag:
 		err = errReplaced
 	case from != off:
 		err = fmt.Errorf("the server sent bytes from offset %d instead of %d", from, off)
@@ -129,17 +155,14 @@ func (s *server) ask(ctx context.Context, off, end int64) (io.ReadCloser, error)
 		resp.Body.Close()
 		return nil, err
 	}
-	return resp.Body, nil
+	return &answer{resp.Body, s.allow, end - off}, nil
 }
 
-// get requests a range, and rejects any other answer.
-func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) {
-	resp, err := s.e.Get(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, s.proxy)
-	if errors.Is(err, machine.ErrRedirect) {
-		return nil, err
-	}
+// get requests a range of n bytes, and rejects any other answer.
+func (s *server) get(ctx context.Context, bytes string, n int64) (*http.Response, error) {
+	resp, err := s.request(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, n)
 	if err != nil {
-		return nil, &dropped{err}
+		return nil, err
 	}
 	switch code := resp.StatusCode; {
 	case code == http.StatusPartialContent:
@@ -148,13 +171,53 @@ func (s *server) get(ctx context.Context, bytes string) (*http.Response, error) 
 		err = errors.New("the server sent the whole image instead of a range: it does not support ranges; use another one")
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		err = errReplaced
-	case code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests:
-		err = fmt.Errorf("the server answers %s", resp.Status)
 	default:
-		err = &dropped{fmt.Errorf("the server answers %s", resp.Status)}
+		err = badStatus(resp)
 	}
 	resp.Body.Close()
 	return nil, err
+}
+
+// badStatus returns the error of an answer with another status than expected.
+func badStatus(resp *http.Response) error {
+	err := fmt.Errorf("the server answers %s", resp.Status)
+	if code := resp.StatusCode; code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests {
+		return err
+	}
+	return &dropped{err}
+}
+
+// request sends a request for at most n bytes, with a login if the server demands one.
+func (l *line) request(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
+	resp, err := l.send(ctx, url, header, n)
+	if err != nil || resp.StatusCode != http.StatusUnauthorized || l.login == nil {
+		return resp, err
+	}
+	resp.Body.Close()
+	if err := l.login.answer(ctx, l, resp); err != nil {
+		return nil, err
+	}
+	return l.send(ctx, url, header, n)
+}
+
+// send sends one request.
+func (l *line) send(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
+	if err := l.allow.request(n); err != nil {
+		return nil, err
+	}
+	if l.login != nil && l.login.header != "" {
+		header = header.Clone()
+		header.Set("Authorization", l.login.header)
+	}
+	resp, err := l.e.Get(ctx, url, header, l.proxy)
+	if errors.Is(err, machine.ErrRedirect) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, &dropped{err}
+	}
+	l.allow.redirected(resp)
+	return resp, nil
 }
 
 // contentRange parses the header of a partial answer: its offset, and the size
@@ -173,7 +236,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 
 // patience counts consecutive failures, and doubles the pause after each.
 type patience struct {
-	s        *server
+	l        *line
 	tries    int
 	failures int
 	pause    time.Duration
@@ -193,8 +256,8 @@ func (p *patience) after(ctx context.Context, err error) error {
 		return run.Advise(err, "run the same command again: it continues")
 	}
 	p.pause = min(max(2*p.pause, time.Second), maxPause)
-	p.s.tell("next attempt in %s: %s", p.pause, machine.OneLine(err))
-	return p.s.e.Sleep(ctx, p.pause)
+	p.l.tell("next attempt in %s: %s", p.pause, machine.OneLine(err))
+	return p.l.e.Sleep(ctx, p.pause)
 }
 
 // A server must send this many bytes per minute; less counts as a failure.
@@ -205,8 +268,9 @@ type ranged struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
-	body     io.ReadCloser // nil: must be requested
-	failed   error         // of the last attempt
+	until    int64   // end of the current request
+	body     *answer // nil: must be requested
+	failed   error   // of the last attempt
 	patience patience
 	came     int64         // bytes since the last failure
 	waited   time.Duration // time spent reading in the current minute
@@ -227,9 +291,8 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 				return 0, err
 			}
 		}
-		if n, r.failed = r.try(b[:min(int64(len(b)), r.end-r.off)]); r.failed != nil {
-			r.Close()
-			r.body = nil
+		if n, r.failed = r.try(b); r.failed != nil {
+			r.giveUp()
 		}
 	}
 	return n, nil
@@ -238,12 +301,16 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 // try sends the request if necessary, and reads.
 func (r *ranged) try(b []byte) (n int, err error) {
 	if r.body == nil {
-		r.waited, r.minute = 0, 0
-		if r.body, err = r.s.ask(r.ctx, r.off, r.end); err != nil {
+		r.waited, r.minute, r.until = 0, 0, min(r.end, r.off+r.s.allow.piece())
+		if r.body, err = r.s.ask(r.ctx, r.off, r.until); err != nil {
 			return 0, err
 		}
 	}
-	return r.read(b)
+	n, err = r.read(b[:min(int64(len(b)), r.until-r.off)])
+	if r.off == r.until {
+		r.Close()
+	}
+	return n, err
 }
 
 // read reads with the rate limit, and returns an error if the server is too
@@ -261,8 +328,8 @@ func (r *ranged) read(b []byte) (int, error) {
 	r.minute += int64(n)
 	r.waited += now.Sub(before)
 	switch {
-	case r.off == r.end:
-		err = nil // the range is complete
+	case r.off == r.until:
+		err = nil // the answer is complete
 	case err == io.EOF:
 		err = io.ErrUnexpectedEOF
 	case err == nil && r.waited >= time.Minute:
@@ -284,11 +351,21 @@ func (r *ranged) read(b []byte) (int, error) {
 	return n, s.e.Sleep(r.ctx, s.due.Sub(now))
 }
 
+// giveUp ends a request after a failure: no more of its answer comes.
+func (r *ranged) giveUp() {
+	if r.body != nil {
+		r.body.left = 0
+		r.Close()
+	}
+}
+
 func (r *ranged) Close() error {
 	if r.body == nil {
 		return nil
 	}
-	return r.body.Close()
+	body := r.body
+	r.body = nil
+	return body.Close()
 }
 
 // readerAt reads a source with one request per call.

@@ -26,6 +26,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 	"github.com/edgebake/edgebake/ondisk/slot"
 	"github.com/edgebake/edgebake/ondisk/tree"
+	format "github.com/edgebake/edgebake/ondisk/update"
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
@@ -39,6 +40,7 @@ type slowLine struct {
 	lasts       time.Duration
 	requests    int
 	came        int64
+	sent        int64 // of all answers to their ends, and of the requests
 	err         error // of each request
 	status      int   // of each answer; 0: the range
 }
@@ -67,6 +69,7 @@ func (l *slowLine) get(_ context.Context, _ string, header http.Header, _ []stri
 			l.b.t.Fatal(err)
 		}
 	}
+	l.sent += to - from + 1 + format.RequestBytes
 	return &http.Response{
 		StatusCode: http.StatusPartialContent,
 		Header:     http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", from, to, size)}},

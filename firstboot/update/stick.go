@@ -198,16 +198,14 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 			e.Console(line)
 		}
 	}
-	// Retry returns the error of a machine that stays busy; other errors end the wait.
-	var final error
-	err = e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
-		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)
-		if errors.As(final, new(*busy)) {
-			return final
+	err = updateFromStick(ctx, e, tell)
+	if errors.Is(err, errClosed) {
+		e.Console("update from the stick: " + machine.OneLine(err))
+		open := func() error { return closed(e, image, site.IfAny(e, image)) }
+		if err = e.Retry(ctx, machine.Wait{Every: time.Minute, For: windowPatience}, open); err == nil {
+			err = updateFromStick(ctx, e, tell)
 		}
-		return nil
-	})
-	err = cmp.Or(final, err)
+	}
 	switch {
 	case errors.Is(err, errNoStick) || err != nil && allOld(err):
 		return nil // pulled out, or left in
@@ -215,6 +213,42 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 		e.Console("update from the stick: " + machine.OneLine(err))
 	}
 	return err
+}
+
+// updateFromStick is an update by itself, once the machine is not busy.
+func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
+	// Retry returns the error of a machine that stays busy; other errors end the wait.
+	var final error
+	err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
+		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)
+		if errors.As(final, new(*busy)) {
+			return final
+		}
+		return nil
+	})
+	return cmp.Or(final, err)
+}
+
+// errClosed means that the Site does not allow updates at this time of the day.
+var errClosed = errors.New("this machine waits for its window")
+
+// windowPatience is longer than any wait for a window.
+const windowPatience = 25 * time.Hour
+
+// closed returns why the machine may not be updated without a person now. A clock that is
+// behind the image is wrong, so nobody knows whether the window is open.
+func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
+	if active == nil || active.Site.Updates.Window == "" {
+		return nil
+	}
+	u, now := active.Site.Updates, e.Now()
+	switch {
+	case now.Before(time.Unix(image.SourceDate, 0)):
+		return fmt.Errorf("%w: updates.window of its Site is %s, and its clock is wrong (%s)", errClosed, u, now.UTC().Format(time.DateTime))
+	case !u.Open(now):
+		return fmt.Errorf("%w: updates.window of its Site is %s", errClosed, u)
+	}
+	return nil
 }
 
 // allOld reports whether all images were ignored; the running image is one of them.
@@ -232,7 +266,7 @@ func (u *job) takesByItself() error {
 	case slices.Contains(failedPlans(u.e), u.next.Plan):
 		return run.Advise(errors.New("this machine has tried it and returned to the former system"), "`firstboot update stick` on the machine tries it again")
 	}
-	return nil
+	return closed(u.e, u.sys.image, u.sys.active)
 }
 
 // maxFailed is the maximum number of plans in failedFile.

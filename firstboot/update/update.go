@@ -69,6 +69,10 @@ type Options struct {
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
+	// Spent is the part of MaxBytes that earlier attempts have downloaded. Record, unless
+	// nil, is called before more bytes than the recorded number are downloaded, and at the end.
+	Spent  int64
+	Record func(spent int64) error
 	// Golden is the golden digest that the image must have; "": any.
 	Golden string
 	// Commit, unless nil, is called with the image's plan when everything
@@ -147,12 +151,12 @@ func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) 
 
 // openNamed opens the image that a person names, if this machine takes it.
 func openNamed(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
-	return open(ctx, e, sys, o, tell, func(u *job) (Source, error) { return openSource(ctx, e, o, sys.proxy(), u.say) })
+	return open(ctx, e, sys, o, tell, func(u *job) (Source, error) { return openSource(ctx, e, o, u.allow, sys.proxy(), u.say) })
 }
 
 // open opens an image and checks that this machine accepts it.
 func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step), source func(*job) (Source, error)) (u *job, err error) {
-	u = &job{ctx: ctx, e: e, sys: sys, o: o, out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
+	u = &job{ctx: ctx, e: e, sys: sys, o: o, allow: newAllowance(o), out: func(text string) { tell(run.Step{Name: "admit", Status: "waiting", Detail: text}) }}
 	u.state = ondisk.UpdateState{Status: ondisk.UpdateRunning, Root: sys.target.Label, Image: o.Image, Phase: "admit"}
 	if u.src, err = source(u); err == nil {
 		err = u.admit(ctx)
@@ -178,6 +182,7 @@ type job struct {
 	e     *machine.Env
 	sys   *system
 	o     Options
+	allow *allowance
 	src   Source
 	next  ondisk.ImageInfo
 	image *update.Image
@@ -258,6 +263,9 @@ func (u *job) close() {
 	}
 	for _, d := range u.open {
 		d.Close()
+	}
+	if err := u.allow.settle(); err != nil {
+		u.e.Log.Warn("recording how much was fetched", "error", err)
 	}
 	u.forget()
 }
@@ -356,7 +364,6 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
 	}
-	u.fetch.most = u.o.MaxBytes
 	if err := u.readBootFiles(e); err != nil {
 		return err
 	}
@@ -365,19 +372,20 @@ func (u *job) cost(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	missing := u.root.Missing(func(sum [32]byte) bool { _, ok := u.fetch.seeds[sum]; return ok })
-	need := u.fetch.bytes(u.root, missing) + u.fetch.bytes(u.esp, u.spool.missing(chunks))
+	spans := append(u.fetch.spans(u.root, missing), u.fetch.spans(u.esp, u.spool.missing(chunks))...)
 	if err := u.lookAtImages(); err != nil {
 		return err
 	}
 	if n := u.new; n != nil {
-		need += u.fetch.bytes(n.spool.part, n.spool.missing(n.chunks))
+		spans = append(spans, u.fetch.spans(n.spool.part, n.spool.missing(n.chunks))...)
 	}
+	need := bytesOfSpans(spans)
 	u.fetch.total = u.fetch.fetched + need
 	if !u.o.remote() {
 		return nil
 	}
-	if u.o.MaxBytes > 0 && u.fetch.total > u.o.MaxBytes {
-		return fmt.Errorf("the update needs %s, but --max-bytes allows %s", megabytes(u.fetch.total), megabytes(u.o.MaxBytes))
+	if all := u.allow.spent + u.allow.cost(spans); u.o.MaxBytes > 0 && all > u.o.MaxBytes {
+		return fmt.Errorf("the update needs %s, but --max-bytes allows %s", megabytes(all), megabytes(u.o.MaxBytes))
 	}
 	u.note(fmt.Sprintf("up to %s of %s will be fetched", megabytes(need), megabytes(u.src.Size())))
 	return nil

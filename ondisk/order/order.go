@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/configs/forms"
+	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
@@ -28,7 +29,7 @@ const (
 //
 //	https://images.example.com/my-edge.raw.zst@sha256:GOLDEN max-bytes=20M
 type Order struct {
-	// Image is an http or https URL.
+	// Image is an http or https URL, or oci:// and a reference to an image in a registry.
 	Image string
 	// Golden is the golden digest that the image's signed index must have, in hex.
 	Golden string
@@ -38,6 +39,8 @@ type Order struct {
 	// MaxBytes and Rate limit the bytes that are fetched in total and per second; "" means no
 	// limit.
 	MaxBytes, Rate string
+	// NoDrain has the machine evict no pods before it restarts.
+	NoDrain bool
 	// Again distinguishes an order from an earlier, otherwise identical one.
 	Again string
 }
@@ -63,16 +66,18 @@ func Parse(text string) (Order, error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	var ok bool
-	if o.Image, o.Golden, ok = cutLast(words[0], "@sha256:"); !ok || !goldenForm.MatchString(o.Golden) {
+	if o.Image, o.Golden, ok = CutGolden(words[0]); !ok || !goldenForm.MatchString(o.Golden) {
 		bad("want URL@sha256:GOLDEN, with the golden digest of the image (64 hexadecimal digits; edgebake inspect prints it)")
 	}
-	errs = append(errs, CheckURL(o.Image))
+	errs = append(errs, CheckImage(o.Image))
 	for _, w := range words[1:] {
 		name, value, _ := strings.Cut(w, "=")
 		var err error
 		switch name {
 		case "hold":
 			o.Hold = true
+		case "no-drain":
+			o.NoDrain = true
 		case "max-bytes":
 			o.MaxBytes = value
 			_, err = forms.ParseSize(value)
@@ -84,7 +89,7 @@ func Parse(text string) (Order, error) {
 				err = fmt.Errorf("%q has other characters than letters, digits, and : . _ -, or more than 40", printable.Short(value, 60))
 			}
 		default:
-			bad("%q is unknown: want hold, max-bytes=20M, limit-rate=500k or again=WORD", printable.Short(w, 60))
+			bad("%q is unknown: want hold, no-drain, max-bytes=20M, limit-rate=500k or again=WORD", printable.Short(w, 60))
 		}
 		if err != nil {
 			bad("%s: %w", name, err)
@@ -93,11 +98,28 @@ func Parse(text string) (Order, error) {
 	return o, errors.Join(errs...)
 }
 
-// CheckURL returns an error unless the URL can be that of an order's image.
-func CheckURL(text string) error {
+// Registry is the scheme of an Image in a registry.
+const Registry = "oci"
+
+// ParseRegistry reads an Image in a registry: oci://REGISTRY/REPOSITORY:TAG.
+func ParseRegistry(text string) (imageref.Ref, error) {
+	return imageref.Parse(strings.TrimPrefix(text, Registry+"://"))
+}
+
+// InRegistry reports whether an Image is in a registry.
+func InRegistry(text string) bool { return strings.HasPrefix(text, Registry+"://") }
+
+// CheckImage checks the Image of an order.
+func CheckImage(text string) error {
+	if InRegistry(text) {
+		if _, err := ParseRegistry(text); err != nil {
+			return fmt.Errorf("%w; want oci://REGISTRY/REPOSITORY:TAG", err)
+		}
+		return nil
+	}
 	switch u, err := url.Parse(text); {
 	case err != nil, u.Scheme != "https" && u.Scheme != "http", u.Host == "":
-		return fmt.Errorf("%q is not a URL that begins with https:// or http://", printable.Short(text, 200))
+		return fmt.Errorf("%q is not a URL that begins with https://, http:// or oci://", printable.Short(text, 200))
 	case u.User != nil:
 		return errors.New("the image's URL has a login, and everybody who can read the Node would read it")
 	case strings.ContainsAny(text, " \t\r\n"):
@@ -106,12 +128,14 @@ func CheckURL(text string) error {
 	return nil
 }
 
-// cutLast is strings.Cut at the last sep.
-func cutLast(s, sep string) (before, after string, found bool) {
-	if i := strings.LastIndex(s, sep); i >= 0 {
-		return s[:i], s[i+len(sep):], true
+// CutGolden cuts IMAGE@sha256:GOLDEN in two. The image itself may have a digest, of its
+// manifest in a registry.
+func CutGolden(text string) (image, golden string, found bool) {
+	const sep = "@sha256:"
+	if i := strings.LastIndex(text, sep); i >= 0 {
+		return text[:i], text[i+len(sep):], true
 	}
-	return s, "", false
+	return text, "", false
 }
 
 // String returns the order as in the annotation.
@@ -126,6 +150,9 @@ func (o Order) String() string {
 // Key identifies the order: its text without Hold.
 func (o Order) Key() string {
 	s := o.Image + "@sha256:" + o.Golden
+	if o.NoDrain {
+		s += " no-drain"
+	}
 	for _, w := range []struct{ name, value string }{{"max-bytes", o.MaxBytes}, {"limit-rate", o.Rate}, {"again", o.Again}} {
 		if w.value != "" {
 			s += " " + w.name + "=" + w.value

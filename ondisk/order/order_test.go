@@ -15,6 +15,9 @@ func TestParse(t *testing.T) {
 		"  " + url + "@sha256:" + golden + "\n hold":                                     {Image: url, Golden: golden, Hold: true},
 		"http://a@sha256:b/x@sha256:" + golden:                                           {},
 		url + "@sha256:" + golden + " again=2 max-bytes=20M hold limit-rate=500k":        {Image: url, Golden: golden, Hold: true, MaxBytes: "20M", Rate: "500k", Again: "2"},
+		url + "@sha256:" + golden + " hold no-drain":                                     {Image: url, Golden: golden, Hold: true, NoDrain: true},
+		"oci://r.example.com/edge/my-edge:2026.11@sha256:" + golden + " hold":            {Image: "oci://r.example.com/edge/my-edge:2026.11", Golden: golden, Hold: true},
+		"oci://r.example.com:5000/e@sha256:" + golden + "@sha256:" + golden:              {Image: "oci://r.example.com:5000/e@sha256:" + golden, Golden: golden},
 		"http://10.0.0.1:8080/a?b=c&d=%20e@sha256:" + golden + " again=2026-11-26T19:00": {Image: "http://10.0.0.1:8080/a?b=c&d=%20e", Golden: golden, Again: "2026-11-26T19:00"},
 	} {
 		o, err := Parse(text)
@@ -45,6 +48,9 @@ func TestParseRejects(t *testing.T) {
 		"ftp://x/y@sha256:00 max-bytes=-1 limit-rate= again=a/b now": {"URL@sha256:GOLDEN", "begins with https://", "max-bytes", "limit-rate", "again", `"now"`},
 		"https://u:p@x/y@sha256:" + golden:                           {"login"},
 		"https:///y@sha256:" + golden:                                {"not a URL"},
+		"oci://r.example.com/e@sha256:" + golden:                     {"has no tag"},
+		"oci://r.example.com/E:1@sha256:" + golden:                   {"not a repository", "oci://REGISTRY/REPOSITORY:TAG"},
+		"oci://a:b@r.example.com/e:1@sha256:" + golden:               {"image reference"},
 		"https://x/y@sha256:" + strings.ToUpper(golden):              {"URL@sha256:GOLDEN"},
 		"https://x/" + strings.Repeat("y", 2048):                     {"at most 2048"},
 	} {
@@ -83,7 +89,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if CheckURL(o.Image) != nil || len(o.Golden) != 64 {
+		if CheckImage(o.Image) != nil || len(o.Golden) != 64 {
 			t.Errorf("%+v", o)
 		}
 		if again, err := Parse(o.String()); err != nil || again != o {

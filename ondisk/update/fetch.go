@@ -16,6 +16,9 @@ const (
 	// MaxSpan is the maximum size in bytes of a request, so that a lost
 	// connection costs little.
 	MaxSpan = 8 << 20
+	// RequestBytes is the number of bytes counted for a request besides its body: the
+	// connection, TLS and the headers.
+	RequestBytes = 8 << 10
 	// Tail is the number of bytes at the end of a compressed image that are
 	// read first: enough for the index and the table of frames of most images.
 	Tail = 256 << 10

@@ -122,9 +122,10 @@ type world struct {
 	net *lab.Namespace
 	c   *lab.Cluster
 
-	record  bool // record the machines' writes to their disks
-	scripts int  // number of scripts run on nodes
-	disks   int  // number of disks read
+	record  bool   // record the machines' writes to their disks
+	key     string // the file of the key that signs the images of toUpdate; "": none
+	scripts int    // number of scripts run on nodes
+	disks   int    // number of disks read
 }
 
 func newWorld(t *testing.T, masters int) *world {

@@ -101,11 +101,18 @@ func (w *world) stick(site string) string { return w.stickWith("site.yaml", site
 // stickWith makes a stick with a document under the name that first boot reads.
 func (w *world) stickWith(name, document string) string {
 	w.t.Helper()
-	const start, size = 1 << 20, 64 << 20
 	text, err := os.ReadFile(document)
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return w.stickOf(64<<20, ondisk.LabelSlot, name, text)
+}
+
+// stickOf makes a stick of this size and label with one file.
+func (w *world) stickOf(size int64, label, name string, text []byte) string {
+	w.t.Helper()
+	const start = 1 << 20
+	size = size >> 20 << 20
 	path := filepath.Join(w.lab.Dir, "stick.raw")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -116,12 +123,12 @@ func (w *world) stickWith(name, document string) string {
 	entry := mbr[446:]
 	entry[4] = 0x0c // FAT32 with LBA
 	binary.LittleEndian.PutUint32(entry[8:], start/512)
-	binary.LittleEndian.PutUint32(entry[12:], size/512)
+	binary.LittleEndian.PutUint32(entry[12:], uint32(size/512))
 	mbr[510], mbr[511] = 0x55, 0xaa
 	nodes := []tree.Node{{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes(text)}}}
 	_, err = f.WriteAt(mbr, 0)
 	err = errors.Join(err, f.Truncate(start+size),
-		fat.Write(offset{f, start}, nodes, nil, fat.Options{Type: 32, Label: ondisk.LabelSlot, Size: size}))
+		fat.Write(offset{f, start}, nodes, nil, fat.Options{Type: 32, Label: label, Size: size}))
 	if err != nil {
 		w.t.Fatal(err)
 	}

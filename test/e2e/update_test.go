@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,8 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"aead.dev/minisign"
+
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/builder/qemu"
 	"github.com/edgebake/edgebake/ondisk"
+	"github.com/edgebake/edgebake/ondisk/order"
 	"github.com/edgebake/edgebake/test/imagetest"
 	"github.com/edgebake/edgebake/test/lab"
 	"github.com/edgebake/edgebake/test/pace"
@@ -83,6 +88,12 @@ func TestAnotherRoot(t *testing.T) {
 // that has the images of the others.
 func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
+	return w.toUpdateWith("", first, others...)
+}
+
+// toUpdateWith is toUpdate of a machine with a bus for sticks, "" for none.
+func (w *world) toUpdateWith(sticks, first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
+	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
@@ -93,7 +104,11 @@ func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.
 	build := func(doc, dir, ending string) string {
 		name := strings.TrimSuffix(filepath.Base(doc), ".yaml")
 		path := filepath.Join(dir, name+ending)
-		w.must(w.bin, "build", doc, "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock"))
+		args := []string{w.bin, "build", doc, "--output", path, "--lock", filepath.Join(w.lab.Dir, name+".lock")}
+		if w.key != "" {
+			args = append(args, "--sign", w.key)
+		}
+		w.must(args...)
 		return path
 	}
 	golden := build(first, w.lab.Dir, ".raw")
@@ -107,20 +122,22 @@ func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.
 	const name = "edge1"
 	stamped := filepath.Join(w.lab.Dir, name+".raw")
 	w.must(w.bin, "stamp", golden, w.site(0, lab.Site{NodeName: name}, "users: [{name: ops, groups: [sudo]}]"), "--output", stamped)
-	vm = w.start(lab.VMConfig{Name: name, Image: stamped})
+	vm = w.start(lab.VMConfig{Name: name, Image: stamped, Sticks: sticks})
 	return vm, w.ready(vm, nil), url
 }
 
-// TestUpdate updates a machine from a web server with one command: to a good image with another
-// container image, which it keeps, and to a bad one, which it leaves automatically.
+// TestUpdate updates a machine from a web server: by an order of its cluster to a good image with
+// another container image, which it keeps, and with one command to a bad one, which it leaves
+// automatically.
 func TestUpdate(t *testing.T) {
 	pace.Takes(t, 800*time.Second)
 	w := newWorld(t, 1)
-	vm, node, url := w.toUpdate("test/e2e/testdata/first.yaml", w.withNewHello("second"), w.withNewHello("third"))
+	first := w.signs(w.variant("first"), 1)
+	vm, node, url := w.toUpdate(first, w.signs(w.withNewHello("second"), 2), w.signs(w.withNewHello("third"), 2))
 	w.makePod(vm, "hello")
 	was := w.aboutNode(vm)
 
-	again := w.updates(vm, node, url+"/second.raw.zst")
+	again := w.ordered(vm, node, url, "second")
 	if again.Metadata.UID != node.Metadata.UID {
 		t.Error("from its other root the machine has enrolled anew")
 	}
@@ -350,12 +367,93 @@ func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	return mark
 }
 
-// updates makes the machine update, and waits until it is Ready again.
-func (w *world) updates(vm *lab.VM, before *lab.Object, url string) *lab.Object {
+// signs adds to the document of an Image the public key that its machines accept, and has images
+// signed with the secret key.
+func (w *world) signs(doc string, serial int) string {
 	w.t.Helper()
-	mark := w.startUpdate(vm, url)
+	public, secret, err := minisign.GenerateKey(rand.NewChaCha8([32]byte{1}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	text, err := secret.MarshalText()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.key = filepath.Join(w.lab.Dir, "office.key")
+	if err := os.WriteFile(w.key, text, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	b, err := os.ReadFile(doc)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	b = fmt.Appendf(b, "updates: {serial: %d, keys: [%s]}\n", serial, public)
+	if err := os.WriteFile(doc, b, 0o600); err != nil {
+		w.t.Fatal(err)
+	}
+	return doc
+}
+
+// ordered makes the cluster order the update to an image of the web server, and waits until the
+// machine is Ready again and answers that the order is done. The timer would come in up to 15
+// minutes; its service is started at once.
+func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.Object {
+	w.t.Helper()
+	target, err := media.ReadUpdate(media.Source{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if out, err := w.c.Kubectl(w.t.Context(), "annotate", "node", vm.Node, order.AnnotationOrder+"="+url+"/"+image+".raw.zst@sha256:"+target.Golden+" no-drain"); err != nil {
+		w.t.Fatal(out, err)
+	}
+	mark := vm.Serial.Mark()
+	w.mustOnNode(vm, "systemctl start --no-block "+ondisk.UnitOrders)
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
-	return w.readyAgain(vm, mark, before)
+	node := w.readyAgain(vm, mark, before)
+	var answer order.Answer
+	for range 90 {
+		out, err := w.c.Kubectl(w.t.Context(), "get", "node", vm.Node, "-o", `jsonpath={.metadata.annotations.edgebake\.io/update-status}`)
+		if answer = order.ParseAnswer(out); err == nil && answer.State == order.StateDone {
+			break
+		}
+		time.Sleep(2 * time.Second)
+	}
+	if answer.State != order.StateDone || answer.Image != image {
+		w.t.Errorf("the machine answers %s", answer)
+	}
+	return node
+}
+
+// TestStick plugs a USB stick with a signed image of a higher serial into a machine, which updates
+// itself. Left there, the stick does nothing more.
+func TestStick(t *testing.T) {
+	nightly(t)
+	w := newWorld(t, 1)
+	generic := func(name string) string {
+		return w.variant(name, "name: "+name+"\n", "name: "+name+"\nhardware: generic\n")
+	}
+	vm, node, _ := w.toUpdateWith(qemu.USB, w.signs(generic("first"), 1), w.signs(generic("second"), 2))
+	image, err := os.ReadFile(filepath.Join(w.lab.Dir, "www", "second.raw.zst"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mark := vm.Serial.Mark()
+	if err := vm.Plug(t.Context(), w.stickOf(int64(len(image))+64<<20, "OFFICE", "second.raw.zst", image)); err != nil {
+		t.Fatal(err)
+	}
+	mark = w.expect(vm, mark, `edgebake: update from the stick: retire done`)
+	mark = w.expect(vm, mark, `edgebake: the system of second \(serial 2, .*\) is in place: pull the stick out`)
+	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
+	w.readyAgain(vm, mark, node)
+	w.aboutNode(vm).want(t, map[string]string{"partition": "ROOT-B", "system": "second", "bless": "active", "entries": "edgebake-a.conf edgebake-b.conf"})
+	w.released(vm, "second")
+	for _, l := range vm.Serial.Lines(mark) {
+		if strings.Contains(l.Text, "update from the stick") {
+			t.Errorf("the stick is used again: %s", l.Text)
+		}
+	}
+	w.off(vm)
+	w.checkDisk(w.disk(vm))
 }
 
 // onSecond describes a machine that has returned to the second image.

@@ -68,6 +68,8 @@ var beyondSchema = map[string]string{
 	"template-7":                              "a template within a string",
 	"template-8":                              "a template within a string",
 	"template-9":                              "a template within a string",
+	"updates":                                 "the form of a time, and names of time zones",
+	"updates-zone":                            "fields compared with each other",
 	"vip":                                     "fields compared with each other",
 	"vip-default-network":                     "arithmetic of networks",
 	"vip-network":                             "arithmetic of networks",

@@ -1,0 +1,111 @@
+package update
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/edgebake/edgebake/ondisk/update"
+)
+
+// allowance counts the bytes that an update downloads, and keeps them below a limit.
+type allowance struct {
+	most  int64 // 0: no limit
+	spent int64
+	// reserved is the number last recorded. It is at least spent, so that after a power cut
+	// no byte is forgotten.
+	reserved int64
+	record   func(total int64) error // nil: nothing is recorded
+	// hops is the number of redirects that the last answer took, each a request.
+	hops int64
+}
+
+func newAllowance(o Options) *allowance {
+	a := &allowance{most: o.MaxBytes, spent: o.Spent, reserved: o.Spent}
+	if a.most > 0 {
+		a.record = o.Record
+	}
+	return a
+}
+
+// piece is the maximum number of bytes of a request. A request counts whole after a power
+// cut, which should use up little of the limit.
+func (a *allowance) piece() int64 {
+	if a.most == 0 {
+		return update.MaxSpan
+	}
+	return min(max(a.most/16, update.Tail), update.MaxSpan)
+}
+
+// cost returns the number of bytes of requests for these ranges.
+func (a *allowance) cost(spans []update.Span) (n int64) {
+	for _, s := range spans {
+		size, piece := s.To-s.From, a.piece()
+		n += size + (size+piece-1)/piece*a.each()
+	}
+	return n
+}
+
+// each returns the number of bytes of a request besides its answer.
+func (a *allowance) each() int64 { return (1 + a.hops) * update.RequestBytes }
+
+var errLimit = errors.New("the update would fetch more than --max-bytes allows")
+
+// request counts a request, and reserves the n bytes that it asks for. It returns an error if
+// they exceed the limit.
+func (a *allowance) request(n int64) error {
+	n += a.each()
+	if a.most > 0 && a.spent+n > a.most {
+		return fmt.Errorf("%w: %s of %s have been fetched", errLimit, megabytes(a.spent), megabytes(a.most))
+	}
+	if a.record != nil && a.spent+n > a.reserved {
+		if err := a.record(a.spent + n); err != nil {
+			return err
+		}
+		a.reserved = a.spent + n
+	}
+	a.spent += update.RequestBytes
+	return nil
+}
+
+// redirected counts the redirects that led to an answer.
+func (a *allowance) redirected(resp *http.Response) {
+	a.hops = 0
+	for r := resp.Request; r != nil && r.Response != nil; r = r.Response.Request {
+		a.hops++
+	}
+	a.spent += a.hops * update.RequestBytes
+}
+
+// settle records the exact number.
+func (a *allowance) settle() error {
+	if a.record == nil || a.reserved == a.spent {
+		return nil
+	}
+	a.reserved = a.spent
+	return a.record(a.spent)
+}
+
+// answer is the body of an answer, whose bytes count.
+type answer struct {
+	io.ReadCloser
+	allow *allowance
+	left  int64 // bytes that the server still sends
+}
+
+func (a *answer) Read(b []byte) (int, error) {
+	n, err := a.ReadCloser.Read(b)
+	a.allow.spent += int64(n)
+	if a.left -= int64(n); err != nil {
+		a.left = 0
+	}
+	return n, err
+}
+
+// Close counts the rest of the answer too: it is on its way, or has come already.
+func (a *answer) Close() error {
+	a.allow.spent += max(0, a.left)
+	a.left = 0
+	return a.ReadCloser.Close()
+}

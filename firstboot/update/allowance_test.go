@@ -1,0 +1,125 @@
+package update
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk/order"
+	format "github.com/edgebake/edgebake/ondisk/update"
+)
+
+// spoil returns a server that damages the second chunk of each answer, so that each is
+// requested again, and the description of the image with it.
+func spoil(t *testing.T, l *slowLine) func(context.Context, string, http.Header, []string) (*http.Response, error) {
+	t.Helper()
+	image, err := format.Open(bytes.NewReader(l.image), int64(len(l.image)))
+	if err = errors.Join(err, image.Decode()); err != nil {
+		t.Fatal(err)
+	}
+	ends := map[int64]int64{}
+	for i := range image.Index.Parts {
+		p := &image.Index.Parts[i]
+		for k := range p.Chunks {
+			x := image.Place(p, k)
+			ends[x.From] = x.To
+		}
+	}
+	good := l.image
+	return func(ctx context.Context, u string, h http.Header, p []string) (*http.Response, error) {
+		var from, to int64
+		l.image = good
+		if _, err := fmt.Sscanf(h.Get("Range"), "bytes=%d-%d", &from, &to); err == nil {
+			if end, ok := ends[from]; ok && end < to {
+				l.image = bytes.Clone(good)
+				l.image[(end+ends[end])/2] ^= 0xff
+			}
+		}
+		return l.get(ctx, u, h, p)
+	}
+}
+
+// No more than --max-bytes is downloaded, whatever the server does: the description of the
+// image counts each time, as do requests and the rest of answers that are not read to the end.
+func TestMaxBytes(t *testing.T) {
+	for most := int64(256 << 10); most <= 64<<20; most *= 2 {
+		b := newBox(t)
+		l := newLine(b, "new.raw.zst")
+		e := b.env()
+		e.Get = spoil(t, l)
+		err := Update(t.Context(), e, Options{Image: imageURL, MaxBytes: most}, func(run.Step) {})
+		if l.sent > most {
+			t.Errorf("of %d bytes %d were sent in %d requests: %v", most, l.sent, l.requests, err)
+		}
+		if enough := err == nil; enough != (most >= 32<<20) || !enough && !strings.Contains(err.Error(), "--max-bytes allows") {
+			t.Errorf("%d bytes: %v", most, err)
+		}
+	}
+}
+
+// The limit of an order is one for all its attempts, also after power cuts. The record is
+// never behind what was downloaded.
+func TestMaxBytesSurvivesPowerCuts(t *testing.T) {
+	b := newOrdered(t)
+	b.give("max-bytes=100M")
+	b.must()
+	all, whole := b.effects, b.images.sent
+	cuts := 12
+	if testing.Short() {
+		cuts = 4
+	}
+	for i := 1; i <= cuts; i++ {
+		b := newOrdered(t)
+		most := (whole + whole/8) / 1000 * 1000
+		b.give(fmt.Sprintf("max-bytes=%dk", most/1000))
+		recorded := func() int64 {
+			var r orderRecord
+			if err := json.Unmarshal([]byte(b.get(OrderFile)), &r); err != nil {
+				t.Fatal(err)
+			}
+			return r.Fetched
+		}
+		for range 2 * maxTries {
+			b.effects, b.cut, b.rebooted = 0, max(3, all*i/cuts-i%2), false
+			err := b.run()
+			b.cut = 0
+			if s := recorded(); s < b.images.sent || s > most {
+				t.Errorf("cut at %d of %d: %d bytes are recorded, %d were sent of %d", all*i/cuts, all, s, b.images.sent, most)
+			}
+			os.RemoveAll(filepath.Join(b.root, "run"))
+			b.put("run/x", "")
+			b.bootable()
+			if err == nil {
+				break
+			}
+		}
+		if b.images.sent > most {
+			t.Errorf("cut at %d of %d: %d bytes were sent of %d", all*i/cuts, all, b.images.sent, most)
+		}
+	}
+}
+
+// After a power cut an order has what it had left, less what is reserved at a time.
+func TestMaxBytesAfterOneCut(t *testing.T) {
+	b := newOrdered(t)
+	b.give("max-bytes=8M")
+	b.cut = 40
+	_ = b.run()
+	b.cut, b.effects = 0, 0
+	if b.entry() || b.images.sent == 0 {
+		t.Fatalf("%d bytes were sent", b.images.sent)
+	}
+	os.RemoveAll(filepath.Join(b.root, "run"))
+	b.put("run/x", "")
+	b.must()
+	b.updated()
+	b.says(order.StateRestarting, "")
+}

@@ -1,0 +1,247 @@
+package update
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+
+	"github.com/edgebake/edgebake/configs/imageref"
+	"github.com/edgebake/edgebake/firstboot/machine"
+	"github.com/edgebake/edgebake/firstboot/run"
+	"github.com/edgebake/edgebake/ondisk/artifact"
+	"github.com/edgebake/edgebake/ondisk/order"
+)
+
+// LoginsFile is the docker config.json with logins of registries that kubelet reads too.
+const LoginsFile = "/var/lib/kubelet/config.json"
+
+// inRegistry is an image in a container registry, where `edgebake push` has put it in parts.
+type inRegistry struct {
+	name  string
+	m     *artifact.Manifest
+	parts []*server
+}
+
+// openRegistry reads the manifest of the image that an oci:// URL names.
+func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, error) {
+	ref, err := order.ParseRegistry(image)
+	if err != nil {
+		return nil, err
+	}
+	base := registryURL(ref)
+	if l.login, err = newLogin(l.e, ref, base); err != nil {
+		return nil, err
+	}
+	r := &inRegistry{name: image}
+	if err := l.retry(ctx, func() error { r.m, err = l.manifest(ctx, base, ref); return err }); err != nil {
+		return nil, err
+	}
+	for _, p := range r.m.Layers {
+		r.parts = append(r.parts, &server{line: l, url: base + "/blobs/" + string(p.Digest), size: p.Size, fixed: true})
+	}
+	return r, nil
+}
+
+// registryURL returns the URL of a repository. A registry on this machine needs no TLS.
+func registryURL(ref imageref.Ref) string {
+	host, scheme := ref.Domain, "https"
+	if host == "docker.io" {
+		host = "registry-1.docker.io"
+	}
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	if ip := net.ParseIP(strings.Trim(name, "[]")); name == "localhost" || ip != nil && ip.IsLoopback() {
+		scheme = "http"
+	}
+	return (&url.URL{Scheme: scheme, Host: host, Path: "/v2/" + ref.Path}).String()
+}
+
+// manifest requests the manifest of an image.
+func (l *line) manifest(ctx context.Context, base string, ref imageref.Ref) (*artifact.Manifest, error) {
+	b, err := l.document(ctx, base+"/manifests/"+cmp.Or(string(ref.Digest), ref.Tag), http.Header{"Accept": {artifact.Accept}}, artifact.MaxManifest)
+	if err != nil {
+		return nil, fmt.Errorf("requesting its manifest: %w", err)
+	}
+	if sum := sha256.Sum256(b); ref.Digest != "" && imageref.DigestOf(sum[:]) != ref.Digest {
+		return nil, errors.New("the registry sends a manifest that does not match the digest: it is damaged, or was changed in transit")
+	}
+	return artifact.Read(b)
+}
+
+// document requests a small file.
+func (l *line) document(ctx context.Context, url string, header http.Header, limit int64) ([]byte, error) {
+	resp, err := l.request(ctx, url, header, limit)
+	if err != nil {
+		return nil, err
+	}
+	body := &answer{resp.Body, l.allow, max(0, resp.ContentLength)}
+	defer body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden:
+		err := badStatus(resp)
+		if l.login == nil {
+			return nil, err
+		}
+		return nil, run.Advise(fmt.Errorf("%w: %s", err, l.login), "check repository and tag, and the login in "+LoginsFile)
+	default:
+		return nil, badStatus(resp)
+	}
+	b, err := io.ReadAll(io.LimitReader(body, limit+1))
+	switch {
+	case err != nil:
+		return nil, &dropped{err}
+	case int64(len(b)) > limit:
+		return nil, fmt.Errorf("the server sends more than %d bytes", limit)
+	}
+	return b, nil
+}
+
+func (r *inRegistry) Name() string { return r.name }
+func (r *inRegistry) Size() int64  { return r.m.Stored() }
+func (r *inRegistry) Close() error { return nil }
+
+// Open returns a reader of a range, which may extend over several parts.
+func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
+	all := &readers{}
+	var each []io.Reader
+	for _, x := range r.m.Ranges(off, n) {
+		body, err := r.parts[x.Part].Open(ctx, x.Off, x.To-x.Off)
+		if err != nil {
+			return nil, err
+		}
+		all.close, each = append(all.close, body), append(each, body)
+	}
+	all.Reader = io.MultiReader(each...)
+	return all, nil
+}
+
+// readers are several readers, one after another.
+type readers struct {
+	io.Reader
+	close []io.ReadCloser
+}
+
+func (r *readers) Close() (err error) {
+	for _, c := range r.close {
+		err = errors.Join(err, c.Close())
+	}
+	return err
+}
+
+// login answers a registry that demands one: with a token of its login server, which it gives
+// to anonymous clients too, or with the name and password in LoginsFile.
+type login struct {
+	ref    imageref.Ref
+	secure bool   // the registry is used over TLS, so tokens are too
+	basic  string // "" without a name and password
+	header string // Authorization of requests; "" at first
+}
+
+func (l *login) String() string {
+	if l.basic == "" {
+		return "no login for " + l.ref.Domain + " is configured"
+	}
+	return "the login for " + l.ref.Domain + " is not accepted"
+}
+
+// newLogin reads the name and password for a repository, if there are any.
+func newLogin(e *machine.Env, ref imageref.Ref, base string) (*login, error) {
+	l := &login{ref: ref, secure: strings.HasPrefix(base, "https:")}
+	text := e.Contents(LoginsFile)
+	if text == nil {
+		return l, nil
+	}
+	var conf struct {
+		Auths map[string]struct{ Auth, Username, Password string }
+	}
+	// The decoder's errors may quote the file, which holds secrets.
+	if json.Unmarshal(text, &conf) != nil {
+		return nil, fmt.Errorf("%s is not a docker config.json", LoginsFile)
+	}
+	keys := []string{ref.Repo(), ref.Domain, "https://" + ref.Domain}
+	if ref.Domain == "docker.io" {
+		keys = append(keys, "https://index.docker.io/v1/")
+	}
+	for _, k := range keys {
+		switch a, ok := conf.Auths[k]; {
+		case !ok:
+		case a.Auth != "":
+			l.basic = "Basic " + a.Auth
+			return l, nil
+		case a.Username != "":
+			l.basic = "Basic " + base64.StdEncoding.EncodeToString([]byte(a.Username+":"+a.Password))
+			return l, nil
+		}
+	}
+	return l, nil
+}
+
+var challengeParam = regexp.MustCompile(`([a-z]+)="([^"]*)"`)
+
+// maxToken bounds the answer of a login server.
+const maxToken = 64 << 10
+
+// answer sets the header that a challenge in resp demands.
+func (l *login) answer(ctx context.Context, send *line, resp *http.Response) error {
+	for _, c := range resp.Header.Values("WWW-Authenticate") {
+		scheme, rest, _ := strings.Cut(c, " ")
+		switch strings.ToLower(scheme) {
+		case "basic":
+			l.header = l.basic
+			return nil
+		case "bearer":
+			params := map[string]string{}
+			for _, m := range challengeParam.FindAllStringSubmatch(rest, -1) {
+				params[m[1]] = m[2]
+			}
+			return l.token(ctx, send, params)
+		}
+	}
+	return nil // the second request fails, with the reason
+}
+
+// token gets a token from the login server that a challenge names.
+func (l *login) token(ctx context.Context, send *line, params map[string]string) error {
+	realm, err := url.Parse(params["realm"])
+	if err != nil || realm.Scheme != "https" && (l.secure || realm.Scheme != "http") {
+		return errors.New("the registry names no login server (realm) that is used over https")
+	}
+	q := realm.Query()
+	if params["service"] != "" {
+		q.Set("service", params["service"])
+	}
+	q.Set("scope", cmp.Or(params["scope"], "repository:"+l.ref.Path+":pull"))
+	realm.RawQuery = q.Encode()
+	header := http.Header{}
+	if l.basic != "" {
+		header.Set("Authorization", l.basic)
+	}
+	own := *send
+	own.login = nil
+	b, err := own.document(ctx, realm.String(), header, maxToken)
+	if err != nil {
+		return fmt.Errorf("requesting a token for the registry: %w", err)
+	}
+	var t struct {
+		Token       string `json:"token"`
+		AccessToken string `json:"access_token"`
+	}
+	if json.Unmarshal(b, &t) != nil || t.Token == "" && t.AccessToken == "" {
+		return errors.New("the registry's login server sends no token")
+	}
+	l.header = "Bearer " + cmp.Or(t.Token, t.AccessToken)
+	return nil
+}
