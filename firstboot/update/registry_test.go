@@ -221,7 +221,7 @@ func TestRegistryRejected(t *testing.T) {
 		image, want string
 		front       func(w http.ResponseWriter, r *http.Request, inner http.Handler)
 	}{
-		"no ranges": {want: "does not know ranges", front: func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
+		"no ranges": {want: "does not support ranges", front: func(w http.ResponseWriter, r *http.Request, inner http.Handler) {
 			r.Header.Del("Range")
 			inner.ServeHTTP(w, r)
 		}},
