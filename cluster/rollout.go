@@ -249,8 +249,8 @@ func (r *Rollout) ringName(i int) string {
 	return r.Rings[i].Name
 }
 
-// selectNodes assigns nodes to rings, in natural order of names. Control-plane nodes are in
-// another ring at the end.
+// selectNodes assigns nodes to rings, in natural order of names. Control-plane nodes that a ring
+// selects form one more ring at the end; without Rings they are left out.
 func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	rings := r.Rings
 	if len(rings) == 0 {

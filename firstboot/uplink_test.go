@@ -45,7 +45,8 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 	return m
 }
 
-// neighbours makes connections to other machines of this network fail as lead says.
+// neighbours makes connections to other machines of the network fail if lead returns an error for
+// their address.
 func (m *controlPlane) neighbours(lead func(addr string) error) {
 	dial := m.DialOther
 	m.DialOther = func(ctx context.Context, addr string) (net.Conn, error, bool) {

@@ -1,6 +1,7 @@
 // Package ondisk is the contract between the programs: the paths, partition
 // labels and JSON documents through which they communicate. It imports nothing
-// from edgebake and contains names and types, no logic.
+// from edgebake. It contains names, types, and rules that both sides must
+// compute alike (StampDates).
 //
 // Every document has a version; readers reject a version that they do not know.
 package ondisk

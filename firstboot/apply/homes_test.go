@@ -130,7 +130,7 @@ func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("a link of root's belongs to %+v, %v", st.Sys(), err)
 	}
-	// The next attempt replaces the link of the user, and sets the owner of its own.
+	// The next attempt replaces the user's link by a directory, and sets the owner of the link in it.
 	s.must(`{"ignition":{"version":"3.5.0"},"storage":{"links":[{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`)
 	if st, err := os.Lstat(home + "/d/link"); err != nil || st.Sys().(*syscall.Stat_t).Uid != 1000 {
 		t.Errorf("the link: %v", err)

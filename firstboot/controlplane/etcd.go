@@ -119,7 +119,7 @@ type etcdStarter struct {
 	named   time.Time         // since when the node to continue from lists this machine's member
 }
 
-// take repeats the decision until etcd is started.
+// run repeats the decision until etcd is started.
 func (t *etcdStarter) run(ctx context.Context) error {
 	said := ""
 	for {

@@ -218,8 +218,8 @@ func (v View) withData() Decision {
 	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
 
-// theOthersOrThis is the fix if the Site says to continue from this machine: a person must
-// choose.
+// theOthersOrThis is the fix if the Site says to continue from this machine, but the others have a
+// quorum: a person must choose whose data is kept.
 const theOthersOrThis = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
 
 // withoutRecord decides for data without a record of its cluster, which no request makes this

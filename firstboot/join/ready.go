@@ -179,9 +179,8 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	return run.ErrConfirmed
 }
 
-// labelOwn sets labels of the Site that the Node lacks, as far as the cluster allows a node
-// to, and reports whether it tried: a Node that a machine of the same name left keeps its
-// labels.
+// labelOwn sets the Site's labels that the Node lacks, as far as a node may, and reports whether it
+// tried and what was rejected. A Node left by an earlier machine keeps that machine's labels.
 func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -38,7 +38,6 @@ type admitted struct {
 // nothing that lets somebody in (users, keys, Ignition), leads it to another cluster
 // (pins, CA), changes what runs on it (arguments, labels, pools, the proxy that images
 // come through), or could move its clock past the end of its certificate (time servers).
-// its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
 	switch {
 	case policy == ondisk.SitesNever:

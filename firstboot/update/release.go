@@ -41,13 +41,13 @@ func ProvenOffline(e *machine.Env) error {
 }
 
 // Release finishes an update once the machine keeps its system, the new one or
-// the old. It updates image.json on the EFI system partition, which `stamp`
-// uses to check Sites, and removes downloaded files. Container images that the
-// system does not list are left to kubelet's garbage collection. The Node that
-// an update has drained is made schedulable again, before a restart too, and
-// other control-plane nodes may be updated then.
-// UnitRelease runs it at each boot, on trial after systemd has marked the boot
-// entry as good.
+// the old. It makes a drained Node schedulable again, lets other control-plane
+// nodes be updated, unpins container images that the system does not list,
+// writes image.json on the EFI system partition, which `stamp` uses to check
+// Sites, and removes downloaded files.
+//
+// UnitRelease runs it at each boot; on trial it runs after systemd has marked
+// the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {

@@ -694,7 +694,8 @@ func TestBrokenLine(t *testing.T) {
 	b.updated()
 }
 
-// Each problem of an image, or of its source, is reported, and the machine is not changed.
+// TestRejected checks that each fault of an image or its source is reported with its reason and
+// changes nothing.
 func TestRejected(t *testing.T) {
 	whole := func(w http.ResponseWriter, _ *http.Request, _ int) bool { w.Write([]byte("whole")); return true }
 	for _, c := range []struct {
