@@ -23,8 +23,9 @@ type Join struct {
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is the time that kubeadm waits for kubelet to get its certificate
-	// and to be healthy; 0: kubeadm's default.
+	// Timeout is the time that kubeadm waits for kubelet to be healthy; 0:
+	// kubeadm's default. For kubelet's certificate, which a thousand nodes may
+	// request at once, it waits twice as long.
 	Timeout time.Duration
 	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
@@ -117,7 +118,7 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 		c.NodeRegistration.KubeletExtraArgs = list
 	}
 	if j.Timeout > 0 {
-		c.Timeouts = &timeouts{j.Timeout.String(), j.Timeout.String()}
+		c.Timeouts = &timeouts{(2 * j.Timeout).String(), j.Timeout.String()}
 	}
 	return toYAML("the JoinConfiguration", c)
 }
