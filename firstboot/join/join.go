@@ -20,7 +20,7 @@ func Phase(active *site.Active) run.Phase {
 	site := active.Site
 	var asked *member.Names // set by Run, for the next Check
 	return run.Phase{
-		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 8 * time.Minute,
+		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 12 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			cert, err := member.Enrolment(e)
 			if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// joinTimeout is how long kubeadm waits for kubelet to be healthy, and half of how long it waits
+// joinTimeout is how long kubeadm waits for kubelet to be healthy, and a quarter of how long it waits
 // for kubelet's certificate. Another attempt would queue another request behind the first.
 const joinTimeout = 2 * time.Minute
 

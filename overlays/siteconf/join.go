@@ -25,7 +25,7 @@ type Join struct {
 	Discovery string
 	// Timeout is the time that kubeadm waits for kubelet to be healthy; 0:
 	// kubeadm's default. For kubelet's certificate, which a thousand nodes may
-	// request at once, it waits twice as long.
+	// request at once, it waits four times as long.
 	Timeout time.Duration
 	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
@@ -118,7 +118,7 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 		c.NodeRegistration.KubeletExtraArgs = list
 	}
 	if j.Timeout > 0 {
-		c.Timeouts = &timeouts{(2 * j.Timeout).String(), j.Timeout.String()}
+		c.Timeouts = &timeouts{(4 * j.Timeout).String(), j.Timeout.String()}
 	}
 	return toYAML("the JoinConfiguration", c)
 }

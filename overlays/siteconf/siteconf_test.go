@@ -262,7 +262,7 @@ nodeRegistration:
     - name: node-labels
       value: zone=north
 timeouts:
-  tlsBootstrap: 3m0s
+  tlsBootstrap: 6m0s
   kubeletHealthCheck: 1m30s
 `,
 	} {

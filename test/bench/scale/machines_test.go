@@ -291,7 +291,7 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	var own credentials
 	select {
 	case own = <-enrolled:
-	case <-time.After(4 * time.Minute): // the timeout that first boot gives kubeadm
+	case <-time.After(8 * time.Minute): // the timeout that first boot gives kubeadm
 		return say(errNoCertificate)
 	case <-ctx.Done():
 		return ctx.Err()
