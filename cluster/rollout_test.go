@@ -118,7 +118,10 @@ func (f *fleet) step() {
 	if f.before != nil {
 		f.before()
 	}
-	atRisk, orders := 0, 0
+	atRisk := 0
+	orders := f.Count(func(node fleettest.Object) bool {
+		return node["metadata"].(fleettest.Object)["annotations"].(fleettest.Object)[order.AnnotationOrder] != nil
+	})
 	for name, m := range f.machines {
 		node := f.Get(name)
 		if node == nil {
@@ -137,9 +140,6 @@ func (f *fleet) step() {
 		}
 		if m.AtRisk {
 			atRisk++
-		}
-		if text != "" {
-			orders++
 		}
 	}
 	f.atRisk, f.orders = max(f.atRisk, atRisk), max(f.orders, orders)

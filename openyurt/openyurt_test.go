@@ -534,7 +534,7 @@ func TestUnitsOfTheImage(t *testing.T) {
 		}
 		b, err := os.ReadFile(p)
 		for line := range strings.Lines(string(b)) {
-			if !strings.Contains(line, "yurthub") || strings.HasPrefix(line, "#") {
+			if !strings.Contains(line, "yurthub") || strings.HasPrefix(line, "#") || strings.HasPrefix(line, "Description=") {
 				continue
 			}
 			for _, word := range strings.FieldsFunc(line, func(r rune) bool { return unicode.IsSpace(r) || r == '=' || r == '|' }) {

@@ -63,7 +63,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	c.want(c.err, "answered 404", "--image")
 	c.run(0, "push", image, oci)
 	update(1, "oci://"+oci)
-	c.want(c.err, "no node of the 0 nodes matches")
+	c.want(c.err, "match none of the cluster's 0 nodes")
 	update(1, "oci://"+oci+"@sha256:"+strings.Repeat("ab", 32))
 	c.want(c.err, "it is another image")
 	update(2, "oci://"+strings.TrimSuffix(oci, ":1")+"@sha256:"+target.Golden)

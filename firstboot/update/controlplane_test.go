@@ -421,8 +421,8 @@ func TestAdmitControlPlane(t *testing.T) {
 		{"v1.37.2", "3.7.0-0", nil, []string{"take patch releases only", "the image has etcd 3.7.0-0", "another minor version: build the image"}},
 		{"v1.35.9", "3.6.8-0", nil, []string{"take patch releases only"}},
 		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.ControlPlaneUpdates = false }, []string{"an earlier edgebake made the image"}},
-		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.NodeTypes = []string{"native"} }, []string{`cannot make a node of type "control-plane"`}},
-		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.Images = i.Images[1:] }, []string{"no container image registry.k8s.io/kube-apiserver:v1.36.5"}},
+		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.NodeTypes = []string{"native"} }, []string{`the image does not support nodes of type "control-plane"`}},
+		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.Images = i.Images[1:] }, []string{"the image lacks the container image registry.k8s.io/kube-apiserver:v1.36.5"}},
 	} {
 		next := sys.image
 		next.Plan = newPlan

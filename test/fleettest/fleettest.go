@@ -192,6 +192,18 @@ func (s *Server) Nodes() []string {
 	return slices.Sorted(slices.Values(out))
 }
 
+// Count returns the number of Nodes, at one moment, for which is returns true.
+func (s *Server) Count(is func(node Object) bool) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path, o := range s.objects {
+		if strings.HasPrefix(path, nodesPath+"/") && is(o) {
+			n++
+		}
+	}
+	return n
+}
+
 func copyOf(o Object) (out Object) {
 	b, err := json.Marshal(o)
 	if err == nil {
