@@ -102,7 +102,7 @@ type claimed struct {
 // NewDaemon returns a daemon that Run starts.
 func NewDaemon(opt Options) *Daemon {
 	return &Daemon{opt: opt, groups: make(map[netip.AddrPort]*running), retiring: make(map[netip.AddrPort]*running), logged: make(map[string]string),
-		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, handshakes)}
+		names: make(map[netip.AddrPort][]string), slots: make(chan struct{}, maxHandshakes)}
 }
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }

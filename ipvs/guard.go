@@ -89,8 +89,8 @@ func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, erro
 	if err != nil {
 		err = fmt.Errorf("asking for its cluster-info: %w", err)
 		// A server that closes anonymous connections may answer the node.
-		if class := probe.Classify(err, false); class != probe.Closed || ctx.Err() != nil {
-			return class, err
+		if outcome := probe.Classify(err, false); outcome != probe.Closed || ctx.Err() != nil {
+			return outcome, err
 		}
 	}
 	node, service, nodeErr := j.askAsNode(ctx, t)
@@ -167,7 +167,7 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 	if joined == (Joined{}) || t.Roots == nil || t.Probe.Unsafe || t.Probe.Plain {
 		return probe.OK, nil
 	}
-	class, err := joined.check(ctx, t)
+	outcome, err := joined.check(ctx, t)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if m.hiddenForLong(err, time.Now()) {
@@ -177,7 +177,7 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 		}
 		return probe.OK, nil
 	}
-	return class, err
+	return outcome, err
 }
 
 // hiddenForLong records the result of a check, and reports whether the API
@@ -204,5 +204,5 @@ func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 // may return in another cluster. A server that answers badly or late is still
 // the same.
 func (m *member) lost() bool {
-	return m.health.State == Down && !m.health.Class.Answered() && !m.health.slow()
+	return m.health.State == Down && !m.health.Outcome.Answered() && !m.health.slow()
 }

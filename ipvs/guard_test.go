@@ -88,7 +88,7 @@ func TestVouch(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node string
-		class            probe.Outcome
+		outcome          probe.Outcome
 		hidden           bool
 	}{
 		{"as it was", oldInfo, oldNode, probe.OK, false},
@@ -115,9 +115,9 @@ func TestVouch(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node}
 				m.start()
-				class, err := joinedOld.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
-				if class != tt.class || (err == nil) != (class == probe.OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
-					t.Errorf("got %v: %v", class, err)
+				outcome, err := joinedOld.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				if outcome != tt.outcome || (err == nil) != (outcome == probe.OK) || err != nil && strings.Contains(err.Error(), "it shows neither") != tt.hidden {
+					t.Errorf("got %v: %v", outcome, err)
 				}
 				m.stop()
 				time.Sleep(time.Minute)
@@ -133,7 +133,7 @@ func TestVouchByService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		name, info, node, service string
-		class                     probe.Outcome
+		outcome                   probe.Outcome
 		hidden                    bool
 	}{
 		{"as it was", oldInfo, oldNode, oldSvc, probe.OK, false},
@@ -158,9 +158,9 @@ func TestVouchByService(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				m.http.Handler = &shows{info: tt.info, node: tt.node, service: tt.service}
 				m.start()
-				class, err := joinedNow.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
-				if class != tt.class || (err == nil) != (class == probe.OK) || errors.Is(err, errHidden) != tt.hidden {
-					t.Errorf("got %v: %v", class, err)
+				outcome, err := joinedNow.check(t.Context(), probe.Target{Addr: addrAt(1), SNI: "apiserver.cluster.local", Roots: c.roots(t), Dial: m.dial})
+				if outcome != tt.outcome || (err == nil) != (outcome == probe.OK) || errors.Is(err, errHidden) != tt.hidden {
+					t.Errorf("got %v: %v", outcome, err)
 				}
 				m.stop()
 				time.Sleep(time.Minute)

@@ -35,10 +35,10 @@ const (
 type health struct {
 	Rise, Fall int
 
-	State State
-	Class probe.Outcome // of the last probe
-	Since time.Time     // of State
-	Falls int           // number of times it went down
+	State   State
+	Outcome probe.Outcome // of the last probe
+	Since   time.Time     // of State
+	Falls   int           // number of times it went down
 
 	good, bad int
 	// lateOnly is set if its only failures since it was up were late answers.
@@ -58,7 +58,7 @@ const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.
 func (h *health) observe(c probe.Outcome, now time.Time) bool {
-	h.Class = c
+	h.Outcome = c
 	if !c.Alive() && c != probe.Late && c != probe.Overdue {
 		h.lateOnly = false
 		h.answering = h.answering && c == probe.ServerError
@@ -106,8 +106,8 @@ func (h *health) failed(now time.Time) bool {
 		h.flap = min(max(h.flap, 1)*2, flapMax)
 	}
 	h.Falls++
-	h.answering = h.Class == probe.ServerError || h.Class == probe.Overdue
-	h.closeAt = now.Add(spread(closeAfter, rand.Float64()))
+	h.answering = h.Outcome == probe.ServerError || h.Outcome == probe.Overdue
+	h.closeAt = now.Add(randomHalf(closeAfter, rand.Float64()))
 	return h.enter(Down, now)
 }
 

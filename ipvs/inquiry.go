@@ -29,21 +29,21 @@ type inquiry struct {
 
 // attempt is the result of opening a new connection.
 type attempt struct {
-	l     *probe.Link
-	class probe.Outcome
-	err   error
-	took  time.Duration
+	l       *probe.Link
+	outcome probe.Outcome
+	err     error
+	took    time.Duration
 }
 
 // finding is the result of a round. If over is false, the round failed with
-// class and err.
+// outcome and err.
 type finding struct {
 	over  bool
 	alive *probe.Link // the connection to use from now on, if the inquiry is over
 	// answer is the answer to the outstanding request.
-	answer *probe.Event
-	class  probe.Outcome
-	err    error
+	answer  *probe.Event
+	outcome probe.Outcome
+	err     error
 }
 
 // inquire makes an inquiry with at most fall failed rounds. A round without any
@@ -72,19 +72,19 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 		if f.over {
 			return f.alive, f.answer, f.alive != nil, false
 		}
-		if f.class == probe.Timeout {
+		if f.outcome == probe.Timeout {
 			if excused < w.fall && q.takeSign() {
 				excused++
 				continue
 			}
 			if q.late() {
-				f.class = probe.Late
+				f.outcome = probe.Late
 			}
 		}
 		failed++
 		var s State
-		if s, w.soon = w.report(f.class, f.err); s == Down {
-			return nil, nil, false, f.class != probe.Refused
+		if s, w.soon = w.report(f.outcome, f.err); s == Down {
+			return nil, nil, false, f.outcome != probe.Refused
 		}
 	}
 	return nil, nil, false, false
@@ -104,7 +104,7 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 			return f
 		}
 	}
-	return finding{class: probe.Timeout}
+	return finding{outcome: probe.Timeout}
 }
 
 // try opens a new connection if one is due. The interval doubles each time,
@@ -149,13 +149,13 @@ func (q *inquiry) listen(ctx context.Context, tick <-chan time.Time) (f finding,
 			case a.l != nil:
 				q.w.recordHandshake(a)
 				return finding{over: true, alive: a.l}, true
-			case a.class == probe.Identity:
-				q.w.report(a.class, a.err)
+			case a.outcome == probe.Identity:
+				q.w.report(a.outcome, a.err)
 				return finding{over: true}, true
-			case a.class == probe.TCPOnly:
+			case a.outcome == probe.TCPOnly:
 				return finding{over: true}, true
-			case a.class == probe.Refused:
-				return finding{class: a.class, err: a.err}, true
+			case a.outcome == probe.Refused:
+				return finding{outcome: a.outcome, err: a.err}, true
 			}
 		}
 	}

@@ -142,7 +142,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	var dns *net.DNSError
 	if errors.As(err, &dns) && dns.IsNotFound {
 		if addrs, oerr := find(ctx, other, name); oerr == nil && len(addrs) > 0 {
-			return nil, fmt.Errorf("it has only the addresses %v, but the virtual address %s is %s: choose one of the same family", addrs, vip, family)
+			return nil, fmt.Errorf("it resolves only to %v, but the virtual address %s is %s: choose a virtual address of the same family", addrs, vip, family)
 		}
 	}
 	if err != nil {

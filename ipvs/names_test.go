@@ -188,8 +188,8 @@ func TestLookupFamily(t *testing.T) {
 	}{
 		{four, "both.example", addrs("192.0.2.1"), ""},
 		{six, "both.example", addrs("2001:db8::1"), ""},
-		{four, "six.example", nil, "it has only the addresses [2001:db8::6], but the virtual address 10.103.97.2 is IPv4"},
-		{six, "four.example", nil, "it has only the addresses [192.0.2.4], but the virtual address fd00:97::2 is IPv6"},
+		{four, "six.example", nil, "it resolves only to [2001:db8::6], but the virtual address 10.103.97.2 is IPv4"},
+		{six, "four.example", nil, "it resolves only to [192.0.2.4], but the virtual address fd00:97::2 is IPv6"},
 		{four, "loop.example", nil, "none of which can be an API server"},
 		{four, "no.example", nil, "no such host"},
 	} {

@@ -61,7 +61,7 @@ func (p *spacing) answered(now time.Time, took time.Duration, well, up bool) tim
 	case p.since.IsZero():
 		p.since = now.Add(-took)
 	}
-	return spread(min(now.Sub(p.since)/4, mostSpacing), rand.Float64())
+	return randomHalf(min(now.Sub(p.since)/4, mostSpacing), rand.Float64())
 }
 
 // trouble returns how long the trouble has lasted.
@@ -82,11 +82,11 @@ const loadFactor = 32
 // counts.
 func (p *spacing) loaded(took time.Duration) time.Duration {
 	p.load = max(took, p.load*3/4)
-	return spread(min(p.load*loadFactor, mostSpacing), rand.Float64())
+	return randomHalf(min(p.load*loadFactor, mostSpacing), rand.Float64())
 }
 
-// spread returns between half of d and d; r, in [0,1), is random and spreads
+// randomHalf returns between half of d and d; r, in [0,1), is random and spreads
 // the nodes of a cluster.
-func spread(d time.Duration, r float64) time.Duration {
+func randomHalf(d time.Duration, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }

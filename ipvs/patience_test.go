@@ -82,7 +82,7 @@ func TestSlowServer(t *testing.T) {
 						t.Errorf("%q", s.events)
 					}
 					if st := s.health.State; st == Down && !s.health.slow() {
-						t.Errorf("it is down, and not for being slow: %s", s.health.Class)
+						t.Errorf("it is down, and not for being slow: %s", s.health.Outcome)
 					}
 					s.mu.Unlock()
 					time.Sleep(tt.lag) // pending data arrives

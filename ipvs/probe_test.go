@@ -294,7 +294,7 @@ func senseBy(t testing.TB, m *fakeMaster, p Profile, r *probe.Roots, asked probe
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sensed{health: health{Rise: 2, Fall: 2}, cancel: cancel, done: make(chan struct{}), needed: make(chan struct{}, 1)}
-	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, handshakes), beat: beat{time.Now()},
+	w := &watcher{profile: p, fall: 2, renew: make(chan struct{}, 1), probeNow: s.needed, slots: make(chan struct{}, maxHandshakes), beat: beat{time.Now()},
 		alone: func() bool { return !s.others.Load() },
 		target: func() probe.Target {
 			return probe.Target{Addr: addrAt(1), Name: "10.0.0.1", SNI: "apiserver.cluster.local",
@@ -367,12 +367,12 @@ func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
 func TestSensing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, f := range []struct {
-		name   string
-		break_ func(*fakeMaster)
-		fix    func(*fakeMaster)
-		used   bool
-		within time.Duration
-		class  string
+		name    string
+		break_  func(*fakeMaster)
+		fix     func(*fakeMaster)
+		used    bool
+		within  time.Duration
+		outcome string
 	}{
 		{"kill", (*fakeMaster).kill, func(m *fakeMaster) { m.dead.Store(false) }, false, 0, "connection refused"},
 		{"hang", func(m *fakeMaster) { m.hung.Store(true) }, func(m *fakeMaster) { m.hung.Store(false) }, true, 2200 * time.Millisecond, "no answer"},
@@ -409,7 +409,7 @@ func TestSensing(t *testing.T) {
 					if st, _ = s.state(); st != Up {
 						t.Fatalf("it is %s 5 s after it healed: %v", st, s.events)
 					}
-					if want := []string{"up (ready)", "down (" + f.class + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {
+					if want := []string{"up (ready)", "down (" + f.outcome + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {
 						t.Errorf("got %q, want %q", s.events, want)
 					}
 					// It fails again a few seconds after it returned.
@@ -539,35 +539,35 @@ func TestAnswersOfMasters(t *testing.T) {
 	client := c.issue(t, from, to, "kubernetes")
 	drain := "[+]ping ok\n[-]shutdown failed: reason withheld\n"
 	for _, tt := range []struct {
-		name   string
-		status int64
-		body   string
-		cert   tls.Certificate
-		date   string
-		noCA   bool
-		plain  bool
-		extra  int // --health-status
-		want   State
-		class  probe.Outcome
+		name    string
+		status  int64
+		body    string
+		cert    tls.Certificate
+		date    string
+		noCA    bool
+		plain   bool
+		extra   int // --health-status
+		want    State
+		outcome probe.Outcome
 	}{
-		{name: "ready", want: Up, class: probe.OK},
-		{name: "ready over HTTP/1.1", plain: true, want: Up, class: probe.OK},
-		{name: "unauthorized", status: 401, want: Up, class: probe.Guarded},
-		{name: "forbidden", status: 403, want: Up, class: probe.Guarded},
-		{name: "too many", status: 429, want: Up, class: probe.Guarded},
-		{name: "unavailable", status: 503, want: Down, class: probe.ServerError},
-		{name: "not found", status: 404, want: Down, class: probe.ServerError},
-		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, class: probe.OK},
-		{name: "ready, beside what else is healthy", extra: 503, want: Up, class: probe.OK},
-		{name: "draining", status: 500, body: drain, want: Draining, class: probe.Draining},
-		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, class: probe.Identity},
-		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, class: probe.Identity},
-		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, class: probe.OK},
-		{name: "not valid yet", cert: early, want: Up, class: probe.SkewedOK},
-		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: probe.SkewedOK},
-		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, class: probe.Expired},
-		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, class: probe.Guarded},
-		{name: "another certificate of ours", cert: client, want: Up, class: probe.OK},
+		{name: "ready", want: Up, outcome: probe.OK},
+		{name: "ready over HTTP/1.1", plain: true, want: Up, outcome: probe.OK},
+		{name: "unauthorized", status: 401, want: Up, outcome: probe.Guarded},
+		{name: "forbidden", status: 403, want: Up, outcome: probe.Guarded},
+		{name: "too many", status: 429, want: Up, outcome: probe.Guarded},
+		{name: "unavailable", status: 503, want: Down, outcome: probe.ServerError},
+		{name: "not found", status: 404, want: Down, outcome: probe.ServerError},
+		{name: "unavailable, which is healthy here", status: 503, extra: 503, want: Up, outcome: probe.OK},
+		{name: "ready, beside what else is healthy", extra: 503, want: Up, outcome: probe.OK},
+		{name: "draining", status: 500, body: drain, want: Draining, outcome: probe.Draining},
+		{name: "wrong CA", cert: other.issue(t, from, to, "kubernetes"), want: Alien, outcome: probe.Identity},
+		{name: "wrong name", cert: c.issue(t, from, to, "etcd"), want: Alien, outcome: probe.Identity},
+		{name: "wrong CA, no CA yet", cert: other.issue(t, from, to, "kubernetes"), noCA: true, want: Up, outcome: probe.OK},
+		{name: "not valid yet", cert: early, want: Up, outcome: probe.SkewedOK},
+		{name: "expired by our clock only", cert: expired, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, outcome: probe.SkewedOK},
+		{name: "expired by both clocks", cert: expired, date: "Sat, 01 Jan 2000 00:00:05 GMT", want: Down, outcome: probe.Expired},
+		{name: "expired, and forbidden", cert: expired, status: 403, date: "Tue, 02 Mar 1999 10:00:00 GMT", want: Up, outcome: probe.Guarded},
+		{name: "another certificate of ours", cert: client, want: Up, outcome: probe.OK},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -594,8 +594,8 @@ func TestAnswersOfMasters(t *testing.T) {
 				time.Sleep(10 * time.Second)
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				if s.health.State != tt.want || s.health.Class != tt.class {
-					t.Errorf("got %s (%s), want %s (%s)", s.health.State, s.health.Class, tt.want, tt.class)
+				if s.health.State != tt.want || s.health.Outcome != tt.outcome {
+					t.Errorf("got %s (%s), want %s (%s)", s.health.State, s.health.Outcome, tt.want, tt.outcome)
 				}
 			})
 		})

@@ -85,7 +85,7 @@ func (g *group) status() ServerStatus {
 	serving := g.serving()
 	for a, m := range g.members {
 		ms := MasterStatus{Addr: a.String(), State: m.health.State.String(), Since: m.health.Since,
-			Serving: slices.Contains(serving, a), Last: m.health.Class.String(), Error: m.err, Falls: m.health.Falls}
+			Serving: slices.Contains(serving, a), Last: m.health.Outcome.String(), Error: m.err, Falls: m.health.Falls}
 		if m.health.State == Unknown && m.err == "" {
 			ms.Last = ""
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -60,8 +59,8 @@ type watcher struct {
 	paused *schedule
 }
 
-// handshakes is the number of slots.
-const handshakes = 24
+// maxHandshakes is the number of slots.
+const maxHandshakes = 24
 
 // counter identifies an event that is counted in the metrics.
 type counter int
@@ -87,16 +86,16 @@ func (w *watcher) run(ctx context.Context) {
 		s := w.paused
 		if l != w.silent { // the silent connection has already shown its cluster
 			s = nil
-			if class, err := w.checkCluster(ctx); err != nil {
+			if outcome, err := w.checkCluster(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
 					break
 				}
-				if class == probe.Timeout { // the handshake succeeded
-					class = probe.Late
+				if outcome == probe.Timeout { // the handshake succeeded
+					outcome = probe.Late
 				}
-				w.reportFailure(class, err)
-				if class == probe.Reborn {
+				w.reportFailure(outcome, err)
+				if outcome == probe.Reborn {
 					w.closeSilent()
 					w.sleep(ctx, jitter(rebornPause*w.profile.Retry))
 					w.failed = 0
@@ -163,7 +162,7 @@ func (w *watcher) connect(ctx context.Context) *probe.Link {
 		if a.err == nil {
 			return a.l
 		}
-		w.reportFailure(a.class, a.err)
+		w.reportFailure(a.outcome, a.err)
 	}
 	return nil
 }
@@ -208,20 +207,20 @@ func (w *watcher) heardSilent(e probe.Event) *probe.Link {
 }
 
 // report passes an outcome to observe.
-func (w *watcher) report(class probe.Outcome, err error) (s State, soon bool) {
-	w.state, soon = w.observe(class, err)
+func (w *watcher) report(outcome probe.Outcome, err error) (s State, soon bool) {
+	w.state, soon = w.observe(outcome, err)
 	if w.state == Up {
 		w.failed = 0
 	}
-	if class == probe.Refused { // a refusing server is not busy with requests
+	if outcome == probe.Refused { // a refusing server is not busy with requests
 		w.spacing = spacing{}
 	}
 	return w.state, soon
 }
 
 // reportFailure reports an attempt without a usable connection.
-func (w *watcher) reportFailure(class probe.Outcome, err error) {
-	_, w.soon = w.report(class, err)
+func (w *watcher) reportFailure(outcome probe.Outcome, err error) {
+	_, w.soon = w.report(outcome, err)
 	w.failed++
 	w.readyDue = time.Time{}
 }
@@ -262,7 +261,7 @@ func (w *watcher) backoff(r float64) time.Duration {
 	for i := 1; i < w.failed && d < most; i++ {
 		d = min(2*d, most)
 	}
-	return spread(d, r)
+	return randomHalf(d, r)
 }
 
 // connectTimeout returns the timeout of the TCP handshake, with time for one
@@ -288,7 +287,7 @@ func (w *watcher) recordHandshake(a attempt) {
 	case a.l != nil:
 		w.late = 0
 		w.handshake.add(a.took)
-	case a.class == probe.Late:
+	case a.outcome == probe.Late:
 		w.late++
 	}
 }
@@ -345,7 +344,7 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	case w.slots <- struct{}{}:
 		defer func() { <-w.slots }()
 	case <-ctx.Done():
-		return attempt{class: probe.Timeout, err: ctx.Err()}
+		return attempt{outcome: probe.Timeout, err: ctx.Err()}
 	}
 	w.count(countDial)
 	t := w.target()
@@ -356,9 +355,9 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	l, err := probe.Dial(dctx, t, probe.BodyLimit)
 	a := attempt{l: l, err: err, took: time.Since(began)}
 	if err != nil {
-		a.class = probe.Classify(err, t.Roots == nil && !t.Probe.Unsafe)
-		if a.class == probe.Timeout && progress.Load() >= probe.Connected {
-			a.class = probe.Late
+		a.outcome = probe.Classify(err, t.Roots == nil && !t.Probe.Unsafe)
+		if a.outcome == probe.Timeout && progress.Load() >= probe.Connected {
+			a.outcome = probe.Late
 		}
 	}
 	return a
@@ -500,7 +499,7 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 			return false
 		}
 		answer := l.Target.Probe.Judge(e, l.Skew)
-		w.rejected = e.Status == http.StatusUnauthorized
+		w.rejected = e.Status == 401
 		var state State
 		if state, w.soon = w.report(answer, nil); state != Up {
 			w.failed++

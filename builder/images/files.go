@@ -38,7 +38,7 @@ type bundle struct {
 func openLayout(dir string) (source, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("OCI layout %s not found: create it, or correct the image's layout (relative paths start at the Image's directory)", dir)
+		return nil, fmt.Errorf("OCI layout %s not found: create it, or correct the field layout (a path relative to the Image's file)", dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("opening OCI layout %s: %w", dir, err)
@@ -69,7 +69,7 @@ func openLayout(dir string) (source, error) {
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	switch fi, err := os.Stat(name); {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("archive %s not found: create it, or correct the image's archive (relative paths start at the Image's directory)", name)
+		return nil, fmt.Errorf("archive %s not found: create it, or correct the field archive (a path relative to the Image's file)", name)
 	case err == nil && fi.IsDir():
 		return nil, fmt.Errorf("image archive %s is a directory; if that is an OCI layout, name it as layout", name)
 	case err == nil && !fi.Mode().IsRegular():

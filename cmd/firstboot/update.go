@@ -90,9 +90,9 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 	cmd.Flags().BoolVar(&o.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
 	cmd.Flags().StringVar(&rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
 	cmd.Flags().StringVar(&most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
-	cmd.Flags().BoolVar(&release, "release", false, "end an update whose system is kept; the system itself does that at each boot")
-	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in; the system itself does that")
-	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one; the system itself does that every few minutes")
+	cmd.Flags().BoolVar(&release, "release", false, "finish an update whose system was kept (a unit runs this at each boot)")
+	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in (a unit runs this)")
+	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one (a timer runs this every few minutes)")
 	for _, flag := range []string{"release", "plugged", "order"} {
 		if err := cmd.Flags().MarkHidden(flag); err != nil {
 			panic("BUG: " + err.Error())

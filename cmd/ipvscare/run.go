@@ -207,12 +207,12 @@ func bootSpread(config string) time.Duration {
 			most = max(most, s.BootSpread)
 		}
 	}
-	return spread(time.Since(st.ModTime()), up, most, rand.Float64())
+	return bootDelay(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// spread returns the fraction r of most if this is a boot and the configuration
+// bootDelay returns the fraction r of most if this is a boot and the configuration
 // is older. First boot, which writes the configuration, has waited already.
-func spread(configAge, up, most time.Duration, r float64) time.Duration {
+func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
 	}

@@ -33,11 +33,11 @@ func TestSpread(t *testing.T) {
 		{-time.Hour, 20 * time.Second, 0},      // the clock was set back
 		{20 * time.Second, 20 * time.Second, 1500 * time.Millisecond},
 	} {
-		if got := spread(c.age, c.up, ondisk.BootSpread, 0.5); got != c.want {
+		if got := bootDelay(c.age, c.up, ondisk.BootSpread, 0.5); got != c.want {
 			t.Errorf("configuration %v old, up for %v: %v, want %v", c.age, c.up, got, c.want)
 		}
 	}
-	if got := spread(time.Hour, time.Second, ondisk.BootSpread, 0.999); got >= ondisk.BootSpread || got < ondisk.BootSpread/2 {
+	if got := bootDelay(time.Hour, time.Second, ondisk.BootSpread, 0.999); got >= ondisk.BootSpread || got < ondisk.BootSpread/2 {
 		t.Errorf("the last waits %v", got)
 	}
 	if got := bootSpread(filepath.Join(t.TempDir(), "none")); got != 0 {

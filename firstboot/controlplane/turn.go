@@ -140,7 +140,7 @@ func (t Turn) Take(ctx context.Context) error {
 	}
 	defer etcd.CloseIdleConnections()
 	if err := t.e.WriteFile(TurnFile, nil, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("noting that this machine takes its turn: %w", err)
+		return fmt.Errorf("recording that this machine takes its turn: %w", err)
 	}
 	for {
 		err := changeLease(ctx, c, t.e.Now(), func(l lease) (holder any, err error) {

@@ -110,7 +110,7 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 		dates = append(dates, s.before.Stamped) // the power may be cut before the slot is written
 	}
 	if err := writeSeconds(e, UnsignedFile, dates...); err != nil {
-		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
+		return fmt.Errorf("recording the date of the Site of stick %s: %w", s.dev, err)
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may be cut before the slot is written
 	}
 	if err := writeSeconds(e, clockFile, pairs...); err != nil {
-		return fmt.Errorf("noting the date of the Site of stick %s: %w", s.dev, err)
+		return fmt.Errorf("recording the date of the Site of stick %s: %w", s.dev, err)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"net/http"
 	"strconv"
 	"strings"
 )
@@ -54,7 +53,7 @@ func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last 
 	}
 	var body io.Reader
 	switch {
-	case method == http.MethodHead, h.status == 204 || h.status == 304 || h.status < 200:
+	case method == "HEAD", h.status == 204 || h.status == 304 || h.status < 200:
 		return resp, h.last, nil
 	case h.chunked, h.length < 0:
 		// Such a body ends with the connection: read what has arrived, and

@@ -57,7 +57,7 @@ func (c Outcome) String() string {
 	case Identity:
 		return "wrong identity: its certificate is not signed by the cluster's CA for a kube-apiserver"
 	}
-	return fmt.Sprintf("class(%d)", int(c))
+	return fmt.Sprintf("outcome(%d)", int(c))
 }
 
 // Alive reports whether the outcome means that the API server is alive.

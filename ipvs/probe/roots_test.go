@@ -173,7 +173,7 @@ func TestStalledWhileVerifying(t *testing.T) {
 			conn, err := net.Dial("tcp", l.Addr().String())
 			return &lateConn{Conn: conn, ctx: ctx}, err
 		}}, 1<<10)
-	if class := Classify(err, false); class != Timeout {
-		t.Errorf("%s: %v", class, err)
+	if outcome := Classify(err, false); outcome != Timeout {
+		t.Errorf("%s: %v", outcome, err)
 	}
 }

@@ -126,10 +126,10 @@ func TestSharedPackages(t *testing.T) {
 	}
 }
 
-// TestIPVSDoors checks that only one file of ipvs/kernel uses netlink, and only one the paths of
+// TestKernelInterfaces checks that only one file of ipvs/kernel uses netlink, and only one the paths of
 // /proc.
-func TestIPVSDoors(t *testing.T) {
-	doors := map[string][]string{}
+func TestKernelInterfaces(t *testing.T) {
+	users := map[string][]string{}
 	eachGoFile(t, func(rel string, _ func(ast.Node) token.Position, f *ast.File) {
 		if path.Dir(rel) != "ipvs/kernel" || strings.HasSuffix(rel, "_test.go") {
 			return
@@ -143,20 +143,20 @@ func TestIPVSDoors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			door := ""
+			api := ""
 			switch {
 			case strings.HasPrefix(text, "github.com/moby/ipvs"), strings.HasPrefix(text, "github.com/vishvananda/netlink"):
-				door = "netlink"
+				api = "netlink"
 			case strings.HasPrefix(text, "/proc/net"):
-				door = "/proc/net"
+				api = "/proc/net"
 			}
-			if door != "" && !slices.Contains(doors[door], rel) {
-				doors[door] = append(doors[door], rel)
+			if api != "" && !slices.Contains(users[api], rel) {
+				users[api] = append(users[api], rel)
 			}
 			return true
 		})
 	})
-	if got := fmt.Sprint(doors); got != "map[/proc/net:[ipvs/kernel/proc.go] netlink:[ipvs/kernel/kernel_linux.go]]" {
+	if got := fmt.Sprint(users); got != "map[/proc/net:[ipvs/kernel/proc.go] netlink:[ipvs/kernel/kernel_linux.go]]" {
 		t.Errorf("%s: ARCHITECTURE.md says otherwise", got)
 	}
 }

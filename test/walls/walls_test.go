@@ -14,9 +14,9 @@ import (
 
 const self = "github.com/edgebake/edgebake"
 
-// rooms lists, for each of our packages, which of our packages it may import. A name that ends in
+// mayImport lists, for each of our packages, which of our packages it may import. A name that ends in
 // /... includes all packages below it.
-var rooms = map[string][]string{
+var mayImport = map[string][]string{
 	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
 	"configs/schema":     {"configs/strict"},
@@ -109,8 +109,8 @@ var rooms = map[string][]string{
 	"packaging":          {"builder", "builder/procgroup"},
 }
 
-// doors lists foreign modules and the only packages that may import them.
-var doors = map[string][]string{
+// onlyImporters lists foreign modules and the only packages that may import them.
+var onlyImporters = map[string][]string{
 	"github.com/spf13/cobra":                {"cmd/..."},
 	"github.com/diskfs/go-diskfs":           {"builder/disk/gpt"},
 	"go.etcd.io/bbolt":                      {"ondisk/store"},
@@ -125,11 +125,12 @@ var doors = map[string][]string{
 	"testing":                               {"test/...", "firstboot/worldtest"},
 }
 
-// burdens are modules that a program must not contain, even indirectly.
-var burdens = map[string][]string{
+// forbiddenDeps lists the packages on which a program must not depend, even indirectly. A name
+// includes all that begin with it.
+var forbiddenDeps = map[string][]string{
 	"cmd/firstboot": {self + "/builder", self + "/firstboot/worldtest", "k8s.io/client-go", "filippo.io/age", "github.com/diskfs/go-diskfs", "github.com/google/go-containerregistry"},
 	"cmd/installer": {self + "/builder/fetch", self + "/builder/images", "k8s.io/client-go", "filippo.io/age", "github.com/spf13/cobra", "github.com/google/go-containerregistry"},
-	"cmd/ipvscare":  {self + "/builder", "k8s.io/", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
+	"cmd/ipvscare":  {self + "/builder", "net/http", "k8s.io/", "github.com/diskfs/go-diskfs", "github.com/coreos/ignition", "go.yaml.in/"},
 }
 
 type pkg struct {
@@ -169,18 +170,19 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
-// room returns the entry for a package: its own name, or else the longest matching pattern.
-func room(name string) ([]string, bool) {
-	if may, ok := rooms[name]; ok {
+// importsOf returns the entry of mayImport for a package: its own name, or else the longest
+// matching pattern.
+func importsOf(name string) ([]string, bool) {
+	if may, ok := mayImport[name]; ok {
 		return may, true
 	}
 	best := ""
-	for p := range rooms {
+	for p := range mayImport {
 		if matches([]string{p}, name) && len(p) > len(best) {
 			best = p
 		}
 	}
-	may, ok := rooms[best]
+	may, ok := mayImport[best]
 	return may, ok
 }
 
@@ -213,16 +215,16 @@ func table(t *testing.T) []string {
 	return names
 }
 
-func TestRooms(t *testing.T) {
+func TestMayImport(t *testing.T) {
 	described := table(t)
 	for _, p := range list(t) {
 		name := strings.TrimPrefix(p.ImportPath, self+"/")
 		if !matches(described, name) {
 			t.Errorf("%s is not in ARCHITECTURE.md's table of packages: say there what it is for", name)
 		}
-		may, ok := room(name)
+		may, ok := importsOf(name)
 		if !ok {
-			t.Errorf("%s is in no room: add it to rooms here and to ARCHITECTURE.md", name)
+			t.Errorf("%s is not in mayImport: add it there and to ARCHITECTURE.md", name)
 			continue
 		}
 		for _, imp := range p.Imports {
@@ -234,11 +236,11 @@ func TestRooms(t *testing.T) {
 	}
 }
 
-func TestDoors(t *testing.T) {
+func TestOnlyImporters(t *testing.T) {
 	for _, p := range list(t) {
 		name := strings.TrimPrefix(p.ImportPath, self+"/")
 		for _, imp := range p.Imports {
-			for lib, may := range doors {
+			for lib, may := range onlyImporters {
 				if (imp == lib || strings.HasPrefix(imp, lib+"/")) && !matches(may, name) {
 					t.Errorf("%s imports %s; only %v may", name, imp, may)
 				}
@@ -247,9 +249,9 @@ func TestDoors(t *testing.T) {
 	}
 }
 
-func TestBinariesCarryNoBurden(t *testing.T) {
+func TestForbiddenDeps(t *testing.T) {
 	pkgs := list(t)
-	for binary, banned := range burdens {
+	for binary, banned := range forbiddenDeps {
 		i := slices.IndexFunc(pkgs, func(p pkg) bool { return p.ImportPath == self+"/"+binary })
 		if i < 0 {
 			t.Errorf("there is no %s", binary)
@@ -258,7 +260,7 @@ func TestBinariesCarryNoBurden(t *testing.T) {
 		for _, dep := range pkgs[i].Deps {
 			for _, lib := range banned {
 				if strings.HasPrefix(dep, lib) {
-					t.Errorf("%s carries %s", binary, dep)
+					t.Errorf("%s depends on %s", binary, dep)
 				}
 			}
 		}
@@ -270,8 +272,8 @@ func TestBinariesCarryNoBurden(t *testing.T) {
 	}
 }
 
-// TestRowsStandForSomething finds rows whose package or module no longer exists.
-func TestRowsStandForSomething(t *testing.T) {
+// TestEntriesExist finds entries whose package or module no longer exists.
+func TestEntriesExist(t *testing.T) {
 	pkgs := list(t)
 	ours := func(pattern string) bool {
 		return slices.ContainsFunc(pkgs, func(p pkg) bool {
@@ -279,10 +281,10 @@ func TestRowsStandForSomething(t *testing.T) {
 			return of && matches([]string{pattern}, name)
 		})
 	}
-	for name, may := range rooms {
+	for name, may := range mayImport {
 		for _, pattern := range append([]string{name}, may...) {
 			if !ours(pattern) {
-				t.Errorf("rooms[%q]: there is no package %s", name, pattern)
+				t.Errorf("mayImport[%q]: there is no package %s", name, pattern)
 			}
 		}
 	}
@@ -291,24 +293,24 @@ func TestRowsStandForSomething(t *testing.T) {
 			t.Errorf("ARCHITECTURE.md describes %s, and there is no such package", pattern)
 		}
 	}
-	for lib, may := range doors {
+	for lib, may := range onlyImporters {
 		for _, pattern := range may {
 			if !ours(pattern) {
-				t.Errorf("doors[%q]: there is no package %s", lib, pattern)
+				t.Errorf("onlyImporters[%q]: there is no package %s", lib, pattern)
 			}
 		}
 		if !slices.ContainsFunc(pkgs, func(p pkg) bool {
 			return slices.ContainsFunc(p.Imports, func(imp string) bool { return imp == lib || strings.HasPrefix(imp, lib+"/") })
 		}) {
-			t.Errorf("doors[%q]: no package imports it", lib)
+			t.Errorf("onlyImporters[%q]: no package imports it", lib)
 		}
 	}
-	for binary, banned := range burdens {
+	for binary, banned := range forbiddenDeps {
 		for _, lib := range banned {
 			if !slices.ContainsFunc(pkgs, func(p pkg) bool {
 				return slices.ContainsFunc(append(p.Deps, p.ImportPath), func(dep string) bool { return strings.HasPrefix(dep, lib) })
 			}) {
-				t.Errorf("burdens[%q]: nothing carries %s", binary, lib)
+				t.Errorf("forbiddenDeps[%q]: no package depends on %s", binary, lib)
 			}
 		}
 	}
@@ -327,7 +329,7 @@ func TestMatching(t *testing.T) {
 			t.Errorf("matches(%s, %s) = %v", c.pattern, c.name, got)
 		}
 	}
-	if may, _ := room("builder/disk/gpt"); slices.Contains(may, "builder/plan") {
-		t.Error("the room of builder/disk holds for builder/disk/gpt")
+	if may, _ := importsOf("builder/disk/gpt"); slices.Contains(may, "builder/plan") {
+		t.Error("the entry of builder/disk is used for builder/disk/gpt")
 	}
 }
