@@ -210,9 +210,8 @@ func otherClusterNote(e *machine.Env) string {
 // verifyNewCluster checks that the new cluster answers, is the pinned one, accepts the
 // token, and has no Ready Node of this machine's name.
 func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
-	site := active.Site
 	d := join.DiscoveryOf(e, active)
-	d.Masters = site.Masters // not those learned from the cluster that it leaves
+	d.Masters = active.Site.Masters // not those learned from the cluster that it leaves
 	e.Waiting("the other cluster to accept the Site's token (%s); until then the node stays in its own", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {

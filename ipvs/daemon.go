@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs/files"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 	"github.com/edgebake/edgebake/ipvs/probe"
@@ -114,7 +115,7 @@ func (d *Daemon) logChange(subject string, err error) {
 	defer d.mu.Unlock()
 	msg := ""
 	if err != nil {
-		msg = withoutLocalAddr(err.Error())
+		msg = printable.WithoutLocalAddr(err.Error())
 	}
 	switch {
 	case d.logged[subject] == msg:
@@ -124,27 +125,6 @@ func (d *Daemon) logChange(subject string, err error) {
 	default:
 		d.logged[subject] = msg
 		d.logf("%s: %s", subject, msg)
-	}
-}
-
-// withoutLocalAddr returns an error's text without the local addresses of
-// connections, as in "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors
-// differing only in them are equal.
-func withoutLocalAddr(text string) string {
-	const arrow = "->"
-	var b strings.Builder
-	for {
-		before, after, found := strings.Cut(text, arrow)
-		if !found {
-			return b.String() + text
-		}
-		word := strings.LastIndexAny(before, " \"(") + 1
-		if _, err := netip.ParseAddrPort(before[word:]); err == nil {
-			b.WriteString(before[:word])
-		} else {
-			b.WriteString(before + arrow)
-		}
-		text = after
 	}
 }
 

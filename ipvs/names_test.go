@@ -133,22 +133,6 @@ func TestSameErrorIsSaidOnce(t *testing.T) {
 	}
 }
 
-func TestLasting(t *testing.T) {
-	for text, want := range map[string]string{
-		"read udp 192.0.2.50:40001->192.0.2.1:53: i/o timeout":                            "read udp 192.0.2.1:53: i/o timeout",
-		"read tcp [2001:db8::5%eth0]:40001->[2001:db8::1]:6443: connection reset by peer": "read tcp [2001:db8::1]:6443: connection reset by peer",
-		"a: read udp 127.0.0.1:1->127.0.0.1:2: x\nb (read udp 127.0.0.1:3->127.0.0.1:4)":  "a: read udp 127.0.0.1:2: x\nb (read udp 127.0.0.1:4)",
-		"sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no":                     "sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no",
-		"a->b": "a->b",
-		"->":   "->",
-		"":     "",
-	} {
-		if got := withoutLocalAddr(text); got != want {
-			t.Errorf("%q: got %q, want %q", text, got, want)
-		}
-	}
-}
-
 // TestNamesSpareTheDisk: a name whose address changes at
 // each lookup is not written each time.
 func TestNamesSpareTheDisk(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
@@ -156,7 +157,7 @@ func (k *reconciler) logChange(err error) {
 		}
 		return
 	}
-	if msg := withoutLocalAddr(err.Error()); msg != k.logged {
+	if msg := printable.WithoutLocalAddr(err.Error()); msg != k.logged {
 		k.logged = msg
 		k.log("%s", msg)
 	}

@@ -45,10 +45,10 @@ func TestScript(t *testing.T) {
 func aMachine(dir string, root bool, stop func()) target {
 	f := host.Files{Root: dir}
 	env := &machine.Env{
-		Root:   dir,
-		Log:    slog.New(slog.DiscardHandler),
-		Clock:  machine.Clock{Now: time.Now, Sleep: host.Sleep},
-		Chance: machine.Chance{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
+		Root:       dir,
+		Log:        slog.New(slog.DiscardHandler),
+		Clock:      machine.Clock{Now: time.Now, Sleep: host.Sleep},
+		Randomness: machine.Randomness{Rand: func() float64 { return 0 }, Random: func(n int) []byte { return make([]byte, n) }},
 		Files: machine.Files{
 			WriteFile: f.WriteFile,
 			Mkdir:     f.Mkdir,
@@ -63,7 +63,7 @@ func aMachine(dir string, root bool, stop func()) target {
 			UnitState: func(context.Context, string) (string, error) { return "inactive", nil },
 			BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no systemd") },
 		},
-		Audience: machine.Audience{
+		Output: machine.Output{
 			Console: func(line string) {
 				fmt.Println("console:", line)
 				if strings.HasPrefix(line, "    to fix: ") {

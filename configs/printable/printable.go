@@ -5,6 +5,7 @@ package printable
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -54,4 +55,25 @@ func Names(names []string) string {
 		out = append(out, fmt.Sprintf("and %d more", n))
 	}
 	return strings.Join(out, ", ")
+}
+
+// WithoutLocalAddr returns an error's text without the local addresses of
+// connections, as in "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors
+// differing only in them are equal.
+func WithoutLocalAddr(text string) string {
+	const arrow = "->"
+	var b strings.Builder
+	for {
+		before, after, found := strings.Cut(text, arrow)
+		if !found {
+			return b.String() + text
+		}
+		word := strings.LastIndexAny(before, " \"(") + 1
+		if _, err := netip.ParseAddrPort(before[word:]); err == nil {
+			b.WriteString(before[:word])
+		} else {
+			b.WriteString(before + arrow)
+		}
+		text = after
+	}
 }

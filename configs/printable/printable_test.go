@@ -40,6 +40,22 @@ func TestNames(t *testing.T) {
 	}
 }
 
+func TestWithoutLocalAddr(t *testing.T) {
+	for text, want := range map[string]string{
+		"read udp 192.0.2.50:40001->192.0.2.1:53: i/o timeout":                            "read udp 192.0.2.1:53: i/o timeout",
+		"read tcp [2001:db8::5%eth0]:40001->[2001:db8::1]:6443: connection reset by peer": "read tcp [2001:db8::1]:6443: connection reset by peer",
+		"a: read udp 127.0.0.1:1->127.0.0.1:2: x\nb (read udp 127.0.0.1:3->127.0.0.1:4)":  "a: read udp 127.0.0.1:2: x\nb (read udp 127.0.0.1:4)",
+		"sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no":                     "sever 10.103.97.2:6443 -> 192.0.2.11:6443 weight 0 masq: no",
+		"a->b": "a->b",
+		"->":   "->",
+		"":     "",
+	} {
+		if got := WithoutLocalAddr(text); got != want {
+			t.Errorf("%q: got %q, want %q", text, got, want)
+		}
+	}
+}
+
 // TestJSON: control characters are escaped in JSON, without a change of its value.
 func TestJSON(t *testing.T) {
 	want := map[string]string{"a\u009b2J": "b\x7f\x1b[2J\u0085 Größe\u202e\n\t"}

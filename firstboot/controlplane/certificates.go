@@ -89,14 +89,13 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 // it makes new ones in RenewalDir, which has only links to the good ones. Those in use stay
 // until the new ones are synced and verified, since kubeadm may fail at any of them.
 func CertificatesPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, ca := range configs.ClusterCAs() {
 				member.NoteEndOfCA(e, member.PKIDir+"/"+ca.Base+".crt")
 			}
-			bad := BadCredentials(e, site)
+			bad := BadCredentials(e, active.Site)
 			if len(bad) > 0 || e.Exists(PodsRestart) || e.Exists(RenewalDir) {
 				return run.Todo, nil
 			}
@@ -104,16 +103,16 @@ func CertificatesPhase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			kept := false // kubeadm has failed, and those in use are usable
-			bad := BadCredentials(e, site)
+			bad := BadCredentials(e, active.Site)
 			if err := putInPlace(e, bad); err != nil { // of an interrupted run
 				return err
 			}
-			if bad = BadCredentials(e, site); len(bad) > 0 {
+			if bad = BadCredentials(e, active.Site); len(bad) > 0 {
 				failed := makeCredentials(ctx, e, active, bad)
-				still := BadCredentials(e, site)
+				still := BadCredentials(e, active.Site)
 				switch {
 				case failed == nil:
-				case !areUsable(e, site) || errors.Is(ctx.Err(), context.Canceled):
+				case !areUsable(e, active.Site) || errors.Is(ctx.Err(), context.Canceled):
 					return failed
 				default: // the control plane need not wait for it
 					kept = true

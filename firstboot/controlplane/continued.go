@@ -42,7 +42,6 @@ func ownEtcdURL(site *configs.Site) string {
 
 // ContinuedPhase removes the flag once etcd has started with it.
 func ContinuedPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "continue", Doc: "other members can join etcd", Timeout: 10 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -59,22 +58,22 @@ func ContinuedPhase(active *site.Active) run.Phase {
 			defer client.CloseIdleConnections()
 			e.Waiting("etcd to serve with this machine's data alone")
 			err = e.Retry(ctx, machine.Wait{Every: decideInterval}, func() error {
-				_, err := etcdmember.Client{HTTP: client, URL: ownEtcdURL(site)}.Members(ctx)
+				_, err := etcdmember.Client{HTTP: client, URL: ownEtcdURL(active.Site)}.Members(ctx)
 				return err
 			})
 			if err != nil {
 				return run.Advise(fmt.Errorf("etcd does not serve with this machine's data alone: %w", err), "see `crictl ps -a` and /var/log/pods on the machine")
 			}
-			if err := saveMembership(e, site); err != nil {
+			if err := saveMembership(e, active.Site); err != nil {
 				return err
 			}
 			if err := startEtcd(ctx, e, active, []kubeadm.Arg{
-				{Name: "initial-cluster", Value: everyMember(site)},
+				{Name: "initial-cluster", Value: everyMember(active.Site)},
 				{Name: "initial-cluster-state", Value: "existing"},
 			}); err != nil {
 				return err
 			}
-			return waitForAPI(ctx, e, site)
+			return waitForAPI(ctx, e, active.Site)
 		},
 	}
 }

@@ -115,9 +115,8 @@ var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.Manifes
 
 // Phase makes kubelet run the control plane.
 func Phase(active *site.Active) run.Phase {
-	site := active.Site
-	madeFrom := active.Image.Plan + "\x00" + site.ControlPlane.Kubeadm
-	if proxy := siteconf.ControlPlaneProxyEnv(site); proxy != nil { // without a proxy, the mark is as in former releases
+	madeFrom := active.Image.Plan + "\x00" + active.Site.ControlPlane.Kubeadm
+	if proxy := siteconf.ControlPlaneProxyEnv(active.Site); proxy != nil { // without a proxy, the mark is as in former releases
 		madeFrom += "\x00" + strings.Join(proxy, "\x00")
 	}
 	sum := sha256.Sum256([]byte(madeFrom))
@@ -130,7 +129,7 @@ func Phase(active *site.Active) run.Phase {
 		Name: "control-plane", Doc: "this machine's API server is ready", Timeout: 20 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			state, err := e.UnitState(ctx, ondisk.UnitKubelet)
-			if err != nil || state != "active" || !made(e) || ReadMembership(e).notServedYet(site) || ownAPI(ctx, e, site) != nil {
+			if err != nil || state != "active" || !made(e) || ReadMembership(e).notServedYet(active.Site) || ownAPI(ctx, e, active.Site) != nil {
 				return run.Todo, err
 			}
 			return run.Done, nil
@@ -161,7 +160,7 @@ func Phase(active *site.Active) run.Phase {
 					return fmt.Errorf("starting kubelet: %w", err)
 				}
 			}
-			return waitForAPI(ctx, e, site)
+			return waitForAPI(ctx, e, active.Site)
 		},
 	}
 }

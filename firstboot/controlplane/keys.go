@@ -113,8 +113,7 @@ func publicOf(private string) ([]byte, error) {
 
 // KeysPhase puts the cluster's keys where kubeadm and the control plane look for them.
 func KeysPhase(active *site.Active) run.Phase {
-	site := active.Site
-	keys := site.Credentials.Keys
+	keys := active.Site.Credentials.Keys
 	return run.Phase{
 		Name: "keys", Doc: "the cluster's keys are in place", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -125,7 +124,7 @@ func KeysPhase(active *site.Active) run.Phase {
 				e.Note("etcd on this machine still uses the former issue of its CA. To fix: restart the machine, one control-plane node at a time")
 			}
 			if keys == nil {
-				if err := member.KeysInPlace(e, site); err != nil {
+				if err := member.KeysInPlace(e, active.Site); err != nil {
 					return run.Todo, run.NeedsPerson(err, "stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 				}
 				return run.Done, nil

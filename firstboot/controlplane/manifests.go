@@ -39,7 +39,6 @@ const (
 
 // ManifestsPhase applies the Cluster's manifests.
 func ManifestsPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "manifests", Doc: "the Cluster's manifests are applied", Timeout: 10 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
@@ -49,7 +48,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			c, err := adminClient(e, site)
+			c, err := adminClient(e, active.Site)
 			if err != nil {
 				return err
 			}
@@ -58,7 +57,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			}
 			m, err := readMarker(ctx, c)
 			if err == nil && !m.complete() {
-				err = applyManifests(ctx, e, c, site)
+				err = applyManifests(ctx, e, c, active.Site)
 			}
 			if err != nil {
 				return err

@@ -110,7 +110,6 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 // publish runs the phases of kubeadm init that write to the cluster, and creates the objects
 // of the Site; cluster-info last.
 func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
-	site := active.Site
 	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates it with its runtime
 		return err
 	}
@@ -125,14 +124,14 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{}, phases...); err != nil {
 		return err
 	}
-	documents, err := DocumentsOf(site)
+	documents, err := DocumentsOf(active.Site)
 	if err == nil {
 		err = markUploaded(ctx, e, c, documents)
 	}
 	if err != nil {
 		return err
 	}
-	if err := createObjects(ctx, e, c, site); err != nil {
+	if err := createObjects(ctx, e, c, active.Site); err != nil {
 		return err
 	}
 	// Without a token, kubeadm makes one that is valid for a day.

@@ -40,11 +40,10 @@ const Label = api.ControlPlaneLabel
 // RegisterPhase marks the Node as a control-plane node's, and makes kubelet renew its own
 // certificate: the one that kubeadm writes into kubelet.conf would expire.
 func RegisterPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			c, err := adminClient(e, site)
+			c, err := adminClient(e, active.Site)
 			if err != nil {
 				return run.Todo, err
 			}
@@ -61,7 +60,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			c, err := adminClient(e, site)
+			c, err := adminClient(e, active.Site)
 			if err != nil {
 				return err
 			}

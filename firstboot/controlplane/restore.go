@@ -32,8 +32,7 @@ const (
 // restoreSnapshot makes etcd's data from the snapshot that the Site names, with
 // etcdutl from etcd's container image. An interrupted restore begins again.
 func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
-	site := active.Site
-	sum := strings.ToLower(site.ControlPlane.Restore)
+	sum := strings.ToLower(active.Site.ControlPlane.Restore)
 	etcd, err := etcdImage(active.Image)
 	if err != nil {
 		return err
@@ -42,12 +41,12 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if err != nil {
 		return err
 	}
-	self := site.Self()
+	self := active.Site.Self()
 	args := []string{"ctr", "--namespace", "k8s.io", "run", "--rm",
 		"--mount", "type=bind,src=" + e.Path(member.SnapshotDir) + ",dst=/snapshots,options=rbind:ro",
 		"--mount", "type=bind,src=" + e.Path(RestoreDir) + ",dst=/restore,options=rbind:rw",
 		etcd, "edgebake-restore-" + hex.EncodeToString(e.Random(4))}
-	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(site.ControlPlane.ID, sum[:16]+"-"+site.ControlPlane.Said))...)
+	args = append(args, etcdmember.RestoreArgs(file, "/restore/data", self.Name, self.PeerURL(), etcdmember.Token(active.Site.ControlPlane.ID, sum[:16]+"-"+active.Site.ControlPlane.Said))...)
 	out := &machine.Tail{Log: func(line string) { e.Log.Info("etcdutl: " + line) }}
 	if err := e.Run(ctx, machine.Cmd{Args: args, Output: out}); err != nil {
 		return run.Advise(fmt.Errorf("restoring the snapshot %s with etcdutl: %w: %s", file, err, out.Last()), "if the snapshot is damaged, name another one")
@@ -62,10 +61,10 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	if err := SetAsideLogless(e); err != nil {
 		return err
 	}
-	if err := saveMembership(e, site); err != nil {
+	if err := saveMembership(e, active.Site); err != nil {
 		return err
 	}
-	saveInFirmware(e, RestoredVar, restoreRequest(site))
+	saveInFirmware(e, RestoredVar, restoreRequest(active.Site))
 	if err := e.Rename(made, EtcdMember); err != nil {
 		return fmt.Errorf("putting the restored data in place: %w", err)
 	}

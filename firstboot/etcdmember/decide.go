@@ -208,19 +208,19 @@ func (v View) withData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than that of this disk (%s): it was bootstrapped again or restored without this machine", v.Etcd, v.Disk.Etcd),
-			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them, and its own data is lost; else keep all disks, and switch the others off", theOthersOrThis)}
+			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them, and its own data is lost; else keep all disks, and switch the others off", fixChooseOneCopy)}
 	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
 		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, which no longer accepts its data",
-			Fix: v.rewriting("to bring it back, write the image to its disk again: it then joins as a new member", theOthersOrThis)}
+			Fix: v.rewriting("to bring it back, write the image to its disk again: it then joins as a new member", fixChooseOneCopy)}
 	case v.Disk.Cluster == "":
 		return v.withoutRecord()
 	}
 	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
 
-// theOthersOrThis is the fix if the Site says to continue from this machine, but the others have a
+// fixChooseOneCopy is the fix if the Site says to continue from this machine, but the others have a
 // quorum: a person must choose whose data is kept.
-const theOthersOrThis = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
+const fixChooseOneCopy = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
 
 // withoutRecord decides for data without a record of its cluster, which no request makes this
 // machine serve.

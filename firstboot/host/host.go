@@ -41,7 +41,7 @@ func New(log io.Writer) *machine.Env {
 			SetClock:    setClock,
 			ClockSynced: clockSynced,
 		},
-		Chance: machine.Chance{Rand: mrand.Float64, Random: random},
+		Randomness: machine.Randomness{Rand: mrand.Float64, Random: random},
 		Files: machine.Files{
 			WriteFile: f.WriteFile,
 			Stream:    f.Stream,
@@ -96,7 +96,7 @@ func New(log io.Writer) *machine.Env {
 			ReportSlot: reportSlot,
 		},
 		FileSystems: machine.FileSystems{FSUUID: fsUUID, FSSize: fsSize, FSFree: fsFree, OpenDevice: openDevice},
-		Audience: machine.Audience{
+		Output: machine.Output{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {
 				// Without systemd there is no service manager to notify, which is not an

@@ -27,8 +27,7 @@ import (
 // PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub, its only way to the
 // cluster.
 func PodJoinPhase(active *site.Active) run.Phase {
-	site := active.Site
-	labels := openyurt.Labels(site.NodePool, site.NodeType == configs.NodeCloud)
+	labels := openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -64,7 +63,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 			if done, err := podJoined(ctx, e, active); err != nil || done {
 				return err
 			}
-			return errors.Join(UndoPodJoin(ctx, e, site.CRISocket), e.Remove(member.DiscoveryFile))
+			return errors.Join(UndoPodJoin(ctx, e, active.Site.CRISocket), e.Remove(member.DiscoveryFile))
 		},
 	}
 }
@@ -91,8 +90,7 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 }
 
 func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
-	site := active.Site
-	s := *site
+	s := *active.Site
 	s.KubeletExtraArgs = kubeadm.SiteArgs(active)
 	if err := member.SaveJoin(e, &s, active.Node); err != nil {
 		return err
@@ -100,10 +98,10 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := UndoPodJoin(ctx, e, site.CRISocket); err != nil { // of an interrupted attempt
+	if err := UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil { // of an interrupted attempt
 		return err
 	}
-	withEndpoint, err := endpointInCert(ctx, e, site)
+	withEndpoint, err := endpointInCert(ctx, e, active.Site)
 	if err != nil {
 		return err
 	}
@@ -121,7 +119,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 		return err
 	}
 	boot, err := api.NewKubeconfig(api.Cluster{Server: server, CAData: base64.StdEncoding.EncodeToString(ca)},
-		api.User{Token: site.Credentials.Token.Reveal()})
+		api.User{Token: active.Site.Credentials.Token.Reveal()})
 	if err != nil {
 		return err
 	}

@@ -55,16 +55,16 @@ ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 
 // hubOf returns the hub of a Site, without its Servers.
 func hubOf(e *machine.Env, active *site.Active) (hub, error) {
-	site, info := active.Site, active.Image.Yurthub
+	s, info := active.Site, active.Image.Yurthub
 	if info == nil {
 		return hub{}, run.NeedsPerson(errors.New("this image has no yurthub"), "build the Image with yurthub, or choose nodeType native")
 	}
-	h := hub{openPort: site.Yurthub.OpenPort, clients: site.Yurthub.LocalClients, endpoint: site.EndpointURL(), Hub: openyurt.Hub{
-		Version: info.Version, Node: active.Node, Pool: site.NodePool, Cloud: site.NodeType == configs.NodeCloud,
+	h := hub{openPort: s.Yurthub.OpenPort, clients: s.Yurthub.LocalClients, endpoint: s.EndpointURL(), Hub: openyurt.Hub{
+		Version: info.Version, Node: active.Node, Pool: s.NodePool, Cloud: s.NodeType == configs.NodeCloud,
 		NodeIP: cmp.Or(network.NodeAddress(e), openyurt.NodeIPIn(string(e.Contents(hubKept)))),
-		Dummy:  e.Exists("/sys/module/dummy"), Namespace: site.Yurthub.Namespace, LBMode: info.LBMode,
-		Pins: site.CAPins(), Organizations: site.Organizations, Image: info.Image, BootstrapFile: member.HubBootstrap,
-		Extra: slices.Concat(info.ExtraArgs, site.Yurthub.ExtraArgs),
+		Dummy:  e.Exists("/sys/module/dummy"), Namespace: s.Yurthub.Namespace, LBMode: info.LBMode,
+		Pins: s.CAPins(), Organizations: s.Organizations, Image: info.Image, BootstrapFile: member.HubBootstrap,
+		Extra: slices.Concat(info.ExtraArgs, s.Yurthub.ExtraArgs),
 	}}
 	switch {
 	case h.IsPod() && h.Image == "":
@@ -73,7 +73,7 @@ func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
-	for _, m := range member.MastersOf(e, site) {
+	for _, m := range member.MastersOf(e, s) {
 		h.masters = append(h.masters, "https://"+m)
 	}
 	if h.IsPod() {
@@ -134,7 +134,6 @@ func hubInPlace(e *machine.Env, h hub) bool {
 // Phase makes yurthub run with its certificates, and waits until it has synced its first
 // lists.
 func Phase(active *site.Active) run.Phase {
-	site := active.Site
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			h, err := hubOf(e, active)
@@ -142,7 +141,7 @@ func Phase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			h, onDisk := hubOnDisk(e, h)
-			if !onDisk || member.Enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, site) {
+			if !onDisk || member.Enrolled(e) != nil || !hubServes(ctx, e) || !endpointHolds(ctx, e, h, active.Site) {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -167,10 +166,10 @@ func Phase(active *site.Active) run.Phase {
 				// Node yet, and the last phase reports why.
 				e.Log.Warn("the node's pool", "error", err)
 			}
-			withEndpoint, err := endpointInCert(ctx, e, site)
+			withEndpoint, err := endpointInCert(ctx, e, active.Site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
 				// Its root was exchanged: yurthub continues with its former servers.
-				withEndpoint, err = keptEndpoint(e, site)
+				withEndpoint, err = keptEndpoint(e, active.Site)
 			}
 			switch {
 			case err == nil:
@@ -178,8 +177,8 @@ func Phase(active *site.Active) run.Phase {
 			case !onDisk:
 				return err
 			}
-			if len(site.Organizations) > 0 && !h.IsPod() {
-				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(site.Organizations, ","))
+			if len(active.Site.Organizations) > 0 && !h.IsPod() {
+				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(active.Site.Organizations, ","))
 			}
 			return serveHub(ctx, e, h)
 		},

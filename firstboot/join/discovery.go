@@ -25,26 +25,25 @@ import (
 
 // DiscoveryOf returns the parameters for discovering the Site's cluster.
 func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
-	site := active.Site
+	s := active.Site
 	return api.Discovery{
 		Node:    active.Node,
-		Masters: member.MastersOf(e, site), Token: site.Credentials.Token.Reveal(),
-		Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification, CA: []byte(site.CACert),
-		Names: []string{site.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
+		Masters: member.MastersOf(e, s), Token: s.Credentials.Token.Reveal(),
+		Pins: s.CACertHashes, SkipPins: s.UnsafeSkipCAVerification, CA: []byte(s.CACert),
+		Names: []string{s.Endpoint, api.SharedName}, Dial: e.Dial, Now: e.Now, Timeout: 10 * time.Second,
 	}
 }
 
 // DiscoveryPhase finds the cluster, and verifies that it is the right one.
 func DiscoveryPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			err := member.Enrolled(e)
-			if err == nil || member.Discovered(e, site) {
+			if err == nil || member.Discovered(e, active.Site) {
 				return run.Done, nil
 			}
-			if site.Credentials.Token.IsZero() {
+			if active.Site.Credentials.Token.IsZero() {
 				if member.OutOfTime(err) {
 					if err = network.JudgeOutOfTime(ctx, e); err == nil {
 						return run.Done, nil
@@ -69,24 +68,24 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			if _, err := e.Write(ondisk.KubeCA, found.CA, machine.Mode(0o644)); err != nil {
 				return fmt.Errorf("writing the cluster's CA: %w", err)
 			}
-			if slices.Contains(site.Masters, found.Master) {
-				if err := member.SaveMasters(e, site, found.CA); err != nil {
+			if slices.Contains(active.Site.Masters, found.Master) {
+				if err := member.SaveMasters(e, active.Site, found.CA); err != nil {
 					return err
 				}
 			}
-			if err := setEndpointHosts(ctx, e, site, found.Master); err != nil {
+			if err := setEndpointHosts(ctx, e, active.Site, found.Master); err != nil {
 				return err
 			}
 			server, name := "https://"+found.Master, found.ServerName
-			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, site.Endpoint) && endpointAnswers(ctx, e, site) == nil {
+			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, active.Site.Endpoint) && endpointAnswers(ctx, e, active.Site) == nil {
 				// Then the join survives a dead API server, and kubelet need not be redirected
 				// and restarted afterwards.
-				server, name = site.EndpointURL(), ""
+				server, name = active.Site.EndpointURL(), ""
 			}
 			conf, err := api.NewKubeconfig(api.Cluster{
 				Server: server, TLSServerName: name,
 				CAData: base64.StdEncoding.EncodeToString(found.CA),
-			}, api.User{Token: site.Credentials.Token.Reveal()})
+			}, api.User{Token: active.Site.Credentials.Token.Reveal()})
 			if err != nil {
 				return err
 			}

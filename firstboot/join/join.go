@@ -17,7 +17,6 @@ import (
 
 // Phase runs kubeadm join, then redirects kubelet to the endpoint.
 func Phase(active *site.Active) run.Phase {
-	site := active.Site
 	var asked *member.Names // set by Run, for the next Check
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 12 * time.Minute,
@@ -29,7 +28,7 @@ func Phase(active *site.Active) run.Phase {
 			if err := errors.Join(member.OtherForm(e, false), member.SameName(cert, active.Node, member.ResetForName)); err != nil {
 				return run.Todo, err
 			}
-			if site.NodeType == configs.NodeNative && member.Redirected(e) {
+			if active.Site.NodeType == configs.NodeNative && member.Redirected(e) {
 				// After a convert, or a change of nodeType in the Site. No phase maintains yurthub now.
 				e.Note("this node uses yurthub, but its Site has nodeType: native. To fix: set nodeType to edge or cloud, or run `firstboot revert`")
 			}
@@ -39,12 +38,12 @@ func Phase(active *site.Active) run.Phase {
 			}
 			names := asked
 			if asked = nil; names == nil {
-				names = member.NamesOf(e, site)
+				names = member.NamesOf(e, active.Site)
 			}
-			if server != site.EndpointURL() || e.Exists(kubeadm.KubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
+			if server != active.Site.EndpointURL() || e.Exists(kubeadm.KubeletRestart) || !names.Fit(ctx, e, cmp.Or(name, active.Site.Endpoint)) {
 				return run.Todo, nil
 			}
-			if later, running := runAgainLater(ctx, e, site, names); later != running {
+			if later, running := runAgainLater(ctx, e, active.Site, names); later != running {
 				return run.Todo, nil
 			}
 			return run.Done, nil
@@ -55,12 +54,12 @@ func Phase(active *site.Active) run.Phase {
 					return err
 				}
 			}
-			names := member.NamesOf(e, site)
-			if err := toEndpoint(ctx, e, site, names); err != nil {
+			names := member.NamesOf(e, active.Site)
+			if err := toEndpoint(ctx, e, active.Site, names); err != nil {
 				return err
 			}
 			asked = names
-			later, running := runAgainLater(ctx, e, site, names)
+			later, running := runAgainLater(ctx, e, active.Site, names)
 			switch {
 			case later && !running:
 				return e.Unit(ctx, "start", ondisk.UnitAgain)

@@ -45,7 +45,6 @@ const (
 
 // ArgsPhase makes kubelet run with the Site's arguments.
 func ArgsPhase(active *site.Active) run.Phase {
-	site := active.Site
 	return run.Phase{
 		Name: "kubelet-args", Doc: "kubelet has the Site's arguments", Timeout: 3*argsTimeout + 3*time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -53,7 +52,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 			if !ok {
 				return run.Done, nil // the node joined before arguments were recorded
 			}
-			member.NoteSocketKept(e, j, site)
+			member.NoteSocketKept(e, j, active.Site)
 			want := wantedArgs(ctx, e, active, j)
 			switch {
 			case j.TryingArgs != nil: // a trial was interrupted

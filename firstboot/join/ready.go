@@ -55,7 +55,6 @@ type readiness struct {
 
 // look reads the Node, and returns an error unless it is Ready with the Site's labels.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
-	site := r.active.Site
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	_, n, err := member.OwnNode(ctx, e, r.active.Node)
@@ -73,7 +72,7 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if r.noted {
-		member.RemarkTaints(e, r.joined, site, n)
+		member.RemarkTaints(e, r.joined, r.active.Site, n)
 	}
 	if ready, why := n.Ready(); !ready {
 		return run.Advise(fmt.Errorf("the Node %s is not Ready: %s", n.Metadata.Name, why), "see `journalctl -u kubelet -u containerd` on the machine, and check that the cluster's network add-on runs")
@@ -86,8 +85,8 @@ func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 
 // labels compares the Node's labels with the Site's.
 func (r *readiness) labels(e *machine.Env) error {
-	site, n := r.active.Site, r.node
-	missing, left := missingLabels(site, n), member.LeftLabels(r.joined, site, n)
+	n := r.node
+	missing, left := missingLabels(r.active.Site, n), member.LeftLabels(r.joined, r.active.Site, n)
 	r.otherLabels = len(missing)+len(left) > 0
 	switch {
 	case len(missing) > 0:

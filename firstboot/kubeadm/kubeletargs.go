@@ -27,9 +27,8 @@ nodeStatusReportFrequency: 1h
 // SiteArgs returns the Site's arguments for kubelet, and those that follow from its other
 // fields.
 func SiteArgs(active *site.Active) map[string]string {
-	site := active.Site
-	want := member.Union(site.KubeletExtraArgs, nil)
-	if _, given := want["config-dir"]; !given && site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
+	want := member.Union(active.Site.KubeletExtraArgs, nil)
+	if _, given := want["config-dir"]; !given && active.Site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
 		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // earlier kubelets do not read such a directory
 		want["config-dir"] = KubeletConfDir
 	}

@@ -32,14 +32,14 @@ type Env struct {
 	Log  *slog.Logger
 
 	Clock
-	Chance
+	Randomness
 	Files
 	Programs
 	Platform
 	Network
 	Slots
 	FileSystems
-	Audience
+	Output
 
 	pass
 }
@@ -54,8 +54,8 @@ type Clock struct {
 	ClockSynced func(ctx context.Context) (bool, error)
 }
 
-// Chance is a source of random numbers.
-type Chance struct {
+// Randomness is a source of random numbers.
+type Randomness struct {
 	// Rand returns a number in [0,1).
 	Rand func() float64
 	// Random returns n bytes that cannot be predicted.
@@ -199,8 +199,8 @@ type Device interface {
 	Close() error
 }
 
-// Audience receives messages in addition to the log.
-type Audience struct {
+// Output receives messages in addition to the log.
+type Output struct {
 	// Console prints a line for the person at the machine.
 	Console func(line string)
 	// Notify notifies systemd: "READY=1", "STATUS=…", "WATCHDOG=1".

@@ -176,7 +176,7 @@ func TestWordsOfAStranger(t *testing.T) {
 		Log:   slog.New(slog.DiscardHandler),
 		Clock: machine.Clock{Now: time.Now},
 		Files: machine.Files{WriteFile: func(string, []byte, machine.Owner) error { return nil }},
-		Audience: machine.Audience{
+		Output: machine.Output{
 			Console: func(line string) { out = append(out, line) },
 			Notify:  func(state string) { out = append(out, state) },
 		},
@@ -229,12 +229,12 @@ const (
 // quietEnv returns an Env without files and effects.
 func quietEnv(t *testing.T) *machine.Env {
 	return &machine.Env{
-		Root:     t.TempDir(),
-		Log:      slog.New(slog.DiscardHandler),
-		Clock:    machine.Clock{Now: time.Now},
-		Chance:   machine.Chance{Rand: func() float64 { return 0 }},
-		Files:    machine.Files{WriteFile: func(string, []byte, machine.Owner) error { return nil }},
-		Programs: machine.Programs{BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.ErrUnsupported }},
-		Audience: machine.Audience{Console: func(string) {}, Notify: func(string) {}},
+		Root:       t.TempDir(),
+		Log:        slog.New(slog.DiscardHandler),
+		Clock:      machine.Clock{Now: time.Now},
+		Randomness: machine.Randomness{Rand: func() float64 { return 0 }},
+		Files:      machine.Files{WriteFile: func(string, []byte, machine.Owner) error { return nil }},
+		Programs:   machine.Programs{BootClock: func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.ErrUnsupported }},
+		Output:     machine.Output{Console: func(string) {}, Notify: func(string) {}},
 	}
 }

@@ -1,17 +1,18 @@
 package run
 
-import "regexp"
+import (
+	"regexp"
+
+	"github.com/edgebake/edgebake/configs/printable"
+)
 
 // A wait may last for weeks, and its text comes from an error that recurs every
 // two seconds. Varying parts that are of no use to a person must not make it a
 // new message: each message is a line on the console and a write to flash.
 
-// localEnd matches this machine's end of a connection in Go's network errors, whose port
-// differs each time: 192.0.2.50:40112->192.0.2.11:6443.
-var localEnd = regexp.MustCompile(`(?:\[[0-9A-Za-z:.%]+\]|\d+(?:\.\d+){3}):\d+->`)
-
-// words returns s for people: without secrets and without localEnd.
-func (r *Runner) words(s string) string { return localEnd.ReplaceAllString(r.redact(s), "") }
+// words returns s for people: without secrets and without this machine's end of each
+// connection, whose port differs each time.
+func (r *Runner) words(s string) string { return printable.WithoutLocalAddr(r.redact(s)) }
 
 // varying matches parts that are worth reading but do not make a new message: times,
 // durations, the head of a klog line.

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// admitted is the part of a stick's Site that a machine accepts.
-type admitted struct {
+// decision is the result of admit.
+type decision struct {
 	// Site is the Site to use; nil: nothing is accepted.
 	Site *configs.Site
 	// Whole: the stick's other files are accepted too.
@@ -38,18 +38,18 @@ type admitted struct {
 // nothing that lets somebody in (users, keys, Ignition), leads it to another cluster
 // (pins, CA), changes what runs on it (arguments, labels, pools, the proxy that images
 // come through), or could move its clock past the end of its certificate (time servers).
-func admit(policy string, joined, signed bool, old, next *configs.Site) admitted {
+func admit(policy string, joined, signed bool, old, next *configs.Site) decision {
 	switch {
 	case policy == ondisk.SitesNever:
-		return admitted{}
+		return decision{}
 	case signed:
-		return admitted{Site: next, Whole: true}
+		return decision{Site: next, Whole: true}
 	case policy == ondisk.SitesSigned:
-		return admitted{}
+		return decision{}
 	case policy == ondisk.SitesAlways, !joined:
-		return admitted{Site: next, Whole: true}
+		return decision{Site: next, Whole: true}
 	case policy == ondisk.SitesUntilEnrolled, old == nil:
-		return admitted{}
+		return decision{}
 	}
 	site := *old
 	site.Masters = next.Masters
@@ -75,7 +75,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) admitted
 	if !slices.Equal(next.Network.NTP, old.Network.NTP) {
 		omitted = append(omitted, "network.ntp")
 	}
-	return admitted{Site: &site, Omitted: omitted}
+	return decision{Site: &site, Omitted: omitted}
 }
 
 // differingFields names the fields of two Sites that differ, except credentials.
@@ -90,8 +90,8 @@ func differingFields(a, b reflect.Value) []string {
 	return out
 }
 
-// taking is the part of a stick that this machine accepts.
-type taking struct {
+// accepted is the part of a stick that this machine accepts.
+type accepted struct {
 	info  ondisk.SlotInfo
 	files map[string][]byte
 	// site is the Site in files; nil if it is invalid.
@@ -109,8 +109,8 @@ type taking struct {
 
 // admitFiles returns what this machine, whose active Site is old, accepts of a stick. The
 // signature is verified before anything on the stick is parsed.
-func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*taking, error) {
-	all := &taking{info: c.Info}
+func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*accepted, error) {
+	all := &accepted{info: c.Info}
 	when, unsigned := checkSignature(e, image, old, c)
 	if unsigned == nil {
 		// edgebake.json itself is not signed: only the signature's date counts.
@@ -140,19 +140,19 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	if old != nil {
 		site = old.Site
 	}
-	got := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
+	d := admit(image.Removable, member.HasJoined(e), unsigned == nil, site, next)
 	switch {
-	case got.Site == nil:
+	case d.Site == nil:
 		return nil, notAdmitted(image)
-	case got.Whole:
+	case d.Whole:
 		return all, nil
 	}
-	return repair(e, site, f, got, all, c == brought)
+	return repair(e, site, f, d, all, c == brought)
 }
 
 // repair returns the part of a stick that a member accepts: the files of its own
-// slot, with the Site in got. plain: nothing on the stick names this machine.
-func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taking, plain bool) (*taking, error) {
+// slot, with the Site in d. plain: nothing on the stick names this machine.
+func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accepted, plain bool) (*accepted, error) {
 	c, next := f.contents, f.site
 	// A repair keeps the machine's name, so the name in the Site is checked here.
 	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
@@ -161,16 +161,16 @@ func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taki
 	if member.Unpinned(old) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with an untrusted token it would move to
 		// whatever cluster the stick names.
-		if got.Site.CACertHashes = member.Pins(e); len(got.Site.CACertHashes) == 0 {
+		if d.Site.CACertHashes = member.Pins(e); len(d.Site.CACertHashes) == 0 {
 			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
-		got.Site.UnsafeSkipCAVerification = false
+		d.Site.UnsafeSkipCAVerification = false
 	}
-	doc, err := configs.EncodeSlot(got.Site)
+	doc, err := configs.EncodeSlot(d.Site)
 	if err != nil {
 		return nil, err
 	}
-	t := &taking{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: got.Omitted, digest: all.digest, entry: f.entry}
+	t := &accepted{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: d.Omitted, digest: all.digest, entry: f.entry}
 	delete(t.files, ondisk.SlotInventory) // the machine's Site replaces it
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
@@ -178,8 +178,8 @@ func repair(e *machine.Env, old *configs.Site, f *found, got admitted, all *taki
 		}
 	}
 	t.files[ondisk.SlotSite] = doc
-	if got.Site.ValidatePublic() == nil { // it combines two valid Sites
-		t.site = got.Site
+	if d.Site.ValidatePublic() == nil { // it combines two valid Sites
+		t.site = d.Site
 	}
 	return t, nil
 }

@@ -147,8 +147,8 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	m := e.Facts()
 	j, _ := member.ReadJoinedAs(e)
 	cert, notEnrolled := member.Enrolment(e)
-	member := member.NodeIn(cert)
-	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, member, notEnrolled == nil, e.Contents(KeyFile)}
+	memberName := member.NodeIn(cert)
+	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, memberName, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
 		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the Site
@@ -168,13 +168,13 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	if !site.Match.IsZero() && !siteconf.Matches(site.Match, m) {
 		return nil, run.NeedsPerson(errNotMeant, "stamp this machine's own Site")
 	}
-	name, err := nodeName(site, m, j, member)
+	name, err := nodeName(site, m, j, memberName)
 	if err != nil {
 		return nil, run.NeedsPerson(fmt.Errorf("finding this machine's node name: %w", err), "set nodeName in site.yaml")
 	}
 	hostname := name
 	if notEnrolled == nil {
-		hostname = member
+		hostname = memberName
 	}
 	a := &Active{Site: site, Image: image, Node: name, Hostname: hostname, Stamped: inputs.stamped, ignition: inputs.ignition, inputs: inputs}
 	if same && before.Hostname == hostname && reflect.DeepEqual(before.inputs.machine, m) {

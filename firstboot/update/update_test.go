@@ -298,8 +298,8 @@ func (b *box) env() *machine.Env {
 			req.Header = header
 			return http.DefaultTransport.RoundTrip(req)
 		}},
-		Audience: machine.Audience{Console: func(line string) { b.console = append(b.console, line) }},
-		Slots:    machine.Slots{ReadSlot: func(string) (*slot.Contents, error) { return b.slot() }},
+		Output: machine.Output{Console: func(line string) { b.console = append(b.console, line) }},
+		Slots:  machine.Slots{ReadSlot: func(string) (*slot.Contents, error) { return b.slot() }},
 		FileSystems: machine.FileSystems{
 			FSSize: func(string) (int64, error) { return 100 << 20, nil },
 			FSFree: func(p string) (int64, error) {

@@ -30,14 +30,14 @@ func (w *World) Env() *machine.Env {
 		Root:        w.Root,
 		Log:         slog.New(slog.NewTextHandler(&w.Log, nil)),
 		Clock:       w.clock(),
-		Chance:      w.chance(),
+		Randomness:  w.randomness(),
 		Files:       w.files(),
 		Programs:    w.programs(),
 		Platform:    w.platform(),
 		Network:     w.network(),
 		Slots:       w.slots(),
 		FileSystems: w.fileSystems(),
-		Audience:    w.audience(),
+		Output:      w.output(),
 	}
 }
 
@@ -62,9 +62,9 @@ func (w *World) clock() machine.Clock {
 	}
 }
 
-// chance returns fixed numbers, so that tests repeat.
-func (w *World) chance() machine.Chance {
-	return machine.Chance{
+// randomness returns fixed numbers, so that tests repeat.
+func (w *World) randomness() machine.Randomness {
+	return machine.Randomness{
 		Rand: func() float64 { return 0 },
 		Random: func(n int) []byte {
 			w.randoms++
@@ -379,9 +379,9 @@ func (w *World) fileSystems() machine.FileSystems {
 	}
 }
 
-// audience returns an Audience that collects the console lines.
-func (w *World) audience() machine.Audience {
-	return machine.Audience{
+// output returns an Output that collects the console lines.
+func (w *World) output() machine.Output {
+	return machine.Output{
 		Console: func(line string) { w.Console = append(w.Console, line) },
 		Notify:  func(string) {},
 	}
