@@ -26,9 +26,9 @@ type system struct {
 	active *site.Active // nil: there is no Site
 }
 
-// lookAt reads the machine's state. It returns all reasons why it cannot be
+// readSystem reads the machine's state. It returns all reasons why it cannot be
 // updated.
-func lookAt(e *machine.Env) (*system, error) {
+func readSystem(e *machine.Env) (*system, error) {
 	s := &system{}
 	var err error
 	if s.image, err = site.ImageInfo(e); err != nil {
@@ -61,7 +61,7 @@ func lookAt(e *machine.Env) (*system, error) {
 	if s.boot, err = entries(e); err != nil {
 		return nil, err
 	}
-	own := of(s.boot, s.root)
+	own := entriesFor(s.boot, s.root)
 	switch {
 	case len(own) == 0:
 		bad("there is no boot entry for %s, which this system runs from: an update would leave nothing to go back to", s.root)

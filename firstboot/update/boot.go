@@ -86,8 +86,8 @@ func field(text, name string) string {
 	return ""
 }
 
-// of returns the entries of a root.
-func of(all []entry, root string) (out []entry) {
+// entriesFor returns the boot entries of a root.
+func entriesFor(all []entry, root string) (out []entry) {
 	for _, x := range all {
 		if x.Root == root {
 			out = append(out, x)

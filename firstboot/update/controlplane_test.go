@@ -404,7 +404,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 // To which images a control-plane node goes.
 func TestAdmitControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
-	sys, err := lookAt(m.env())
+	sys, err := readSystem(m.env())
 	if err != nil {
 		t.Fatal(err)
 	}

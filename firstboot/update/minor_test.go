@@ -103,7 +103,7 @@ func TestAdmitKubelet(t *testing.T) {
 			if c.prepare != nil {
 				c.prepare(b, cluster)
 			}
-			sys, err := lookAt(e)
+			sys, err := readSystem(e)
 			if err != nil {
 				t.Fatal(err)
 			}

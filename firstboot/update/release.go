@@ -188,7 +188,7 @@ func settled(e *machine.Env) *ondisk.UpdateState {
 	if err != nil {
 		return nil
 	}
-	for _, x := range of(all, s.Root) {
+	for _, x := range entriesFor(all, s.Root) {
 		switch {
 		case x.Trial && x.Left == 0:
 			s.Status = ondisk.UpdateFailed

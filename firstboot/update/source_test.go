@@ -649,7 +649,7 @@ func (p pulled) ReadAt(b []byte, off int64) (int, error) {
 func TestReadAfterTheCount(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	e := b.env()
-	sys, err := lookAt(e)
+	sys, err := readSystem(e)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	if err != nil {
 		return &busy{err}
 	}
-	err = alone(ctx, e, o, tell)
+	err = updateLocked(ctx, e, o, tell)
 	release()
 	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.TurnFile) && !pending(e)) {
 		// systemd starts the unit again until it has made the Node schedulable, and other
@@ -108,8 +108,8 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	return err
 }
 
-// alone is Update while no other change of the machine runs.
-func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) (err error) {
+// updateLocked is Update with the lock of run.Exclusive held.
+func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) (err error) {
 	defer func() {
 		if err == nil {
 			return
@@ -127,7 +127,7 @@ func alone(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) 
 			return &busy{err}
 		}
 	}
-	sys, err := lookAt(e)
+	sys, err := readSystem(e)
 	if err != nil {
 		return err
 	}
