@@ -147,10 +147,10 @@ func TestTokenLife(t *testing.T) {
 	if err := c.RevokeToken(ctx, token); err != nil {
 		t.Error(err)
 	}
-	if err := c.RevokeToken(ctx, token); err == nil || !strings.Contains(err.Error(), "has no token with that id") || strings.Contains(err.Error(), token[7:]) {
+	if err := c.RevokeToken(ctx, token); err == nil || !strings.Contains(err.Error(), "has no token with this ID") || strings.Contains(err.Error(), token[7:]) {
 		t.Error(err)
 	}
-	if _, err := c.CheckToken(ctx, token, time.Now()); err == nil || !strings.Contains(err.Error(), "no token with that id") {
+	if _, err := c.CheckToken(ctx, token, time.Now()); err == nil || !strings.Contains(err.Error(), "no token with this ID") {
 		t.Error(err)
 	}
 }
@@ -230,10 +230,10 @@ func TestTokenRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = c.MintToken(ctx, cluster.MintOptions{TTL: time.Hour, Now: time.Now()})
-	if err == nil || !strings.Contains(err.Error(), "may not create secrets in namespace kube-system, nor get configmaps cluster-info in namespace kube-public, nor get configmaps kubeadm-config in namespace kube-system, nor list endpointslices.discovery.k8s.io in namespace default; nothing was changed") {
+	if err == nil || !strings.Contains(err.Error(), "has no permission to create secrets in namespace kube-system, or get configmaps cluster-info in namespace kube-public, or get configmaps kubeadm-config in namespace kube-system, or list endpointslices.discovery.k8s.io in namespace default; nothing was changed") {
 		t.Error(err)
 	}
-	if err := c.RevokeToken(ctx, before[0].ID); err == nil || !strings.Contains(err.Error(), "may not delete secrets bootstrap-token-"+before[0].ID) {
+	if err := c.RevokeToken(ctx, before[0].ID); err == nil || !strings.Contains(err.Error(), "has no permission to delete secrets bootstrap-token-"+before[0].ID) {
 		t.Error(err)
 	}
 	if _, err := c.Tokens(ctx, time.Now()); err == nil || !strings.Contains(err.Error(), "has no permission") {

@@ -97,7 +97,7 @@ func TestPreflight(t *testing.T) {
 		{what: "another CA", check: "API server", detail: "is not the one that caCertHashes pins", both: true, change: func(s *configs.Site) {
 			s.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
 		}},
-		{what: "another CA, by the kubeconfig", check: "CA hash", detail: "is not the cluster's", admin: true, change: func(s *configs.Site) {
+		{what: "another CA, by the kubeconfig", check: "CA hash", detail: "does not match the cluster's CA", admin: true, change: func(s *configs.Site) {
 			s.CACertHashes = []string{"sha256:" + strings.Repeat("0", 64)}
 		}},
 		{what: "a token that was never there", check: "token", detail: "", admin: true, token: "aaaaaa." + hex.EncodeToString(unsigned[:])},

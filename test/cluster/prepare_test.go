@@ -245,7 +245,7 @@ func TestPrepareRights(t *testing.T) {
 	var err error
 	until(t, "the reader's rights", func() bool {
 		_, err = c.Plan(ctx, cluster.Wanted{VIP: "10.103.97.9"})
-		return err != nil && !strings.Contains(err.Error(), "has no permission")
+		return err != nil && strings.Contains(err.Error(), "create configmaps in namespace kube-public")
 	})
 	for _, want := range []string{"create configmaps in namespace kube-public", "create roles.rbac.authorization.k8s.io in namespace kube-public", "update configmaps kube-proxy in namespace kube-system", "nothing was changed"} {
 		if !strings.Contains(err.Error(), want) {

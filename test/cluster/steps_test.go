@@ -33,7 +33,7 @@ func TestPrintedStep(t *testing.T) {
 	if want := "kubectl -n kube-system edit configmap kubeadm-config: add " + endpoint + " and " + vip + " to the list apiServer.certSANs"; !ok || edit != want {
 		t.Fatalf("got %q, want %q", edit, want)
 	}
-	commands, _, ok := strings.Cut(rest, ". To take it back")
+	commands, _, ok := strings.Cut(rest, ". To undo it")
 	if !ok {
 		t.Fatalf("the step has another form: %s", rest)
 	}
