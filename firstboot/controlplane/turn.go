@@ -17,10 +17,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Control-plane nodes are updated one at a time. The one whose turn it is holds a Lease, from
-// before its boot entry is written until it keeps the new system or is back on the former one.
-// It cannot renew the Lease while it restarts, so no time ends a turn. A machine that is no
-// longer a member of etcd has none.
+// Control-plane nodes are updated one at a time. The node that is being updated holds a Lease,
+// from before its boot entry is written until it keeps the new system or is back on the former
+// one. It cannot renew the Lease while it restarts, so the Lease never expires. Another node may
+// take it over only if its holder is no longer a member of etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
@@ -140,7 +140,7 @@ func (t Turn) Take(ctx context.Context) error {
 	}
 	defer etcd.CloseIdleConnections()
 	if err := t.e.WriteFile(TurnFile, nil, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("recording that this machine takes its turn: %w", err)
+		return fmt.Errorf("recording that this machine takes the Lease of updates: %w", err)
 	}
 	for {
 		err := changeLease(ctx, c, t.e.Now(), func(l lease) (holder any, err error) {
@@ -196,10 +196,11 @@ func (t Turn) release(ctx context.Context) error {
 	return nil
 }
 
-var errUnchanged = errors.New("the Lease stays as it is")
+// errUnchanged is returned by the argument of changeLease if the Lease needs no change.
+var errUnchanged = errors.New("the Lease needs no change")
 
-// changeLease sets the holder that next returns; nil means none. A Lease that was changed
-// meanwhile is read again.
+// changeLease sets the holder that next returns; nil means none. It reads the Lease again if
+// another client has changed it in the meantime.
 func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(lease) (holder any, err error)) error {
 	for {
 		l, err := readLease(ctx, c)

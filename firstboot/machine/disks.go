@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,6 +103,29 @@ const (
 	LoaderPartFile = "/sys/firmware/efi/efivars/LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 	BootCountFile  = "/sys/firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 )
+
+// EntryName is what the file name of a boot entry says.
+type EntryName struct {
+	Root string // ROOT-A or ROOT-B
+	// Trial is set if boots are counted, with Left tries remaining. systemd
+	// removes the count once UnitHealthy has finished.
+	Trial bool
+	Left  int
+}
+
+// entryName matches the file names of edgebake's entries. On trial they contain the number of
+// tries left and of those that failed (Automatic Boot Assessment).
+var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
+
+// ParseEntryName parses the file name of a boot entry; ok is false if it is not edgebake's.
+func ParseEntryName(file string) (n EntryName, ok bool) {
+	m := entryName.FindStringSubmatch(file)
+	if m == nil {
+		return n, false
+	}
+	left, _ := strconv.Atoi(m[3]) // digits
+	return EntryName{Root: "ROOT-" + strings.ToUpper(m[1]), Trial: m[2] != "", Left: left}, true
+}
 
 // ESPDir is where systemd mounts the EFI system partition when it is used.
 const ESPDir = "/efi"

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"regexp"
 	"time"
 
 	"github.com/edgebake/edgebake/firstboot/machine"
@@ -64,9 +63,6 @@ func rejectTrial(e *machine.Env) error {
 		"wait until the Node is Ready: the machine then keeps this system, or else returns to the former one (`firstboot status`)")
 }
 
-// pendingEntry matches the boot entry of a system with tries left.
-var pendingEntry = regexp.MustCompile(`^edgebake-[ab]\+[1-9][0-9]*(-[0-9]+)?\.conf$`)
-
 // rejectPending returns an error if an update has written the boot entry of a new system, and
 // the machine has not restarted yet: the new system would not have the change.
 func rejectPending(e *machine.Env) error {
@@ -75,7 +71,7 @@ func rejectPending(e *machine.Env) error {
 		return fmt.Errorf("reading the boot entries: %w", err)
 	}
 	for _, f := range list {
-		if pendingEntry.MatchString(f.Name()) {
+		if n, ok := machine.ParseEntryName(f.Name()); ok && n.Trial && n.Left > 0 {
 			return Advise(fmt.Errorf("an update is in place, and the next restart boots another system (boot entry %s)", f.Name()),
 				"restart the machine and wait until it keeps the new system (`firstboot status`), then run this command again")
 		}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -36,19 +35,11 @@ const tries = 3
 // entry is a boot entry of one of the two roots.
 type entry struct {
 	Name string // of its file
-	Root string // ROOT-A or ROOT-B
-	// Trial is set if boots are counted, with Left tries remaining. systemd
-	// removes the count once UnitHealthy has finished.
-	Trial bool
-	Left  int
+	machine.EntryName
 	// Version is -1 if it is missing or invalid.
 	Version int
 	Text    string
 }
-
-// entryName matches the file names of our entries. On trial they contain the
-// number of tries left and of those that failed (Automatic Boot Assessment).
-var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
 
 // entries reads the boot entries of both roots.
 func entries(e *machine.Env) ([]entry, error) {
@@ -58,16 +49,15 @@ func entries(e *machine.Env) ([]entry, error) {
 	}
 	var out []entry
 	for _, f := range list {
-		m := entryName.FindStringSubmatch(f.Name())
-		if m == nil {
+		name, ok := machine.ParseEntryName(f.Name())
+		if !ok {
 			continue
 		}
 		text, err := e.Read(path.Join(entriesDir, f.Name()))
 		if err != nil {
 			return nil, fmt.Errorf("reading the boot entries: %w", err)
 		}
-		x := entry{Name: f.Name(), Root: "ROOT-" + strings.ToUpper(m[1]), Trial: m[2] != "", Text: string(text)}
-		x.Left, _ = strconv.Atoi(m[3]) // digits
+		x := entry{Name: f.Name(), EntryName: name, Text: string(text)}
 		if x.Version, err = strconv.Atoi(field(x.Text, "version")); err != nil || x.Version > maxVersion {
 			x.Version = -1
 		}

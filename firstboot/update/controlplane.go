@@ -42,7 +42,7 @@ func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
 
 var etcdForm = regexp.MustCompile(`^v?([0-9]+\.[0-9]+)\.[0-9]+(?:[-+.]|$)`)
 
-// etcdMinor is 3.6 for the tag 3.6.8-0, and "" if the tag does not tell.
+// etcdMinor returns the minor version of an image tag, 3.6 for 3.6.8-0, or "" if it has none.
 func etcdMinor(tag string) string {
 	if m := etcdForm.FindStringSubmatch(tag); m != nil {
 		return m[1]
@@ -50,7 +50,8 @@ func etcdMinor(tag string) string {
 	return ""
 }
 
-// admitByCluster returns why the cluster does not take the image on this machine, now or ever.
+// admitByCluster returns why the cluster rejects the image on this machine. A *busy error is
+// temporary.
 func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return s.admitKubelet(ctx, e, next)

@@ -90,6 +90,17 @@ func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 	return s.withCert
 }
 
+// forget removes the session of connections with this certificate.
+func (s *Sessions) forget(client *tls.Certificate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if client == nil {
+		s.without = nil
+	} else {
+		s.client = nil
+	}
+}
+
 // Event is an event of a link. Kind determines which other fields are set.
 type Event struct {
 	Kind   eventKind
@@ -145,7 +156,7 @@ var errStale = errors.New("the certificate of the TLS session is not valid")
 func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	l, err := dial(ctx, t, limit)
 	if errors.Is(err, errStale) {
-		t.Sessions = nil
+		t.Sessions.forget(t.Client)
 		l, err = dial(ctx, t, limit)
 	}
 	return l, err
@@ -222,7 +233,7 @@ func (l *Link) handshake(ctx context.Context) error {
 			var err error
 			if l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
 				return err // timeout: this says nothing about the identity
-			} else if cs.DidResume && (err != nil || l.Skew.off) {
+			} else if cs.DidResume && err != nil {
 				return errStale
 			} else if err != nil {
 				alien = &IdentityError{err}

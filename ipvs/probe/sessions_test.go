@@ -84,6 +84,9 @@ func TestSessions(t *testing.T) {
 	if ask(t, target) {
 		t.Error("it resumed the session of the former certificate")
 	}
+	if !ask(t, target) {
+		t.Error("it did not resume the session of the new certificate")
+	}
 	target.Roots = roots(ca)
 	var alien *IdentityError
 	if _, err := Dial(t.Context(), target, BodyLimit); !errors.As(err, &alien) {
