@@ -18,7 +18,7 @@ import (
 )
 
 // Files changes the files below Root. After a power cut a file is the old or the new one, and
-// users who may write there too cannot redirect a change.
+// users with write access to a directory cannot redirect a change.
 type Files struct{ Root string }
 
 func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
@@ -85,8 +85,8 @@ func (f Files) Remove(path string) error { return f.root().Remove(path) }
 // RemoveAll removes path and everything below it.
 func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
 
-// Sync syncs each path and all of its file system, including changes by other programs. It
-// also returns write errors that the kernel met earlier.
+// Sync syncs each path and its whole file system, including changes by other programs. It
+// also returns earlier write errors of the kernel.
 func (f Files) Sync(paths ...string) error {
 	var errs []error
 	synced := map[uint64]bool{}

@@ -13,34 +13,33 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ErrAlready means that the machine is already as a person requests it.
+// ErrAlready means that the machine already is in the requested state.
 var ErrAlready = errors.New("there is nothing to do")
 
-// Step reports how a step of convert, revert or reset went, or a note for a person.
+// Step is the result of one step of convert, revert or reset, or a note for the operator.
 type Step struct {
 	Name, Status string // waiting, note, done, as it should be, failed, undone
 	Detail       string
 }
 
-// Recorded lists the contents of a change's record: copies of files from before
-// and after the change, which must not hold secrets, and the journals of units.
+// Recorded lists what a change records: files, which are copied before and after it and must not
+// hold secrets, and units, whose journals are copied.
 type Recorded struct{ Files, Units []string }
 
-// change carries out convert, revert or reset in steps. It records how each step went, and the
-// files before and after.
+// change carries out the steps of convert, revert or reset, and records their results.
 type change struct {
 	e        *machine.Env
 	tell     func(Step)
-	dir      string // of the record
+	dir      string // directory of the record
 	recorded Recorded
 	steps    []Step
-	// Resumed: if a step fails, steps that were found done are
-	// undone too, since an earlier run, which was killed, did them.
+	// Resumed: if a step fails, steps that were found done are undone too, since
+	// an earlier run that was killed did them.
 	Resumed bool
 	// ChangedAt names the step after which nothing is undone: the change is made, and the rest
 	// is cleanup.
 	ChangedAt string
-	// Onward: nothing is ever undone; the next run continues.
+	// Onward: a failure undoes nothing, since the next run continues.
 	Onward bool
 }
 
@@ -51,9 +50,8 @@ func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) 
 	return &change{e: &own, tell: tell, recorded: recorded, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// WithoutTimer stops the timer of first boot, which would undo the
-// change meanwhile, calls CarryOut, and starts the timer again. If
-// it is killed, first boot runs at the next boot anyway.
+// WithoutTimer calls CarryOut with the timer of first boot stopped, since first boot would undo
+// the change. If it is killed, first boot still runs at the next boot.
 func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -75,8 +73,8 @@ func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	return err
 }
 
-// CarryOut runs the steps in order. If one fails, it and the steps before it
-// are undone in reverse order, unless Onward or ChangedAt rules that out.
+// CarryOut runs the steps in order. If one fails, it and the steps before it are undone in
+// reverse order, unless Onward or ChangedAt forbids that.
 func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase
@@ -95,7 +93,7 @@ func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 			return Advise(fmt.Errorf("%s: %w (the node has changed already; a record of it is in %s)", s.Name, res.err, c.dir),
 				"run the same command again: it does the rest")
 		default:
-			// Undone even if ctx has ended: a half-changed node is worse.
+			// Undo even if ctx has ended: a half-changed node would be worse.
 			undo := context.WithoutCancel(ctx)
 			err := c.undo(undo, did, res.err)
 			c.finish(undo)
@@ -134,7 +132,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 	return res
 }
 
-// undo undoes the steps in reverse order. It returns why, joined with the errors of undoing.
+// undo undoes the steps in reverse order, and returns why joined with the errors of undoing.
 func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 	for _, s := range slices.Backward(did) {
 		if s.Undo == nil {

@@ -13,9 +13,9 @@ import (
 )
 
 // A newly installed system boots on trial: edgebake-healthy.service holds boot-complete.target
-// until HealthyFile exists; then the boot entry is marked as good. A boot without HealthyFile
-// ends after a timeout, and after the last try the former system boots again. While HeldFile
-// exists, the timeout does not run.
+// until HealthyFile exists, and then the boot entry is marked as good.
+// Without HealthyFile the boot ends after a timeout, which is suspended while HeldFile exists.
+// After the last failed try the former system boots again.
 
 // saveHealthy marks this boot as successful.
 func saveHealthy(e *machine.Env) error {
@@ -32,8 +32,8 @@ func saveHealthy(e *machine.Env) error {
 // server has seen its Node: the boot is neither confirmed nor ended.
 var ErrUnproven = errors.New("no API server has seen the Node on this system yet")
 
-// holdLimit bounds how long a boot on trial waits for an API server: a fault of the new system
-// may look like one of the network.
+// holdLimit bounds how long a boot on trial waits for an API server: a fault of the
+// new system may look like a network fault.
 const holdLimit = 24 * time.Hour
 
 // hold suspends the timeout of edgebake-healthy.service if held, and lets it run otherwise.
@@ -95,8 +95,8 @@ func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) 
 	return release, nil
 }
 
-// ExclusiveSettled is Exclusive for a change of the system that runs: it fails too while an
-// update waits for the restart.
+// ExclusiveSettled is Exclusive for changes of the running system: it also
+// fails while an update waits for a restart.
 func ExclusiveSettled(ctx context.Context, e *machine.Env) (release func(), err error) {
 	if release, err = Exclusive(ctx, e); err != nil {
 		return nil, err

@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Idle returns an error while first boot still applies the Site: it and the caller would undo
-// each other's work. A first boot that has recorded the result done only sends its report.
+// Idle returns an error while first boot applies the Site, since first boot and the caller would
+// undo each other's work. First boot counts as idle once its result is done.
 func Idle(ctx context.Context, e *machine.Env) error {
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
 	case err != nil:

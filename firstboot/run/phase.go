@@ -10,15 +10,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Phase is one step of first boot, convert, revert or reset. It is made for one pass or
-// command, and may remember what its Check or Run found until that ends, e.g. the names in an
-// API server's certificate.
+// Phase is one step of first boot, convert, revert or reset. It is made for one pass or command,
+// so it may cache what Check or Run found, e.g. the names in an API server's certificate.
 type Phase struct {
 	Name, Doc string
 	// Check looks at the machine, never at the state file. If it is
 	// nil, Run is always called, and its success is not verified.
 	Check func(context.Context, *machine.Env) (Verdict, error)
-	// Run does what Check found missing; it may be killed at any point.
+	// Run makes the changes that Check found missing; it may be killed at any point.
 	Run func(context.Context, *machine.Env) error
 	// Undo reverts the changes of a failed Run; it may be nil. It is not
 	// called if only a Check failed, since the machine may be in order.
@@ -71,7 +70,7 @@ type result struct {
 // changed something that earlier phases use.
 var ErrRestart = errors.New("starting over")
 
-// ErrConfirmed is returned by a Run that has itself verified its work: Check is not called again.
+// ErrConfirmed is returned by a Run that has verified its own work: Check is not called again.
 var ErrConfirmed = errors.New("confirmed")
 
 // progress holds the callbacks before Run and before the second Check; either may be nil.
@@ -121,8 +120,7 @@ func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {
 	return p.Check(ctx, e)
 }
 
-// run calls Run with the phase's timeout. The error of a timeout names what Run was waiting
-// for.
+// run calls Run with the phase's timeout. A timeout error names what Run was waiting for.
 func (p Phase) run(ctx context.Context, e *machine.Env) error {
 	bounded, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()

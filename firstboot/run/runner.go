@@ -56,7 +56,7 @@ type Node struct {
 	NotTaken error
 	// Secrets are removed from everything that is logged, saved and reported.
 	Secrets []string
-	// Report is where reports go; Proxy are the environment variables of their proxy.
+	// Report is the receiver of reports; Proxy holds the environment variables of the proxy for it.
 	Report configs.Report
 	Proxy  []string
 	// Spread is the time over which nodes that boot together spread their first requests.
@@ -124,8 +124,7 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // pass runs the phases once. A failed phase ends the pass after a pause, and the next pass
-// begins at the first phase: checks are cheap, and the result of an earlier phase may be the
-// cause.
+// begins at the first phase, since checks are cheap and an earlier phase may be the cause.
 func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
 	defer e.BeginPass()()
 	if err := hold(e, false); err != nil { // an API server may be in reach by now
@@ -178,9 +177,8 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	return nil
 }
 
-// spreadBoots waits once, before the first connection to an API server; Backoff spreads
-// retries. The time since the run began counts, since nodes that booted together have spent
-// about the same.
+// spreadBoots waits once, before the first connection to an API server, until this
+// node's boot delay has passed since the run began.
 func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) error {
 	if r.spread {
 		return nil
@@ -192,8 +190,8 @@ func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) err
 	return nil
 }
 
-// waitOffline ends a pass in which no API server could be asked, after a pause: the node runs
-// with its present settings.
+// waitOffline pauses and ends a pass in which no API server answered: the
+// node runs with its present settings.
 func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, attempts map[string]int) error {
 	r.result(e, ondisk.ResultWaiting)
 	if err := r.judgeOffline(ctx, e, node); err != nil {
@@ -216,8 +214,8 @@ func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) er
 	return hold(e, errors.Is(err, ErrUnproven) && e.Now().Sub(r.began) < holdLimit)
 }
 
-// phase makes one attempt at a phase. Unless it succeeds, or its result is unknown,
-// the error ends the pass.
+// phase makes one attempt at a phase. Any result except success or
+// Unknown ends the pass with an error.
 func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, CheckTimeout)
 	res := p.attempt(ctx, e, progress{
@@ -271,14 +269,14 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 	return ErrRestart
 }
 
-// stop waits after a permanent failure until there is another Site, or until it is time to try
-// again: the fix may be in the cluster.
+// stop waits after a permanent failure until the Site changes, or until it is time to
+// try again: the fix may be in the cluster.
 func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
-	// The jitter is drawn once: if it were drawn at each look, the smallest would count, and
-	// all nodes that one fault of the cluster has stopped would resume together.
+	// The jitter is drawn once. If it were drawn at each look, the smallest value would win, and
+	// all nodes stopped by one cluster fault would resume together.
 	sources, end := r.Sources(e), e.Now().Add(repeat+time.Duration(e.Rand()*float64(repeat)/4))
 	for {
 		if err := r.pause(ctx, e, max(0, min(Standstill, end.Sub(e.Now())))); err != nil {
@@ -310,8 +308,8 @@ func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	e.Notify("WATCHDOG=1")
 }
 
-// Alive reports whether the current step is within its announced time; the host then feeds the
-// watchdog.
+// Alive reports whether the current step is within its announced time. The
+// host feeds the watchdog only while it is.
 func (r *Runner) Alive(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

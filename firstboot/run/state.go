@@ -79,9 +79,9 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show replaces the list of phases in the state, and keeps the known
-// state of each. If all is false, the phases after the Site's are
-// not known yet; a longer list of an earlier pass then stays.
+// show replaces the list of phases in the state, and keeps each phase's known state. If all is
+// false, the phases after the Site's are still unknown, and a longer list of an earlier pass
+// stays.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -135,7 +135,7 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 		case changed && p.Status == ondisk.PhaseDone && p.Attempts == 0:
 			// A check that finds nothing to do causes no write: the result is saved at the
 			// end.
-		case changed && *p != old: // more than Waiting
+		case changed && *p != old: // not only Waiting
 			r.waitSaved = time.Time{}
 			r.save(e)
 		case changed || r.unsaved:

@@ -19,11 +19,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Phase finds the Site and applies its settings to the operating system. Afterwards
-// reader.Last is that Site, which the rest of the pass uses. beforeKubelet, which may be
-// nil, is called before starting a kubelet that has waited for the Site's settings.
+// Phase finds the Site, stores it in reader.Last for the rest of the pass, and applies its
+// settings. beforeKubelet, which may be nil, is called before a kubelet that waited for the
+// settings is started.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
-	left := false // in this pass, the slot of a node could not be written
+	left := false // the slot of an enrolled node could not be written in this pass
 	return run.Phase{
 		Name: "site-config", Doc: "the Site's settings are in place", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -55,7 +55,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 	}
 }
 
-// checkSite is the check of Phase. left: the slot could not be written in this pass.
+// checkSite is the Check of Phase. left: the slot could not be written in this pass.
 func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (run.Verdict, error) {
 	if s, err := newStick(e, reader); s != nil {
 		return run.Todo, nil
@@ -82,8 +82,8 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	return run.Done, nil
 }
 
-// waitForSite waits until a Site is stamped or brought on a
-// stick. none is the error of the slot, which has no Site.
+// waitForSite waits until a Site is stamped or brought on a stick. none is
+// the error of the slot without a Site.
 func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
 	if isOthers(none) {
 		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
@@ -145,15 +145,15 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 	if err := e.SetHostname(a.Hostname); err != nil {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
-	// Last: with this file, Check finds the settings in place.
+	// Written last: this file tells Check that the settings are in place.
 	if _, err := e.Write(AppliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("recording which Site is applied: %w", err)
 	}
 	return nil
 }
 
-// startHeldKubelet calls before and starts kubelet, if that has waited for the Site's
-// settings.
+// startHeldKubelet starts kubelet if it has waited for the Site's
+// settings, and calls before first.
 func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, before func(context.Context, *machine.Env, *configs.Site) error) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
@@ -169,8 +169,8 @@ func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, b
 	return nil
 }
 
-// kubeletHeld reports whether kubelet of an enrolled node does not run: its unit waits for the
-// Site's settings, which a new root does not have.
+// kubeletHeld reports whether kubelet of an enrolled node is inactive: on a new
+// root, its unit waits for the Site's settings.
 func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	if !member.EnrolledOrEarly(e) {
 		return false, nil
@@ -179,8 +179,8 @@ func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	return err == nil && state == "inactive", err
 }
 
-// saveSite keeps a copy of the Site, in case the slot is damaged. It has no token; a Wi-Fi key
-// stays, since it is in the settings on this disk too.
+// saveSite keeps a copy of the Site without its token, in case the slot is damaged. A Wi-Fi key
+// stays, since the settings on this disk contain it too.
 func saveSite(e *machine.Env, a *Active) error {
 	if err := saveStamped(e, a); err != nil {
 		return err
@@ -215,9 +215,8 @@ func saveStamped(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// withoutToken encodes the Site as it stays in the slot after the join. Secrets that its
-// settings need, a Wi-Fi key or a password's hash, stay: without them, the next boot would
-// take it for a changed Site.
+// withoutToken encodes the Site as it stays in the slot after the join. It keeps the secrets of
+// settings (a Wi-Fi key, a password hash): otherwise the next boot would see a changed Site.
 func withoutToken(site *configs.Site) ([]byte, error) {
 	s := *site
 	s.Credentials = configs.Credentials{}
@@ -319,9 +318,9 @@ func isUnder(paths []string, dirs ...string) bool {
 	})
 }
 
-// restartServices restarts the services whose settings have changed. udev notices changed
-// rules itself. Rules of a firewall are loaded at the next boot: loading them would flush all
-// others, kube-proxy's too.
+// restartServices restarts the services whose settings have changed. It skips udev, which
+// notices changed rules, and firewalls, whose reload would flush all other rules, kube-proxy's
+// too.
 func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	for _, r := range []struct {
 		dirs       []string

@@ -19,9 +19,8 @@ const slack = 8 << 20
 // journal is the size of the largest ext4 journal, in bytes.
 const journal = 256 << 20
 
-// oneDisk checks that / and /var are on one disk. Two dd copies of
-// an image have equal GUIDs, and the kernel uses whichever it sees
-// first: the machine might mix / of one copy with /var of the other.
+// oneDisk checks that / and /var are on one disk. Two dd copies of an image have equal GUIDs, so
+// the machine might mix / of one copy with /var of the other.
 func oneDisk(e *machine.Env) error {
 	root, err := e.RootDisk()
 	part, disk := e.MountedFrom("/var")
@@ -46,9 +45,8 @@ func loaderWords(disks []string) string {
 	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
 }
 
-// DiskPhase makes DATA use the free space after it. systemd-repart and systemd-growfs do that
-// early at boot; this phase checks it, and calls them if they did not. A node whose DATA
-// cannot grow reports that and continues.
+// DiskPhase calls systemd-repart and systemd-growfs if they did not grow DATA early at boot. A
+// node whose DATA cannot grow reports that and continues.
 func DiskPhase() run.Phase {
 	tried := false // in this pass
 	return run.Phase{

@@ -19,8 +19,8 @@ const (
 	SlotBlank                      // removing them was interrupted
 )
 
-// SecretsInSlot looks for secrets of the active Site in the slot. Another Site that was
-// stamped meanwhile keeps its own.
+// SecretsInSlot looks for secrets of the active Site in the slot. If another Site
+// was stamped meanwhile, its secrets stay.
 func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -14,13 +14,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// IdentityPhase makes this machine different from all others that were written from the same
-// golden image: it sets the machine ID and the file systems' UUIDs, which are derived from the
-// ID so that Check can verify them. It also makes the key of the HMACs that identify Sites,
-// and records whether the machine is a member of a cluster, before a stick is read.
+// IdentityPhase gives this machine its own machine ID, and file system UUIDs derived from it. It
+// also makes the HMAC key that identifies Sites, and records cluster membership before a stick
+// is read.
 //
-// The ID stays when the root is exchanged: DATA has a copy,
-// which the initrd writes to a root without an ID.
+// The ID survives an exchange of the root: the initrd copies it
+// from DATA to a root without an ID.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,
@@ -114,9 +113,8 @@ func makeKey(e *machine.Env) error {
 // UUIDTried marks, until reboot, that a new UUID of that file system was tried.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
-// OwnFileSystems returns the ext4 partitions in use, by label: DATA and the booted root, whose
-// UUIDs are the same in every copy of the image. The other root is empty or was not booted
-// yet, and stays as it was written.
+// OwnFileSystems returns the devices of DATA and the booted root, by label. Their UUIDs are the
+// same in every copy of the image. The other root keeps its UUID until it is booted.
 func OwnFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.RootDisk()

@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// An Inventory has the Sites of many machines, with their secrets. On a machine's
-// own disk only its own Site stays: the slot is rewritten with only that Site before
-// anything else uses it. A stick serves several machines, so it keeps all Sites.
+// An Inventory has the Sites of many machines, with their secrets. A machine's own slot is
+// rewritten with only its own Site before anything else uses it. A stick serves several machines
+// and keeps all.
 
 // A Site may also name its machine itself (match). Once that machine has the Site, match is
 // removed, so that exchanging a network card later does not invalidate it.
@@ -40,8 +40,8 @@ type found struct {
 	entry *configs.InventorySite
 }
 
-// forMachine finds the Site for this machine in a slot. before, which may be nil, is the Site
-// that was in it earlier.
+// forMachine finds the Site for this machine in a slot. before, which
+// may be nil, is an earlier result.
 func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
@@ -100,9 +100,9 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	return &found{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot if it must be rewritten: it
-// has an Inventory with a Site for this machine, or a rewrite was
-// interrupted. one is the new contents, nil if there is nothing to do.
+// readUnwritten reads the machine's own slot if it must be rewritten: it has an Inventory with
+// this machine's Site, or a rewrite was interrupted. one is the new contents; nil if there is
+// nothing to do.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -31,13 +31,12 @@ type decision struct {
 // is its active Site, nil if it cannot be read. signed: next is signed with a key that the
 // Image names.
 //
-// A machine that is not yet a member of a cluster has no other source of a Site. A
-// member accepts from an untrusted stick only settings that bring it back to its
-// cluster, whose CA stays pinned: the API servers, the network, a token, and on a
-// control-plane node the cluster's keys, which are verified with that CA. It accepts
-// nothing that lets somebody in (users, keys, Ignition), leads it to another cluster
-// (pins, CA), changes what runs on it (arguments, labels, pools, the proxy that images
-// come through), or could move its clock past the end of its certificate (time servers).
+// A machine outside a cluster has no other source of a Site. A member accepts from an untrusted
+// stick only what brings it back to its cluster, whose CA stays pinned: API servers, network, a
+// token, and on a control-plane node the cluster's keys, which are verified with that CA.
+// A member accepts nothing that lets somebody in (users, keys, Ignition), moves it to another
+// cluster (pins, CA), changes what runs on it (arguments, labels, pools, the proxy for images),
+// or could set its clock past the end of its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) decision {
 	switch {
 	case policy == ondisk.SitesNever:

@@ -13,10 +13,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A signature does not expire, so an old stick could undo a later correction. The machine
-// records when the last signed Site that it accepted was signed, and rejects Sites signed
-// before that, before the Site on its disk was stamped, or before a date in the Image. The
-// date of an unsigned stick proves nothing, so it never makes a signed Site count as old.
+// A signature does not expire, so an old stick could undo a later correction. Signatures are
+// rejected if older than the last accepted one, the Site stamped onto the disk, or a date in the
+// Image.
+// The date of an unsigned stick proves nothing, so it never makes a signed Site count as old.
 
 const (
 	// signedFile holds the date before which signatures do not count, in seconds since the
@@ -25,10 +25,9 @@ const (
 	// UnsignedFile holds the dates of the last Sites from unsigned sticks, in seconds since
 	// the epoch: of the one in the slot, and of one that is being written to it.
 	UnsignedFile = ondisk.StateDir + "/unsigned"
-	// clockFile holds pairs of dates, in seconds since the epoch, for the last Sites that a
-	// member accepted from unsigned sticks: the Site's date, and the date that counts for the
-	// clock instead. One pair is for the Site in the slot, another for one that is being
-	// written to it.
+	// clockFile holds pairs of dates, in seconds since the epoch, for Sites that a member accepted
+	// from unsigned sticks: the Site's date, and the date that counts for the clock instead.
+	// One pair is for the Site in the slot, another for a Site that is being written to it.
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
@@ -84,7 +83,7 @@ func secondsIn(e *machine.Env, file string) []int64 {
 }
 
 // saveSigned records, before the stick's Site is used, the date before which signatures do not
-// count: its own, or that of the Site that it replaces.
+// count: that of the stick or of the Site that it replaces, whichever is later.
 func (s *stick) saveSigned(e *machine.Env) error {
 	floor := s.signed
 	if !s.known {
@@ -116,8 +115,7 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 }
 
 // ClockDate returns the date of the active Site that counts for the clock. An untrusted stick
-// must not move a member's clock, and a date that is ahead cannot be recognized by a clock
-// that may be behind: so the date of the Site that the stick replaced counts instead.
+// must not move a member's clock, so the date of the Site that the stick replaced counts.
 func ClockDate(e *machine.Env, active *Active) int64 {
 	pairs := secondsIn(e, clockFile)
 	for i := 0; i+1 < len(pairs); i += 2 {

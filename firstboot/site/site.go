@@ -224,8 +224,7 @@ func Parse(doc []byte) (*configs.Site, error) {
 	return site, nil
 }
 
-// checkFitsImage rejects a Site that the image was not made for, by the rules of
-// stamping.
+// checkFitsImage rejects a Site that does not fit the image, by the same rules as stamping.
 func checkFitsImage(image ondisk.ImageInfo, site *configs.Site) error {
 	probs := siteconf.CheckInfo(image, site)
 	if probs == nil {
@@ -299,13 +298,13 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 // copyStamped returns the date of the copy of the Site; 0 if it has none.
 func copyStamped(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, StampedCopy), 0)) }
 
-// isMadeOf reports whether the Site was made of this document and Ignition config.
+// isMadeOf reports whether the Site was made from this document and Ignition config.
 func (a *Active) isMadeOf(doc, ignition []byte) bool {
 	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
 }
 
 // otherMachine returns an error if the Site gives a member another name, as another machine's
-// Site does, unless it moves the machine to another cluster.
+// Site would, unless the Site moves it to another cluster.
 func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
 		(member.Unpinned(a.Site) || !slices.ContainsFunc(member.Pins(e), func(pin string) bool { return member.IsPinned(pin, a.Site.CAPins()) }))

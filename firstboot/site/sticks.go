@@ -23,9 +23,8 @@ import (
 
 // A Site on a stick is copied into the machine's own slot, as if it had been stamped there. A
 // stick may stay in the machine for years, so it matters whether somebody has just brought it:
-//   - The contents of a stick are recorded, and an unchanged stick is not used again. So it
-//     does not undo a correction that came another way, and a Site that was used before is
-//     used again when somebody puts it back.
+//   - The contents of a stick are recorded, and an unchanged stick is not used again, so it
+//     does not undo a later correction. The record goes when another stick is used meanwhile.
 //   - Of two Sites with a date, the newer one is used. A signed Site is compared only with
 //     those that were signed, or stamped onto the disk.
 
@@ -246,7 +245,7 @@ func (s *stick) take(e *machine.Env) error {
 		if err != nil {
 			return err
 		}
-		// First, so that after a power cut the Site is still reserved for this machine.
+		// Claimed first, so that after a power cut the Site is still reserved for this machine.
 		s.claim(e)
 		c := slot.Contents{Info: s.info, Files: s.files}
 		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
@@ -310,8 +309,8 @@ func forgetAbsent(e *machine.Env, all []*stick) error {
 	return nil
 }
 
-// ResetSticks keeps the sticks that are present from bringing the machine, whose Site was
-// active, back into the cluster that it leaves. It reports what each of them will do.
+// ResetSticks keeps sticks in the machine from bringing it back into the cluster that it leaves.
+// It reports what each of them will do. active is the former Site.
 func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
 	if err := makeKey(e); err != nil {
 		return err
