@@ -26,8 +26,8 @@ type system struct {
 	active *site.Active // nil: there is no Site
 }
 
-// readSystem reads the machine's state. It returns all reasons why it cannot be
-// updated.
+// readSystem reads the machine's state. Its error joins all reasons
+// why the machine cannot be updated.
 func readSystem(e *machine.Env) (*system, error) {
 	s := &system{}
 	var err error

@@ -13,11 +13,11 @@ import (
 type allowance struct {
 	most  int64 // 0: no limit
 	spent int64
-	// reserved is the number last recorded. It is at least spent, so that after a power cut
-	// no byte is forgotten.
+	// reserved is the number last recorded. It is never below spent,
+	// so a power cut forgets no byte.
 	reserved int64
 	record   func(total int64) error // nil: nothing is recorded
-	// hops is the number of redirects that the last answer took, each a request.
+	// hops is the number of redirects before the last answer; each costs a request.
 	hops int64
 }
 
@@ -29,8 +29,8 @@ func newAllowance(o Options) *allowance {
 	return a
 }
 
-// piece is the maximum number of bytes of a request. A request counts whole after a power
-// cut, which should use up little of the limit.
+// piece is the maximum number of bytes of a request. After a power cut a request counts in
+// full, so it must be a small part of the limit.
 func (a *allowance) piece() int64 {
 	if a.most == 0 {
 		return update.MaxSpan
@@ -47,13 +47,13 @@ func (a *allowance) cost(spans []update.Span) (n int64) {
 	return n
 }
 
-// each returns the number of bytes of a request besides its answer.
+// each returns the bytes counted for sending one request, with its redirects.
 func (a *allowance) each() int64 { return (1 + a.hops) * update.RequestBytes }
 
 var errLimit = errors.New("the update would fetch more than --max-bytes allows")
 
-// request counts a request, and reserves the n bytes that it asks for. It returns an error if
-// they exceed the limit.
+// request counts a request for n bytes, and reserves them. It returns
+// an error if they exceed the limit.
 func (a *allowance) request(n int64) error {
 	n += a.each()
 	if a.most > 0 && a.spent+n > a.most {
@@ -87,7 +87,7 @@ func (a *allowance) settle() error {
 	return a.record(a.spent)
 }
 
-// answer is the body of an answer, whose bytes count.
+// answer is the body of an answer. Its bytes count towards the allowance.
 type answer struct {
 	io.ReadCloser
 	allow *allowance
@@ -103,7 +103,7 @@ func (a *answer) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close counts the rest of the answer too: it is on its way, or has come already.
+// Close also counts the unread rest of the answer, since the server may already have sent it.
 func (a *answer) Close() error {
 	a.allow.spent += max(0, a.left)
 	a.left = 0

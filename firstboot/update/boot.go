@@ -94,9 +94,8 @@ func otherRoot(root string) string {
 	return ondisk.LabelRootA
 }
 
-// retire removes the boot entries of a root, and kernels without an entry. It
-// keeps those of the plan being installed, so that an update that continues
-// does not download them again.
+// retire removes the boot entries of a root, and kernels without an entry. It keeps the kernels
+// of the plan being installed, so that a continued update does not download them again.
 func retire(e *machine.Env, root, plan string) error {
 	all, err := entries(e)
 	if err != nil {
@@ -182,7 +181,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	if err := e.Sync(espDir); err != nil {
 		return err
 	}
-	// After unmounting, it is read from the disk instead of from memory.
+	// After unmounting, the files are read from the disk instead of from memory.
 	if err := e.Unit(ctx, "stop", espUnit); err != nil {
 		return fmt.Errorf("unmounting the EFI system partition, to read it back: %w", err)
 	}
@@ -198,8 +197,8 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	return nil
 }
 
-// there reports whether the file is already in place, and returns the SHA-256
-// of its new content.
+// there reports whether the file is already in place, and returns
+// the SHA-256 of its new content.
 func (f espFile) there(e *machine.Env) (bool, []byte, error) {
 	h := sha256.New()
 	if err := f.write(h); err != nil {
@@ -221,8 +220,8 @@ func sumOf(e *machine.Env, p string) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-// makeEntry returns the boot entry of a new system, made from that of its
-// image: guids maps the image's partitions to those of this disk.
+// makeEntry turns the boot entry of an image into that of this disk. guids maps the GUIDs of
+// the image's partitions to those of the disk.
 func makeEntry(text string, guids map[string]string, version int) (string, error) {
 	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
 		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")

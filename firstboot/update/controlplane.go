@@ -14,13 +14,13 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// controlPlane reports whether this machine is a control-plane node made by edgebake. At each
-// boot first boot writes the pods of its control plane as the image that runs has them
-// (controlplane.EtcdPhase and Phase), so each of the two systems has its own versions.
+// controlPlane reports whether this machine is a control-plane node made by edgebake. First boot
+// writes the control plane's pods with the versions of the booted image, so each root runs its
+// own.
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
-// admitControlPlane returns all reasons why a control-plane node cannot go to an image, and
-// back to the one that runs.
+// admitControlPlane returns all reasons why a control-plane node cannot run the image, or
+// could not return to the present one afterwards.
 func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return nil
@@ -67,7 +67,7 @@ func (u *job) takeTurn(ctx context.Context, e *machine.Env) error {
 	turn := controlplane.NewTurn(e, u.sys.active.Site)
 	err := turn.Take(ctx)
 	if err == nil {
-		err = turn.Healthy(ctx) // with the Lease, no other machine stops its member now
+		err = turn.Healthy(ctx) // while this machine holds the Lease, no other one stops its etcd member
 	}
 	if err != nil {
 		return &busy{err}

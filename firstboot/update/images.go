@@ -35,12 +35,11 @@ type newImages struct {
 	spool  *spool
 	images *update.Images
 	lack   *store.State
-	chunks []int // with the content of their files
+	chunks []int // chunks with the contents of the missing files
 }
 
-// lookAtImages finds the container images that this machine lacks, and returns
-// an error if they do not fit. It keeps the chunks that it downloads in the
-// spool.
+// lookAtImages finds the container images that this machine lacks, and returns an error if they
+// do not fit. The chunks that it downloads stay in the spool.
 func (u *job) lookAtImages() error {
 	refs := update.Lacks(u.sys.image, u.next)
 	if len(refs) == 0 {
@@ -103,7 +102,7 @@ func roomOnDATA(e *machine.Env, need int64) error {
 	return nil
 }
 
-// none reports whether no record is missing.
+// none reports whether nothing is missing.
 func none(lack *store.State) bool {
 	return len(lack.Images)+len(lack.Blobs)+len(lack.Snapshots) == 0
 }
@@ -139,8 +138,8 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
 	}
-	// Layers may share chunks with those on the disk. The original files are at
-	// the beginning of DATA; the rest was added when it grew.
+	// Layers may share chunks with files on the disk. Scan only the beginning of DATA, which the
+	// image wrote: the rest was added when DATA grew.
 	d, err := u.device(ondisk.LabelData, false)
 	if err != nil {
 		return err
@@ -165,8 +164,8 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	return e.Sync(stagedStore)
 }
 
-// mergeImages adds the staged store to containerd's, for which containerd is
-// stopped briefly.
+// mergeImages adds the staged store to containerd's store.
+// containerd is stopped briefly for that.
 func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
@@ -184,9 +183,8 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	return e.RemoveAll(stagedStore)
 }
 
-// releaseImages unpins the container images of systems other than the running
-// one, so that kubelet's garbage collection can remove them, and pins those of
-// the running one.
+// releaseImages pins the container images of the running system, and unpins those of other
+// systems so that kubelet's garbage collection can remove them.
 func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	have, err := liveStore(e)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// oldestKubelet is the number of minor versions by which a kubelet
-// may be older than the API servers. It must not be newer.
+// oldestKubelet is how many minor versions kubelet may be older than the API
+// servers. It must never be newer than they are.
 const oldestKubelet = 3
 
 // anotherMinor reports whether the image has another minor version of Kubernetes.
@@ -61,7 +61,7 @@ func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 
 var versionForm = regexp.MustCompile(`^v1\.([0-9]{1,4})(?:[.+-]|$)`) // distributions append their own
 
-// minorOf is 37 for v1.37.2, and 0 if the version cannot be read.
+// minorOf returns 37 for v1.37.2, and 0 if the version cannot be parsed.
 func minorOf(version string) int {
 	m := versionForm.FindStringSubmatch(version)
 	if m == nil {
@@ -71,8 +71,8 @@ func minorOf(version string) int {
 	return n
 }
 
-// oldestServer asks all API servers for their versions and returns the lowest: while a
-// control plane is updated they differ, and kubelet speaks with all of them.
+// oldestServer returns the lowest version of all API servers: during an update of the control
+// plane they differ, and kubelet talks to all of them.
 func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	own, err := member.NodeClient(e)
 	if err != nil {
@@ -122,9 +122,8 @@ const (
 	drainLook     = 5 * time.Second
 )
 
-// drain evicts the pods whose controller can run them elsewhere, or here
-// again afterwards. kubelet's credentials are enough: a node may evict
-// its own pods. A Node that somebody else has drained is not changed.
+// drain evicts the pods that have a controller to recreate them. A node may evict its own pods,
+// so kubelet's credentials are enough. A Node that somebody else has drained is not changed.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, with --no-drain if the pods may end with the machine")
@@ -202,7 +201,7 @@ func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 	}
 	release, err := run.Exclusive(ctx, e)
 	if err != nil {
-		return nil // it still runs, or Release does it once the new system is kept
+		return nil // the update still runs, or Release does it once the new system is kept
 	}
 	defer release()
 	return uncordon(ctx, e)

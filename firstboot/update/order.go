@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// OrderFile records the last order, on DATA.
+	// OrderFile records the last order. It is on DATA.
 	OrderFile = ondisk.StateDir + "/order.json"
-	// askedFile has the time at which the Node was last read, and its answer then.
+	// askedFile holds the time at which the Node was last read, and the answer that it then had.
 	askedFile = ondisk.RunMark + "order"
 )
 
@@ -31,13 +31,13 @@ const orderRecordVersion = 1
 // orderRecord is the contents of OrderFile.
 type orderRecord struct {
 	Version int    `json:"version"`
-	Order   string `json:"order"` // its Key
-	// Plan is that of the ordered image, once the order was committed.
+	Order   string `json:"order"` // the order's Key
+	// Plan is the plan of the ordered image; it is set once the order was committed.
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
-	// Tries counts how often it was begun since the last time that everything was fetched.
-	// Fetched is the number of bytes that have come, if the order limits it, or a few more.
+	// Tries counts the attempts since the last complete download. Fetched is the number of bytes
+	// downloaded, or slightly more, if the order limits it.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 }
@@ -60,13 +60,13 @@ type orders struct {
 	active  *site.Active     // nil: there is no Site
 	metered bool
 	record  orderRecord
-	sent    string    // the answer that the Node has
+	sent    string    // the answer on the Node
 	asked   time.Time // when the Node was last read
 }
 
-// CarryOutOrder reads this machine's Node with kubelet's credentials. It carries out the update
-// that the Node orders, unless it did so before, and answers there. Nothing happens while no
-// API server can be reached.
+// CarryOutOrder reads this machine's Node with kubelet's credentials, carries out a new update
+// order there, and writes the answer to the Node. It does nothing while no API server can be
+// reached.
 func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	o := &orders{e: e, node: member.Name(e)}
 	if o.node == "" {
@@ -117,7 +117,7 @@ func (o *orders) load() error {
 	switch s := o.record.State; {
 	case s == order.StateRestarting:
 	case (s == order.StateFailed || s == order.StateWithdrawn) && o.record.Plan != "" && o.record.Plan == o.image.Plan:
-		// It ended after its boot entry was written, and that system runs now.
+		// The order ended after its boot entry was written, and that system is running now.
 		o.record.State, o.record.Reason = order.StateRestarting, ""
 	default:
 		return nil
@@ -170,7 +170,7 @@ func (o *orders) answer() order.Answer {
 	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
 		a.State = order.StateTrial
 	case r.State == order.StateHeld:
-		// A rollout would drain a node that is held, and let it restart.
+		// Otherwise a rollout would drain a held node and let it restart.
 		if err := o.closed(); err != nil {
 			a.State, a.Reason = order.StateWaiting, err.Error()
 		}
@@ -180,7 +180,7 @@ func (o *orders) answer() order.Answer {
 	return a
 }
 
-// nodeTime bounds a request.
+// nodeTime bounds a request for the Node.
 const nodeTime = 20 * time.Second
 
 func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *api.Client, error) {
@@ -191,7 +191,7 @@ func (o *orders) client(ctx context.Context) (context.Context, context.CancelFun
 
 func (o *orders) path() string { return "/api/v1/nodes/" + o.node }
 
-// read returns the order that the Node has; "": none that may be carried out.
+// read returns the order on the Node; "" if there is none that may be carried out.
 func (o *orders) read(ctx context.Context) (string, error) {
 	ctx, cancel, c, err := o.client(ctx)
 	defer cancel()
@@ -211,8 +211,8 @@ func (o *orders) read(ctx context.Context) (string, error) {
 	return m.Annotations[order.AnnotationOrder], nil
 }
 
-// send writes the answer to the Node if it has another one. After a failure the
-// next call tries again.
+// send writes the answer to the Node unless it is there already. After a
+// failure the next call tries again.
 func (o *orders) send(ctx context.Context) {
 	answer := o.answer().String()
 	if answer == o.sent {
@@ -310,7 +310,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	}
 	err := Update(ctx, o.e, opts, func(s run.Step) {
 		tell(s)
-		// Once the boot entry is being written, the order cannot be taken back.
+		// Once the boot entry is being written, the order cannot be withdrawn.
 		if r.State == order.StateRestarting {
 			return
 		}
@@ -331,7 +331,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	case err == nil:
 		return nil
 	case parent.Err() != nil:
-		return parent.Err() // it continues with the next run
+		return parent.Err() // the next run continues
 	case errors.Is(context.Cause(ctx), errWithdrawn), errors.Is(context.Cause(ctx), errClosed):
 		err = context.Cause(ctx)
 	}
@@ -340,7 +340,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	return err
 }
 
-// conclude records how an attempt ended that did not restart the machine.
+// conclude records the result of an attempt that did not restart the machine.
 func (o *orders) conclude(err error) error {
 	r, reason := &o.record, machine.OneLine(err)
 	switch {
@@ -350,7 +350,7 @@ func (o *orders) conclude(err error) error {
 		r.Plan = o.image.Plan
 		err = o.end(order.StateDone, alreadyRuns)
 	case errors.Is(err, errHeld), r.State == order.StateHeld && errors.Is(err, errClosed):
-		err = nil // as recorded
+		err = nil // the state is recorded already
 	case errors.As(err, new(*busy)), errors.Is(err, errClosed):
 		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
@@ -362,7 +362,7 @@ func (o *orders) conclude(err error) error {
 	return err
 }
 
-// lookEvery is the interval at which the order is read again during a download.
+// lookEvery is how often the order is read again during a download.
 func (o *orders) lookEvery() time.Duration {
 	if o.metered {
 		return 15 * time.Minute
@@ -370,30 +370,30 @@ func (o *orders) lookEvery() time.Duration {
 	return 2 * time.Minute
 }
 
-// stands reports whether text, from the Node, is still the current order.
+// stands reports whether text, read from the Node, is still the current order.
 func (o *orders) stands(text string) bool {
 	_, key, err := keyOf(text)
 	return err == nil && key == o.record.Order
 }
 
-// bytesOf reads a number of bytes of an order that was parsed.
+// bytesOf parses a number of bytes in a valid order.
 func bytesOf(text string) int64 {
 	n, _ := forms.ParseSize(text) // 0 where there is none
 	return n
 }
 
-// holdPatience is how long a run waits for the order to come without hold, or for an API server
-// to confirm it. Afterwards it ends, so that other changes of the machine are possible; the
-// next run of the timer continues.
+// holdPatience is how long a run waits until hold is removed from the order or an API server
+// confirms it. The run then ends, so that other changes are possible; the timer's next run
+// continues.
 const holdPatience = 10 * time.Minute
 
 var errHeld = errors.New("the order holds the machine")
 
-// commit waits until the Node has confirmed the order without hold, and records
-// that the new system boots next.
+// commit waits until the Node confirms the order without hold, and then
+// records that the new system boots next.
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
 	if o.record.Tries > 0 {
-		// Everything is fetched: a later power cut or fault is not one of the connection.
+		// Everything is downloaded, so later failures must not count as failed downloads.
 		o.record.Tries = 0
 		if err := o.end(o.record.State, ""); err != nil {
 			return err

@@ -22,10 +22,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// LoginsFile is the docker config.json with logins of registries that kubelet reads too.
+// LoginsFile is the docker config.json with registry logins. kubelet reads it too.
 const LoginsFile = "/var/lib/kubelet/config.json"
 
-// inRegistry is an image in a container registry, where `edgebake push` has put it in parts.
+// inRegistry is an image in a container registry, stored there in parts by `edgebake push`.
 type inRegistry struct {
 	name  string
 	m     *artifact.Manifest
@@ -80,7 +80,7 @@ func (l *line) manifest(ctx context.Context, base string, ref imageref.Ref) (*ar
 	return artifact.Read(b)
 }
 
-// document requests a small file.
+// document downloads a small file.
 func (l *line) document(ctx context.Context, url string, header http.Header, limit int64) ([]byte, error) {
 	resp, err := l.request(ctx, url, header, limit)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, err
 	return all, nil
 }
 
-// readers are several readers, one after another.
+// readers reads several readers one after another, and closes them all.
 type readers struct {
 	io.Reader
 	close []io.ReadCloser
@@ -141,11 +141,11 @@ func (r *readers) Close() (err error) {
 	return err
 }
 
-// login answers a registry that demands one: with a token of its login server, which it gives
-// to anonymous clients too, or with the name and password in LoginsFile.
+// login authenticates at a registry, either with a token from its login server (possibly
+// anonymous) or with the name and password in LoginsFile.
 type login struct {
 	ref    imageref.Ref
-	secure bool   // the registry is used over TLS, so tokens are too
+	secure bool   // the registry is used over TLS, so the login server must be too
 	basic  string // "" without a name and password
 	header string // Authorization of requests; "" at first
 }
@@ -194,7 +194,7 @@ var challengeParam = regexp.MustCompile(`([a-z]+)="([^"]*)"`)
 // maxToken bounds the answer of a login server.
 const maxToken = 64 << 10
 
-// answer sets the header that a challenge in resp demands.
+// answer sets the header that the challenge in resp requires.
 func (l *login) answer(ctx context.Context, send *line, resp *http.Response) error {
 	for _, c := range resp.Header.Values("WWW-Authenticate") {
 		scheme, rest, _ := strings.Cut(c, " ")

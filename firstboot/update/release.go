@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// noteOffline records whether no API server is reachable. Then the new system
-// need not reach one either.
+// noteOffline records whether no API server is reachable. If so, the
+// new system need not reach one either.
 func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	if u.sys.active != nil {
 		if _, err := network.Reach(ctx, e, member.MastersOf(e, u.sys.active.Site)); ctx.Err() != nil {
@@ -30,9 +30,8 @@ func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	return e.Remove(offlineFile)
 }
 
-// ProvenOffline decides whether a boot without a reachable API server, but
-// without other problems, counts as successful. On trial it does only if the
-// machine was offline before the update.
+// ProvenOffline decides whether a boot counts as successful although no API server is reachable.
+// A boot on trial does so only if the machine was offline before the update too.
 func ProvenOffline(e *machine.Env) error {
 	if !run.OnTrial(e) || e.Exists(offlineFile) {
 		return nil
@@ -40,11 +39,9 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
-// Release finishes an update once the machine keeps its system, the new one or
-// the old. It makes a drained Node schedulable again, lets other control-plane
-// nodes be updated, unpins container images that the system does not list,
-// writes image.json on the EFI system partition, which `stamp` uses to check
-// Sites, and removes downloaded files.
+// Release finishes an update once the machine keeps a system, the new one or the old. It makes
+// the Node schedulable, lets other control-plane nodes be updated, unpins unlisted container
+// images, updates image.json on the EFI system partition, and removes downloaded files.
 //
 // UnitRelease runs it at each boot; on trial it runs after systemd has marked
 // the boot entry as good.
@@ -58,7 +55,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	defer release()
-	// First, even if the rest fails: no running update needs the Node to be unschedulable.
+	// Uncordon first, even if the rest fails: no running update needs the Node to be unschedulable.
 	cordoned := uncordon(ctx, e)
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -78,10 +75,9 @@ func Release(ctx context.Context, e *machine.Env) error {
 	case s != nil && s.Status == ondisk.UpdateInterrupted:
 		return errors.Join(cordoned, endTurn(ctx, e)) // the same command continues it
 	case s == nil || s.Status != ondisk.UpdateFailed:
-		return cordoned // the next restart boots it
+		return cordoned // the new system boots at the next restart
 	}
-	// The plan stays, because Status needs it to report the result of the
-	// update.
+	// The plan stays, since Status needs it to report the result.
 	return errors.Join(cordoned, endTurn(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
@@ -101,7 +97,7 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 	if b, err = json.MarshalIndent(image, "", "  "); err != nil {
 		return err
 	}
-	// The SBOM of the old system.
+	// Remove the SBOM of the old system.
 	if err := e.Remove(path.Join(espDir, ondisk.ESPSBOM)); err != nil {
 		return err
 	}
@@ -114,18 +110,16 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 // progressFile contains the UpdateState of a running update.
 const progressFile = ondisk.RunMark + "update.json"
 
-// stale is the age at which the state of an update means that it no longer
-// runs.
+// stale is the age at which the state of an update means that the update was interrupted.
 const stale = 10 * time.Minute
 
-// begin records the current phase; out receives status messages.
+// begin records the current phase. out receives its status messages.
 func (u *job) begin(phase string, out func(text string)) {
 	u.out, u.state.Phase, u.state.Detail = out, phase, ""
 	u.save()
 }
 
-// say reports progress to the person who started the update and to `firstboot
-// status`.
+// say reports progress to the operator and to `firstboot status`.
 func (u *job) say(format string, args ...any) {
 	u.state.Detail = fmt.Sprintf(format, args...)
 	if f := u.fetch; f != nil {
@@ -153,8 +147,7 @@ func (u *job) forget() {
 	}
 }
 
-// Status returns the state of an update of this machine, or nil if there is
-// nothing to report.
+// Status returns the state of this machine's update; nil if there is nothing to report.
 func Status(e *machine.Env) *ondisk.UpdateState {
 	var s ondisk.UpdateState
 	if err := json.Unmarshal(e.Contents(progressFile), &s); err == nil {
@@ -166,7 +159,7 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 	return settled(e)
 }
 
-// settled is Status while no update runs.
+// settled returns the state of the last update; it ignores a running one.
 func settled(e *machine.Env) *ondisk.UpdateState {
 	plan := e.Text(planFile)
 	if plan == "" {

@@ -27,7 +27,7 @@ type place struct {
 // seeds are the locations of chunks on this machine's disk, by digest.
 type seeds map[[32]byte]place
 
-// scan adds the chunks of a device.
+// scan adds the chunks of a device to seeds.
 func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 	off := int64(0)
 	read := chunk.From(dev)
@@ -51,16 +51,15 @@ type fetcher struct {
 	src   Source
 	seeds seeds
 	dec   *zstd.Decoder
-	// tell receives progress messages, at most one per tellEvery.
+	// tell receives progress messages, one per tellEvery at most.
 	tell func(format string, args ...any)
 	now  func() time.Time
 
 	buf     []byte
-	total   int64 // bytes to download in all phases, at most; 0: unknown
+	total   int64 // maximum bytes to download in all phases; 0: unknown
 	fetched int64
-	left    time.Duration // estimated time to the end; 0: unknown
-	// begun is the start of the download in this phase, base the value of
-	// fetched at that time.
+	left    time.Duration // estimated remaining time; 0: unknown
+	// begun is when this phase's download started. base is the value of fetched then.
 	begun time.Time
 	base  int64
 	told  time.Time
@@ -111,7 +110,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 		case !errors.Is(err, errDamaged):
 			return err
 		}
-		// Damaged in transit, or the image was replaced: compare its index.
+		// The data was damaged in transit, or the image was replaced: compare the index.
 		if err := f.sameImage(ctx); err != nil {
 			return err
 		}
@@ -122,8 +121,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 	return nil
 }
 
-// span downloads one range, and returns for how many of its chunks take was
-// called.
+// span downloads one range. n is the number of its chunks for which take was called.
 func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take func(k int, b []byte) error) (n int, err error) {
 	answer, err := f.src.Open(ctx, s.From, s.To-s.From)
 	if err != nil {
@@ -171,8 +169,8 @@ func (c *counted) Read(b []byte) (int, error) {
 // errDamaged means that a chunk does not match its digest in the index.
 var errDamaged = errors.New("it does not match the index: it was damaged in transit, or at the source")
 
-// sameImage returns an error if the image was replaced. Its ETag and size are
-// not sufficient, because not every server sends an ETag.
+// sameImage returns an error if the image was replaced. It compares the index,
+// since not every server sends an ETag.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
 	switch {
@@ -214,7 +212,7 @@ func (f *fetcher) count(n int) {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// expect starts the download of these chunks in a phase.
+// expect adds these chunks to the expected download, and starts a phase.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
 	f.total, f.begun = max(f.total, f.fetched+bytesOfSpans(f.spans(p, chunks))), time.Time{}
 }
@@ -231,9 +229,8 @@ func bytesOfSpans(spans []update.Span) (n int64) {
 	return n
 }
 
-// assemble writes a part's file system to the beginning of dev, which nothing
-// else may use. Chunks that are already in place are kept, so it can be killed
-// and run again.
+// assemble writes a part's file system to the beginning of dev, which nothing else may use. It
+// keeps chunks that are already in place, so it can be killed and run again.
 func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Device) error {
 	write := func(off int64, b []byte) error {
 		if _, err := dev.WriteAt(b, off); err != nil {
@@ -277,10 +274,10 @@ func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Devic
 	return f.verify(ctx, p, dev)
 }
 
-// errReadBack means that the disk returns other data than was written.
+// errReadBack means that the disk returns data other than what was written.
 var errReadBack = errors.New("the disk returns other bytes than were written to it: it is failing")
 
-// verify reads a part's file system back from dev.
+// verify reads a part's file system back from dev and compares it.
 func (f *fetcher) verify(ctx context.Context, p *chunk.Part, dev machine.Device) error {
 	off := int64(0)
 	for _, c := range p.Chunks {

@@ -16,18 +16,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// Source is an image that is read in ranges.
+// Source is an image that is read in byte ranges.
 type Source interface {
 	Name() string
 	Size() int64
-	// Open returns n bytes from an offset. If the connection is lost, the
-	// reader continues there.
+	// Open returns n bytes from offset off. If the connection is lost,
+	// the reader requests the rest again.
 	Open(ctx context.Context, off, n int64) (io.ReadCloser, error)
 	Close() error
 }
 
-// dropped is an error after which a retry may succeed: of the connection, or of
-// a busy server.
+// dropped is an error of the connection or of a busy server: a retry may succeed.
 type dropped struct{ error }
 
 func (d *dropped) Unwrap() error { return d.error }
@@ -76,7 +75,7 @@ func (f *file) Open(_ context.Context, off, n int64) (io.ReadCloser, error) {
 	return io.NopCloser(io.NewSectionReader(f.f, off, n)), nil
 }
 
-// line sends the requests of an update.
+// line sends the HTTP requests of an update.
 type line struct {
 	e     *machine.Env
 	proxy []string
@@ -87,7 +86,7 @@ type line struct {
 	login *login    // nil: none is needed
 }
 
-// server is an image on a web server, or a part of one in a registry.
+// server is an image on a web server, or one part of an image in a registry.
 type server struct {
 	*line
 	url  string
@@ -158,7 +157,7 @@ func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
 	return &answer{resp.Body, s.allow, end - off}, nil
 }
 
-// get requests a range of n bytes, and rejects any other answer.
+// get requests a range. n is its length; any other answer is an error.
 func (s *server) get(ctx context.Context, bytes string, n int64) (*http.Response, error) {
 	resp, err := s.request(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, n)
 	if err != nil {
@@ -178,7 +177,7 @@ func (s *server) get(ctx context.Context, bytes string, n int64) (*http.Response
 	return nil, err
 }
 
-// badStatus returns the error of an answer with another status than expected.
+// badStatus returns the error for an unexpected status code.
 func badStatus(resp *http.Response) error {
 	err := fmt.Errorf("the server answers %s", resp.Status)
 	if code := resp.StatusCode; code >= 400 && code < 500 && code != http.StatusRequestTimeout && code != http.StatusTooManyRequests {
@@ -220,8 +219,8 @@ func (l *line) send(ctx context.Context, url string, header http.Header, n int64
 	return resp, nil
 }
 
-// contentRange parses the header of a partial answer: its offset, and the size
-// of the image.
+// contentRange parses the Content-Range header: the offset of the
+// answer, and the size of the image.
 func contentRange(resp *http.Response) (from, size int64, err error) {
 	text := resp.Header.Get("Content-Range")
 	span, total, ok := strings.Cut(strings.TrimPrefix(text, "bytes "), "/")
@@ -244,7 +243,7 @@ type patience struct {
 
 const maxPause = time.Minute
 
-// after waits before the next attempt. If there is none, it returns an error.
+// after waits before the next attempt. It returns err if there must not be one.
 func (p *patience) after(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -260,16 +259,17 @@ func (p *patience) after(ctx context.Context, err error) error {
 	return p.l.e.Sleep(ctx, p.pause)
 }
 
-// A server must send this many bytes per minute; less counts as a failure.
+// leastInAMinute is the fewest bytes per minute that a server must
+// send; less counts as a failure.
 const leastInAMinute = 10 << 10
 
-// ranged reads one range. After a failure it requests the rest.
+// ranged reads one range. After a failure it requests the rest of it.
 type ranged struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
 	until    int64   // end of the current request
-	body     *answer // nil: must be requested
+	body     *answer // nil: the next bytes must be requested
 	failed   error   // of the last attempt
 	patience patience
 	came     int64         // bytes since the last failure
@@ -351,7 +351,7 @@ func (r *ranged) read(b []byte) (int, error) {
 	return n, s.e.Sleep(r.ctx, s.due.Sub(now))
 }
 
-// giveUp ends a request after a failure: no more of its answer comes.
+// giveUp ends a request after a failure. The unread rest of its answer does not count.
 func (r *ranged) giveUp() {
 	if r.body != nil {
 		r.body.left = 0

@@ -9,14 +9,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// spool is a file on DATA with the downloaded chunks of a part of the image,
-// each at its own offset.
+// spool is a file on DATA for the downloaded chunks of one part, each at its offset in the part.
 type spool struct {
 	fetch  *fetcher
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // whether a chunk is in the file, for those checked so far
+	whole  map[int]bool // whether a checked chunk is in the file; unchecked ones are missing
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {
@@ -44,8 +43,7 @@ func (s *spool) has(k int) bool {
 	return s.whole[k]
 }
 
-// view reads the part: from this machine's disk, from the file, or from the
-// source.
+// view reads the part from this machine's disk, the file or the source.
 func (s *spool) view(ctx context.Context) *update.View {
 	return update.NewView(s.part, func(k int) ([]byte, error) {
 		c := s.part.Chunks[k]
@@ -71,8 +69,7 @@ func (s *spool) put(k int, b []byte) error {
 	return err
 }
 
-// missing returns the chunks that are neither in the file nor elsewhere on this
-// machine's disk.
+// missing returns the chunks that are neither in the file nor elsewhere on this machine's disk.
 func (s *spool) missing(chunks []int) (out []int) {
 	for _, k := range chunks {
 		if _, ok := s.fetch.local(s.part.Chunks[k]); !ok && !s.has(k) {

@@ -20,15 +20,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// Stick, instead of the name of an image, means the image on a USB stick or
-// card.
+// Stick as an image name means the image on a USB stick or card.
 const Stick = "stick"
 
 // maxImages is the maximum number of images that are considered.
 const maxImages = 16
 
-// openStick opens the image on the sticks in this machine that it accepts;
-// there must be one.
+// openStick opens the one image on the sticks that this machine
+// accepts. None or several are an error.
 func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
 	var found *job
 	var errs []error
@@ -73,8 +72,8 @@ type stickImage struct {
 	entry fat.Entry
 }
 
-// imagesOnSticks lists the compressed images in the top directories of all sticks.
-// None is mounted: the kernel's file systems are not safe against hostile media.
+// imagesOnSticks lists the compressed images in the top directories of all sticks. It mounts
+// none, since the kernel's file systems are not safe against hostile media.
 func imagesOnSticks(e *machine.Env) (out []stickImage) {
 	for _, dev := range e.RemovableParts() {
 		images, err := imagesOn(e, dev)
@@ -134,7 +133,7 @@ func (i stickImage) open(ctx context.Context, e *machine.Env) (Source, error) {
 	return &file{s, i.name, i.entry.Size}, nil
 }
 
-// onStick reads a file in its extents.
+// onStick reads a file from its extents on the device.
 type onStick struct {
 	machine.Device
 	starts, offs []int64 // of each extent, in the file and on the device
@@ -164,16 +163,15 @@ const (
 	// stickPatience bounds how long an automatic update waits
 	// for first boot, and for another update.
 	stickPatience = 2 * time.Hour
-	// restartDelay is how long a person at the machine has to read that it restarts.
+	// restartDelay is the time between the announcement of the restart and the restart.
 	restartDelay = time.Minute
 )
 
 // errOld means that an automatic update ignores the image.
 var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
 
-// FromStick updates the machine from a stick that somebody has plugged in, if it has an image
-// that is signed by a key of the image that runs and has a higher serial. It reports its
-// progress on the console.
+// FromStick updates the machine from a stick that somebody has plugged in, and reports on the
+// console. Its image must be signed with a key of the running image and have a higher serial.
 func FromStick(ctx context.Context, e *machine.Env) error {
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -208,16 +206,17 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 	}
 	switch {
 	case errors.Is(err, errNoStick) || err != nil && allOld(err):
-		return nil // pulled out, or left in
+		return nil // the stick was pulled out, or left in
 	case err != nil:
 		e.Console("update from the stick: " + machine.OneLine(err))
 	}
 	return err
 }
 
-// updateFromStick is an update by itself, once the machine is not busy.
+// updateFromStick runs an automatic update once the machine is not busy.
 func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	// Retry returns the error of a machine that stays busy; other errors end the wait.
+	// Retry returns the error of a machine that stays busy. All other
+	// errors end the wait, and are in final.
 	var final error
 	err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
 		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)
@@ -229,14 +228,14 @@ func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) e
 	return cmp.Or(final, err)
 }
 
-// errClosed means that the Site does not allow updates at this time of the day.
+// errClosed means that the Site's update window is closed.
 var errClosed = errors.New("this machine waits for its window")
 
-// windowPatience is longer than any wait for a window.
+// windowPatience is the maximum wait for an update window, more than a day.
 const windowPatience = 25 * time.Hour
 
-// closed returns why the machine may not be updated without a person now. A clock that is
-// behind the image is wrong, so nobody knows whether the window is open.
+// closed returns why the update window is closed. A clock behind the image's date
+// is wrong, so the window counts as closed.
 func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
 	if active == nil || active.Site.Updates.Window == "" {
 		return nil
@@ -251,12 +250,12 @@ func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
 	return nil
 }
 
-// allOld reports whether all images were ignored; the running image is one of them.
+// allOld reports whether every image was ignored as too old.
 func allOld(err error) bool {
 	return joined.AllAre(err, errOld)
 }
 
-// takesByItself returns an error if an automatic update rejects the image.
+// takesByItself returns an error if an automatic update must not install the image.
 func (u *job) takesByItself() error {
 	switch {
 	case !u.o.byItself:
@@ -272,7 +271,7 @@ func (u *job) takesByItself() error {
 // maxFailed is the maximum number of plans in failedFile.
 const maxFailed = 16
 
-// failedPlans lists the plans of the images that failed on this machine, the latest last.
+// failedPlans lists the plans of the images that failed on this machine, oldest first.
 func failedPlans(e *machine.Env) []string {
 	plans := strings.Fields(e.Text(failedFile))
 	if s := settled(e); s != nil && s.Status == ondisk.UpdateFailed {
@@ -282,8 +281,7 @@ func failedPlans(e *machine.Env) []string {
 	return plans[max(0, len(plans)-maxFailed):]
 }
 
-// noteFailed records the plan of an update that has failed, before another one replaces
-// planFile.
+// noteFailed records the plan of a failed update before another update replaces planFile.
 func noteFailed(e *machine.Env) error {
 	plans := failedPlans(e)
 	if len(plans) == 0 {
@@ -295,7 +293,6 @@ func noteFailed(e *machine.Env) error {
 	return nil
 }
 
-// announce announces the restart on the console, and leaves time to read that.
 func (u *job) announce(ctx context.Context, e *machine.Env) error {
 	e.Console(fmt.Sprintf("the system of %s (serial %d, Kubernetes %s) is in place: pull the stick out. The machine restarts with it in %s", u.next.Name, u.next.UpdateSerial, u.next.Kubernetes, restartDelay))
 	return e.Sleep(ctx, restartDelay)

@@ -40,11 +40,11 @@ const (
 	spoolFile = Dir + "/esp"
 	// planFile contains the plan of the new image.
 	planFile = Dir + "/plan"
-	// failedFile has the plans of updates that failed, one per
-	// line. No automatic update installs one of them again.
+	// failedFile lists the plans of failed updates, one per line. No
+	// automatic update installs them again.
 	failedFile = ondisk.StateDir + "/update-failed"
-	// offlineFile exists if no API server was reachable when the new system was
-	// made the next to boot.
+	// offlineFile exists if no API server was reachable when the update
+	// made the new system the next to boot.
 	offlineFile = Dir + "/offline"
 )
 
@@ -58,13 +58,12 @@ type Options struct {
 	// Unsigned accepts an image without a signature if the machine's own image
 	// has no keys.
 	Unsigned bool
-	// NoReboot leaves restarting into the new system to a person.
+	// NoReboot leaves the restart into the new system to the operator.
 	NoReboot bool
-	// NoDrain leaves pods where they are before a restart with another minor version of
-	// Kubernetes.
+	// NoDrain skips the drain before a restart with another minor version of Kubernetes.
 	NoDrain bool
-	// byItself marks an automatic update: it rejects images
-	// that are not newer, and announces the restart.
+	// byItself marks an automatic update: it rejects images that are not
+	// newer, and announces the restart.
 	byItself bool
 	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
 	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
@@ -73,18 +72,17 @@ type Options struct {
 	// nil, is called before more bytes than the recorded number are downloaded, and at the end.
 	Spent  int64
 	Record func(spent int64) error
-	// Golden is the golden digest that the image must have; "": any.
+	// Golden is the golden digest that the image must have; "": any digest is accepted.
 	Golden string
-	// Commit, unless nil, is called with the image's plan when everything
-	// is fetched, before the boot entry is written. If it returns an error,
-	// the entry is not written. It calls say every few minutes.
+	// Commit, unless nil, is called with the image's plan after the download. If it fails, no boot
+	// entry is written. It calls say every few minutes.
 	Commit func(ctx context.Context, plan string, say func(format string, args ...any)) error
 }
 
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
-// busy means that an update cannot begin or go on now, and can be run again later.
+// busy means that an update cannot begin or continue now, but can later.
 type busy struct{ error }
 
 func (b *busy) Unwrap() error { return b.error }
@@ -99,7 +97,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	err = updateLocked(ctx, e, o, tell)
 	release()
 	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.TurnFile) && !pending(e)) {
-		// systemd starts the unit again until it has made the Node schedulable, and other
+		// systemd restarts this unit until the Node is schedulable and other
 		// control-plane nodes may be updated.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
 			e.Log.Warn("ending the update", "error", err)
@@ -122,7 +120,7 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 			e.Log.Warn("ending the update", "error", back)
 		}
 	}()
-	if !o.byItself { // which has waited for this boot, and may be offline
+	if !o.byItself { // it has waited for this boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
 			return &busy{err}
 		}
@@ -149,7 +147,7 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 	return c.CarryOut(ctx, u.phases())
 }
 
-// openNamed opens the image that a person names, if this machine takes it.
+// openNamed opens the image that the operator names, and checks that this machine accepts it.
 func openNamed(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
 	return open(ctx, e, sys, o, tell, func(u *job) (Source, error) { return openSource(ctx, e, o, u.allow, sys.proxy(), u.say) })
 }
@@ -283,9 +281,8 @@ func (u *job) device(label string, write bool) (machine.Device, error) {
 	return d, err
 }
 
-// phases returns the steps of an update. After each of them the machine can
-// boot. An update that was interrupted starts with the first one, but keeps
-// what is already in place.
+// phases returns the steps of an update. The machine can boot after each of them. An interrupted
+// update starts again at the first one, but keeps what is already in place.
 func (u *job) phases() []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
@@ -295,7 +292,7 @@ func (u *job) phases() []run.Phase {
 				if err := noteFailed(e); err != nil {
 					return err
 				}
-				// Before the plan: the entry of a failed system is not that of the new plan.
+				// Before planFile is written: else the entry of a failed system would count as the new one.
 				if err := retire(e, target, u.next.Plan); err != nil {
 					return err
 				}
@@ -315,7 +312,7 @@ func (u *job) phases() []run.Phase {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order was not withdrawn", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	if u.sys.controlPlane() {
-		// After all that takes long or waits for a person: the others wait for this machine.
+		// After all steps that take long or wait for a person: the other nodes wait for this machine.
 		phases = append(phases, run.Phase{Name: "turn", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeTurn},
 			run.Phase{Name: "snapshot", Doc: "a snapshot of etcd exists", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
@@ -358,8 +355,8 @@ func (u *job) scan(ctx context.Context) error {
 	return nil
 }
 
-// cost computes the size of the download, and rejects more than the limit. It
-// downloads only little itself, and keeps it.
+// cost computes the size of the download, and rejects it if it exceeds the limit.
+// The little that it downloads itself is kept.
 func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
@@ -419,7 +416,7 @@ func (u *job) readBootFiles(e *machine.Env) (err error) {
 	return nil
 }
 
-// fetchBoot fetches kernel, initrd and boot entry.
+// fetchBoot downloads kernel, initrd and boot entry.
 func (u *job) fetchBoot(ctx context.Context) error {
 	chunks, err := u.boot.Chunks(u.esp)
 	if err != nil {
@@ -428,8 +425,8 @@ func (u *job) fetchBoot(ctx context.Context) error {
 	return u.spool.fill(ctx, chunks)
 }
 
-// commit asks whether the new system may become the next to boot, once nothing is left to be
-// fetched.
+// commit finishes the download and calls Options.Commit, which decides
+// whether the new system may boot next.
 func (u *job) commit(ctx context.Context, _ *machine.Env) error {
 	if err := u.fetchBoot(ctx); err != nil {
 		return err
@@ -462,7 +459,7 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if u.sys.anotherMinor(u.next) {
-		// The new system has to know whose files it finds.
+		// The new system needs the kubelet version of the files that it finds.
 		if err := member.SaveKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
 			return err
 		}
