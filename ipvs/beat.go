@@ -5,14 +5,12 @@ import (
 	"time"
 )
 
-// beat is the sequence of times, keepTick apart, at which this process reads
-// the kernel's table. Work that can wait is done at the same times, because
-// waking up costs more than the work. Nodes differ, because each process starts
-// at another time.
+// beat is the sequence of times, keepTick apart, at which this process reads the kernel's table.
+// Other work is done at the same times, because each wakeup costs more than the work itself.
 type beat struct{ started time.Time }
 
-// within returns a random time of the beat between now+d-room(d) and now+d, or
-// now+jitter(d) if there is none.
+// within returns a random time of the beat between now+d-room(d) and now+d. If the beat has no such
+// time, it returns now+jitter(d).
 func (b beat) within(now time.Time, d time.Duration) time.Time {
 	latest := now.Add(d).Sub(b.started)
 	last := latest / keepTick
@@ -23,8 +21,8 @@ func (b beat) within(now time.Time, d time.Duration) time.Time {
 	return b.started.Add((first + time.Duration(rand.Int64N(int64(last-first)+1))) * keepTick)
 }
 
-// after returns the time from now to the first time of the beat that is more
-// than d in the future. Without a beat it returns d+keepTick.
+// after returns how long it takes until the first time of the beat that is more than d in the
+// future. For a zero beat it returns d+keepTick.
 func (b beat) after(d time.Duration) time.Duration {
 	if b.started.IsZero() {
 		return d + keepTick

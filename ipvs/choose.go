@@ -12,25 +12,23 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost: it does not answer, and may return as an API server of another
-	// cluster.
+	// Lost: it does not answer, and could come back as an API server of another cluster.
 	Lost bool
 	// Slow: it is down only because its answers are late.
 	Slow bool
-	// Kept: it is down, and its connections are kept.
+	// Kept: it is down, but its existing connections are kept.
 	Kept bool
 }
 
-// choose returns the real servers of the virtual server, sorted. last are the
-// current ones, even if another program added them; guarded means that API
-// servers must prove which cluster they belong to. Weight 0 keeps connections
-// and accepts no new ones.
+// choose returns the real servers of the virtual server, sorted. last lists the current real
+// servers, including those added by other programs. guarded means that API servers must prove which
+// cluster they belong to. A real server of weight 0 keeps its connections and gets no new ones.
 //
-//   - API servers that are up get weight 1, draining and kept ones weight 0;
-//   - one without a verdict keeps its weight, so that a restart changes nothing;
-//   - if none of these has weight 1, draining ones get weight 1;
-//   - if there are none, lastResort decides;
-//   - an alien (wrong identity) is never chosen.
+//   - An API server that is up gets weight 1; one that is draining or kept gets weight 0.
+//   - An API server without a verdict keeps its weight, so that a restart changes nothing.
+//   - If no API server has weight 1 after that, those that are draining get weight 1.
+//   - If none is draining either, lastResort decides.
+//   - An alien (wrong identity) is never chosen.
 func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	dests := byState(masters, last)
 	if !serves(dests) {
@@ -47,8 +45,8 @@ func choose(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest
 	return dests
 }
 
-// byState returns the API servers that are up or draining, and those in last
-// without a verdict.
+// byState returns the API servers that are up, draining or kept, and those in last without a
+// verdict.
 func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 	var dests []kernel.Dest
 	for _, m := range masters {
@@ -70,10 +68,9 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 	return dests
 }
 
-// lastResort returns the real servers while no API server is up or draining:
-// the slow and kept ones, and those in last that are not known to be down. If
-// there is no slow one, all of last stay, even if they are not listed any more. An API
-// server that may return in another cluster keeps only its connections.
+// lastResort returns the real servers while no API server is up or draining: the slow and kept
+// ones, and those in last that are not known to be down. If none is slow, all of last stay. If
+// guarded, an API server that could come back in another cluster gets weight 0.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest
@@ -87,9 +84,9 @@ func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.
 	for _, d := range last {
 		m, ok := listed[d.Addr]
 		switch {
-		case m.State == Alien || indexDest(dests, d.Addr) >= 0: // never, or already chosen
+		case m.State == Alien || indexDest(dests, d.Addr) >= 0: // an alien, or already chosen
 		case served && d.Weight == 0:
-			if m.State == Unknown { // still draining: without a verdict it may finish
+			if m.State == Unknown { // it is still draining, and may complete its requests
 				dests = append(dests, d)
 			}
 		case guarded && (!ok || m.Lost || m.State == Unknown):

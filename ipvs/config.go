@@ -35,15 +35,15 @@ type Server struct {
 	Masters   []Master
 	Host      string // kept in /etc/hosts and sent as SNI; may be empty
 	Scheduler string
-	Source    netip.Addr // of the local route; determined if not set
+	Source    netip.Addr // source address of the local route; if unset, chosen automatically
 	Profile   Profile
-	// BootSpread is the maximum delay of the first probe after power-on, at
-	// least ondisk.BootSpread; Profile.Spread is not shorter.
+	// BootSpread is the maximum delay of the first probe after power-on. It is at least
+	// ondisk.BootSpread and at most Profile.Spread.
 	BootSpread time.Duration
 	Rise       int // consecutive successful probes until an API server is up, 1 to 100
 	Fall       int // consecutive failed probes until it is down, 1 to 100
 	Probe      probe.Spec
-	// Learn allows the cluster's ConfigMap to replace Masters.
+	// Learn allows a ConfigMap in the cluster to replace Masters.
 	Learn bool
 	// Joined is the cluster to which API servers must belong.
 	Joined Joined
@@ -71,35 +71,32 @@ func (m Master) addr() (netip.AddrPort, bool) {
 // Profile has the intervals and timeouts of probes.
 type Profile struct {
 	Name string
-	// Ping is the interval of PING frames on the open connection while no
-	// program of the node uses the API server; while one does, it is keepTick.
-	// 0 disables PINGs.
+	// Ping is the interval between PING frames on the open connection while no program of the node
+	// uses the API server. While a program uses it, the interval is keepTick. 0 disables PINGs.
 	Ping time.Duration
-	// Ready is the interval of requests for the probe's path. It must be below
-	// 90 s, after which kube-apiserver closes a connection without requests: a
-	// new one costs five kilobytes.
+	// Ready is the interval between requests for the probe's path. It must be below 90 s, because
+	// kube-apiserver then closes a connection without requests, and a new one costs five kilobytes.
 	Ready time.Duration
 	// ReadyTimeout limits the wait for the answer to a request.
 	ReadyTimeout time.Duration
-	// Tick and Ticks define a round of an inquiry: a PING every Tick. Ticks are
-	// counted instead of seconds, so that a stall of the node does not count
-	// against the API servers.
+	// Tick and Ticks define a round of an inquiry: Ticks-1 PINGs, one every Tick. Counting ticks
+	// instead of seconds keeps a stall of the node from counting against the API servers.
 	Tick  time.Duration
 	Ticks int
-	// Retry is the pause before the first reconnection to an API server that is
-	// down. While none is up, it doubles with each attempt, up to RetryMax.
+	// Retry is the pause before the first reconnection to an API server that is down. While none is
+	// up, the pause doubles with each attempt, up to RetryMax.
 	Retry, RetryMax time.Duration
-	// Spread is the time over which the nodes of a cluster return to an API
-	// server while another one is up.
+	// Spread is the time over which the nodes of a cluster return to a recovered API server while
+	// another one is up.
 	Spread time.Duration
-	// Resolve is the interval of DNS lookups.
+	// Resolve is the interval between DNS lookups.
 	Resolve time.Duration
-	// Learn is the interval of reading the cluster's own list.
+	// Learn is the interval between reads of the cluster's own list of API servers.
 	Learn time.Duration
 }
 
-// LAN returns the profile that detects a dead API server within about two
-// seconds while programs of the node use it, and otherwise within six.
+// LAN returns the profile for local networks. It detects a dead API server within about two seconds
+// while programs of the node use it, and otherwise within six.
 func LAN() Profile {
 	return Profile{Name: "lan",
 		Ping: 5 * time.Second, Ready: 10 * time.Second, ReadyTimeout: 4 * time.Second,

@@ -23,25 +23,23 @@ import (
 
 // Options configure a Daemon.
 type Options struct {
-	// ConfigFile is the path of ipvs.json; changes are applied. If Servers is
-	// set, it is used instead.
+	// ConfigFile is the path of ipvs.json, whose changes are applied while Run runs. It is ignored
+	// if Servers is set.
 	ConfigFile string
 	Servers    []Server
-	HostsFile  string // path; empty: none is maintained
+	HostsFile  string // path of the hosts file; empty: none is maintained
 	StateDir   string // directory for learned API servers and addresses; empty: none
-	// RunDir is the directory of the locks, sockets and notes, until reboot;
-	// empty: none.
+	// RunDir is the directory of locks, sockets and notes, which is emptied by a reboot; empty:
+	// none.
 	RunDir  string
-	Metrics string // loopback address; empty: none
-	// ClientCert is the file with the node's certificate and key; default:
-	// kubelet's.
+	Metrics string // loopback address that serves metrics; empty: none
+	// ClientCert is the file with the node's certificate and key; default: kubelet's certificate.
 	ClientCert string
-	// LearnEvery overrides the profile's interval of reading the cluster's
-	// list.
+	// LearnEvery overrides Profile.Learn.
 	LearnEvery time.Duration
 	Kernel     kernel.Kernel
-	// Spread is the delay before the first probe if the kernel has no real
-	// servers yet, because after a power cut many machines boot at once.
+	// Spread is the delay before the first probe if the kernel has no real servers yet. It spreads
+	// the load when many machines boot at once after a power cut.
 	Spread time.Duration
 	// Lookup resolves names; default: net.DefaultResolver.
 	Lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
@@ -60,7 +58,7 @@ type Options struct {
 const (
 	// verdictTime is the time after which Ready is called without all verdicts.
 	verdictTime = 3 * time.Second
-	// lookTime is the interval of checking the files for changes, on the beat.
+	// lookTime is the interval between checks of the files for changes, at times of the beat.
 	lookTime = 2 * keepTick
 )
 
@@ -85,7 +83,7 @@ type Daemon struct {
 	hosts   map[netip.AddrPort]string   // as configured
 }
 
-// running is a virtual server that is maintained or, with a nil group, being removed.
+// running is a virtual server that is maintained or, if its group is nil, being removed.
 type running struct {
 	*group
 	release func() // the lock
@@ -96,7 +94,7 @@ type running struct {
 // claimed is a virtual server that is locked for a group that has not started.
 type claimed struct {
 	release func() // the lock
-	// wasRetiring: it was being removed.
+	// wasRetiring is set if the virtual server was being removed.
 	wasRetiring bool
 }
 
@@ -108,8 +106,8 @@ func NewDaemon(opt Options) *Daemon {
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }
 
-// logChange logs the error of a subject if it differs from the last one, and
-// "fixed" if the error is gone.
+// logChange logs the error of a subject if it differs from the last one, and logs "fixed" when the
+// error is gone.
 func (d *Daemon) logChange(subject string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,8 +145,8 @@ func readRoots(file string) (*probe.Roots, error) {
 	return probe.ParseRoots(file, data)
 }
 
-// ReadConfig reads and validates ipvs.json, see FromVirtual. If the file does
-// not exist, the error is fs.ErrNotExist.
+// ReadConfig reads and validates ipvs.json; see FromVirtual. If the file does not exist, the error
+// is fs.ErrNotExist.
 func ReadConfig(file string) ([]Server, error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -160,8 +158,8 @@ func ReadConfig(file string) ([]Server, error) {
 	return parseConfig(file, data)
 }
 
-// Run maintains the virtual servers until the context ends. The rules stay. If
-// it returns ErrRestart, it must be called again in a new process.
+// Run maintains the virtual servers until the context ends, and then leaves the rules in place. If
+// it returns ErrRestart, the caller must call it again in a new process.
 func (d *Daemon) Run(ctx context.Context) error {
 	d.started = time.Now()
 	config := &watchedFile{path: d.opt.ConfigFile}
@@ -176,7 +174,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.release(claims) // last, so that the next daemon can start at once
+	defer d.release(claims) // deferred first, so that it runs last: then the next daemon can start at once
 	if err := d.openKernel(); err != nil {
 		return err
 	}
@@ -215,8 +213,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return nil
 }
 
-// configured returns the servers to maintain. It also reads each CA, so that a
-// damaged one is reported before anything starts.
+// configured returns the servers to maintain. It also reads each CA file, to report a damaged one
+// before anything starts.
 func (d *Daemon) configured() ([]Server, error) {
 	servers := d.opt.Servers
 	if servers == nil {
@@ -236,8 +234,8 @@ func (d *Daemon) configured() ([]Server, error) {
 	return servers, nil
 }
 
-// openKernel checks whether the kernel has IPVS. Without it, only the hosts
-// file is maintained; if there is none either, it returns an error.
+// openKernel checks whether the kernel has IPVS. Without IPVS only the hosts file is maintained; if
+// there is no hosts file either, openKernel returns an error.
 func (d *Daemon) openKernel() error {
 	err := d.opt.Kernel.Ready()
 	if errors.Is(err, kernel.ErrNoIPVS) && !d.opt.Once && d.opt.HostsFile != "" {
@@ -248,8 +246,8 @@ func (d *Daemon) openKernel() error {
 	return err
 }
 
-// begin serves metrics, starts the groups, and removes virtual servers of an
-// earlier configuration.
+// begin serves metrics, starts the groups, and removes the virtual servers of an earlier
+// configuration.
 func (d *Daemon) begin(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	if d.opt.Metrics != "" {
 		d.logChange("metrics", d.serveMetrics(ctx, d.opt.Metrics))
@@ -385,7 +383,8 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	return nil
 }
 
-// giveBack releases claims that have no group.
+// giveBack returns claims that have no group: it releases the lock, or continues the removal that
+// the claim interrupted.
 func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
 	for vip, c := range claims {
 		if c.wasRetiring {
@@ -396,7 +395,7 @@ func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed
 	}
 }
 
-// claimNew locks the virtual servers that have no group yet, all or none.
+// claimNew locks the virtual servers that have no group yet. It locks all of them or none.
 func (d *Daemon) claimNew(ctx context.Context, servers []Server) (map[netip.AddrPort]claimed, error) {
 	claims := make(map[netip.AddrPort]claimed)
 	kept := d.kept()
@@ -426,9 +425,8 @@ func (d *Daemon) kept() map[netip.AddrPort]*running {
 	return maps.Clone(d.groups)
 }
 
-// apply starts, changes and stops groups so that exactly these servers are
-// maintained; claims are the locks of new ones. If it fails, nothing has
-// changed.
+// apply starts, changes and stops groups so that exactly these servers are maintained. claims holds
+// the locks of the new ones. If apply fails, nothing has changed.
 func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.AddrPort]claimed) error {
 	for _, s := range servers {
 		if err := d.note(s); err != nil {
@@ -468,9 +466,8 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 	return nil
 }
 
-// retire removes a virtual server. A goroutine removes its lines in the hosts
-// file, because another program may hold the lock on that file. The virtual
-// server stays locked until then.
+// retire removes a virtual server. Its lines in the hosts file are removed in a goroutine, because
+// another program may hold the lock on that file. The virtual server stays locked until then.
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
 	d.reconciler.drop(ctx, vip) // forget reports the error
 	ctx, cancel := context.WithCancel(ctx)
@@ -489,7 +486,7 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 			}
 		}
 		d.mu.Lock()
-		mine := d.retiring[vip] == p // else it was configured again
+		mine := d.retiring[vip] == p // false if it was configured again
 		if mine {
 			delete(d.retiring, vip)
 		}
@@ -552,10 +549,9 @@ type Leftovers struct {
 	RunDir    string   // directory with the daemons' locks and notes
 }
 
-// Clean removes what ipvscare added: rules, routes, lines of the hosts file. If
-// a daemon maintains one of the virtual servers, it removes nothing and fails.
-// It logs each removed virtual server in one line; the error has a line for
-// each that could not be removed.
+// Clean removes everything that ipvscare added: rules, routes and lines of the hosts file. If a
+// daemon maintains one of the virtual servers, Clean fails and removes nothing. It logs one line
+// per removed virtual server; the error has one line per virtual server that could not be removed.
 func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(string)) error {
 	names := make(map[netip.AddrPort][]string)
 	notes := noted(l.RunDir)
@@ -602,7 +598,7 @@ func Clean(ctx context.Context, machine kernel.Kernel, l Leftovers, log func(str
 	return errors.Join(errs...)
 }
 
-// awaitVerdicts calls Ready when every group has its first verdicts, or after
+// awaitVerdicts calls Ready when every group has its first verdicts, or after Spread plus
 // verdictTime.
 func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	limit := time.NewTimer(d.opt.Spread + verdictTime)
@@ -611,7 +607,7 @@ func (d *Daemon) awaitVerdicts(ctx context.Context) {
 	for _, r := range d.all() {
 		awaited = append(awaited, r.judged)
 	}
-	if d.opt.Once { // no daemon would complete the removals later
+	if d.opt.Once { // with Once, no later run of this process would complete the removals
 		d.mu.Lock()
 		for _, p := range d.retiring {
 			awaited = append(awaited, p.done)

@@ -6,20 +6,20 @@
 // The parts, from pure functions to the kernel:
 //
 //   - choose computes the real servers of a virtual server. Package kernel computes
-//     the steps to change the kernel's table accordingly.
+//     the steps that bring the kernel's table to that state.
 //   - Package probe sends requests to one API server.
 //   - health computes the state of an API server from the outcomes of probes.
 //   - A watcher per API server holds one HTTP/2 connection and probes over it.
-//   - The reconciler reconciles the kernel's table; only its goroutine uses the
+//   - The reconciler makes the kernel's table match; only its goroutine uses the
 //     [kernel.Kernel]. It reverts changes by other programs within a second.
-//   - [Daemon] connects them and applies changes of its files.
+//   - [Daemon] connects these parts and applies changes of its files.
 //
 // Invariants:
 //
-//   - The last real server is removed only if a slow one, which still accepts
-//     connections, replaces it, or if it is an alien.
-//   - An alien, which cannot prove its identity or shows another cluster, never
-//     receives traffic, not even as the last one.
+//   - The last real server is removed only if it is an alien, or if a slow API server,
+//     which still accepts connections, replaces it.
+//   - An alien is an API server that cannot prove its identity or belongs to another
+//     cluster. It never receives traffic, not even if it is the last one.
 //   - A wrong clock never removes an API server.
 //   - Other virtual servers are never changed.
 //   - Sockets are closed only if they are connected to an API server that is

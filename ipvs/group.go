@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// group maintains one virtual server: it runs a watcher for each API server and
-// passes the real servers that the virtual server must have to the reconciler.
+// group maintains one virtual server. It runs a watcher for each API server, and passes the desired
+// real servers to the reconciler.
 type group struct {
 	d     *Daemon
 	vip   netip.AddrPort
@@ -39,9 +39,9 @@ type group struct {
 	cert     *tls.Certificate
 	certFile []byte
 
-	changed      chan struct{} // apply must run
-	renew        chan struct{} // the list of API servers may have changed
-	hostsChanged chan struct{} // the hosts file may have to change
+	changed      chan struct{} // triggers apply
+	renew        chan struct{} // triggers updateWatchers: the list of API servers may have changed
+	hostsChanged chan struct{} // triggers hosts: the hosts file may have to change
 	judged       chan struct{} // closed when the rules and the hosts file reflect the first verdicts
 	once         sync.Once
 	wg           sync.WaitGroup
@@ -55,19 +55,18 @@ type member struct {
 	err    string
 	renew  chan struct{}
 	cancel context.CancelFunc
-	// probeNow triggers a probe; suspectedAt is the last time that suspect
-	// triggered one.
+	// probeNow triggers a probe. suspectedAt is the time at which suspect last triggered one.
 	probeNow    chan struct{}
 	suspectedAt time.Time
 	sessions    probe.Sessions
-	// hiddenSince is the time since which the API server has not shown its cluster; zero if
-	// it has. trustedAnyway is set if it is trusted nevertheless, after maxHidden.
+	// hiddenSince is the time since which the API server has not shown its cluster; zero if it has
+	// shown it. trustedAnyway is set if the API server is trusted after maxHidden all the same.
 	hiddenSince   time.Time
 	trustedAnyway bool
 }
 
-// allDownAfter is the time without any API server up after which those of the
-// configured list are tried in addition to the learned ones.
+// allDownAfter is how long no API server must have been up before the configured ones are tried in
+// addition to the learned ones.
 const allDownAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
@@ -75,7 +74,7 @@ func newGroup(d *Daemon, s Server) *group {
 		changed: make(chan struct{}, 1), renew: make(chan struct{}, 1), hostsChanged: make(chan struct{}, 1), judged: make(chan struct{})}
 }
 
-// run maintains the virtual server until the context ends. The rules stay.
+// run maintains the virtual server until the context ends, and then leaves the rules in place.
 func (g *group) run(ctx context.Context) {
 	defer g.wg.Wait()
 	g.takeOver(ctx)
@@ -123,7 +122,7 @@ func (g *group) run(ctx context.Context) {
 func (g *group) takeOver(ctx context.Context) {
 	have, err := g.d.reconciler.current(ctx, g.vip)
 	for err != nil && !errors.Is(err, kernel.ErrNoIPVS) {
-		// An empty table would replace the one that is not known.
+		// Without the real servers in the kernel, the next apply could replace them by none.
 		g.d.logChange(g.vip.String()+": reading the real servers of an earlier process", err)
 		select {
 		case <-ctx.Done():
@@ -139,9 +138,9 @@ func (g *group) takeOver(ctx context.Context) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	served := serves(have.Dests)
-	// Real servers of weight 0 keep their connections: they drain, or have not
-	// shown their cluster. Without guarding, all of them at weight 0 means that
-	// the earlier process ended while it removed the last one.
+	// A real server of weight 0 keeps its connections: it drains, or has not shown its cluster. But
+	// if all have weight 0 without guarding, the earlier process ended while it removed the last
+	// one.
 	if served || g.guarded() {
 		g.lastDests = have.Dests
 	}
@@ -159,9 +158,8 @@ func (g *group) profile() Profile {
 	return g.server.Profile
 }
 
-// watcherProfile returns the profile of watchers. Without IPVS the packets of
-// the node's programs are not counted, so each API server is probed as if in
-// use. g.mu must be held.
+// watcherProfile returns the profile of watchers. Without IPVS the packets of the node's programs
+// cannot be counted, so each API server is probed as if programs used it. g.mu must be held.
 func (g *group) watcherProfile() Profile {
 	p := g.server.Profile
 	if g.d.absent.Load() {
@@ -181,8 +179,8 @@ func (g *group) count(s State) int {
 	return n
 }
 
-// update applies a new configuration of the same virtual server. Watchers are
-// restarted only if the configuration of probes changed; states are kept.
+// update applies a new configuration of the same virtual server. It keeps the states, and restarts
+// watchers only if the configuration of probes changed.
 func (g *group) update(s Server) {
 	g.mu.Lock()
 	old := g.server
@@ -205,7 +203,7 @@ func (g *group) update(s Server) {
 			}
 			m.health.Rise, m.health.Fall = s.Rise, s.Fall
 			if old.Joined != s.Joined {
-				m.resetHidden() // the time was counted for the old cluster
+				m.resetHidden() // the time counted for the old cluster
 			}
 		}
 	}
@@ -387,7 +385,7 @@ func (g *group) observe(ctx context.Context, a netip.AddrPort, m *member, c prob
 			g.retryLearning()
 		}
 		if named := m.name != a.Addr().String(); named && before == Up {
-			wake(g.list.resolveNow) // its name may have another address
+			wake(g.list.resolveNow) // the API server's name may have another address now
 		}
 	}
 	return m.health.State, m.health.probeSoon()
@@ -409,10 +407,10 @@ func (g *group) apply(ctx context.Context) {
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := choose(candidates, g.lastDests, g.guarded())
 	previous := g.serving()
-	if g.lastDests = dests; len(g.serving()) > 0 { // otherwise all stay listed
+	if g.lastDests = dests; len(g.serving()) > 0 { // without a serving API server, all stay listed
 		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
 			m := g.members[d.Addr]
-			return d.Weight == 0 && m != nil && m.health.State != Unknown // without a verdict it may still drain
+			return d.Weight == 0 && m != nil && m.health.State != Unknown // one without a verdict may still be draining
 		})
 	}
 	last := g.serving()
@@ -457,9 +455,8 @@ func (g *group) reconcileHosts(ctx context.Context) {
 	}
 }
 
-// hosts maintains the line in the hosts file, with the virtual address or,
-// without IPVS, the address of a healthy API server, and removes the lines of
-// former names.
+// hosts writes the name's line in the hosts file and removes the lines of former names. The line
+// has the virtual address or, without IPVS, the address of a healthy API server.
 func (g *group) hosts(ctx context.Context) {
 	g.mu.Lock()
 	s, old := g.server, g.hostsAddr
@@ -516,8 +513,8 @@ func (g *group) serving() []netip.AddrPort {
 	return all
 }
 
-// fallback returns the address for the hosts file without IPVS: the current one
-// while that API server accepts connections. g.mu must be held.
+// fallback returns the address for the hosts file if the kernel has no IPVS. It keeps the current
+// address while that API server accepts connections. g.mu must be held.
 func (g *group) fallback(present netip.Addr) netip.Addr {
 	var usable []netip.Addr
 	for _, a := range g.serving() {
@@ -526,7 +523,7 @@ func (g *group) fallback(present netip.Addr) netip.Addr {
 		}
 	}
 	if len(usable) == 0 && present.IsValid() && g.guarded() {
-		return g.vip.Addr() // nothing answers there
+		return g.vip.Addr() // without IPVS nothing answers at this address
 	}
 	if slices.Contains(usable, present) || len(usable) == 0 {
 		return present

@@ -11,25 +11,23 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// A cluster may be re-created with the same keys after its disks were lost. Its
-// certificates look the same, but it would make kubelet stop all pods.
-// Therefore, if the node knows which cluster it joined, an API server gets no
-// traffic until it shows an object that only that cluster has.
+// A cluster may be created again with the same keys after its disks were lost. Its certificates
+// then look the same, but kubelet would stop all pods if it used that cluster. Therefore a node
+// that knows which cluster it joined sends traffic to an API server only after the API server has
+// shown an object that only that cluster has.
 
-// Joined identifies the cluster that the node joined. The zero value means any
-// cluster of the CA.
+// Joined identifies the cluster that the node joined. The zero value accepts any cluster with the
+// same CA.
 type Joined struct {
 	// ClusterInfo is the UID of the ConfigMap kube-public/cluster-info, which
 	// is readable without authentication.
 	ClusterInfo string
-	// Node is the node's name, and NodeUID the UID of its Node, which is read
-	// with the node's certificate, because cluster-info may be re-created or
-	// not readable.
+	// Node is the node's name, and NodeUID the UID of its Node object. It is read with the node's
+	// certificate, and checked because cluster-info may be re-created or unreadable.
 	Node, NodeUID string
-	// ServiceUID is the UID of the Service default/kubernetes, which API
-	// servers create when they start and each node may read. A re-created
-	// cluster has another one even before it has cluster-info. Empty if written
-	// by an older release.
+	// ServiceUID is the UID of the Service default/kubernetes, which API servers create when they
+	// start and every node may read. A re-created cluster has another UID even before it has
+	// cluster-info. It is empty if an older release wrote the configuration.
 	ServiceUID string
 }
 
@@ -43,16 +41,15 @@ const (
 )
 
 const (
-	// questionTimeout limits each request, with time for a few lost packets.
+	// questionTimeout limits each request. It allows for a few lost packets.
 	questionTimeout = 5 * time.Second
-	// maxHidden is the time after which an API server that shows neither
-	// cluster-info nor the Node is trusted. Until then it may belong to a
-	// cluster that was just initialized, which nodes cannot join yet; later,
-	// the objects must have been hidden or deleted. It does not apply if
-	// ServiceUID is known.
+	// maxHidden is the time after which an API server that shows neither cluster-info nor the Node
+	// is trusted. Until then it may belong to a cluster that was just initialized, which nodes
+	// cannot join yet. Later, the objects must have been hidden or deleted. maxHidden does not
+	// apply if ServiceUID is known.
 	maxHidden = 10 * time.Minute
-	// rebornPause multiplies the pause before an API server of another cluster
-	// is probed again, because a person must act first.
+	// rebornPause multiplies the pause before the next probe of an API server of another cluster,
+	// because a person must act first.
 	rebornPause = 60
 )
 
@@ -77,8 +74,8 @@ func (s shownUID) String() string {
 	return fmt.Sprintf("status %d", s.status)
 }
 
-// check checks that an API server belongs to the joined cluster. One object
-// that only that cluster has is sufficient.
+// check checks that an API server belongs to the joined cluster. One object that only that cluster
+// has is sufficient proof.
 func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, error) {
 	anonymous := t
 	anonymous.Client = nil // kubeadm's RBAC rule grants access only to system:anonymous
@@ -88,7 +85,8 @@ func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, erro
 	}
 	if err != nil {
 		err = fmt.Errorf("asking for its cluster-info: %w", err)
-		// A server that closes anonymous connections may answer the node.
+		// A server that closes anonymous connections may answer requests with the node's
+		// certificate.
 		if outcome := probe.Classify(err, false); outcome != probe.Closed || ctx.Err() != nil {
 			return outcome, err
 		}
@@ -105,8 +103,8 @@ func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, erro
 	return j.judge(info, node, service)
 }
 
-// askAsNode reads the Node, and if that does not have the recorded UID, the
-// Service default/kubernetes.
+// askAsNode reads the Node and, if it does not have the recorded UID, the Service
+// default/kubernetes.
 func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service shownUID, err error) {
 	if node, err = uidOf(ctx, t, nodePath+j.Node); err != nil {
 		return node, service, fmt.Errorf("asking for this node's Node: %w", err)
@@ -120,7 +118,7 @@ func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service s
 	return node, service, nil
 }
 
-// judge classifies an API server that showed none of the recorded objects.
+// judge returns the outcome for an API server that showed none of the recorded objects.
 func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	err := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", info, j.ClusterInfo, j.Node, node, j.NodeUID)
 	if j.ServiceUID != "" {
@@ -131,8 +129,8 @@ func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	case noNode && (info.status == 200 || service.status == 200):
 		return probe.Reborn, err
 	case noNode && j.ServiceUID != "":
-		// A cluster that was just initialized shows none of the three, and
-		// publishing them may take any time.
+		// A cluster that was just initialized shows none of the three objects, and may take any
+		// time to create them.
 		return probe.Unshown, err
 	case info.hidden() && (noNode || node.hidden()):
 		return probe.Unshown, fmt.Errorf("%w (%w)", errHidden, err)
@@ -180,8 +178,8 @@ func (g *group) checkCluster(ctx context.Context, a netip.AddrPort, m *member) (
 	return outcome, err
 }
 
-// hiddenForLong records the result of a check, and reports whether the API
-// server has shown nothing for maxHidden.
+// hiddenForLong records the result of a check. It reports whether the API server has shown nothing
+// for maxHidden.
 func (m *member) hiddenForLong(err error, now time.Time) bool {
 	if !errors.Is(err, errHidden) {
 		m.resetHidden()
@@ -193,16 +191,15 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 	return now.Sub(m.hiddenSince) >= maxHidden
 }
 
-// resetHidden restarts the time of hiddenForLong.
+// resetHidden restarts the time that hiddenForLong counts.
 func (m *member) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
 
 // guarded reports whether API servers must show their cluster. g.mu must be
 // held.
 func (g *group) guarded() bool { return g.server.Joined != (Joined{}) }
 
-// lost reports whether an API server is down and does not answer, so that it
-// may return in another cluster. A server that answers badly or late is still
-// the same.
+// lost reports whether an API server is down and does not answer, so that it could come back in
+// another cluster. A server that answers with errors, or late, is still the same one.
 func (m *member) lost() bool {
 	return m.health.State == Down && !m.health.Outcome.Answered() && !m.health.slow()
 }

@@ -14,7 +14,7 @@ type State int
 const (
 	Unknown State = iota // no verdict yet
 	Up
-	Draining // completes requests, accepts no new ones
+	Draining // completes its requests, accepts no new ones
 	Down
 	Alien // belongs to another cluster, or has no valid certificate
 )
@@ -23,15 +23,15 @@ func (s State) String() string {
 	return [...]string{"unknown", "up", "draining", "down", "alien"}[s]
 }
 
-// A flapping API server needs more successful probes: each failure within
-// flapSoon of a recovery doubles their number, up to flapMax times.
+// A flapping API server needs more successful probes to be up again. Each failure within flapSoon
+// of a recovery doubles their number, up to flapMax times.
 const (
 	flapSoon = 30 * time.Second
 	flapMax  = 8
 )
 
-// health computes the state of one API server from its probes. The zero value
-// with Rise and Fall set is an API server that has not been probed.
+// health computes the state of one API server from its probes. Its zero value, with Rise and Fall
+// set, is an API server that has not been probed.
 type health struct {
 	Rise, Fall int
 
@@ -41,19 +41,18 @@ type health struct {
 	Falls   int           // number of times it went down
 
 	good, bad int
-	// lateOnly is set if its only failures since it was up were late answers.
+	// lateOnly is set if all of its failures since it was last up were late answers.
 	lateOnly bool
-	flap     int // doublings are 1, 2, 4, 8; 0 counts as 1
-	// answering is set if it is down although it answers: it is not ready, or
-	// its requests take too long. Its connections may be closed at closeAt.
+	flap     int // factor of the required successful probes: 1, 2, 4 or 8; 0 counts as 1
+	// answering is set if it is down but answers: it is not ready, or its requests take too long.
+	// From closeAt on, its connections may be closed.
 	answering bool
 	closeAt   time.Time
 }
 
-// closeAfter is the longest time for which a node keeps its connections to an
-// API server that is down but answers. All nodes would close them at once, and
-// open others to API servers that may be as busy. A node without a lease for
-// 40 s is not Ready.
+// closeAfter limits how long a node keeps its connections to an API server that is down but
+// answers. It is long because all nodes would reconnect at once, to API servers that may be as
+// busy. It is below 40 s, after which a node that has not renewed its lease is not Ready.
 const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.
@@ -111,12 +110,12 @@ func (h *health) failed(now time.Time) bool {
 	return h.enter(Down, now)
 }
 
-// slow reports whether an API server is down only because its answers are late.
-// A stopped one would have refused or closed a connection.
+// slow reports whether an API server is down only because its answers are late. A stopped one would
+// have refused or closed a connection.
 func (h *health) slow() bool { return h.State == Down && h.lateOnly }
 
-// keeps reports whether a node keeps its connections to an API server that is
-// down: no other one is up, or it answers and closeAt has not come.
+// keeps reports whether a node keeps its connections to an API server that is down but answers. It
+// does so until closeAt, and also later if alone: no other API server is up.
 func (h *health) keeps(now time.Time, alone bool) bool {
 	return h.State == Down && h.answering && (alone || now.Before(h.closeAt))
 }

@@ -9,19 +9,19 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// inquiry distinguishes a slow API server from a dead one: it sends more PINGs
-// over the open connection, where each packet also helps TCP to recover lost
-// ones, and in the last round opens new connections at growing intervals.
+// inquiry distinguishes a slow API server from a dead one. It sends more PINGs over the open
+// connection; each packet also helps TCP to recover lost ones. In the last round it opens new
+// connections at growing intervals.
 type inquiry struct {
 	w *watcher
 	l *probe.Link
-	// fresh receives the results of the pending attempts.
+	// fresh receives the results of the attempts to open a new connection.
 	fresh   chan attempt
 	pending int
-	// tick counts ticks; the next attempt begins at tryAt, the one after it pause later.
+	// tick counts ticks. The next attempt begins at tick tryAt, and the one after it pause ticks
+	// later.
 	tick, tryAt, pause int
-	// progress is the progress of each attempt, except those that excused a
-	// round.
+	// progress has the progress of each attempt, except of those that excused a round.
 	progress []*atomic.Int32
 	// accepted is set if a TCP connection was accepted.
 	accepted bool
@@ -35,31 +35,29 @@ type attempt struct {
 	took    time.Duration
 }
 
-// finding is the result of a round. If over is false, the round failed with
-// outcome and err.
+// finding is the result of a round. If over is false, the round failed, with outcome and err.
 type finding struct {
 	over  bool
-	alive *probe.Link // the connection to use from now on, if the inquiry is over
-	// answer is the answer to the outstanding request.
+	alive *probe.Link // connection to continue with, if over
+	// answer is the answer to the outstanding request, if it arrived.
 	answer  *probe.Event
 	outcome probe.Outcome
 	err     error
 }
 
-// inquire makes an inquiry with at most fall failed rounds. A round without any
-// sign of life counts as a failed probe; a new connection on which the API
-// server began to answer excuses one round, at most fall times. ok is false if
-// a new connection is needed. silent means that the open one is intact and may
-// still answer. answer is that to the outstanding request.
+// inquire makes an inquiry that ends after fall failed rounds. A round without a sign of life
+// counts as a failed probe. If the API server began to answer on a new connection, one round is
+// excused, at most fall times. ok is false if a new connection is needed. silent means that the
+// open connection is intact and may still answer.
 func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link, answer *probe.Event, ok, silent bool) {
 	w.soon = false
-	if w.state == Down { // there is nothing to decide
+	if w.state == Down { // nothing is left to decide
 		return nil, nil, false, true
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
-	// Only the last round: a slow API server answers the PING sooner or later,
-	// and a handshake that is given up then was wasted work.
+	// New connections are opened only in the last round. A slow API server answers the PING sooner
+	// or later, and a handshake that is given up then is wasted work.
 	q.tryAt = (w.fall - 1) * (w.profile.Ticks - 1)
 	defer func() {
 		cancel()
@@ -107,10 +105,9 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	return finding{outcome: probe.Timeout}
 }
 
-// try opens a new connection if one is due. The interval doubles each time,
-// because a handshake is the most expensive request for an overloaded API
-// server; but on a link that loses a fifth of its packets one attempt is not
-// enough.
+// try opens a new connection if one is due. The interval doubles each time, because a handshake is
+// the most expensive request for an overloaded API server. One attempt alone is not enough on a
+// link that loses a fifth of its packets.
 func (q *inquiry) try(ctx context.Context) {
 	now := q.tick
 	q.tick++
@@ -167,8 +164,8 @@ func (q *inquiry) broken(err error) finding {
 	return finding{over: true}
 }
 
-// takeSign reports whether the server answered on one of the attempts, and
-// removes that one.
+// takeSign reports whether the server answered on one of the attempts, and removes that attempt
+// from progress.
 func (q *inquiry) takeSign() bool {
 	i := slices.IndexFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() == probe.Heard })
 	if i < 0 {
@@ -179,13 +176,13 @@ func (q *inquiry) takeSign() bool {
 	return true
 }
 
-// late reports whether the API server accepts connections but does not answer,
-// as far as that was tried.
+// late reports whether the API server accepted a connection without answering. It also returns true
+// if no connection was tried.
 func (q *inquiry) late() bool {
 	return q.accepted || len(q.progress) == 0 || slices.ContainsFunc(q.progress, func(s *atomic.Int32) bool { return s.Load() >= probe.Connected })
 }
 
-// closeLate closes connections that are established after the inquiry.
+// closeLate closes connections that are established after the end of the inquiry.
 func (q *inquiry) closeLate() {
 	go func(n int) {
 		for range n {

@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The cluster's own list of API servers is a ConfigMap that every node may
-// read. Its key masters has one host:port per line; # starts a comment.
+// The cluster's own list of API servers is a ConfigMap that every node may read. Its key masters
+// has one host:port per line; # starts a comment.
 const (
 	learnPath = "/api/v1/namespaces/kube-public/configmaps/edgebake-masters"
 	learnKey  = "masters"
@@ -42,7 +42,7 @@ func parseList(text string) []string {
 	return list
 }
 
-// parseConfigMap returns the list in an API server's answer.
+// parseConfigMap returns the list of API servers from the ConfigMap in an API server's answer.
 func parseConfigMap(vip netip.AddrPort, body []byte) ([]Master, error) {
 	var cm struct {
 		Kind string            `json:"kind"`
@@ -97,7 +97,7 @@ func (g *group) loadLearned() {
 		return
 	}
 	if !g.server.Learn || !slices.Equal(s.Configured, texts(g.server.Masters)) {
-		g.list.dropped = true // the configuration has changed since
+		g.list.dropped = true // the configuration has changed since the list was stored
 		wake(g.list.learnNow)
 		return
 	}
@@ -139,7 +139,7 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 	}
 	d.learnMu.Lock()
 	defer d.learnMu.Unlock()
-	doc, _ := d.readLearned() // an unreadable file is replaced
+	doc, _ := d.readLearned() // a file that cannot be read is replaced
 	doc.Version = ondisk.IPVSLearnedVersion
 	i := slices.IndexFunc(doc.Servers, func(s ondisk.IPVSLearnedVirtual) bool { return s.VIP == vip.String() })
 	if i < 0 {
@@ -160,8 +160,8 @@ func (d *Daemon) storeLearned(vip netip.AddrPort, change func(*ondisk.IPVSLearne
 	return nil
 }
 
-// Limits for the ConfigMap and DNS, so that an error there does not make a node
-// watch thousands of API servers.
+// Limits for the ConfigMap and for DNS answers, so that an error in them does not make a node watch
+// thousands of API servers.
 const (
 	maxLearned = 64
 	maxPerName = 16
@@ -175,13 +175,13 @@ func parseLearned(vip netip.AddrPort, list []string) ([]Master, error) {
 	return parseMasters(vip, list)
 }
 
-// learnRetry is the pause after the first failed reading. It doubles with each
-// further one, up to Profile.Learn.
+// learnRetry is the pause after the first failed read. It doubles with each further failure, up to
+// Profile.Learn.
 const learnRetry = time.Minute
 
 // learner reads the cluster's list periodically.
 func (g *group) learner(ctx context.Context) {
-	wait := g.profile().Retry // soon after the start, when API servers are up
+	wait := g.profile().Retry // short after the start, so that it is read as soon as API servers are up
 	retry := learnRetry
 	for {
 		select {
@@ -191,8 +191,8 @@ func (g *group) learner(ctx context.Context) {
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
-		// Done here, not in update, because a list that was read before the
-		// configuration changed may be stored only now.
+		// The list is dropped here, not in update: a list that was read before the configuration
+		// changed may have been stored after update ran.
 		err := g.dropStored()
 		g.d.logChange(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
 		if !g.wantsLearning() {
@@ -204,8 +204,8 @@ func (g *group) learner(ctx context.Context) {
 			continue
 		}
 		err = g.learn(ctx)
-		// Before the node has joined, or while no API server is up, the list
-		// cannot be read: keep the last message.
+		// Before the node has joined, or while no API server is up, the list cannot be read. That
+		// is not an error to log.
 		asked := !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNobody)
 		if asked {
 			g.d.logChange(subject, err)
@@ -214,7 +214,7 @@ func (g *group) learner(ctx context.Context) {
 		switch {
 		case err == nil:
 			retry = learnRetry
-		case asked: // it cost a connection
+		case asked: // the failed read cost a connection
 			wait, retry = min(wait, retry), min(2*retry, wait)
 		default:
 			wait = min(wait, learnRetry)
@@ -225,8 +225,8 @@ func (g *group) learner(ctx context.Context) {
 	}
 }
 
-// dropStored removes an outdated list from the disk. Otherwise it would be used
-// again with the old configuration.
+// dropStored removes an outdated list from the disk. Otherwise the list would be used again if the
+// old configuration came back.
 func (g *group) dropStored() error {
 	g.mu.Lock()
 	dropped := g.list.dropped
@@ -284,8 +284,8 @@ func (g *group) learn(ctx context.Context) error {
 	if !news.safe && !g.anyProves(ctx, masters) {
 		return fmt.Errorf("none of the API servers that the cluster lists (%v) is up; keeping the previous list", masters)
 	}
-	// Store it first, so that the list in use survives a power cut. If the disk
-	// is full, it is used anyway, and stored at the next reading.
+	// Store the list before using it, so that it survives a power cut. If the disk is full, the
+	// list is used anyway, and stored after the next read.
 	err = g.d.storeLearned(g.vip, func(l *ondisk.IPVSLearnedVirtual) { l.Configured, l.Masters = texts(configured), texts(masters) })
 	if g.accept(masters, configured, !news.same, err == nil) {
 		g.d.logf("%s: the cluster's list of API servers is now %v", g.vip, masters)
@@ -294,10 +294,9 @@ func (g *group) learn(ctx context.Context) error {
 	return err
 }
 
-// pickSource returns the API server from which to read the list, and the
-// configured list. It keeps the same one while it is up, so that an error is
-// logged once. If none is up, the target has no address; without a CA it has no
-// roots. Then retryLearning triggers the next reading.
+// pickSource returns the API server from which to read the list, and the configured list. It keeps
+// the same API server while that is up, so that an error is logged once. If none is up, the target
+// has no address; without a CA it has no roots. In both cases retryLearning triggers the next read.
 func (g *group) pickSource() (from probe.Target, configured []Master) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -317,8 +316,8 @@ func (g *group) pickSource() (from probe.Target, configured []Master) {
 	return from, g.server.Masters
 }
 
-// retryLearning triggers a reading of the list if there was no API server to
-// read it from. g.mu must be held.
+// retryLearning triggers a read of the list if the last one found no API server to read from. g.mu
+// must be held.
 func (g *group) retryLearning() {
 	if g.list.noSource {
 		g.list.noSource = false
@@ -367,9 +366,9 @@ func (g *group) compare(masters, configured []Master) listChange {
 	return listChange{same: slices.Equal(present, masters), stored: !g.list.unstored, safe: g.anyUp(masters)}
 }
 
-// accept records whether the list is on disk, and uses it if it differs, unless
-// the configuration has changed since it was read. It reports whether the list
-// is used now.
+// accept records whether the list is on disk, and uses the list if it differs. It does nothing if
+// the configuration has changed since the list was read. It reports whether the list is used from
+// now on.
 func (g *group) accept(masters, configured []Master, differs, stored bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -381,10 +380,9 @@ func (g *group) accept(masters, configured []Master, differs, stored bool) bool 
 	return true
 }
 
-// checkLearned sets whether all learned API servers have been down for
-// allDownAfter, so that the configured ones are used too, and reports
-// whether that changed. lastUp is when one of them was last up. Configured
-// ones do not count: otherwise one that is up would end their use.
+// checkLearned sets allDown if all learned API servers have been down for allDownAfter, and reports
+// whether allDown changed. lastUp is when one of them was last up. Configured API servers do not
+// count: otherwise allDown would end as soon as one of them is up.
 func (g *group) checkLearned(lastUp *time.Time, now time.Time) (changed bool) {
 	if g.list.learned == nil || g.anyUp(g.list.learned) {
 		*lastUp = now
@@ -407,8 +405,7 @@ func (g *group) anyUp(masters []Master) bool {
 	return false
 }
 
-// anyProves probes API servers without a watcher, and reports whether one of
-// them is alive.
+// anyProves probes API servers that have no watcher, and reports whether one of them is alive.
 func (g *group) anyProves(ctx context.Context, masters []Master) bool {
 	for _, m := range masters {
 		a, ok := m.addr()

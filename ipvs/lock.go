@@ -13,16 +13,15 @@ import (
 	"github.com/edgebake/edgebake/ipvs/files"
 )
 
-// lockTimeout is the time to wait for a lock, because the previous process may
-// be ending.
+// lockTimeout limits the wait for a lock: the previous process may need some time to end.
 const lockTimeout = 2 * time.Second
 
 func lockPath(runDir string, vip netip.AddrPort) string {
 	return filepath.Join(runDir, vip.String()+".lock")
 }
 
-// lockedBy reports whether an ipvscare maintains the virtual server, and its
-// process ID, or 0 if unknown.
+// lockedBy reports whether an ipvscare daemon maintains the virtual server. pid is its process ID,
+// or 0 if unknown.
 func lockedBy(runDir string, vip netip.AddrPort) (pid int, locked bool) {
 	path := lockPath(runDir, vip)
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
@@ -61,7 +60,7 @@ func (d *Daemon) claim(ctx context.Context, vip netip.AddrPort) (release func(),
 		return nil, fmt.Errorf("locking %s: %w", vip, err)
 	}
 	hangUp, err := d.answerStatus(ctx, socketPath(dir, vip))
-	if err != nil { // not fatal: IPVS works without it
+	if err != nil { // not fatal: IPVS works without the socket
 		d.logChange("status", err)
 		hangUp = func() {}
 	}

@@ -18,8 +18,8 @@ type stats struct {
 	wire                                           [counters]atomic.Int64
 }
 
-// Metrics returns the state in Prometheus' text format. The client library is
-// not used, because it would be larger than ipvscare.
+// Metrics returns the state in Prometheus' text format. The client library is not used, because it
+// is larger than all of ipvscare.
 func (d *Daemon) Metrics() []byte {
 	var b bytes.Buffer
 	counter := func(name, help string, v int64) {
@@ -110,6 +110,6 @@ func (d *Daemon) answer(c io.ReadWriter) {
 	if f := strings.Fields(line); len(f) == 3 && f[0] == "GET" && strings.HasPrefix(f[1]+"?", "/metrics?") {
 		status, body = "200 OK", d.Metrics()
 	}
-	// One write, so that a scraper gets all of it or nothing.
+	// One write, so that a scraper gets the whole response or nothing.
 	c.Write(fmt.Appendf(nil, "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body))
 }

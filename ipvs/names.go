@@ -14,23 +14,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Masters may be DNS names. The last good answers are used until there are new
-// ones, even after a boot without DNS: the certificate shows whether an address
-// still belongs to an API server.
+// Masters may be DNS names. The last good answers are used until there are new ones, even after a
+// boot without DNS. That is safe: the certificate shows whether an address still belongs to an API
+// server.
 
 const (
 	// lookupTime is the timeout of a lookup.
 	lookupTime = 5 * time.Second
-	// DNS answers may change at each lookup, and the disk may be a card that
-	// wears out. Therefore storeAtOnce changes are stored at once, then one per
+	// DNS answers may change at each lookup, and the disk may be an SD card that wears out.
+	// Therefore the first storeAtOnce changes are stored at once, and later ones at most once per
 	// storePause.
 	storeAtOnce = 6
 	storePause  = 10 * time.Minute
 )
 
-// resolver resolves names at the start, periodically, when the list changes,
-// and when an API server with a name goes down. It is a separate goroutine
-// because a lookup may take long.
+// resolver resolves names at the start, periodically, when the list changes, and when an API server
+// that has a name goes down. It runs in its own goroutine, because a lookup may take long.
 func (g *group) resolver(ctx context.Context) {
 	for {
 		if g.resolve(ctx) {
@@ -96,7 +95,7 @@ func (g *group) resolve(ctx context.Context) bool {
 // lookingUp returns the subject of log lines about a name's lookup.
 func (g *group) lookingUp(name string) string { return fmt.Sprintf("%s: looking up %s", g.vip, name) }
 
-// keepNames stores the answers for a boot without DNS, if they changed.
+// keepNames stores changed answers on disk, for a boot without DNS.
 func (g *group) keepNames() error {
 	g.mu.Lock()
 	names := make(map[string][]netip.Addr)
@@ -125,8 +124,8 @@ func (g *group) keepNames() error {
 	return nil
 }
 
-// lookup resolves an API server's name to addresses of the virtual address's
-// family, because IPVS cannot forward between families.
+// lookup resolves an API server's name to addresses of the same family as the virtual address,
+// because IPVS cannot forward between families.
 func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
@@ -155,8 +154,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	return good, nil
 }
 
-// usable returns the addresses that an API server can have, sorted, at most
-// maxPerName.
+// usable returns the addresses that an API server can have, sorted and at most maxPerName.
 func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	var good []netip.Addr
 	for _, a := range addrs {

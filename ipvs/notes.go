@@ -15,11 +15,11 @@ import (
 	"github.com/edgebake/edgebake/ipvs/files"
 )
 
-// RunDir has a note for each virtual server, so that it can be removed after it
-// is removed from the configuration. The note lists the names that may have a
-// line in the hosts file: a name is added before its line is written, and
-// removed after the line. Notes and rules are gone after a reboot. Lines of the
-// hosts file are not; they are recognised by the virtual address.
+// RunDir has a note for each virtual server, so that ipvscare can still remove a virtual server
+// that is not in the configuration any more. The note lists the names that may have a line in the
+// hosts file. A name is added before its line is written, and removed after its line. Notes and
+// rules do not survive a reboot. Lines of the hosts file do; they are recognised by the virtual
+// address.
 
 // note adds a virtual server and its name to the notes.
 func (d *Daemon) note(s Server) error {
@@ -35,9 +35,8 @@ func (d *Daemon) note(s Server) error {
 	return nil
 }
 
-// leftBy returns the names that an earlier process may have left in the hosts
-// file, with the virtual address or, without IPVS, the address of an API
-// server.
+// leftBy returns the names that an earlier process may have left in the hosts file. Their lines
+// have the virtual address or, without IPVS, the address of an API server.
 func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	notes := noted(d.opt.RunDir)
 	names := notes[vip]
@@ -66,7 +65,7 @@ func (d *Daemon) setNames(vip netip.AddrPort, names []string) error {
 	return nil
 }
 
-// configure sets the names of the configured virtual servers.
+// configure records the names of the configured virtual servers.
 func (d *Daemon) configure(servers []Server) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -76,9 +75,8 @@ func (d *Daemon) configure(servers []Server) {
 	}
 }
 
-// former returns the former names of a virtual server: those whose line must be
-// removed, and those that now belong to another virtual server, which keeps the
-// line (leave).
+// former returns the former names of a virtual server. The lines of those in remove must be
+// removed. Those in leave now belong to another virtual server, which keeps their lines.
 func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -103,8 +101,8 @@ func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []str
 	return remove, leave
 }
 
-// removeFormer removes the lines of all former names from the hosts file, then
-// the names from the note.
+// removeFormer removes the lines of all former names from the hosts file, and then the names from
+// the note.
 func (d *Daemon) removeFormer(ctx context.Context, vip netip.AddrPort, present string) error {
 	if d.opt.HostsFile == "" {
 		return nil
@@ -171,8 +169,7 @@ func noted(runDir string) map[netip.AddrPort][]string {
 	return names
 }
 
-// others reports whether the note of a virtual server that is not in ours has
-// the name.
+// others reports whether the name is in the note of a virtual server that is not in ours.
 func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	for vip := range maps.Keys(notes) {
 		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {
@@ -182,7 +179,7 @@ func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	return false
 }
 
-// addName returns names with name added, unless it is empty or a duplicate.
+// addName returns names with name added, unless name is empty or already in names.
 func addName(names []string, name string) []string {
 	if name == "" || slices.ContainsFunc(names, func(n string) bool { return strings.EqualFold(n, name) }) {
 		return names

@@ -12,35 +12,35 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// errPresent means that IP_VS is now loaded.
+// errPresent means that IP_VS has been loaded since the start.
 var errPresent = errors.New("the kernel has IP_VS now")
 
-// ErrRestart means that the daemon must be restarted in a new process: IP_VS
-// was loaded or unloaded, and a process cannot change its netlink family.
+// ErrRestart means that the daemon must be restarted in a new process, because IP_VS was loaded or
+// unloaded: moby/ipvs keeps the number of the kernel's netlink family for the life of a process.
 var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
-// Periods of the reconciler.
+// Intervals of the reconciler.
 const (
-	// keepTick is the interval of checking the kernel's table. Changes must be
-	// repaired within a second, and PINGs, due 0.8 s to 1 s after the last
-	// answer, are sent at the same time.
+	// keepTick is the interval between checks of the kernel's table. Changes by other programs must
+	// be reverted within a second, and PINGs, which are due 0.8 s to 1 s after the last answer, are
+	// sent at the same times.
 	keepTick = 920 * time.Millisecond
-	// keepFull is the interval of checking the routes.
+	// keepFull is the interval between checks of the routes.
 	keepFull = time.Minute
 	// keepGather is the delay between a change of routes and their check,
 	// because changes come in bursts.
 	keepGather = 100 * time.Millisecond
 )
 
-// routeSource determines the source address of a local route: source if valid,
-// otherwise the address from which this node reaches the API servers.
+// routeSource determines the source address of a local route: source if it is valid, otherwise the
+// address from which this node reaches the API servers.
 type routeSource struct {
 	masters []netip.Addr
 	source  netip.Addr
 }
 
-// reconciler reconciles the kernel with the desired virtual servers. One goroutine
-// does all its work.
+// reconciler makes the kernel match the desired virtual servers. All of its work is done in one
+// goroutine.
 type reconciler struct {
 	kernel        kernel.Kernel
 	log           func(format string, args ...any)
@@ -52,15 +52,14 @@ type reconciler struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
-	// sent is the number of packets sent through IPVS until the last tick, and
-	// conns the connections of each virtual server when it last grew.
+	// sent is the number of packets sent through IPVS until the last tick. conns has the
+	// connections of each virtual server at the time sent last grew.
 	sent  uint64
 	conns map[netip.AddrPort]map[netip.AddrPort]kernel.Conns
-	// used is called on a tick if packets were sent since the last one, with the
-	// real servers that may have received them.
+	// used is called on a tick if packets were sent since the previous one, with the real servers
+	// that may have received them.
 	used func(vip netip.AddrPort, dests []netip.AddrPort)
-	// absent is set if the kernel has no IP_VS. Then only sockets can be
-	// closed.
+	// absent is set if the kernel has no IP_VS. Then the reconciler can only close sockets.
 	absent bool
 	waited time.Duration // time since the last check whether IP_VS is loaded
 	// logged is the last error that was logged.
@@ -73,8 +72,7 @@ func newReconciler(k kernel.Kernel, log func(string, ...any), st *stats, moduleC
 		conns: make(map[netip.AddrPort]map[netip.AddrPort]kernel.Conns), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
-// run maintains the virtual servers until the context ends, and leaves them in
-// place.
+// run maintains the virtual servers until the context ends, and then leaves them in place.
 func (k *reconciler) run(ctx context.Context) {
 	err := k.kernel.Watch(ctx, func() { wake(k.wake) })
 	if err != nil {
@@ -114,7 +112,7 @@ func (k *reconciler) run(ctx context.Context) {
 	}
 }
 
-// call runs f in the reconciler's goroutine.
+// call runs f in the reconciler's goroutine and returns its error.
 func (k *reconciler) call(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	select {
@@ -125,8 +123,8 @@ func (k *reconciler) call(ctx context.Context, f func() error) error {
 	return <-done
 }
 
-// tick reverts changes by other programs. full includes the routes, whose
-// changes the kernel otherwise announces.
+// tick reverts changes by other programs. full includes the routes, which are otherwise checked
+// only when the kernel announces a change.
 func (k *reconciler) tick(full bool) {
 	if k.absent {
 		if k.waited += keepTick; k.waited >= absentEvery {
@@ -147,8 +145,8 @@ func (k *reconciler) tick(full bool) {
 	k.logChange(err)
 }
 
-// logChange logs an error if it differs from the last one, and the end of
-// errors.
+// logChange logs an error if it differs from the last one, and logs when there is no error any
+// more.
 func (k *reconciler) logChange(err error) {
 	if err == nil {
 		if k.logged != "" {
@@ -230,12 +228,11 @@ func removeService(machine kernel.Kernel, vip netip.AddrPort, keepRoute bool) er
 	return errors.Join(errs...)
 }
 
-// absentEvery is the interval of checking whether IP_VS is loaded.
+// absentEvery is the interval between checks whether IP_VS has been loaded.
 const absentEvery = 5 * time.Second
 
-// reconcile compares the virtual servers with the kernel's and repairs
-// differences. repair means that no change was requested, so another program
-// caused them.
+// reconcile compares the desired virtual servers with the kernel's and repairs differences. repair
+// means that edgebake requested no change, so another program caused the differences.
 func (k *reconciler) reconcile(repair bool) error {
 	settings, err := k.kernel.Settings()
 	var errs []error
@@ -279,8 +276,8 @@ func (k *reconciler) reconcile(repair bool) error {
 			}
 		}
 		if repair && ops[0].Kind == kernel.AddService {
-			// Its connections are gone. A client that only receives, like a
-			// watch, would not notice.
+			// The connections of the removed virtual server are gone. A client that only receives,
+			// such as a watch, would not notice.
 			n, err := k.kernel.SeverRemote(k.want[i].VIP)
 			k.stats.severed.Add(int64(n))
 			errs = append(errs, err)
@@ -345,17 +342,15 @@ func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
 			st.severed.Add(int64(n))
 		}
 	}
-	// IPVS drops the first packet for which connection tracking still has a
-	// removed real server: a connecting client would have to wait for its next
-	// SYN.
+	// IPVS drops the first packet of a connection that connection tracking still assigns to a
+	// removed real server. Without Untrack, a connecting client would wait for its next SYN.
 	if err = errors.Join(err, machine.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	return nil
 }
 
-// routes repairs the local route to each virtual address, and its source
-// address.
+// routes repairs the local route to each virtual address, including its source address.
 func (k *reconciler) routes() error {
 	var errs []error
 	for i := range k.want {

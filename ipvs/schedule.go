@@ -6,24 +6,23 @@ import (
 	"github.com/edgebake/edgebake/ipvs/probe"
 )
 
-// schedule decides what is sent over one open connection, and when. It has no
-// side effects: its caller passes events and times, and performs the returned
-// actions.
+// schedule decides what is sent over one open connection, and when. It has no side effects: the
+// caller passes events and times to it, and performs the actions that it returns.
 type schedule struct {
 	profile *Profile
 	beat    beat
-	h2      bool // HTTP/2; over HTTP/1.1 a PING is a request
+	h2      bool // HTTP/2; over HTTP/1.1 a PING is sent as a request
 
 	pingDue  time.Time
 	readyDue time.Time
 	pinged   time.Time // when the outstanding PING was sent; zero if none
 	sent     time.Time // when the last PING was sent
 	asked    time.Time // when the outstanding request was sent; zero if none
-	lateAt   time.Time // when next returns overdue for the outstanding request
-	answered time.Time // when the last answer arrived; zero if none did
+	lateAt   time.Time // when the outstanding request is reported overdue
+	answered time.Time // when the last answer arrived; zero if none has arrived
 	began    time.Time // when the connection was made
-	// rtt is the measured time until a PING is answered. It and spacing are
-	// kept across connections.
+	// rtt is the measured time until a PING is answered. rtt and spacing are kept across
+	// connections.
 	rtt     *latency
 	spacing *spacing
 	// closing is set if the server closes the connection after the outstanding
@@ -38,26 +37,24 @@ type schedule struct {
 type action int
 
 const (
-	idle     action = iota // nothing to do until due
+	idle     action = iota // nothing to do before due
 	ask                    // send the request
 	ping                   // send a PING
-	noAnswer               // the PING was not answered
-	overdue                // the request was not answered for another ReadyTimeout
+	noAnswer               // the PING was not answered in time
+	overdue                // the request was not answered within another ReadyTimeout
 )
 
-// measurePings is the maximum number of PINGs sent in quick succession after an
-// inquiry, or on a new connection. After a stall of the API server rtt has one
-// sample of seconds, which would delay the detection of its next failure by as
-// much; sixteen short samples outweigh it.
+// measurePings is the maximum number of PINGs sent in quick succession after an inquiry and on a
+// new connection. After a stall of the API server, rtt includes a sample of seconds, which would
+// delay the detection of its next failure. Sixteen short samples outweigh that one.
 const measurePings = 16
 
-// closeAfterAnswer is the time within which a close is attributed to the last
-// answer: kube-apiserver closes the connections of clients without a
-// certificate after an answer.
+// closeAfterAnswer is the time within which a close counts as a consequence of the last answer:
+// kube-apiserver closes the connection of a client without a certificate after each answer.
 const closeAfterAnswer = 2 * time.Second
 
-// newSchedule starts with a request at readyDue, or immediately if that has
-// passed.
+// newSchedule returns a schedule that starts with a request at readyDue, or immediately if that
+// time has passed.
 func newSchedule(now time.Time, p *Profile, b beat, h2 bool, readyDue time.Time, rtt *latency, apart *spacing) *schedule {
 	s := &schedule{profile: p, beat: b, h2: h2, readyDue: now, began: now, rtt: rtt, spacing: apart, measure: measurePings}
 	if readyDue.After(now) {
@@ -77,16 +74,16 @@ func (s *schedule) wait() time.Duration {
 	return s.rtt.timeout(s.profile.Tick, maxTimeout)
 }
 
-// postponePing postpones the next PING after a sign of life.
+// postponePing postpones the next PING after a sign of life from the API server.
 func (s *schedule) postponePing(now time.Time) {
 	if s.profile.Ping > 0 {
 		s.pingDue = s.beat.within(now, s.profile.Ping)
-	} else { // requests are sufficient
+	} else { // without PINGs: the requests are sufficient
 		s.pingDue = now.Add(2 * s.profile.Ready)
 	}
 }
 
-// next returns the action for the time now, and assumes that it is performed.
+// next returns the action for the time now. The caller must perform it.
 func (s *schedule) next(now time.Time) action {
 	switch {
 	case !s.pinged.IsZero() && !now.Before(s.pingDue):
@@ -96,8 +93,7 @@ func (s *schedule) next(now time.Time) action {
 		return overdue
 	case !s.awaits() && !now.Before(s.readyDue):
 		s.ask(now)
-		// If the answer takes long, a PING finds out whether only the request
-		// hangs.
+		// If the answer takes long, a PING tells whether only the request hangs.
 		if soon := now.Add(s.wait()); s.pinged.IsZero() && soon.Before(s.pingDue) {
 			s.pingDue = soon
 		}
@@ -113,13 +109,13 @@ func (s *schedule) next(now time.Time) action {
 	return idle
 }
 
-// ask records that a request is sent. There is only one outstanding request,
-// because a slow API server works on all requests that it receives.
+// ask records that a request is sent. Only one request is outstanding at a time, because a slow API
+// server works on all requests that it receives.
 func (s *schedule) ask(now time.Time) {
 	s.asked, s.lateAt = now, now.Add(s.profile.ReadyTimeout)
 }
 
-// due returns when next has an action again.
+// due returns the next time at which next has an action.
 func (s *schedule) due() time.Time {
 	at := s.readyDue
 	if s.awaits() {
@@ -162,11 +158,11 @@ func (s *schedule) measures() bool {
 // awaits reports whether a request is outstanding.
 func (s *schedule) awaits() bool { return !s.asked.IsZero() }
 
-// response records the answer to the request, and the result of observe for it.
+// response records the answer to the request, and the state and soon that observe returned for it.
 // retry is the pause before a request to an API server that is not up.
 func (s *schedule) response(now time.Time, answer probe.Outcome, state State, soon bool, retry time.Duration) {
-	// Requests take longer than PINGs, so a shorter time shows that the API
-	// server has become faster.
+	// A request takes longer than a PING. So a request faster than rtt shows that the API server
+	// has become faster.
 	took := now.Sub(s.asked)
 	if took < s.rtt.smooth || !s.h2 {
 		s.rtt.add(took)
@@ -193,7 +189,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	s.spacePing()
 }
 
-// spacePing delays a PING over HTTP/1.1, where it is a request, like other requests.
+// spacePing delays a PING over HTTP/1.1 as spacing delays requests, because there it is a request.
 func (s *schedule) spacePing() {
 	if !s.h2 && s.pingDue.Before(s.spacing.earliest) {
 		s.pingDue = s.spacing.earliest
@@ -207,8 +203,8 @@ func (s *schedule) notBefore(t time.Time) {
 	}
 }
 
-// hurry advances the next request to at most d after the last answer, or after
-// the start of a connection without one.
+// hurry moves the next request forward to at most d after the last answer, or after the start of
+// the connection if there was none.
 func (s *schedule) hurry(d time.Duration) {
 	last := s.answered
 	if last.IsZero() {
@@ -220,11 +216,10 @@ func (s *schedule) hurry(d time.Duration) {
 	}
 }
 
-// goAway records that the server will close the connection, often because it is
-// stopping. Then the API server is probed again immediately over another
-// connection. But if the close follows an answer, that is kube-apiserver's
-// behaviour to clients without a certificate, and the next request is due at
-// resume.
+// goAway records that the server will close the connection, often because it is stopping. leave
+// means that the caller must open another connection now; resume is the time of the first request
+// over it, zero for immediately. After an answer, resume is not zero: the close is then only
+// kube-apiserver's treatment of a client without a certificate.
 func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	if s.awaits() {
 		s.closing = true
@@ -236,15 +231,15 @@ func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	return true, time.Time{}
 }
 
-// inquired records the end of an inquiry: the answer took at least this long.
+// inquired records the end of an inquiry as a sample of rtt: the answer took at least this long.
 func (s *schedule) inquired(now time.Time) {
 	if !s.pinged.IsZero() {
 		s.rtt.add(now.Sub(s.pinged))
 	}
 }
 
-// afterInquiry continues after an inquiry that the API server answered. If
-// rounds of it failed, a request resets their number at once.
+// afterInquiry continues after an inquiry that the API server answered. If rounds of the inquiry
+// failed, a request is sent at once, to reset the number of failures.
 func (s *schedule) afterInquiry(now time.Time, failed bool) {
 	s.pinged, s.measure = time.Time{}, measurePings
 	if failed {
@@ -254,8 +249,8 @@ func (s *schedule) afterInquiry(now time.Time, failed bool) {
 	s.postponePing(now)
 }
 
-// resume continues on a connection that was silent. The time during which it
-// was silent does not count for the outstanding request.
+// resume continues on a connection that was silent. The silent time does not count for the
+// outstanding request.
 func (s *schedule) resume(now time.Time) {
 	if s.awaits() {
 		s.ask(now)
@@ -263,8 +258,8 @@ func (s *schedule) resume(now time.Time) {
 	s.afterInquiry(now, true)
 }
 
-// pingSoon sends a PING immediately, unless one is outstanding or was sent
-// recently, because programs of the node use the API server.
+// pingSoon sends a PING immediately, because programs of the node use the API server. It does
+// nothing if a PING is outstanding or was sent recently.
 func (s *schedule) pingSoon(now time.Time) {
 	if s.pinged.IsZero() && now.Before(s.pingDue) && now.Sub(s.sent) >= keepTick/2 {
 		s.pingDue = now

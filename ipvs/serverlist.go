@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// serverList is the list of API servers, configured or learned from the
-// cluster, and the addresses of their names. The group's mutex protects it.
+// serverList is the list of API servers, configured or learned from the cluster, with the addresses
+// of their names. The group's mutex protects it.
 type serverList struct {
 	learned []Master // the cluster's own list, which replaces the configured one
-	// unstored: learned could not be stored. dropped: the list on disk may be
+	// unstored is set if learned could not be stored. dropped is set if the list on disk may be
 	// outdated.
 	unstored, dropped bool
 	source            netip.AddrPort // the API server from which the list is read
 	noSource          bool           // there was no API server to read it from
-	allDown           bool           // none has been up for allDownAfter: use both lists
+	allDown           bool           // no learned one has been up for allDownAfter: use both lists
 
-	names map[string][]netip.Addr // last good answers of DNS
-	// storedNames are the answers on disk; they may be written again at
-	// nextStore.
+	names map[string][]netip.Addr // last good DNS answers
+	// storedNames are the answers on disk. They are written again no earlier than the token bucket
+	// at nextStore allows.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
-	lookedUp    bool // every name was looked up once
+	lookedUp    bool // every name has been looked up at least once
 
 	learnNow   chan struct{} // triggers reading the cluster's list
 	resolveNow chan struct{} // triggers lookups of the names

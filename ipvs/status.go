@@ -21,8 +21,8 @@ type Status struct {
 	Version int       `json:"version"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
-	// IPVS is false if the kernel has no IPVS; then the hosts file has the
-	// address of an API server.
+	// IPVS is false if the kernel has no IPVS. Then the hosts file has the address of an API server
+	// instead of the virtual address.
 	IPVS    bool           `json:"ipvs"`
 	Servers []ServerStatus `json:"servers"`
 	// Problems are the current errors.
@@ -33,7 +33,7 @@ type Status struct {
 type ServerStatus struct {
 	VIP       string `json:"vip"`
 	Host      string `json:"host,omitempty"`
-	HostAddr  string `json:"hostAddr,omitempty"` // its address in the hosts file
+	HostAddr  string `json:"hostAddr,omitempty"` // the host's address in the hosts file
 	Scheduler string `json:"scheduler"`
 	Profile   string `json:"profile"`
 	// Verified is false until the CA is known.
@@ -94,7 +94,7 @@ func (g *group) status() ServerStatus {
 		}
 		v.Masters = append(v.Masters, ms)
 	}
-	for _, a := range serving { // the last set may stay in use although it is no longer listed
+	for _, a := range serving { // real servers in use may have left the list
 		if g.members[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}
@@ -111,9 +111,8 @@ func socketPath(runDir string, vip netip.AddrPort) string {
 
 const socketSuffix = ".sock"
 
-// answerStatus sends the status to every client of the socket. The caller holds
-// the lock of its virtual server, so an existing socket is left over from a
-// process that has ended.
+// answerStatus sends the status to every client of the socket. The caller holds the lock of the
+// virtual server, so an existing socket was left by a process that has ended.
 func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), err error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("answering `ipvscare status`: %w", err)
@@ -144,12 +143,12 @@ func (d *Daemon) answerStatus(ctx context.Context, path string) (stop func(), er
 	return func() {
 		unhook()
 		ln.Close()
-		<-done // a successor may create the socket now
+		<-done // from here on, the next daemon may create the socket
 	}, nil
 }
 
-// ReadStatus returns the status of each daemon with a socket in runDir. It is
-// an error if there is none.
+// ReadStatus returns the status of each daemon with a socket in runDir. If there is none, it
+// returns an error.
 func ReadStatus(runDir string) ([]Status, error) {
 	entries, err := os.ReadDir(runDir)
 	switch {
@@ -166,13 +165,13 @@ func ReadStatus(runDir string) ([]Status, error) {
 		}
 		s, err := askStatus(filepath.Join(runDir, e.Name()))
 		if errors.Is(err, syscall.ECONNREFUSED) {
-			continue // its process was killed
+			continue // left by a process that was killed
 		}
 		if err != nil {
 			return nil, fmt.Errorf("asking ipvscare: %w", err)
 		}
-		// One daemon may maintain several virtual servers; the PID alone is not
-		// unique, because in containers it is 1.
+		// One daemon may maintain several virtual servers. The PID alone does not identify it,
+		// because in containers it is 1.
 		if id := fmt.Sprint(s.PID, s.Started.UnixNano()); !seen[id] {
 			seen[id] = true
 			all = append(all, s)

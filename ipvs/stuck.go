@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// On metered links, which use no PINGs, the node's own traffic shows a dead API
-// server: kubelet renews its lease every few seconds, and unacknowledged
-// packets are retransmitted. This is no verdict; it only triggers a probe.
+// On metered links, which use no PINGs, the node's own traffic reveals a dead API server: kubelet
+// renews its lease every few seconds, and packets that are not acknowledged are retransmitted.
+// Retransmissions are no verdict; they only trigger a probe.
 
-// stuckEvery is the interval of checking the node's sockets, on the beat.
+// stuckEvery is the interval between checks of the node's sockets, at times of the beat.
 const stuckEvery = 5 * keepTick
 
 // socketWatcher triggers a probe of API servers that do not acknowledge packets
@@ -44,8 +44,8 @@ func (g *group) socketWatcher(ctx context.Context) {
 	}
 }
 
-// used triggers a probe of API servers to which the node's programs have sent
-// packets, because they may be waiting for an answer.
+// used triggers a probe of API servers to which the node's programs have sent packets, because
+// those programs may be waiting for an answer.
 func (g *group) used(dests []netip.AddrPort) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -59,7 +59,7 @@ func (g *group) used(dests []netip.AddrPort) {
 	}
 }
 
-// suspectPause is the minimum time between two such probes of an API server,
+// suspectPause is the minimum time between two probes that suspect triggers for one API server,
 // because a poor link loses packets all the time.
 const suspectPause = 15 * time.Second
 

@@ -17,28 +17,26 @@ type watcher struct {
 	profile Profile
 	fall    int
 	observe func(probe.Outcome, error) (s State, soon bool)
-	// clusterCheck checks the API server's cluster on each new connection; may
-	// be nil.
+	// clusterCheck checks the API server's cluster on each new connection. It may be nil.
 	clusterCheck func(context.Context) (probe.Outcome, error)
-	// renew triggers a new connection.
+	// renew tells the watcher to open a new connection.
 	renew chan struct{}
-	// probeNow triggers a probe because programs of the node use the API
-	// server.
+	// probeNow triggers a probe, because programs of the node use the API server.
 	probeNow chan struct{}
 	// slots limits the concurrent handshakes with all API servers: on a small
 	// machine two hundred of them would make each other time out.
 	slots chan struct{}
 	// count counts requests, PINGs and connections for the metrics.
 	count func(what counter)
-	// beat has the times at which this process wakes up anyway.
+	// beat has the times at which this process wakes up in any case.
 	beat beat
 	// alone reports whether no API server is up, so that probing is urgent.
 	alone func() bool
-	// readyDue is the time of the next request, kept across connections because
-	// kube-apiserver closes the connection of a client without a certificate
-	// after every answer. Zero means at once.
+	// readyDue is the time of the next request; zero means at once. It is kept across connections,
+	// because kube-apiserver closes the connection of a client without a certificate after every
+	// answer.
 	readyDue time.Time
-	// anonymousCloses counts consecutive closes of this kind.
+	// anonymousCloses counts consecutive closes because this node has no certificate.
 	anonymousCloses int
 	// rejected is set if the API server does not accept this node's certificate,
 	// for example because it has expired.
@@ -46,16 +44,16 @@ type watcher struct {
 	// rtt and handshake are the measured durations of PINGs and handshakes.
 	rtt, handshake latency
 	spacing        spacing
-	// late counts consecutive handshakes that took too long; failed counts
-	// consecutive attempts without a usable connection.
+	// late counts consecutive handshakes that took too long. failed counts consecutive attempts
+	// without a usable connection.
 	late, failed int
-	state        State // last result of observe
-	// soon: the next attempt decides on a change of state.
+	state        State // state returned by the last observe
+	// soon is set if the next attempt decides about a change of state.
 	soon bool
-	// silent is the connection of an API server that is down because it did not
-	// answer. If it answers again, no new handshake is needed.
+	// silent is the connection of an API server that is down because it did not answer. If it
+	// answers again, no new handshake is needed.
 	silent *probe.Link
-	// paused is the schedule of that connection.
+	// paused is the schedule of the silent connection.
 	paused *schedule
 }
 
@@ -74,7 +72,7 @@ const (
 
 // run probes until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	var next *probe.Link // a verified connection that was opened while the old one did not answer
+	var next *probe.Link // verified connection, opened while the old one did not answer
 	for ctx.Err() == nil {
 		l := next
 		next = nil
@@ -111,7 +109,7 @@ func (w *watcher) run(ctx context.Context) {
 			l.Close()
 		}
 		if next == nil && w.silent == nil && time.Since(began) < w.profile.Tick {
-			// Avoid a busy loop with a server that accepts and closes at once.
+			// Avoid a busy loop with a server that accepts each connection and closes it at once.
 			w.sleep(ctx, w.profile.Tick)
 		}
 	}
@@ -129,8 +127,8 @@ func (w *watcher) closeSilent() {
 	}
 }
 
-// connect returns a new connection, or the silent one if that answers again. It
-// retries until the context ends, then returns nil.
+// connect returns a new connection, or the silent one if the API server answers over it again. It
+// retries until the context ends, and then returns nil.
 func (w *watcher) connect(ctx context.Context) *probe.Link {
 	for ctx.Err() == nil {
 		if w.failed > 0 {
@@ -167,12 +165,12 @@ func (w *watcher) connect(ctx context.Context) *probe.Link {
 	return nil
 }
 
-// await waits for the result of an attempt, or until the silent connection
-// answers and returns that.
+// await waits for the result of an attempt. If the silent connection answers first, await returns
+// it.
 func (w *watcher) await(ctx context.Context, tried <-chan attempt) (*probe.Link, attempt) {
 	for {
 		select {
-		case a := <-tried: // the attempt ends with the context
+		case a := <-tried: // the attempt itself ends with the context
 			return nil, a
 		case e := <-w.silentEvents():
 			if l := w.heardSilent(e); l != nil {
@@ -197,7 +195,7 @@ func (w *watcher) heardSilent(e probe.Event) *probe.Link {
 	case probe.EventPong:
 		return w.silent
 	case probe.EventResponse:
-		w.paused.asked = time.Time{} // it is an old answer
+		w.paused.asked = time.Time{} // the answer is too old to count
 		return w.silent
 	case probe.EventClosed:
 		w.report(probe.Closed, e.Err)
@@ -212,7 +210,7 @@ func (w *watcher) report(outcome probe.Outcome, err error) (s State, soon bool) 
 	if w.state == Up {
 		w.failed = 0
 	}
-	if outcome == probe.Refused { // a refusing server is not busy with requests
+	if outcome == probe.Refused { // a server that refuses connections is not busy with requests
 		w.spacing = spacing{}
 	}
 	return w.state, soon
@@ -225,8 +223,8 @@ func (w *watcher) reportFailure(outcome probe.Outcome, err error) {
 	w.readyDue = time.Time{}
 }
 
-// pause waits before the next attempt. It returns the silent connection if that
-// answers.
+// pause waits before the next attempt. If the silent connection answers meanwhile, pause returns
+// it.
 func (w *watcher) pause(ctx context.Context) *probe.Link {
 	if w.soon {
 		w.soon = false
@@ -235,7 +233,7 @@ func (w *watcher) pause(ctx context.Context) *probe.Link {
 	r := rand.Float64()
 	began := time.Now()
 	for ctx.Err() == nil {
-		// Check repeatedly, because other API servers may go down meanwhile.
+		// Compute the pause repeatedly, because other API servers may go down meanwhile.
 		left := w.backoff(r) - time.Since(began)
 		if left <= 0 {
 			break
@@ -248,14 +246,14 @@ func (w *watcher) pause(ctx context.Context) *probe.Link {
 	return nil
 }
 
-// backoff returns the pause before the next attempt. r, in [0,1), is random and
-// spreads the nodes of a cluster over the second half of the pause.
+// backoff returns the pause before the next attempt. r is random, in [0,1); it spreads the nodes of
+// a cluster over the second half of the pause.
 func (w *watcher) backoff(r float64) time.Duration {
 	d, most := w.profile.Retry, w.profile.RetryMax
 	if !w.alone() {
 		d = max(d, w.profile.Spread)
 	}
-	if w.late > 0 { // a handshake that is given up has cost a slow API server as much as another one
+	if w.late > 0 { // for a slow API server an abandoned handshake is as much work as a completed one
 		d, most = max(d, w.handshakeTimeout()), max(most, 2*maxTimeout)
 	}
 	for i := 1; i < w.failed && d < most; i++ {
@@ -270,12 +268,12 @@ func (w *watcher) connectTimeout() time.Duration {
 	return max(w.round(), 1500*time.Millisecond)
 }
 
-// handshakeMargin is the least time for the TLS handshake with an API server
-// that accepts the connection: a thousand nodes may connect at once.
+// handshakeMargin is the minimum time for the TLS handshake with an API server that accepts the
+// connection: a thousand nodes may connect at once.
 const handshakeMargin = 5 * time.Second
 
-// handshakeTimeout follows the measured handshakes, and doubles while they time
-// out, because an abandoned handshake is wasted work for both sides.
+// handshakeTimeout returns a timeout that follows the measured handshakes. It doubles while they
+// time out, because an abandoned handshake is wasted work for both sides.
 func (w *watcher) handshakeTimeout() time.Duration {
 	d := w.handshake.timeout(max(w.connectTimeout(), handshakeMargin), maxTimeout)
 	return min(d<<min(w.late, 8), maxTimeout)
@@ -303,14 +301,14 @@ func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(room(d))+1))
 }
 
-// room returns the maximum by which jitter shortens d: a fifth, but at most
-// five seconds, because shorter pauses mean more packets.
+// room returns the maximum by which jitter shortens d: a fifth of d, at most five seconds. More
+// would mean shorter pauses and more packets.
 func room(d time.Duration) time.Duration {
 	return min(d/5, 5*time.Second)
 }
 
-// sleep waits until d has passed, renew is triggered, or the silent connection
-// answers; it returns that connection.
+// sleep waits until d has passed, renew is triggered, or the silent connection answers. In the last
+// case it returns that connection.
 func (w *watcher) sleep(ctx context.Context, d time.Duration) *probe.Link {
 	l, _ := w.rest(ctx, d)
 	return l
@@ -363,8 +361,7 @@ func (w *watcher) dial(ctx context.Context, timeout time.Duration, progress *ato
 	return a
 }
 
-// checkCluster checks the API server's cluster, in one of the slots for
-// handshakes.
+// checkCluster checks the API server's cluster. It occupies one of the slots for handshakes.
 func (w *watcher) checkCluster(ctx context.Context) (probe.Outcome, error) {
 	if w.clusterCheck == nil {
 		return probe.OK, nil
@@ -378,9 +375,9 @@ func (w *watcher) checkCluster(ctx context.Context) (probe.Outcome, error) {
 	return w.clusterCheck(ctx)
 }
 
-// hold probes over one connection until it ends; the schedule decides what is
-// sent and when. It returns the connection to use next, if an inquiry made one.
-// s is the connection's schedule if it was held before, else nil.
+// hold probes over one connection until the connection ends. The schedule decides what is sent and
+// when. hold returns the connection to use next, if an inquiry opened one. s is the connection's
+// schedule if the connection was held before, otherwise nil.
 func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.Link {
 	if s != nil {
 		s.resume(time.Now())
@@ -405,8 +402,7 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 		}
 		wait := time.Until(s.due())
 		if w.state != Up {
-			// Check repeatedly, because other API servers may go down
-			// meanwhile.
+			// Compute the wait repeatedly, because other API servers may go down meanwhile.
 			wait = min(wait, w.profile.Retry)
 		}
 		due.Reset(wait)
@@ -423,15 +419,15 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 			}
 		case <-due.C:
 		}
-		// Not where each request costs a handshake: a thousand nodes may wait.
+		// Not if each request costs a handshake: a thousand nodes may be waiting.
 		if w.state != Up && w.alone() && w.anonymousCloses == 0 {
 			s.hurry(w.profile.RetryMax)
 		}
 	}
 }
 
-// do performs an action of the schedule. over means that the connection must be
-// closed; next is the one to use instead, if there is one.
+// do performs an action of the schedule. over means that the connection must be closed. next, if
+// not nil, is the connection to use instead.
 func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what action) (next *probe.Link, over bool) {
 	var err error
 	switch what {
@@ -462,7 +458,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		waited := time.Since(s.asked)
 		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
 		switch {
-		case !l.HTTP2: // with HTTP/2 an inquiry would have started by now
+		case !l.HTTP2: // with HTTP/2 an inquiry would have started already
 			w.reportFailure(probe.Timeout, late)
 			return nil, true
 		case waited >= mostAnswer:
@@ -478,11 +474,11 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 	return nil, err != nil
 }
 
-// handle handles an event, and reports whether the connection has ended.
+// handle handles an event. It reports whether the connection has ended.
 func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) {
 	switch e.Kind {
 	case probe.EventPong:
-		if e.Ping == l.Pings { // not an earlier one, from an inquiry
+		if e.Ping == l.Pings { // otherwise it answers an earlier PING, sent in an inquiry
 			s.pong(time.Now())
 		}
 	case probe.EventGoAway:
@@ -514,15 +510,14 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 	return false
 }
 
-// maxAnonymousPause is the longest pause between requests to an API server that
-// closes the connection after each answer. It closes one without requests after
-// 90 s anyway.
+// maxAnonymousPause is the longest pause between requests to an API server that closes the
+// connection after each answer. After 90 s without requests it would close the connection in any
+// case.
 const maxAnonymousPause = 80 * time.Second
 
-// deferRequest postpones the next request if the API server closed the
-// connection because this node has no certificate yet. Then each request needs
-// a handshake, and a thousand nodes may be waiting for their certificates.
-// PINGs continue.
+// deferRequest postpones the next request if the API server closed the connection because this node
+// has no accepted certificate. Each request then needs a handshake, and a thousand nodes may be
+// waiting for their certificates. PINGs continue.
 func (w *watcher) deferRequest(l *probe.Link) {
 	if l.Target.Client != nil && !w.rejected {
 		w.anonymousCloses = 0
@@ -530,7 +525,7 @@ func (w *watcher) deferRequest(l *probe.Link) {
 	}
 	now := time.Now()
 	most := maxAnonymousPause
-	if w.state != Up { // its return must be noticed
+	if w.state != Up { // its recovery must be noticed
 		most = max(mostSpacing, min(w.spacing.trouble(now)/4, maxAnonymousPause))
 	}
 	if w.readyDue.Sub(now) < w.profile.Ready/2 {

@@ -37,7 +37,7 @@ func LineFor(name string, addr netip.Addr) HostsLine {
 	return HostsLine{name, addr.Is6(), addr}
 }
 
-// NoLineFor returns a HostsLine that removes the name's line in vip's family.
+// NoLineFor returns a HostsLine that removes the name's line for the address family of vip.
 func NoLineFor(name string, vip netip.Addr) HostsLine {
 	return HostsLine{name: name, ipv6: vip.Is6()}
 }
@@ -55,10 +55,10 @@ func (h HostsLine) applyTo(text []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
-// unmarked returns the lines without the marked ones of the name, and the index
-// for a new line: that of the old one, but before any other line that gives the
-// name another address, because the first line wins. satisfied means that
-// another line already gives the name this address.
+// unmarked returns the lines without the marked ones of the name, and the index at which to insert
+// a new line. The index is that of the old line, but before any other line that gives the name
+// another address, because the first line wins. satisfied means that another line already gives the
+// name this address.
 func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1
 	for line := range bytes.Lines(text) {
@@ -87,8 +87,7 @@ func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool
 	return lines, at, satisfied
 }
 
-// NamesAt returns the names for which the hosts file has marked lines with one
-// of the addresses.
+// NamesAt returns the names that have a marked line with one of the addresses in the hosts file.
 func NamesAt(path string, addrs ...netip.Addr) []string {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {
@@ -124,9 +123,9 @@ func (h HostsLine) sameFamily(text string) bool {
 // hold it only while they read and replace the file.
 const HostsTimeout = 10 * time.Second
 
-// KeepHosts writes the line into the file and reports whether the file changed.
-// The lock in runDir (ondisk.HostsLock) prevents firstboot from replacing the
-// file meanwhile; it is not taken if nothing has to change.
+// KeepHosts writes the line into the file and reports whether the file changed. If it has to
+// change, KeepHosts holds the lock in runDir (ondisk.HostsLock), so that firstboot does not replace
+// the file at the same time.
 func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {
@@ -146,7 +145,7 @@ func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (change
 		}
 		defer release()
 	}
-	// The previous holder of the lock may have changed the file.
+	// While we waited for the lock, its holder may have changed the file.
 	text, changes, err := line.change(path)
 	if err != nil || !changes {
 		return false, err
@@ -168,8 +167,7 @@ func (h HostsLine) change(path string) (text []byte, changes bool, err error) {
 	return text, !bytes.Equal(text, old), nil
 }
 
-// Replace replaces a file atomically. A file that is a mount point cannot
-// be replaced; it is written in place.
+// Replace replaces a file atomically. A mount point cannot be replaced, so it is written in place.
 func Replace(path string, data []byte, mode fs.FileMode) error {
 	uid, gid := -1, -1
 	if st, err := os.Stat(path); err == nil {

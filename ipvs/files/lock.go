@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Locks are files in RunDir, locked with flock(2). Only root can open them, and
-// the kernel releases them when the process ends. The files are never removed,
-// because two processes could then lock two files of the same name.
+// Locks are files in RunDir, locked with flock(2). Only root can open them, and the kernel releases
+// a lock when its process ends. The files are never removed: otherwise two processes could hold the
+// lock of the same name.
 
 // ErrHeld means that another process holds the lock.
 var ErrHeld = errors.New("held by another process")
@@ -41,7 +41,7 @@ func UseRunDir(dir string) error {
 	return nil
 }
 
-// Lock locks a file; it waits for at most patience.
+// Lock locks a file. It waits for the lock for at most patience.
 func Lock(ctx context.Context, path string, patience time.Duration) (release func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {

@@ -2,8 +2,8 @@
 // sockets and routes for ipvscare. [Diff] returns the steps from one state of a
 // virtual server to another; [Kernel] applies one step at a time.
 //
-// Invariants: only the given virtual servers are changed, and no step leaves a
-// virtual server without a real server that is in both states.
+// Invariants: only the given virtual servers are changed. No step removes the last of the real
+// servers that both states have.
 package kernel
 
 import (
@@ -15,9 +15,9 @@ import (
 // ErrNoIPVS means that the kernel has no IP_VS.
 var ErrNoIPVS = errors.New("the kernel has no IP_VS: load it with `modprobe ip_vs`, or use a kernel that has it")
 
-// Kernel is the interface between the keeper and the machine. It is not safe
-// for concurrent use; only the keeper's goroutine calls it. Open returns the
-// real one; tests use one in memory.
+// Kernel is the interface between ipvs's reconciler and the machine. It is not safe for concurrent
+// use; only the reconciler's goroutine calls it. Open returns the real implementation; tests use
+// one in memory.
 type Kernel interface {
 	// Ready returns ErrNoIPVS if the kernel has no IP_VS. It tries to load the
 	// module, with growing pauses between attempts.
@@ -25,29 +25,28 @@ type Kernel interface {
 	// Service returns a virtual TCP server with its real servers, or nil if
 	// there is none.
 	Service(vip netip.AddrPort) (*Service, error)
-	// Apply applies one step, but not Sever.
+	// Apply applies one step. A Sever step is made with the method Sever instead.
 	Apply(Op) error
-	// Sent returns the number of packets that this node's programs have sent
-	// through IPVS. It is always current, while the kernel updates the counters of
-	// real servers only every 2 s.
+	// Sent returns the number of packets that this node's programs have sent through IPVS. The
+	// number is always current; the kernel updates the counters of real servers only every 2 s.
 	Sent() (uint64, error)
 	// Conns returns the connections to vip that IPVS forwards to dest.
 	Conns(vip, dest netip.AddrPort) ([]Conn, error)
 	// Sever closes this node's sockets of the connections and returns their
 	// number.
 	Sever([]Conn) (int, error)
-	// Untrack deletes the connections to vip that are forwarded to dest from
-	// connection tracking.
+	// Untrack deletes from connection tracking the connections to vip that are forwarded to dest.
 	Untrack(vip, dest netip.AddrPort) error
-	// Stuck returns the real servers that do not acknowledge packets of this
-	// node's connections to vip.
+	// Stuck returns the real servers that do not acknowledge packets of this node's connections to
+	// vip.
 	Stuck(vip netip.AddrPort) ([]netip.AddrPort, error)
 	// SeverRemote closes this node's sockets connected to addr and returns
 	// their number.
 	SeverRemote(addr netip.AddrPort) (int, error)
 	// Source returns the address from which this node reaches dst.
 	Source(dst netip.Addr) (netip.Addr, error)
-	// Route returns the source of the local route to vip, if there is one.
+	// Route returns the source address of the local route to vip, and whether there is such a
+	// route.
 	Route(vip netip.Addr) (netip.Addr, bool, error)
 	SetRoute(vip, src netip.Addr) error
 	// DelRoute removes the route that SetRoute made.
@@ -55,7 +54,7 @@ type Kernel interface {
 	// Settings corrects the kernel's settings and returns the files that it
 	// changed.
 	Settings() ([]string, error)
-	// Watch calls wake after changes of routes or addresses.
+	// Watch calls wake after changes of routes or addresses, until the context ends.
 	Watch(ctx context.Context, wake func()) error
 }
 

@@ -21,11 +21,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routeProtocol marks our routes, so that clean removes no others.
+// routeProtocol marks ipvscare's routes, so that `ipvscare clean` removes no others.
 const routeProtocol = 101
 
-// serviceFlags are the flags of a virtual server that matter: persistent,
-// one-packet and those of schedulers. The kernel itself adds "hashed" (2).
+// serviceFlags are the flags of a virtual server that are compared: persistent, one-packet and
+// those of schedulers. "hashed" (2) is ignored, because the kernel itself adds it.
 const serviceFlags = 0x1 | 0x4 | 0x8 | 0x10 | 0x20
 
 // linux implements Kernel with netlink and /proc, in the network namespace of
@@ -37,8 +37,8 @@ type linux struct {
 	module   module
 }
 
-// Open returns the machine's kernel, with its settings in sysctlDir, by default
-// ProcSysNet. It needs root, but not IP_VS.
+// Open returns the machine's kernel. sysctlDir is the directory of its settings; default:
+// ProcSysNet. Open needs root, but not IP_VS.
 func Open(sysctlDir string) (Kernel, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("ipvscare must run as root: it changes the kernel's tables")
@@ -55,14 +55,14 @@ func Open(sysctlDir string) (Kernel, error) {
 		load: func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			// An error means no modprobe or no module; the next check shows it.
+			// If modprobe or the module is missing, the next check finds that out.
 			exec.CommandContext(ctx, "modprobe", "-q", "ip_vs").Run()
 		},
 	}}, nil
 }
 
-// Ready first asks the kernel itself, because moby/ipvs never repeats its first
-// check, and reports success on a kernel without IP_VS.
+// Ready first checks the kernel itself, because moby/ipvs never repeats its first check and reports
+// success on a kernel without IP_VS.
 func (k *linux) Ready() error {
 	if !k.module.ready(time.Now()) {
 		k.Close()
@@ -136,13 +136,13 @@ func (k *linux) Service(vip netip.AddrPort) (*Service, error) {
 
 func (k *linux) Sent() (uint64, error) {
 	b, err := os.ReadFile(procStats)
-	if errors.Is(err, fs.ErrNotExist) { // IP_VS was removed; reading services reports it
+	if errors.Is(err, fs.ErrNotExist) { // IP_VS was unloaded; reading the services reports that
 		return 0, nil
 	}
 	return sentPackets(b), err
 }
 
-// serviceAt returns the key of a virtual TCP server for the kernel.
+// serviceAt returns the key that identifies a virtual TCP server to the kernel.
 func serviceAt(vip netip.AddrPort) *mobyipvs.Service {
 	s := &mobyipvs.Service{Address: vip.Addr().AsSlice(), Port: vip.Port(), Protocol: unix.IPPROTO_TCP,
 		AddressFamily: unix.AF_INET, Netmask: 0xffffffff}
@@ -206,8 +206,8 @@ func (r *destroyRequest) Serialize() []byte {
 	return b
 }
 
-// Sever uses one netlink socket for all connections: opening one for each of a
-// thousand would take most of the time.
+// Sever uses one netlink socket for all connections. With a thousand connections, opening a socket
+// for each would take most of the time.
 func (k *linux) Sever(conns []Conn) (int, error) {
 	sock, err := nl.Subscribe(unix.NETLINK_SOCK_DIAG)
 	if err != nil {
@@ -231,7 +231,8 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 		}
 	}
 	if errors.Is(failed, unix.EOPNOTSUPP) {
-		// Linux before 6.0 does not destroy closed sockets that it keeps for a minute.
+		// Before 6.0, Linux does not destroy closed sockets that it keeps for a minute; closing the
+		// others is success.
 		if n > 0 {
 			return n, nil
 		}
@@ -249,7 +250,7 @@ func (k *linux) Untrack(vip, dest netip.AddrPort) error {
 		err = untrack(vip, dest, false)
 	}
 	if unsupported(err) {
-		return nil // a kernel without nf_conntrack_netlink: the client waits for one second
+		return nil // kernel without nf_conntrack_netlink: a connecting client waits one second
 	}
 	if err != nil {
 		return fmt.Errorf("removing tracked connections: %w", err)
@@ -320,8 +321,7 @@ func (k *linux) Source(dst netip.Addr) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("the route to %s has no source address", dst)
 }
 
-// Route uses the kernel's route lookup, so the result accounts for all routing
-// tables and rules.
+// Route uses the kernel's route lookup, so the result includes all routing tables and rules.
 func (k *linux) Route(vip netip.Addr) (netip.Addr, bool, error) {
 	routes, err := netlink.RouteGet(vip.AsSlice())
 	if err != nil { // no route: SetRoute must add one
@@ -402,8 +402,8 @@ func (k *linux) Watch(ctx context.Context, wake func()) error {
 	go func() {
 		buf := make([]byte, 8<<10)
 		for ctx.Err() == nil {
-			// The content does not matter, nor does a lost message (ENOBUFS):
-			// the keeper checks the routes itself.
+			// The content of a message is irrelevant, and a lost message (ENOBUFS) does no harm:
+			// the reconciler checks the routes itself.
 			if _, err := f.Read(buf); err != nil && !errors.Is(err, unix.ENOBUFS) {
 				return
 			}
@@ -413,12 +413,11 @@ func (k *linux) Watch(ctx context.Context, wake func()) error {
 	return nil
 }
 
-// The kernel's tables of connections and sockets may be large: a busy node
-// tracks a hundred thousand connections. They are read entry by entry through
-// one buffer, and filtered by the kernel if possible.
+// The kernel's tables of connections and sockets may be large: a busy node tracks a hundred
+// thousand connections. The entries are read one by one through one buffer, and filtered by the
+// kernel if possible.
 
-// dumpBuffer is the size of that buffer; the kernel never sends larger
-// messages.
+// dumpBuffer is the size of that buffer. The kernel never sends larger messages.
 const dumpBuffer = 32 << 10
 
 // askTime is the timeout for each part of an answer.
@@ -449,14 +448,14 @@ func dialNetlink(protocol int) (*netlinkConn, error) {
 
 func (c *netlinkConn) close() { unix.Close(c.fd) }
 
-// ask sends one request and calls f with each entry of the answer; f must not
-// keep it. It returns at the end of the answer, or with the first error of f.
-// After an error the connection must not be used again.
+// ask sends one request and calls f with each entry of the answer. f must not keep the entry. ask
+// returns at the end of the answer or with the first error of f. After an error the connection must
+// not be used again.
 func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byte) error) error {
 	m := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(request)))
 	m = binary.NativeEndian.AppendUint16(m, kind)
 	m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST|flags)
-	m = append(m, make([]byte, 8)...) // no sequence number: there is one request at a time
+	m = append(m, make([]byte, 8)...) // no sequence number: only one request at a time
 	if err := unix.Sendto(c.fd, append(m, request...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return os.NewSyscallError("sendto", err)
 	}
@@ -505,7 +504,7 @@ const (
 
 	attrOrigin, attrReply, attrFilter = 1, 2, 25
 	attrTupleIP, attrTupleProto       = 1, 2
-	attrSource4, attrDest4            = 1, 2 // IPv6 has these plus two
+	attrSource4, attrDest4            = 1, 2 // the numbers for IPv6 are larger by two
 	attrProto, attrSourcePort         = 1, 2
 	attrDestPort                      = 3
 	attrOriginFlags, attrReplyFlags   = 1, 2
@@ -548,8 +547,8 @@ func attr(b []byte, kind uint16) []byte {
 	return nil
 }
 
-// tuple is one direction of a tracked TCP connection. In a filter, an invalid
-// end matches any.
+// tuple is one direction of a tracked TCP connection. In a filter, an invalid address matches any
+// address.
 type tuple struct{ source, dest netip.AddrPort }
 
 // encode returns the tuple as an attribute, and the flags of its valid parts
@@ -568,8 +567,8 @@ func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
 		}
 		if end.addr.Addr().Is6() {
 			end.kind += 2
-			// With an IPv6 address in the filter, Linux (for example 6.18)
-			// omits exactly the matching entries.
+			// A filter with an IPv6 address makes Linux (for example 6.18) omit exactly the
+			// matching entries.
 			end.flags &^= filterSource | filterDest
 		}
 		ip = appendAttr(ip, end.kind, end.addr.Addr().AsSlice())
@@ -579,7 +578,7 @@ func (t tuple) encode(kind uint16) (nest []byte, flags uint32) {
 	return appendNest(nil, kind, appendNest(nil, attrTupleIP, ip), appendNest(nil, attrTupleProto, proto)), flags
 }
 
-// decodeTuple decodes a tuple without allocating. ok is false if it is not TCP.
+// decodeTuple decodes a tuple without allocating. ok is false if the tuple is not TCP.
 func decodeTuple(b []byte) (t tuple, ok bool) {
 	ip, proto := attr(b, attrTupleIP), attr(b, attrTupleProto)
 	if p := attr(proto, attrProto); len(p) != 1 || p[0] != unix.IPPROTO_TCP {
@@ -613,9 +612,8 @@ func family(a netip.Addr) byte {
 	return unix.AF_INET
 }
 
-// untrack deletes the connections to vip that are forwarded to dest from
-// connection tracking. filter makes the kernel omit others, which requires
-// Linux 5.8.
+// untrack deletes from connection tracking the connections to vip that are forwarded to dest. With
+// filter, the kernel lists only those, which requires Linux 5.8.
 func untrack(vip, dest netip.AddrPort, filter bool) error {
 	origin, originFlags := tuple{dest: vip}.encode(attrOrigin)
 	reply, replyFlags := tuple{source: dest}.encode(attrReply)
@@ -637,7 +635,7 @@ func untrack(vip, dest netip.AddrPort, filter bool) error {
 			remover.close()
 		}
 	}()
-	var failed error // the first error: continue with the others
+	var failed error // the first error; the other connections are still deleted
 	err = table.ask(trackGet, unix.NLM_F_DUMP, request, func(entry []byte) error {
 		if len(entry) < 4 {
 			return nil
@@ -654,7 +652,7 @@ func untrack(vip, dest netip.AddrPort, filter bool) error {
 			}
 		}
 		err := remover.ask(trackDelete, unix.NLM_F_ACK, append(netfilterHeader(vip.Addr()), entry[4:]...), nil)
-		if failed == nil && err != unix.ENOENT { // it ended on its own
+		if failed == nil && err != unix.ENOENT { // ENOENT: the connection has ended already
 			failed = err
 		}
 		return nil
@@ -669,7 +667,7 @@ func socketsTo(addr netip.AddrPort) ([]Conn, error) {
 		return nil, err
 	}
 	defer c.close()
-	// The kernel compares only the port of a request, not the address.
+	// The kernel compares only the port in a request, not the address.
 	request := (&destroyRequest{local: netip.AddrPortFrom(addr.Addr(), 0), remote: addr}).Serialize()
 	clear(request[12:28])
 	clear(request[48:])

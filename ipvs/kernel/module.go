@@ -8,22 +8,21 @@ const (
 	loadMost  = 5 * time.Minute
 )
 
-// module checks for IP_VS in the kernel, which may be a module that is not
-// loaded or not installed.
+// module checks whether the kernel has IP_VS. IP_VS may be a module that is not loaded or not
+// installed.
 type module struct {
 	// shown checks for IP_VS without side effects.
 	shown func() bool
-	// known asks the kernel over netlink, which runs modprobe if IP_VS is not
+	// known checks for IP_VS over netlink, which makes the kernel run modprobe if IP_VS is not
 	// loaded.
 	known func() bool
 	load  func()
 
 	pause time.Duration
-	next  time.Time // the next attempt to load it is not before this time
+	next  time.Time // earliest time of the next attempt to load it
 }
 
-// ready reports whether the kernel has IP_VS. It tries to load it if an attempt
-// is due.
+// ready reports whether the kernel has IP_VS. If an attempt is due, it tries to load the module.
 func (m *module) ready(now time.Time) bool {
 	if m.shown() {
 		return m.known()

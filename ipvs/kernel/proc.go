@@ -13,7 +13,7 @@ import (
 	"strconv"
 )
 
-// Files of the kernel, per network namespace.
+// Paths in /proc, which shows this process's network namespace.
 const (
 	procServices = "/proc/net/ip_vs" // only checked for existence
 	procStats    = "/proc/net/ip_vs_stats_percpu"
@@ -26,8 +26,8 @@ const (
 type procFile struct {
 	file *os.File
 	buf  []byte
-	// State of reading in parts: off is the offset of the next part,
-	// buf[begun:end] the incomplete line before it.
+	// State between two reads: off is the offset of the next part of the file, and buf[begun:end]
+	// the incomplete line at the end of the last part.
 	off        int64
 	begun, end int
 }
@@ -47,9 +47,9 @@ func (p *procFile) open(path string) error {
 	return nil
 }
 
-// next returns the next lines of the file. At the end it returns io.EOF once,
-// then starts again. The result is valid until the next call, because one
-// buffer is used for a table of any size.
+// next returns the next lines of the file. At the end it returns io.EOF once, then starts again.
+// The result is valid only until the next call, because a table of any size is read through one
+// buffer.
 func (p *procFile) next(path string) ([]byte, error) {
 	if err := p.open(path); err != nil {
 		return nil, err
@@ -83,8 +83,8 @@ func (p *procFile) close() {
 	}
 }
 
-// sentPackets returns the sum of the incoming packets of all processors in
-// ip_vs_stats_percpu. The total in the file is updated only every two seconds.
+// sentPackets returns the sum of all processors' incoming packets in ip_vs_stats_percpu. The file's
+// own total is updated only every two seconds.
 func sentPackets(b []byte) (n uint64) {
 	for line := range bytes.Lines(b) {
 		f := bytes.Fields(line)
@@ -112,8 +112,8 @@ func field(b []byte) (word, rest []byte) {
 	return b[:i], b[i:]
 }
 
-// parseHexAddr parses 0A676102 (IPv4), or eight groups of four digits with or
-// without brackets (IPv6).
+// parseHexAddr parses an IPv4 address such as 0A676102, or an IPv6 address of eight groups of four
+// digits, with or without brackets.
 func parseHexAddr(b []byte) (netip.Addr, bool) {
 	if len(b) == 8 {
 		v, ok := hex(b, 8)
@@ -168,9 +168,9 @@ type Conn struct {
 	Client, Virtual, Dest netip.AddrPort
 }
 
-// parseConns parses /proc/net/ip_vs_conn and returns the TCP connections for
-// which accept returns true. It skips unknown lines, because other programs'
-// connections are in the table too.
+// parseConns parses /proc/net/ip_vs_conn and returns the TCP connections for which accept returns
+// true. It skips lines that it cannot parse, because the table also has other programs'
+// connections.
 func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 	var conns []Conn
 	for line := range bytes.Lines(text) {
@@ -197,9 +197,8 @@ func parseConns(text []byte, accept func(c Conn, state []byte) bool) []Conn {
 	return conns
 }
 
-// readConns returns the connections to vip that are forwarded to dest, except
-// those being opened: after dest is removed, their next SYN goes to another
-// real server.
+// readConns returns the connections to vip that are forwarded to dest. It omits connections that
+// are being opened: once dest is removed, their next SYN goes to another real server.
 func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 	var table procFile
 	defer table.close()
@@ -223,7 +222,7 @@ func readConns(path string, vip, dest netip.AddrPort) ([]Conn, error) {
 type sysctl struct {
 	path string
 	min  int
-	// lacking is the error for kernels that are built without the setting.
+	// lacking is the error to return if the kernel is built without the setting.
 	lacking error
 }
 
@@ -246,8 +245,8 @@ func (s *sysctl) ensure() (bool, error) {
 	return true, nil
 }
 
-// absent reports whether the kernel is built without the setting. If its
-// directory is missing too, the module is not loaded.
+// absent reports whether the kernel is built without the setting. If the setting's directory is
+// missing too, the module is only not loaded.
 func (s *sysctl) absent() bool {
 	if s.lacking == nil {
 		return false
@@ -264,23 +263,20 @@ type sysctls struct {
 	tracking string
 }
 
-// errUntracked is returned on kernels that cannot track connections that IPVS
-// forwards.
+// errUntracked is the error on kernels whose IPVS does not support connection tracking.
 var errUntracked = errors.New("this kernel lacks CONFIG_IP_VS_NFCT: a firewall that drops packets of no known connection (\"ct state invalid drop\") cuts the virtual address off")
 
-// newSysctls returns the settings in dir, which is /proc/sys/net or a mount of
-// it.
+// newSysctls returns the settings in dir, which is /proc/sys/net or another mount of it.
 func newSysctls(dir string) *sysctls {
 	return &sysctls{tracking: filepath.Join(dir, "netfilter/nf_conntrack_count"), list: []sysctl{
-		// A connection whose real server was removed is dropped at its next
-		// packet.
+		// With 1, a connection whose real server was removed is dropped at its next packet.
 		{path: filepath.Join(dir, "ipv4/vs/expire_nodest_conn"), min: 1},
-		// Otherwise IPVS removes the packets that it forwards from connection
-		// tracking, and a stateful firewall does not recognise the answers.
-		// Without connection tracking it has no cost.
+		// With 0, IPVS removes the packets that it forwards from connection tracking, and a
+		// stateful firewall does not recognise the answers. If nothing uses connection tracking, 1
+		// costs nothing.
 		{path: filepath.Join(dir, "ipv4/vs/conntrack"), min: 1, lacking: errUntracked},
-		// The virtual address exists only on this node: no ARP for it in either
-		// direction.
+		// The virtual address exists only on this node, so the node must neither answer nor send
+		// ARP for it.
 		{path: filepath.Join(dir, "ipv4/conf/all/arp_ignore"), min: 1},
 		{path: filepath.Join(dir, "ipv4/conf/all/arp_announce"), min: 2},
 	}}
@@ -295,7 +291,7 @@ func (k *sysctls) ensure() (changed []string, err error) {
 		switch {
 		case err != nil && s.absent():
 			errs = append(errs, s.lacking)
-		case errors.Is(err, fs.ErrNotExist): // IP_VS is not loaded; Service reports it
+		case errors.Is(err, fs.ErrNotExist): // IP_VS is not loaded; the method Service reports it
 		case err != nil:
 			errs = append(errs, err)
 		case did:

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// stuckSockets returns the local addresses of the sockets in /proc/net/tcp that
-// are connected or connecting to vip and do not get acknowledgements.
+// stuckSockets returns the local addresses of the sockets in /proc/net/tcp that are connected or
+// connecting to vip and get no acknowledgements.
 func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 	var local []netip.AddrPort
 	for line := range bytes.Lines(text) {
@@ -23,9 +23,8 @@ func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 		const synSent = 2
 		state, ok1 := hex(f[3], 2)
 		again, ok2 := hex(f[6], 8)
-		// On a poor link a single retransmission means nothing. With two, a
-		// socket has waited for at least half a second; a new connection with
-		// one has waited for a second.
+		// On a poor link a single retransmission is normal. After two, a socket has waited for at
+		// least half a second; a connecting socket has waited for a second after its first.
 		if !ok1 || !ok2 || again == 0 || again == 1 && state != synSent {
 			continue
 		}
@@ -36,7 +35,8 @@ func stuckSockets(text []byte, vip netip.AddrPort) []netip.AddrPort {
 	return local
 }
 
-// parseSocketAddr parses 0261670A:192B: words in the machine's byte order.
+// parseSocketAddr parses an address such as 0261670A:192B, whose words are in the machine's byte
+// order.
 func parseSocketAddr(b []byte) (netip.AddrPort, bool) {
 	i := bytes.LastIndexByte(b, ':')
 	if i != 8 && i != 32 {

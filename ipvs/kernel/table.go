@@ -9,9 +9,8 @@ import (
 // Forward is a forwarding method of IPVS.
 type Forward uint32
 
-// Forwarding methods, with the kernel's numbers. We use Masq, the only one that
-// works for API servers that do not have the virtual address; the others may be
-// set by other programs.
+// Forwarding methods, with the kernel's numbers. edgebake uses Masq, because it is the only one
+// that works if API servers do not have the virtual address. Other programs may set the other ones.
 const (
 	Masq   Forward = 0
 	Local  Forward = 1
@@ -50,18 +49,17 @@ type Conns struct {
 type Service struct {
 	VIP       netip.AddrPort
 	Scheduler string
-	// Flags are the kernel's: persistent, one-packet. We set none.
+	// Flags are the kernel's flags: persistent, one-packet. edgebake sets none.
 	Flags uint32
 	Dests []Dest
-	// Conns has the numbers of connections of each real server. Only reading
-	// sets it.
+	// Conns has the numbers of connections of each real server. It is set only in services read
+	// from the kernel.
 	Conns map[netip.AddrPort]Conns
 }
 
 type OpKind int
 
-// The kinds of steps. Sever closes the sockets whose connections IPVS forwards
-// to the real server.
+// Kinds of steps. Sever closes the sockets whose connections IPVS forwards to the real server.
 const (
 	AddService OpKind = iota
 	UpdateService
@@ -76,8 +74,8 @@ func (k OpKind) String() string {
 	return [...]string{"add-service", "update-service", "del-service", "add-dest", "update-dest", "sever", "del-dest"}[k]
 }
 
-// Op is one change of the kernel's table. Service identifies the virtual
-// server, without its Dests. Dest is set if Kind is about a real server.
+// Op is one change of the kernel's table. Service identifies the virtual server and has no Dests.
+// Dest is set if Kind concerns a real server.
 type Op struct {
 	Kind    OpKind
 	Service Service
@@ -91,11 +89,10 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
 }
 
-// Diff returns the steps from have to want; nil means no service. Real servers
-// are added or get a higher weight before others are removed or get a lower
-// one, so that no step leaves the service without a real server that is in
-// both. Before a real server is removed, it gets weight 0 and its connections
-// are closed.
+// Diff returns the steps from have to want; nil means no service. Real servers are added, or get a
+// higher weight, before others are removed or get a lower one. So no step leaves the service
+// without one of the real servers that both have. Before a real server is removed, it gets weight 0
+// and its connections are closed.
 func Diff(want, have *Service) []Op {
 	var ops []Op
 	switch {

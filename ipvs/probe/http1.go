@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// encodeHTTP1 returns the encoded request.
+// encodeHTTP1 returns the request as HTTP/1.1 text.
 func (t *Target) encodeHTTP1(method, path string) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\nUser-Agent: ipvscare\r\n", method, path, t.authority())
@@ -35,16 +35,16 @@ func (l *Link) readHTTP1(limit int) {
 			return
 		}
 		if last {
-			// The server announced the close, so it says nothing about the
-			// server's health.
+			// The server announced that it would close the connection, so the close is no sign of
+			// bad health.
 			l.deliver(Event{Kind: EventGoAway})
 			return
 		}
 	}
 }
 
-// readResponse reads the response to an HTTP/1.1 request. last means that the connection must
-// be closed.
+// readResponse reads the response to an HTTP/1.1 request. last means that the caller must close the
+// connection.
 func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last bool, err error) {
 	h, err := readHeader(br)
 	resp = Event{Kind: EventResponse, Status: h.status, date: h.date}
@@ -56,8 +56,7 @@ func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last 
 	case method == "HEAD", h.status == 204 || h.status == 304 || h.status < 200:
 		return resp, h.last, nil
 	case h.chunked, h.length < 0:
-		// Such a body ends with the connection: read what has arrived, and
-		// close it.
+		// A body without a length ends with the connection. Read only the part that has arrived.
 		h.last = true
 		body = io.LimitReader(br, int64(max(1, br.Buffered())))
 	default:
@@ -72,8 +71,7 @@ func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last 
 	return resp, h.last, nil
 }
 
-// header is the part of a response's status line and header fields that a probe
-// needs.
+// header is the part of a response's status line and header fields that a probe needs.
 type header struct {
 	status  int
 	length  int64 // of the body; -1 if not given

@@ -63,8 +63,8 @@ func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []by
 	return append(b, payload...)
 }
 
-// encodeHTTP2 returns the request's header block. It does not use the encoder's
-// dynamic table, so that the block can be sent repeatedly.
+// encodeHTTP2 returns the request's header block. It does not use the encoder's dynamic table, so
+// that the same block can be sent repeatedly.
 func (t *Target) encodeHTTP2(method, path string) []byte {
 	var buf bytes.Buffer
 	enc := hpack.NewEncoder(&buf)
@@ -123,8 +123,8 @@ func (l *Link) readHTTP2(limit int) {
 	}
 }
 
-// frameReader turns the frames of one connection into events. There is one
-// request at a time, so all HEADERS and DATA belong to its answer.
+// frameReader turns the frames of one connection into events. Only one request is outstanding at a
+// time, so all HEADERS and DATA frames belong to its answer.
 type frameReader struct {
 	l     *Link
 	br    *bufio.Reader
@@ -134,12 +134,12 @@ type frameReader struct {
 
 	dec       *hpack.Decoder
 	block     []byte // the header block so far
-	lastBlock bool   // no DATA follows it
+	lastBlock bool   // no DATA frames follow the block
 	answer    Event  // the answer so far
-	consumed  int    // bytes of DATA for which no WINDOW_UPDATE was sent yet
+	consumed  int    // bytes of DATA that no WINDOW_UPDATE has acknowledged yet
 }
 
-// frame is one frame; its payload is valid until the next read.
+// frame is one frame. Its payload is valid until the next read.
 type frame struct {
 	kind, flags byte
 	stream      uint32
@@ -273,8 +273,7 @@ func (r *frameReader) data(f frame) error {
 	return nil
 }
 
-// credit sends a WINDOW_UPDATE for the consumed bytes once they are half a
-// window.
+// credit sends a WINDOW_UPDATE for the consumed bytes once they are at least half a window.
 func (r *frameReader) credit(f frame) error {
 	if r.consumed += len(f.payload); r.consumed < window/2 {
 		return nil

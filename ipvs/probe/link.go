@@ -1,6 +1,6 @@
-// Package probe checks whether one API server is alive and belongs to the
-// cluster. [Dial] opens a [Link], over which requests are repeated;
-// [Spec.Judge] and [Classify] turn an answer or an error into an [Outcome].
+// Package probe checks whether one API server is alive and belongs to the cluster. [Dial] opens a
+// [Link], over which the same request is sent repeatedly. [Spec.Judge] and [Classify] turn an
+// answer or an error into an [Outcome].
 //
 // Invariant: nothing is sent over a link before the API server has proved its
 // identity, unless the Spec sets Unsafe or Plain, or no CA is known yet.
@@ -18,13 +18,12 @@ import (
 	"time"
 )
 
-// Link is an open connection to an API server: HTTP/2 if the server supports
-// it, else HTTP/1.1. It implements only the parts that probes need, because
-// net/http would use half of the memory that ipvscare may use. Frames are those
-// of RFC 9113.
+// Link is an open connection to an API server: HTTP/2 if the server supports it, otherwise
+// HTTP/1.1. It implements only what probes need, because net/http would use half of the memory that
+// ipvscare may use. The frames are those of RFC 9113.
 //
-// One goroutine owns the link; another, started by Dial, reads and delivers
-// events.
+// One goroutine owns the link. Dial starts another one, which reads from the connection and
+// delivers events.
 type Link struct {
 	nc net.Conn
 
@@ -32,11 +31,11 @@ type Link struct {
 	Skew   Skew // of the API server's certificate relative to this node's clock
 	Target Target
 
-	Events chan Event // from the reader
+	Events chan Event // delivered by the reader
 	done   chan struct{}
 	once   sync.Once
 
-	wmu     sync.Mutex // the reader acknowledges, the owner sends requests
+	wmu     sync.Mutex // for writes: the reader acknowledges frames, the owner sends requests
 	wbuf    []byte
 	stream  uint32
 	request []byte // HPACK block or HTTP/1.1 text of the request
@@ -46,32 +45,31 @@ type Link struct {
 // Target is the server to connect to, and how it proves its identity.
 type Target struct {
 	Addr     netip.AddrPort
-	Name     string // API server's DNS name, or its address
+	Name     string // the API server's DNS name, or its IP address as text
 	SNI      string
 	Probe    Spec
 	Roots    *Roots // nil: no server can be verified yet
 	Client   *tls.Certificate
-	Sessions *Sessions // with this server; may be nil
+	Sessions *Sessions // TLS sessions with this server; may be nil
 	// Progress, if set, receives the progress of the connection.
 	Progress *atomic.Int32
-	// ConnectTime is the timeout of the TCP handshake; 0 means that of the
-	// context.
+	// ConnectTime is the timeout of the TCP handshake; 0 means that only the context limits it.
 	ConnectTime time.Duration
-	// Dial opens the connection; default: net.Dialer.
+	// Dial opens the TCP connection; default: net.Dialer.
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
 
-// Sessions are the last TLS sessions with one server. A resumed one spares it
-// the signature with its RSA key, most of the work of a handshake. The server
-// takes the client of a resumed session to be the one that began it, so there
-// is one session without a certificate and one with the last certificate.
+// Sessions are the last TLS sessions with one server. Resuming one saves the server the signature
+// with its RSA key, which is most of the work of a handshake. The server identifies the client of a
+// resumed session by the certificate that began it. So there is one session without a certificate
+// and one for the last certificate.
 type Sessions struct {
 	mu                sync.Mutex
 	client            *tls.Certificate
 	withCert, without tls.ClientSessionCache
 }
 
-// of returns the cache for connections with this certificate, or nil.
+// of returns the session cache for connections with this certificate; nil if sessions are not kept.
 func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 	if s == nil {
 		return nil
@@ -90,7 +88,7 @@ func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 	return s.withCert
 }
 
-// forget removes the session of connections with this certificate.
+// forget removes the session that belongs to this certificate.
 func (s *Sessions) forget(client *tls.Certificate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,10 +99,10 @@ func (s *Sessions) forget(client *tls.Certificate) {
 	}
 }
 
-// Event is an event of a link. Kind determines which other fields are set.
+// Event is an event of a link. Kind determines which of the other fields are set.
 type Event struct {
 	Kind   eventKind
-	Ping   uint64 // number of the PING that EventPong answers
+	Ping   uint64 // number of the PING that an EventPong answers
 	Status int
 	date   string
 	Body   []byte
@@ -129,9 +127,9 @@ const (
 	BodyLimitLong = 256 << 10
 )
 
-// The progress of a connection, in order. The server's kernel completes the TCP
-// handshake even for a stopped program; Heard means that the program sent
-// bytes.
+// Progress of a connection, in order. Connected alone does not prove that the program runs: the
+// server's kernel completes the TCP handshake even for a stopped program. Heard means that the
+// program sent bytes.
 const (
 	NotConnected int32 = iota
 	Connected
@@ -147,12 +145,12 @@ func (e *IdentityError) Unwrap() error { return e.Err }
 // ErrNotTLS means that the server answers, but not with TLS.
 var ErrNotTLS = errors.New("it does not speak TLS")
 
-// errStale means that the certificate of a resumed session is not valid. The
-// server may have another one by now.
+// errStale means that the certificate of a resumed session is no longer valid. The server may have
+// a newer certificate.
 var errStale = errors.New("the certificate of the TLS session is not valid")
 
-// Dial connects, makes the TLS handshake and verifies the certificate. The
-// context limits all of it. limit is the number of bytes of a response to keep.
+// Dial connects, makes the TLS handshake and verifies the certificate, all within the context's
+// deadline. limit is the number of bytes of each response to keep.
 func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	l, err := dial(ctx, t, limit)
 	if errors.Is(err, errStale) {
@@ -201,7 +199,7 @@ func dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	return l, nil
 }
 
-// hearing records that something was read.
+// hearing is a connection that records whether anything was read.
 type hearing struct {
 	net.Conn
 	progress *atomic.Int32
@@ -232,7 +230,7 @@ func (l *Link) handshake(ctx context.Context) error {
 			}
 			var err error
 			if l.Skew, err = t.Roots.verify(ctx, cs.PeerCertificates, t.names(), time.Now()); errors.Is(err, ctx.Err()) {
-				return err // timeout: this says nothing about the identity
+				return err // timeout: no statement about the identity
 			} else if cs.DidResume && err != nil {
 				return errStale
 			} else if err != nil {
@@ -241,9 +239,9 @@ func (l *Link) handshake(ctx context.Context) error {
 			return alien
 		},
 		ClientSessionCache: t.Sessions.of(t.Client),
-		// Without post-quantum keys, which need a second packet in each
-		// direction: nothing sent here must stay secret for decades, and on a
-		// link that loses packets each one counts.
+		// Post-quantum keys are not offered, because they need a second packet in each direction.
+		// Nothing sent here must stay secret for decades, and each packet counts on a link that
+		// loses packets.
 		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384},
 		MinVersion:       tls.VersionTLS12,
 	}
@@ -269,7 +267,7 @@ func (l *Link) handshake(ctx context.Context) error {
 	return nil
 }
 
-// names returns the names of which the certificate must match one.
+// names returns the names that are accepted in the certificate; one of them must match.
 func (t *Target) names() []string {
 	names := []string{t.Name, t.Addr.Addr().String(), CertName}
 	if t.SNI != "" && t.SNI != CertName {
@@ -295,7 +293,7 @@ func (t *Target) authority() string {
 	return t.Addr.String()
 }
 
-// Ask sends the encoded request; the answer is delivered as an event.
+// Ask sends the encoded request. The answer is delivered as an event.
 func (l *Link) Ask() error {
 	l.wmu.Lock()
 	defer l.wmu.Unlock()
@@ -305,7 +303,7 @@ func (l *Link) Ask() error {
 	return l.write(l.request)
 }
 
-// Ping requests a sign of life. Over HTTP/1.1 it sends the request instead.
+// Ping sends a PING. Over HTTP/1.1 it sends the request instead.
 func (l *Link) Ping() error {
 	if !l.HTTP2 {
 		return l.Ask()
@@ -318,8 +316,8 @@ func (l *Link) Ping() error {
 // Exhausted reports whether the link has used up its stream IDs.
 func (l *Link) Exhausted() bool { return l.stream > 1<<30 }
 
-// writeTime is the timeout of a write: a full socket buffer means that the
-// server does not answer.
+// writeTime is the timeout of a write. A write that blocks for so long means a full socket buffer:
+// the server does not read.
 const writeTime = 2 * time.Second
 
 func (l *Link) write(b []byte) error {
@@ -332,7 +330,7 @@ func (l *Link) write(b []byte) error {
 func (l *Link) Close() {
 	l.once.Do(func() {
 		close(l.done)
-		// Sending a TLS close_notify could block on a dead peer.
+		// Close the TCP connection directly: sending a TLS close_notify could block on a dead peer.
 		if tc, ok := l.nc.(*tls.Conn); ok {
 			tc.NetConn().Close()
 			return

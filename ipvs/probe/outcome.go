@@ -9,7 +9,7 @@ type Outcome int
 const (
 	OK       Outcome = iota // ready
 	Guarded                 // 401, 403 or 429: alive, but rejects the request
-	TCPOnly                 // accepts connections, but not TLS; the CA is not known yet
+	TCPOnly                 // accepts connections; its CA is not known yet, so TLS is not tried
 	SkewedOK                // ready; the certificate is not valid according to this node's clock, which is probably wrong
 	leastBad
 	Draining    // reports that it is shutting down
@@ -17,8 +17,8 @@ const (
 	Refused
 	Closed  // the open connection failed
 	Timeout // no answer
-	Late    // no answer in time, but it accepts connections
-	Overdue // no answer to the request in time, but to PINGs
+	Late    // no answer in time, but the server accepts connections
+	Overdue // no answer to the request in time, but answers to PINGs
 	Expired // certificate expired, according to the API server's own clock too
 	Unreachable
 	Unshown  // does not show which cluster it belongs to
@@ -63,8 +63,8 @@ func (c Outcome) String() string {
 // Alive reports whether the outcome means that the API server is alive.
 func (c Outcome) Alive() bool { return c < leastBad }
 
-// Answered reports whether the outcome is an answer over a connection on which
-// the API server has proved its identity.
+// Answered reports whether the outcome is an answer of an API server that has proved its identity
+// on that connection.
 func (c Outcome) Answered() bool {
 	return c.Alive() || c == Draining || c == ServerError || c == Expired
 }

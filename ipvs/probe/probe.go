@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Classify returns the outcome for an error of Dial or of a link. noCA means
-// that no server can be verified yet.
+// Classify returns the outcome for an error of Dial or of a link. noCA means that no CA is known,
+// so no server can be verified.
 func Classify(err error, noCA bool) Outcome {
 	var identity *IdentityError
 	switch {
@@ -32,11 +32,10 @@ func Classify(err error, noCA bool) Outcome {
 	return Closed
 }
 
-// shutdownMark is the text in kube-apiserver's /readyz while it drains.
+// shutdownMark is the text that kube-apiserver's /readyz contains while it shuts down.
 const shutdownMark = "[-]shutdown"
 
-// Judge classifies an answer to the probe. skew is that of the server's
-// certificate.
+// Judge returns the outcome for an answer to the probe. skew describes the server's certificate.
 func (p *Spec) Judge(e Event, skew Skew) Outcome {
 	alive := OK
 	switch {

@@ -28,16 +28,16 @@ type Roots struct {
 	Certs []*x509.Certificate
 }
 
-// An API server sends few certificates: a leaf, and some more if the cluster's
-// CA is an intermediate one. The sender is not known yet, and each certificate
+// An API server sends few certificates: its own, and some more if the cluster's CA is an
+// intermediate one. Limits are needed because the sender is not verified yet, and each certificate
 // costs signature checks that no deadline interrupts.
 const (
 	maxChain      = 8
 	maxChainBytes = 64 << 10
 )
 
-// verify checks a chain for server authentication and for one of the names. If
-// only its validity period is wrong, it returns the skew and no error.
+// verify checks a chain for server authentication and for one of the names. If only the validity
+// period is wrong, verify returns the skew and no error.
 func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []string, now time.Time) (Skew, error) {
 	if len(chain) == 0 {
 		return Skew{}, errors.New("no certificate")
@@ -71,9 +71,9 @@ func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []s
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
 		return Skew{}, &certificateError{err}
 	}
-	// Find a time at which the chain was valid. Only the limits of the validity
-	// periods have to be tried. Those of intermediate certificates are omitted,
-	// because the peer may send any number.
+	// Find a time at which the whole chain was valid. Only the limits of the validity periods have
+	// to be tried. Those of intermediate certificates are not tried, because the peer may send any
+	// number of them.
 	moments := []time.Time{leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), leaf.NotBefore, leaf.NotAfter}
 	for _, c := range r.Certs {
 		moments = append(moments, c.NotBefore, c.NotAfter)

@@ -2,7 +2,7 @@ package probe
 
 // Spec defines the request and answers that prove that an API server is alive.
 type Spec struct {
-	CAFile string // the CA of API servers; until the file exists, none is verified
+	CAFile string // the API servers' CA; until the file exists, no server is verified
 	// Unsafe accepts any certificate. Only a person may set it.
 	Unsafe  bool
 	Plain   bool   // HTTP without TLS
@@ -15,6 +15,6 @@ type Spec struct {
 	Status []int
 }
 
-// CertName is a name in every kube-apiserver certificate. It is accepted so
-// that a cluster whose certificate lacks the endpoint's name works too.
+// CertName is a name in every kube-apiserver certificate. It is accepted so that clusters whose
+// certificates lack the endpoint's name work too.
 const CertName = "kubernetes"
