@@ -19,7 +19,7 @@ import (
 	"golang.org/x/mod/semver"
 )
 
-// modulePath is edgebake's Go module.
+// modulePath is the path of edgebake's Go module.
 const modulePath = "github.com/edgebake/edgebake"
 
 // resolveAgents pins edgebake's own programs that the image contains.
@@ -31,7 +31,7 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 		{name: "firstboot", given: b.img.Agents.Firstboot},
 		{name: "ipvscare", given: b.img.Agents.IPVSCare},
 	}
-	var wg sync.WaitGroup // in parallel: go takes seconds even if nothing has changed
+	var wg sync.WaitGroup // compile in parallel: go takes seconds even if nothing has changed
 	for i := range agents {
 		a := &agents[i]
 		wg.Go(func() {
@@ -89,8 +89,9 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 	return b.Cache.ReadBlob(sha)
 }
 
-// agentRecipe returns how to compile one of edgebake's programs from the module proxy, in the
-// running edgebake's version, if that is published: a release, or one from `go install`.
+// agentRecipe returns the recipe that compiles one of edgebake's programs from the module proxy, in
+// the version of the running edgebake. It returns false unless that version is a release or came
+// from `go install`.
 func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 	v := o.Published
 	if v == "" {
@@ -122,7 +123,7 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
-	// The source tree comes first: the programs beside an edgebake in it may be
+	// Prefer the source tree to the programs beside an edgebake that was built in it: those may be
 	// from an old build.
 	if src, ok := sourceTree(); ok {
 		return b.compileAgent(ctx, name, src)
@@ -173,8 +174,8 @@ func sourceTree() (string, bool) {
 	}
 }
 
-// agentEnv are the settings that determine the compiled bytes. An empty value does not
-// override one in go's own file, so CompileProgram checks GOEXPERIMENT, which must be empty.
+// agentEnv lists the settings that determine the compiled bytes. An empty value does not override
+// the one in go's env file, so CompileProgram checks that GOEXPERIMENT is empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *run) compileAgent(ctx context.Context, name, src string) (string, error) {
@@ -186,7 +187,7 @@ func (b *run) compileAgent(ctx context.Context, name, src string) (string, error
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
-	// With the last result in place, go does not link again.
+	// If the output already contains the last result, go does not link it again.
 	key := fmt.Sprintf("agent %s %s %s", src, name, b.arch)
 	last, ok := b.Cache.Lookup(key)
 	if ok {

@@ -19,9 +19,9 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// aptIndex looks up names in Debian's archive with apt. It takes seconds, while mmdebstrap finds a
-// wrong name after minutes, and it can suggest names. Its results do not enter the image, so only
-// mmdebstrap checks signatures.
+// aptIndex looks up names in Debian's archive with apt. apt reports a wrong name in seconds and can
+// list similar ones; mmdebstrap needs minutes. Only mmdebstrap checks signatures, since nothing
+// from aptIndex enters the image.
 type aptIndex struct {
 	dir string
 }
@@ -68,7 +68,7 @@ func (b *run) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	return x, errors.Join(errs...)
 }
 
-// run returns a program's output, and its errors and warnings (said).
+// run runs a program and returns its standard output as out and its standard error as said.
 func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, said string, err error) {
 	cmd := procgroup.Command(ctx, name, args...)
 	cmd.Env = append(cmd.Env, "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
@@ -80,7 +80,7 @@ func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, s
 }
 
 var (
-	// apt prints the second form for trusted sources.
+	// apt prints the second form for a source with trusted=yes.
 	missingSuite = regexp.MustCompile(`(?m)^[WE]: (?:The repository '(\S+) (\S+) [^']*' (?:does not have|no longer has) a Release file|` +
 		`Failed to fetch (\S+)/dists/(\S+)/[^/\s]+/binary-\S+\s+(?:404|File not found))`)
 	missingPackage = regexp.MustCompile(`(?m)^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate|Version '([^']*)' for '(\S+)' was not found|Release '([^']*)' for '(\S+)' was not found)`)
@@ -130,7 +130,8 @@ func firstError(said string) string {
 	return strings.TrimSpace(said)
 }
 
-// missingSuites returns an error for each suite that apt did not find, with its field.
+// missingSuites returns an error for each suite that apt did not find, with the field that names
+// it.
 func (b *executor) missingSuites(r debianRecipe, said string) error {
 	var errs []error
 	var seen []string
@@ -151,7 +152,8 @@ func (b *executor) missingSuites(r debianRecipe, said string) error {
 	return errors.Join(errs...)
 }
 
-// missingPackages returns an error for each package that apt did not find, with its field.
+// missingPackages returns an error for each package that apt did not find, with the field that
+// names it.
 func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
 	found := missingPackage.FindAllStringSubmatch(said, -1)
 	if len(found) == 0 {

@@ -2,8 +2,9 @@
 //
 // Resolve pins every input and returns a Plan. It copies local files and overlays into the cache;
 // it neither downloads nor compiles the other inputs. With Options.Update it first removes the base
-// from the cache. BuildEach needs only the plans: it fetches or makes the inputs, merges them with
-// the files rendered by package overlays, and writes the disk. It resolves a Job that has no plan.
+// from the cache. BuildEach fetches or makes the inputs of a plan, merges them with the files
+// rendered by package overlays, and writes the disk. If a Job has no plan, BuildEach resolves its
+// Image first.
 //
 // The same plan gives the same bytes: none depends on the clock, on a random
 // number or on a path of the host. No step needs root.
@@ -57,7 +58,7 @@ type Options struct {
 	SignIndex func(body []byte) (string, error)
 	// Events receives the progress. It is called from several goroutines, one at a time.
 	Events func(Event)
-	// ShowsDetails: Events prints the output of programs, so errors need not repeat it.
+	// ShowsDetails means that Events prints the output of programs, so errors need not repeat it.
 	ShowsDetails bool
 }
 
@@ -116,7 +117,7 @@ type LeftoverError struct{ Err error }
 func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// keep records an error of removing something.
+// keep records that removing something failed, for the LeftoverError.
 func (r *run) keep(err error) {
 	if err == nil {
 		return
@@ -158,7 +159,8 @@ type step struct {
 	start time.Time
 }
 
-// StepTime is the duration of a step, for the report. Only these differ between two runs.
+// StepTime is the duration of a step, for the report. Two runs of a plan differ only in these
+// times.
 type StepTime struct {
 	Step string `json:"step"`
 	// Start is the time since the start of the build, in seconds.

@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// identities are files that identify a machine. A golden image is for many machines and must
+// identities lists files that identify a machine. A golden image is for many machines, so it must
 // have none of them. The value is true if an empty file is harmless.
 var identities = map[string]bool{
 	"etc/machine-id":                        true,
@@ -46,10 +46,10 @@ func isIdentity(n tree.Node) bool {
 	return !(emptyOK && n.IsRegular() && n.Data.Size == 0)
 }
 
-// leftovers are directories with caches and logs from making the base.
+// leftovers lists directories with caches and logs from making the base.
 var leftovers = []string{"var/cache/apt/", "var/lib/apt/lists/", "var/log/", "var/cache/debconf/", "tmp/", "var/tmp/", "run/", "dev/", "proc/", "sys/"}
 
-// keptLeftovers are files in them that the node needs.
+// keptLeftovers lists files in these directories that the node needs.
 var keptLeftovers = map[string]bool{
 	"var/cache/debconf/config.dat": true, "var/cache/debconf/templates.dat": true, "var/cache/debconf/passwords.dat": true,
 }
@@ -118,16 +118,16 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 	return nil
 }
 
-// maxModulesAlias is more than any kernel's modules.alias has.
+// maxModulesAlias limits the size of modules.alias in bytes. No kernel has a larger one.
 const maxModulesAlias = 16 << 20
 
-// networkManagers are services that run DHCP or configure interfaces in addition to
+// networkManagers lists services that run DHCP or configure interfaces in addition to
 // systemd-networkd.
 var networkManagers = map[string]bool{
 	"NetworkManager.service": true, "dhcpcd.service": true, "networking.service": true, "connman.service": true, "wicd.service": true,
 }
 
-// checkNetworkManagers warns about such services that are enabled: they may come with a base
+// checkNetworkManagers warns about enabled services of networkManagers: they may come with a base
 // or as a dependency.
 func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	const units = "etc/systemd/system/"
@@ -220,12 +220,12 @@ func systemdVersion(nodes []tree.Node) int {
 	return 0
 }
 
-// programDirs have the programs of the machine itself. Firmware and container images may have
-// code for other processors.
+// programDirs lists the directories with the machine's own programs. Firmware and container images
+// may contain code for other processors.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
-// programs are the node's programs, each of which is one file. The build rejects anything else
-// in their place, such as a release archive or a server's error page.
+// programs lists programs of the node that consist of one file each. The build rejects anything
+// else at these paths, such as a release archive or a server's error page.
 var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
 // maxArchErrors bounds the list of programs for another architecture.
@@ -272,9 +272,8 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-// checkProgram checks a file for a path on the node: it must be the program of that path, for
-// the image's architecture. name is its name in messages. err means that the file could not be
-// read.
+// checkProgram checks that f is the program for a path on the node, for the image's architecture.
+// name is its name in messages. err means that f could not be read.
 func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
 	var head [64]byte // an ELF header
 	n, err := f.ReadAt(head[:], 0)
@@ -384,7 +383,7 @@ func checkELF(head [64]byte, arch string) error {
 		return nil
 	}
 	if arch == "amd64" && machine == elf.EM_386 {
-		return nil // 32-bit programs run there too
+		return nil // amd64 machines run 32-bit programs too
 	}
 	return &archError{machineName(machine), arch}
 }

@@ -45,11 +45,13 @@ var pathFilters = []string{
 	"path-include=/usr/share/doc/*/copyright",
 }
 
-// initrdSettings replace what Debian reads from /etc/fstab when it makes an initrd: the root
-// file system is ext4, whose repair tools are included, and there is no swap to resume from.
+// initrdSettings replaces the settings that Debian reads from /etc/fstab when it makes an initrd:
+// the root file system is ext4, whose repair tools are included, and there is no swap to resume
+// from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv passes the initrd script to a hook of mmdebstrap, which prints the text of hooks.
+// initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap. As
+// part of the hook's text, mmdebstrap would print the script.
 const initrdEnv = "EDGEBAKE_INITRD"
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
@@ -64,7 +66,7 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debi
 	}
 }
 
-// debianKey is the cache's key of a base.
+// debianKey returns the cache key of a base.
 func debianKey(in plan.Input) string { return in.Make + " " + string(in.Recipe) }
 
 // makeDebian runs mmdebstrap and writes the root file system's tar to w. It
@@ -87,7 +89,7 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 	cmd.Stdout = w
 	log := &lineTail{say: say}
 	cmd.Stderr = log
-	// After an interrupt mmdebstrap unmounts and removes what it made.
+	// After an interrupt mmdebstrap needs time to unmount and remove its directories.
 	err = procgroup.Run(cmd, 30*time.Second)
 	b.keep(removeScratch(scratch))
 	if ctx.Err() != nil {
@@ -103,14 +105,14 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 	return nil
 }
 
-// newScratch makes the directory for mmdebstrap. Its name is absolute and without links, since
-// mmdebstrap runs in /, and for comparison with the kernel's list of mounts.
+// newScratch makes the directory for mmdebstrap. Its path is absolute and has no symbolic links:
+// mmdebstrap runs in /, and the path is compared with the kernel's list of mounts.
 //
-// A base has setuid programs that belong to the user who makes it. If that is root, only root
-// and apt's own user, which downloads, may enter the directory. That user may not write there,
-// so that a compromised download cannot replace keyrings and the root file system. For an
-// ordinary user, mmdebstrap runs in a user namespace: every user may enter, and the programs
-// belong to an ID that owns nothing else.
+// A base contains setuid programs that belong to the user who makes it. If that is root, only root
+// and apt's own user, which downloads, may enter the directory. apt's user may not write there, so
+// that a compromised download cannot replace keyrings or the root file system. For any other user,
+// mmdebstrap runs in a user namespace. Then every user may enter, since the programs belong to an
+// ID that owns nothing else.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -132,7 +134,7 @@ func newScratch() (string, error) {
 	}
 	uid, err := strconv.ParseUint(apt.Uid, 10, 32)
 	if err == nil && grantAccess(dir, uint32(uid)) != nil {
-		// Without access control lists the user's group may enter.
+		// If the file system has no access control lists, allow the group of apt's user to enter.
 		var gid int
 		if gid, err = strconv.Atoi(apt.Gid); err == nil {
 			err = errors.Join(os.Chown(dir, -1, gid), os.Chmod(dir, 0o750))
@@ -141,8 +143,8 @@ func newScratch() (string, error) {
 	return dir, err
 }
 
-// removeScratch removes the directory with leftovers of a killed mmdebstrap. An ordinary user
-// may not remove files of a user namespace's IDs, so mmdebstrap does.
+// removeScratch removes the directory, including files that a killed mmdebstrap left in it. Only
+// mmdebstrap can remove files of a user namespace's IDs for an ordinary user.
 func removeScratch(dir string) error {
 	if mounts := mountsBelow(dir); len(mounts) > 0 {
 		return fmt.Errorf("removing %s: something is mounted there: umount %s, then rm -r %s", dir, strings.Join(mounts, " "), dir)
@@ -163,8 +165,8 @@ func removeScratch(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// clearScratch returns the command that empties the directories in dir, or nil if there is
-// nothing: find without a path starts in the current directory, which is /.
+// clearScratch returns the command that empties the directories in dir, or nil if there are none:
+// find without a path would start in the current directory, which is /.
 func clearScratch(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) == 0 {
@@ -188,10 +190,10 @@ func (r debianRecipe) args(keyrings []string) []string {
 		"--components=" + strings.Join(r.Components, ","),
 		"--include=" + strings.Join(r.Packages, ","),
 		`--aptopt=APT::Install-Recommends "false"`,
-		// Safe: the complete tar is synced.
+		// Skip dpkg's own syncs: the complete tar is synced.
 		"--dpkgopt=force-unsafe-io",
 	}
-	// Before the kernel's package is installed, which makes the initrd.
+	// Write the settings before the kernel's package is installed, which makes the initrd.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
 	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
 	for _, f := range pathFilters {
@@ -220,7 +222,7 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network and http_proxy, or use another mirror (base.debian.sources) or an exported base (--base)."
-	// First, since newuidmap fails in this case too.
+	// Check this before newuidmap, which fails too in this case.
 	case refusedNamespace.MatchString(log):
 		return "\nThis user cannot create namespaces: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):
@@ -231,7 +233,7 @@ func debianHint(log string) string {
 		return "\nThe archive's index does not match this computer's clock: set the clock, or name an up-to-date mirror in base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
 		return "\nEmulation works on this computer, but not inside a base, which requires a static qemu: replace qemu-user-binfmt with qemu-user-static."
-	// A message that binfmt is used is no error.
+	// Do not match "binfmt": mmdebstrap also prints that it uses binfmt.
 	case has("Exec format error") || has("can neither be executed natively"):
 		return "\nThis computer cannot run programs of that architecture: apt-get install qemu-user-static arch-test."
 	}
@@ -263,7 +265,7 @@ func (t *lineTail) Write(p []byte) (int, error) {
 		if s == "" {
 			continue
 		}
-		// apt repeats ignored requests, and reports later why they fail.
+		// apt marks a request that it will repeat with "Ign:", and reports later why it failed.
 		if !strings.HasPrefix(s, "Ign:") {
 			t.last = append(t.last, s)
 			t.last = t.last[max(0, len(t.last)-25):]
@@ -310,7 +312,7 @@ func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string
 		}
 		own := filepath.Join(dir, fmt.Sprintf("keyring-%d", i))
 		path := filepath.Join(own, filepath.Base(name))
-		// Whatever the umask.
+		// Set the permissions explicitly, whatever the umask is.
 		if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(path, raw, 0o644), os.Chmod(own, 0o755), os.Chmod(path, 0o644)); err != nil {
 			return nil, fmt.Errorf("copying keyring %s: %w", name, err)
 		}

@@ -21,10 +21,10 @@ func ownMounts(cmd *exec.Cmd) {
 	var caps [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	if unix.Capget(&header, &caps[0]) != nil || caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		return // it cannot mount either
+		return // mmdebstrap cannot mount either
 	}
 	if !rootIsMount() {
-		return // in a chroot the mounts cannot be made private
+		return // the mounts cannot be made private in a chroot
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
@@ -50,7 +50,7 @@ func mountPoints() []string {
 	return readMountPoints(string(mounts))
 }
 
-// readMountPoints parses a mountinfo, in which blanks and backslashes are octal.
+// readMountPoints parses a mountinfo file, which has octal escapes for blanks and backslashes.
 func readMountPoints(mounts string) []string {
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	var points []string

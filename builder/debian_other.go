@@ -10,8 +10,8 @@ import (
 // ownMounts does nothing: mmdebstrap exists on Linux only.
 func ownMounts(*exec.Cmd) {}
 
-// mountsBelow returns none, for the same reason.
+// mountsBelow returns none: mmdebstrap exists on Linux only.
 func mountsBelow(string) []string { return nil }
 
-// grantAccess always fails, for the same reason.
+// grantAccess always fails: mmdebstrap exists on Linux only.
 func grantAccess(string, uint32) error { return errors.ErrUnsupported }

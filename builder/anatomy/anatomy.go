@@ -179,8 +179,8 @@ func (a *Anatomy) readReport(image, build string) error {
 	return nil
 }
 
-// findReport returns the first report of this image's build. other is the name of a report of
-// another build. If build is set, every failure is an error.
+// findReport returns the first of the named reports that belongs to this image's build. other is
+// the name of a report of another build. If build is set, every failure is an error.
 func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Report, other string, err error) {
 	for _, name := range names {
 		raw, err := os.ReadFile(name)

@@ -267,7 +267,7 @@ func linesOf(path, a, b string) TextChange {
 	return TextChange{path, less(a, b), less(b, a)}
 }
 
-// few is the number of entries of a list that Text prints.
+// few is the largest number of entries of a list that Text prints.
 const few = 40
 
 // Text writes the difference as text.

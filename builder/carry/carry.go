@@ -41,7 +41,7 @@ type Options struct {
 	Insecure bool
 	// AuthFile is a docker config.json; "" means the user's own.
 	AuthFile string
-	// Stall limits the silence of the registry; 0 means 30 s.
+	// Stall is how long the registry may be silent before a request fails; 0 means 30 s.
 	Stall time.Duration
 	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
@@ -68,8 +68,8 @@ func (o *Options) progress(step string, done, total int64) {
 type config struct {
 	Version int `json:"version"`
 	media.Descriptor
-	// Stored is the size of the compressed image in bytes. Table is the end of the image, after the
-	// last frame.
+	// Stored is the size of the compressed image in bytes. Table contains the bytes of the image
+	// after its last frame.
 	Stored int64  `json:"stored"`
 	Table  []byte `json:"table"`
 }
@@ -115,7 +115,7 @@ func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	return &c, nil
 }
 
-// words returns push's and pull's terms for fixes in error messages.
+// words returns the terms that fixes in the error messages of push and pull use.
 func words(lacks string) registry.Words {
 	return registry.Words{
 		Login:    "log in to the registry, or name a file with credentials (--auth-file)",

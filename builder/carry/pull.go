@@ -34,7 +34,8 @@ type Pulled struct {
 	Digest string // of the manifest
 	Golden string
 	Key    string // the key that signed it
-	// Stored is the size of the compressed image in bytes; an earlier run had fetched Had of them.
+	// Stored is the size of the compressed image in bytes. Had is how many of them an earlier run
+	// had fetched.
 	Stored, Had int64
 }
 
@@ -132,7 +133,7 @@ type pull struct {
 	damaged error
 }
 
-// announce fetches manifest and config, and checks the signature.
+// announce fetches the manifest and the config, and checks the signature.
 func (p *pull) announce(ctx context.Context) error {
 	var err error
 	if p.repo, err = openRepo(ctx, p.ref, transport.PullScope, &p.o.Options); err != nil {

@@ -25,9 +25,9 @@ type Pushed struct {
 	// Digest is the manifest's digest: REPOSITORY@Digest always names this image.
 	Digest string
 	Golden string
-	// Parts is the number of parts; the registry already had Had of them.
+	// Parts is the number of parts, Had the number of those that the registry already had.
 	Parts, Had int
-	// Stored is the size of the compressed image in bytes; Sent of them were sent.
+	// Stored is the size of the compressed image in bytes. Sent is how many of them were sent.
 	Stored, Sent int64
 }
 
@@ -83,7 +83,8 @@ type push struct {
 	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
-	// here has the digests of blobs that were sent or are being sent: parts may be equal.
+	// here has the digests of the blobs that were sent or are being sent. Equal parts are sent only
+	// once.
 	here map[imageref.Digest]bool
 	done int64
 }
@@ -100,8 +101,8 @@ type part struct {
 
 func (p *push) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
-	// Do nothing else until the first part can be sent, and keep a processor free while sending:
-	// otherwise the connection would be idle.
+	// Start to verify only when the first part can be sent, and leave one processor unused while
+	// parts are sent. Otherwise the connection would be idle.
 	sent := make(chan struct{})
 	p.begun = make(chan struct{})
 	g.Go(func() error {
@@ -163,8 +164,8 @@ func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
 		return nil, err
 	}
 	for i, part := range parts {
-		// Titles are for programs that save blobs as files: concatenated in this order, the files
-		// are the image.
+		// A program that saves blobs as files uses the titles as file names. The files,
+		// concatenated in this order, are the image.
 		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
 		m.Layers = append(m.Layers, part.Descriptor)
 	}

@@ -51,7 +51,7 @@ func (r *Reader) ReadAt(b []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// errNoRanges means that a registry sends a whole blob where a range was requested.
+// errNoRanges means that a registry ignores the requested range and sends the whole blob.
 var errNoRanges = errors.New("the registry does not answer ranges, so machines cannot be updated from it: use another one, or a web server")
 
 // part reads a range of one part.

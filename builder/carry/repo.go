@@ -94,8 +94,8 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 // attempts is the number of tries of a request.
 const attempts = 5
 
-// again calls f until it succeeds or returns a final error. Before a retry it warns with the error
-// and the text what, unless that is empty.
+// again calls f until it succeeds or returns a final error. Before each retry it warns with the
+// error and the text what. If what is empty, it does not warn.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
@@ -160,7 +160,7 @@ func (r *repo) document(ctx context.Context, path string, digest imageref.Digest
 
 // manifest returns the manifest of the reference, and its bytes.
 func (r *repo) manifest(ctx context.Context) (*artifact.Manifest, []byte, error) {
-	// No digest, so that a 404 is reported as an unknown name.
+	// Pass no digest to document, so that a 404 is reported as an unknown name.
 	b, err := r.document(ctx, "/manifests/"+cmp.Or(string(r.ref.Digest), r.ref.Tag), "", artifact.Accept, artifact.MaxManifest)
 	if err != nil {
 		return nil, nil, err
@@ -187,7 +187,7 @@ func (r *repo) has(ctx context.Context, d artifact.Descriptor) (bool, error) {
 	return there, err
 }
 
-// at returns the URL of an upload from a response. The response may have a relative URL.
+// at returns the URL of an upload from the Location header of a response, which may be relative.
 func at(resp *http.Response) (string, error) {
 	where := resp.Header.Get("Location")
 	if where == "" {

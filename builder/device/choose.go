@@ -11,7 +11,7 @@ import (
 type Chosen struct {
 	Path string // as the person wrote it
 	Disk *Disk
-	Out  *Target // nil: it must not be overwritten
+	Out  *Target // nil if the disk must not be overwritten
 }
 
 // Choose finds a disk or file and opens it. If it must not be overwritten, Choose returns it
@@ -34,7 +34,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 		return c, fmt.Errorf("flashing %s: %w", d, err)
 	}
 	if isFile := d.Sector == 0; out.IsFile() != isFile {
-		err = ErrChanged // its contents were not checked
+		err = ErrChanged // the refusals are those of a file or a disk, but the path is now the other kind
 	} else {
 		d.Size, d.Sector = out.Size, out.Sector
 		err = out.stillIs(ctx, d)

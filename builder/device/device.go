@@ -216,7 +216,8 @@ func (n *node) isDisk() bool {
 func (d *Devices) Disks() []Disk {
 	out := []Disk{}
 	for i := range d.top {
-		// lsblk lists volumes that span several disks below each of them.
+		// A volume that spans several disks is listed below each of them, so only the top level is
+		// read.
 		if d.top[i].isDisk() {
 			out = append(out, d.top[i].disk())
 		}

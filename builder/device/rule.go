@@ -36,8 +36,8 @@ const (
 // buses are lsblk's names of transports. An SD card is on bus sd, an eMMC on mmc.
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
-// external are the buses of disks that are not part of the machine: removable disks and those of a
-// storage network.
+// external lists the buses of disks that are not part of the machine: removable disks and those of
+// a storage network.
 var external = []string{busUSB, busSD, "fc", "fcoe", "iscsi", "sbp"}
 
 const (
@@ -208,7 +208,7 @@ func (r Rule) admits(d *Disk) bool {
 		return err == nil && real == d.Path
 	}
 	is := func(pattern, have string) bool {
-		// In a model, * also matches a slash, which it does not in a path.
+		// Replace slashes, so that * also matches them.
 		plain := func(s string) string { return strings.ReplaceAll(strings.ToLower(s), "/", "\x01") }
 		ok, err := path.Match(plain(pattern), plain(have))
 		return pattern == "" || err == nil && ok

@@ -32,8 +32,8 @@ var ErrBusy = errors.New("another program, a mount or a holder uses it")
 // ErrChanged means that a path now leads to another disk or file than the one that was checked.
 var ErrChanged = errors.New("it was replaced after it was checked, nothing was written: run edgebake again")
 
-// sameKind checks that the opened file has the kind that IsFile found. The path may have been
-// replaced in between.
+// sameKind checks that the opened file is a regular file or a disk, as IsFile reported. The path
+// may have been replaced in between.
 func sameKind(f *os.File, isFile bool) error {
 	fi, err := f.Stat()
 	if err != nil {

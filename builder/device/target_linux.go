@@ -119,7 +119,7 @@ func (t *Target) WriteAt(p []byte, off int64) (int, error) {
 	return t.f.WriteAt(p, off)
 }
 
-// ReadAt reads from the medium after a Sync, not from the page cache.
+// ReadAt reads from the medium, not from the page cache, if Sync was called after the last write.
 func (t *Target) ReadAt(p []byte, off int64) (int, error) {
 	if !t.direct {
 		// Drop the clean pages from the cache.
@@ -169,7 +169,7 @@ func (t *Target) Zero(off, n int64) error {
 		if t.ioctl(unix.BLKZEROOUT, off, n) == nil {
 			return nil
 		}
-		// Some devices claim support and fail: continue without it.
+		// Some devices claim support and fail: continue with writing.
 	}
 	const step = 4 << 20
 	b := aligned(make([]byte, min(n, step)))

@@ -30,7 +30,7 @@ type Archive struct {
 	Slot func() ([]byte, error)
 	// Index, if set, returns the frame with the index of the chunks. It is called after Slot.
 	Index func([]chunk.Part) ([]byte, error)
-	// Stored, if set, is called for each range of the disk in the archive, in order.
+	// Stored, if set, is called for each range of the disk, in order, when it has been stored.
 	Stored func(off, n int64)
 }
 
@@ -269,8 +269,8 @@ func (c *compressor) finish() error {
 	return c.verify(c.table.End() + int64(len(tail)))
 }
 
-// verify reads the index back like an update and compares it with the frames. A wrong index cannot
-// be repaired once the image is in use.
+// verify reads the index as an update does and compares it with the frames. A wrong index cannot be
+// repaired once the image is in use.
 func (c *compressor) verify(size int64) error {
 	i, err := update.Open(c.out, size)
 	if err == nil {

@@ -181,7 +181,7 @@ type tracker struct {
 	ended chan struct{}
 }
 
-// tracked is the state of one chunk. sum is its digest after sumOf writes.
+// tracked is the state of one chunk. sum is the digest that the chunk had after sumOf writes.
 type tracked struct {
 	writes uint32
 	sumOf  uint32

@@ -60,12 +60,12 @@ type Partition struct {
 	Label string
 	// FS is FAT12, FAT16, FAT32, Ext4, or empty for a partition of zeros.
 	FS string
-	// Size is the size in bytes, rounded up to Align: of the file system or, without one, of the
-	// partition. 0 means computed: the usual size for slot and ESP, that of ROOT-A for ROOT-B,
-	// contents and headroom for ext4.
+	// Size is in bytes, rounded up to Align: the size of the file system, or of the partition if FS
+	// is empty. 0 selects the usual size for the slot and the ESP, the size of ROOT-A for ROOT-B,
+	// and the size of contents and headroom for ext4.
 	Size int64
-	// Grow is space after the file system for the larger one of a later update. HashTree adds space
-	// for the dm-verity hash tree of the larger one.
+	// Grow is space after the file system, for a larger file system of a later update. HashTree
+	// adds space for the dm-verity hash tree of that larger file system.
 	Grow     int64
 	HashTree bool
 	// Gap is unused space before the partition, rounded up to Align.
@@ -96,7 +96,8 @@ type Layout struct {
 	Parts    []ondisk.PartitionInfo
 }
 
-// derive derives an identifier from its arguments. Its strings are part of the format.
+// derive derives an identifier from its arguments. The strings that it hashes are part of the
+// format.
 func derive(what, planID, label string) (id [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake " + what + "\x00" + planID + "\x00" + label))
 	copy(id[:], sum[:])
@@ -174,8 +175,8 @@ func TypeOf(arch, label string) (guid string, attributes uint64) {
 	case ondisk.LabelSlot:
 		return gpt.TypeBasicData, 0
 	case ondisk.LabelRootA:
-		// Never mounted by its type, which could select the partition of another edgebake disk in
-		// the machine.
+		// The root partition must not be mounted because of its type: another edgebake disk in the
+		// machine has one of the same type.
 		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}
@@ -240,7 +241,7 @@ func Compute(s Spec) (*Layout, error) {
 		at += info.Size
 		l.Parts = append(l.Parts, info)
 	}
-	// Only the backup table needs space: the device is larger anyway.
+	// Only the backup table needs space here: the device is larger anyway.
 	l.Size = at + 1<<20
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -265,8 +266,8 @@ func (s *Spec) Fill(l *Layout, label string, nodes []tree.Node) error {
 	return fmt.Errorf("BUG: there is no partition %s to fill", label)
 }
 
-// size computes the sizes of a partition and its file system. ROOT-B gets that of rootA, if rootA
-// is already laid out. bad reports an error.
+// size computes the sizes of a partition and its file system. ROOT-B gets the size of rootA, unless
+// that is nil. bad reports an error.
 func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, ...any)) ondisk.PartitionInfo {
 	info := ondisk.PartitionInfo{Label: p.Label, GUID: PartitionGUID(s.ID, p.Label), FS: p.FS, Used: content(p.Nodes)}
 	given := p.Size

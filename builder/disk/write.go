@@ -129,7 +129,7 @@ type writer struct {
 	done, total int64
 }
 
-// progress adds n bytes of work, up to a limit, and reports the sum.
+// progress adds n bytes of work and reports the sum, which it limits to limit.
 func (w *writer) progress(n, limit int64) {
 	if w.opts.Progress == nil {
 		return
@@ -268,8 +268,8 @@ func (w *writer) partition(p *Partition, i ondisk.PartitionInfo) error {
 	return nil
 }
 
-// region is the part of the disk that a file system's writer may write. Writes after its end, and
-// after an interrupt, fail.
+// region is the part of the disk that a file system's writer may write. A write beyond its end
+// fails, and so does every write after an interrupt.
 type region struct {
 	w           *writer
 	name        string
@@ -300,7 +300,7 @@ func (r *region) WriteAt(p []byte, off int64) (int, error) {
 // SparseBlock is the size in bytes of the smallest hole that WriteSparse leaves.
 const SparseBlock = 64 << 10
 
-// WriteSparse writes b, except its blocks of zeros, at an offset where w is zero.
+// WriteSparse writes b at an offset where w contains only zeros, and skips blocks of zeros.
 func WriteSparse(w io.WriterAt, b []byte, at int64) error {
 	for block := range slices.Chunk(b, SparseBlock) {
 		if !seekable.IsZero(block) {

@@ -203,7 +203,7 @@ func (e *ends) Stat() (fs.FileInfo, error) { return nil, fs.ErrInvalid }
 func (e *ends) Close() error               { return nil }
 
 // Read reads the table of a disk or image of size bytes, or the backup table if the first is
-// damaged. A disk larger than the table is valid: it has an image of a smaller disk.
+// damaged. The disk may be larger than the one for which the table was made.
 func Read(r io.ReaderAt, size int64) (*Table, error) {
 	t, err := read(r, size)
 	if err != nil {
@@ -225,7 +225,8 @@ func read(r io.ReaderAt, size int64) (*Table, error) {
 			errs = append(errs, err)
 		}
 	}
-	// Prefer an error that says more than "no table", and the usual sector size.
+	// Prefer an error with details to plain ErrNoTable. If there is none, return the error for the
+	// usual sector size.
 	for _, err := range errs {
 		if err.Error() != ErrNoTable.Error() {
 			return nil, err
