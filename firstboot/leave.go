@@ -25,11 +25,11 @@ import (
 )
 
 // A machine belongs to the cluster whose CA it trusts. If its Site names another cluster, the
-// machine leaves the former one, but only after the new cluster was verified and has accepted
-// the token: a mistake in a Site must not cost a running node.
+// machine moves only after that cluster was verified and has accepted the token: a mistake in a
+// Site must not cost a running node.
 
-// clusterPhase makes the machine leave a cluster that is not the Site's. It runs before
-// ipvscare gets the Site's API servers, which it verifies with the CA on the disk.
+// clusterPhase makes the machine leave a cluster that is not the Site's. It runs before ipvscare
+// gets the Site's API servers, since ipvscare verifies them with the CA on the disk.
 func clusterPhase(active *site.Active) run.Phase {
 	var found clusterState // set by Check
 	return run.Phase{
@@ -64,7 +64,7 @@ type clusterState struct {
 	cannotShow bool   // see member.CannotShow
 }
 
-// checkCluster is the check of clusterPhase.
+// checkCluster is the Check of clusterPhase.
 func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v run.Verdict, found clusterState, err error) {
 	if e.Exists(member.LeavingFile) {
 		return run.Todo, found, nil
@@ -84,8 +84,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	case !same && !site.Credentials.Token.IsZero():
 		return run.Todo, found, nil
 	case !same && member.Unpinned(site):
-		// Something else may answer at these addresses, and be gone tomorrow: the node treats
-		// its API servers as out of reach.
+		// Other servers may answer at these addresses only for now, so the node
+		// treats its API servers as unreachable.
 		e.Note("%s", otherClusterNote(e))
 		return run.Unknown, found, nil
 	case !same:
@@ -119,13 +119,12 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 		e.Console(fmt.Sprintf("the Site names another cluster: leaving the former one (CA %s). Remove the Node there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
-	// The CA and the name in the record belong to the former membership.
+	// The CA and the name in the record belong to the former cluster.
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetJoinedCluster removes the file by which ipvscare recognizes the cluster: with it
-// ipvscare would reject every API server. Before that, the cluster must accept the
-// Site's token, which identifies it instead. The node then joins again.
+// forgetJoinedCluster removes the file by which ipvscare recognizes the cluster and would reject
+// every API server. First the cluster must accept the Site's token. The node then joins again.
 func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
@@ -142,8 +141,8 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 // errUnclear means that no API server answered, so their cluster is unknown.
 var errUnclear = errors.New("no API server answers")
 
-// sameCluster reports whether a member belongs to the Site's cluster: by the Site's pins,
-// which works offline, or without pins by the certificates of the API servers.
+// sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's
+// pins, which works offline; without pins, it compares the certificates of the API servers.
 func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	if !member.Unpinned(site) {
 		return member.AnyPinned(member.EnrolledCA(e), site.CAPins()), nil
@@ -153,8 +152,7 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 		return same, err
 	}
 	if learned := member.LearnedMasters(e, site); len(learned) > 0 {
-		// They replaced the Site's API servers, whose addresses other machines may have by
-		// now.
+		// The learned servers replaced the Site's, whose addresses may be other machines' now.
 		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
 			return now, unclear
 		}
@@ -162,8 +160,8 @@ func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool,
 	return same, err
 }
 
-// showCA reports whether one of these API servers has a certificate of the CA that this
-// machine is enrolled with. It returns errUnclear if none of them answers.
+// showCA reports whether one of these API servers has a certificate from the CA that this
+// machine is enrolled with. It returns errUnclear if none answers.
 func showCA(ctx context.Context, e *machine.Env, site *configs.Site, masters []string) (bool, error) {
 	ca := member.EnrolledCA(e)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -200,15 +198,15 @@ func noTokenToMove(e *machine.Env, site *configs.Site) error {
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 
-// otherClusterNote is the note for a member whose Site has neither pins nor a token, while
-// servers of another CA answer at its API servers' addresses.
+// otherClusterNote is the note for a member whose Site has neither pins nor a token, while the
+// servers at its API servers' addresses have another CA.
 func otherClusterNote(e *machine.Env) string {
 	return fmt.Sprintf("the API servers do not belong to the cluster that this machine has joined (CA %s): it stays in its cluster, and treats them as unreachable. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
-// verifyNewCluster checks that the new cluster answers, is the pinned one, accepts the
-// token, and has no Ready Node of this machine's name.
+// verifyNewCluster checks that the new cluster answers, is the pinned one, accepts the token,
+// and has no Ready Node with this machine's name.
 func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.DiscoveryOf(e, active)
 	d.Masters = active.Site.Masters // not those learned from the cluster that it leaves
@@ -220,14 +218,14 @@ func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) 
 	return join.NameIsFree(e, found.Node, active.Node)
 }
 
-// leaveCluster removes everything that a machine has of a cluster. The CA is removed last,
-// before LeavingFile: after a power cut it still shows which cluster the other files are from.
+// leaveCluster removes all of a machine's files of its cluster. The CA goes last, before
+// LeavingFile: after a power cut it still shows which cluster the other files belong to.
 func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the former cluster's credentials to be removed")
-	// Pods run until the kubelet of the new cluster ends those that it does not know.
+	// Pods keep running until the new cluster's kubelet ends those that it does not know.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
@@ -245,14 +243,14 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return nil
 }
 
-// clusterFiles returns the files that belong to the cluster of this machine, except those of
-// yurthub and ipvscare.
+// clusterFiles returns this machine's files of its cluster,
+// except those of yurthub and ipvscare.
 func clusterFiles(e *machine.Env) []string {
 	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
 
-// adoptCA makes kubelet, yurthub and first boot trust a CA that was issued again. KubeCA is
-// written last, since it marks the change as done; ipvscare rereads it automatically.
+// adoptCA makes kubelet, yurthub and first boot trust a reissued CA. KubeCA is written last,
+// since it marks the change as done. ipvscare rereads it by itself.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "installing the cluster's reissued CA"
 	end, err := api.FirstEnd(ca)

@@ -44,7 +44,7 @@ func Phases(active *site.Active) []run.Phase {
 	default:
 		joining = []run.Phase{
 			kubeadm.WithSettings(join.Phase(active), active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
-			hub.Phase(active), // serves before kubelet is redirected to it
+			hub.Phase(active), // serves requests before kubelet is redirected to it
 			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}
 	}
@@ -65,8 +65,8 @@ func Phases(active *site.Active) []run.Phase {
 	return slices.Concat(before, joining, after)
 }
 
-// damagedPhase fails with err: the description of the image on this disk cannot be read, so no
-// Site can be checked against it.
+// damagedPhase always fails with err: the image's description on this disk cannot be
+// read, so no Site can be checked against it.
 func damagedPhase(err error) run.Phase {
 	return run.Phase{
 		Name: "image", Doc: "the description of the image can be read",
@@ -107,10 +107,10 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
-		controlplane.TurnPhase(active),                     // a machine whose disk was replaced during an update has lost its note of it
+		controlplane.TurnPhase(active),                     // only acts if the disk was replaced during an update, and the note of the update with it
 		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
 		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
-		controlplane.DocumentsPhase(active),                // a changed Site may have other documents than the bootstrap uploaded
+		controlplane.DocumentsPhase(active),                // the Site's documents may have changed since the bootstrap uploaded them
 		controlplane.ManifestsPhase(active),                // once; the Node may need one of them to become Ready
 		join.ReadyPhase(active, join.HubNode{}),
 	}

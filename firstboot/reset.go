@@ -25,9 +25,10 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset takes a node out of its cluster: it undoes kubeadm, yurthub, the IPVS rules and
-// edgebake's files. The image's contents and the Site's settings stay, so that the machine
-// can be reached. node is the name of the Node that remains in the cluster, "" if unknown.
+// Reset takes a node out of its cluster: it undoes kubeadm, yurthub,
+// the IPVS rules and edgebake's files.
+// The image's contents and the Site's settings stay, so that the machine stays reachable. node
+// is the name of the Node that remains in the cluster, "" if unknown.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
 	node = member.NodeIn(cert)
@@ -91,8 +92,8 @@ func (r *reset) steps() []run.Phase {
 	return steps
 }
 
-// resetKubeadm undoes kubeadm's work, and restores the static pods of the image, which kubeadm
-// reset removes.
+// resetKubeadm undoes kubeadm's work. It restores the image's static
+// pods, which kubeadm reset removes.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := keepManifests(e); err != nil {
 		return err
@@ -108,7 +109,8 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.Remove(ondisk.KubeCA); err != nil {
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
-	// kubeadm reset does not run if kubeadm has not made anything yet.
+	// kubeadm reset is skipped if kubeadm has not made anything yet,
+	// so these files are removed here.
 	for _, f := range controlplane.Files() {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
@@ -120,7 +122,7 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return restoreManifests(e)
 }
 
-// keepManifests copies the static pods of the image, which kubeadm removes.
+// keepManifests copies the image's static pods, which kubeadm reset removes.
 func keepManifests(e *machine.Env) error {
 	entries, err := os.ReadDir(e.Path(ondisk.ManifestsDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -161,8 +163,8 @@ func restoreManifests(e *machine.Env) error {
 
 const keptManifests = ondisk.StateDir + "/manifests"
 
-// resetToken forgets the token of an interrupted join, with which the machine would join
-// again. The token of a newer Site, meant for the time after the reset, stays.
+// resetToken forgets the token of an interrupted join, which would make the machine join again.
+// The token of a newer Site stays, since it is for the time after the reset.
 func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
 		return nil // no Site to write into the slot
@@ -188,7 +190,7 @@ func resetToken(e *machine.Env, active *site.Active) error {
 }
 
 // resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in
-// /etc/hosts. site is as in CleanIPVS, and may be nil.
+// /etc/hosts. site, which may be nil, is passed to CleanIPVS.
 func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
@@ -199,15 +201,15 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
-// resetList returns the files that a reset removes, in addition to those of kubeadm,
-// yurthub and ipvscare. The state is last: it still has the node's name.
+// resetList returns the files that a reset removes, besides those of kubeadm, yurthub and
+// ipvscare. The state is last, since it has the node's name.
 func resetList(e *machine.Env) []string {
 	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles, update.ResetFiles,
 		[]string{member.LeavingFile, ondisk.StateFile})
 }
 
-// resetFiles removes the records of the membership. The Site's applied settings stay until the
-// next Site replaces them, so that the machine can be reached.
+// resetFiles removes the membership records. The applied settings of the Site
+// stay, so that the machine stays reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range resetList(e) {
 		if err := e.Remove(p); err != nil {

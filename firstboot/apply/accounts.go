@@ -22,8 +22,8 @@ const (
 	filePasswd  = "/etc/passwd"
 )
 
-// accountFiles lists the account files in the order of writing: a group before its users, the
-// shadow before its login.
+// accountFiles lists the account files in writing order: a group before its
+// users, a shadow row before the login.
 var accountFiles = []struct {
 	path   string
 	mode   fs.FileMode
@@ -35,21 +35,22 @@ var accountFiles = []struct {
 	{filePasswd, 0o644, 7},
 }
 
-// accounts holds the account files with the config's users and groups. They are edited as
-// text, with the same results as useradd and its relatives, which do not survive a power cut
-// between two files and cannot be repeated.
+// accounts holds the account files with the config's users and groups. It edits them as text,
+// with the results of useradd and similar tools, which cannot be repeated safely after a power
+// cut.
 type accounts struct {
 	db    map[string]*table
 	defs  defaults
 	users []types.PasswdUser
-	// made are the users that a config added; removed are the homes of users that it removed.
+	// made are the users that a config added. removed are the homes of
+	// users that this config removes.
 	made    map[string]bool
 	removed []home
-	// again: a config was applied to this system before.
+	// again: a config was already applied to this system.
 	again bool
 }
 
-// home is the home of a removed user; a directory of another owner stays.
+// home is the home directory of a removed user. It is removed only if uid owns it.
 type home struct {
 	dir string
 	uid int
@@ -59,7 +60,7 @@ type home struct {
 // removed.
 type account struct {
 	Added bool `json:"added,omitempty"`
-	// UID is the assigned number; another attempt assigns the same.
+	// UID is the assigned number. A repeated attempt assigns the same.
 	UID    int    `json:"uid,omitempty"`
 	Passwd string `json:"passwd,omitempty"`
 	Shadow string `json:"shadow,omitempty"`
@@ -77,8 +78,8 @@ type groupRows struct {
 	Gshadow string `json:"gshadow,omitempty"`
 }
 
-// accounts reads the account files, undoes the changes of the last config and makes those of
-// this one. Nothing is written yet.
+// accounts reads the account files, undoes the last config's changes
+// and makes this one's, in memory only.
 func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*accounts, error) {
 	a, err := t.readAccounts()
 	if err != nil {
@@ -113,7 +114,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	return a, nil
 }
 
-// now returns the users and groups with the changes so far.
+// now returns the users and groups including the changes so far.
 func (a *accounts) now() siteconf.Accounts {
 	return siteconf.Accounts{Users: a.db[filePasswd].rows, Groups: a.db[fileGroup].rows}
 }
@@ -148,8 +149,8 @@ func (t Target) readAccounts() (*accounts, error) {
 	return a, err
 }
 
-// takeBack undoes the account changes of the last config. Users that it added stay if p still
-// names them.
+// takeBack undoes the account changes of the last config. Users that
+// it added stay if p names them too.
 func (a *accounts) takeBack(p types.Passwd, old manifest) {
 	named := map[string]bool{}
 	for _, u := range p.Users {

@@ -1,15 +1,13 @@
 // Package apply makes a running system match an Ignition config: files,
 // directories, links, users, groups, SSH keys and systemd units.
 //
-// The real Ignition runs once, before the first boot, on a disk that nothing else
-// uses; it succeeds, or there is no machine. This one runs on a running machine
-// that may lose its power at any point, and again after its Site was corrected.
-// So:
+// Ignition runs once, before the first boot, on a disk that nothing else uses. This package runs
+// on a live machine that may lose power at any point, and again after a corrected Site. So:
 //
 //   - every path is replaced atomically, and every step may be repeated;
 //   - a manifest lists what was created, and files that existed before are kept: a path that
 //     a config no longer names gets its original back;
-//   - the manifest names a path before the path is touched: after a power cut it may name
+//   - the manifest names a path before the path is changed: after a power cut it may name
 //     too many paths, never too few;
 //   - what is impossible on this system is an error (Refused) before anything is written;
 //     sections that are not applied are rejected earlier, by ignition.Parse.
@@ -29,8 +27,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// Target is the system to change. It is read below Root, and changed through the funcs, whose
-// paths begin at Root too.
+// Target is the system to change. It is read below Root and changed through
+// the funcs, whose paths start at Root too.
 type Target struct {
 	Root string
 	// Manifest is the file that lists what was applied; Originals is the directory that keeps
@@ -64,11 +62,11 @@ type Changes struct {
 type UnitChange struct {
 	Name                      string
 	Enabled, Disabled, Masked bool
-	Changed/* its files were */ bool
+	Changed                   bool // its files have changed
 }
 
-// Refused is an error that only a person can fix: the config
-// requires something impossible on this system. Nothing was changed.
+// Refused is an error that only a person can fix: the config requires something
+// impossible on this system, and nothing was changed.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }
@@ -130,8 +128,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	return changes, t.save(next)
 }
 
-// changedBefore counts everything in both manifests as
-// changed: it is unknown how far the killed Apply got.
+// changedBefore counts everything in both manifests as changed, since it is
+// unknown how far the killed Apply got.
 func (a *application) changedBefore(want []entry) {
 	for _, w := range want {
 		a.changed(w.Path, w.unit)
@@ -158,11 +156,11 @@ func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 	return nil
 }
 
-// application applies the difference between two manifests.
+// application applies the difference between the old and the next manifest.
 type application struct {
 	Target
 	old, next manifest
-	// paths are the changed paths, units those with changed files.
+	// paths are the changed paths; units are the units with changed files.
 	paths, units map[string]bool
 }
 
@@ -209,7 +207,7 @@ func (a *application) disable(ctx context.Context) error {
 	return nil
 }
 
-// enable enables and disables units as the config says.
+// enable enables or disables the units that the config names.
 func (a *application) enable(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(a.next.Units)) {
 		verb := map[string]string{"enabled": "enable", "disabled": "disable"}[a.next.Units[name]]

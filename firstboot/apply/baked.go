@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Baked is the system as it would be without the applied configs. A Site is checked against
-// it, as stamping checks one against an image.
+// Baked is the system as it would be without the applied configs. Sites are checked against it,
+// just as stamping checks them against an image.
 type Baked struct {
 	t   Target
 	old manifest
@@ -31,7 +31,7 @@ func NewBaked(t Target) (*Baked, error) {
 	return &Baked{t, old, acc}, nil
 }
 
-// Lstat describes the file at p, or its original if a config replaced it.
+// Lstat describes the file at p, or its original if a config has replaced it.
 func (b *Baked) Lstat(p string) (siteconf.Found, error) {
 	m, ours := b.old.Paths[p]
 	if ours && !m.Original {
@@ -49,7 +49,7 @@ func (b *Baked) Lstat(p string) (siteconf.Found, error) {
 	return siteconf.Found{Mode: st.Mode(), Link: st.Link}, nil
 }
 
-// ReadFile reads a file that no config names, or an account file as it was before.
+// ReadFile reads a file that no config names, or an account file without the changes of configs.
 func (b *Baked) ReadFile(p string) ([]byte, error) {
 	if tab := b.acc.db[p]; tab != nil && tab.there {
 		return tab.bytes(), nil

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// desired lists the entries of the config in the order in which they are made. It rejects
-// those that would overwrite a file without overwrite: true.
+// desired lists the config's entries in the order in which they are made. Entries that would
+// overwrite a file without overwrite: true are an error.
 func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, error) {
 	out, err := t.homes(acc, old)
 	if err != nil {
@@ -49,8 +49,8 @@ func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, 
 	return out, nil
 }
 
-// sortEntries sorts removals first, the deepest paths before others; then directories, parents
-// before children; files; links last, since a hard link's target may be one of the files.
+// sortEntries sorts removals first (deepest paths first), then directories (parents first),
+// files, and links last, since a hard link's target may be one of the files.
 func sortEntries(out []entry) {
 	rank := map[string]int{kindAbsent: 0, kindDir: 1, kindFile: 2, kindSymlink: 3, kindLink: 4}
 	slices.SortStableFunc(out, func(a, b entry) int {
@@ -64,7 +64,7 @@ func sortEntries(out []entry) {
 	})
 }
 
-// listed returns the entries that the config names itself.
+// listed returns the entries that the config itself names.
 func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
 		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
@@ -139,8 +139,8 @@ func unitEntries(u types.Unit) []entry {
 	return out
 }
 
-// merged combines the config's own entries with those derived from its users, which Ignition
-// makes first.
+// merged combines the entries derived from users, which Ignition
+// makes first, with the config's own.
 func merged(all []entry) (out []entry, errs []error) {
 	at := map[string]int{}
 	for _, e := range all {
@@ -170,7 +170,7 @@ func merged(all []entry) (out []entry, errs []error) {
 	return out, errs
 }
 
-// over returns e, with the owner and permissions of first where e names none.
+// over returns e with the owner and permissions of first where e sets none.
 func over(first, e entry) entry {
 	if !e.modeSet {
 		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet
@@ -184,8 +184,8 @@ func over(first, e entry) entry {
 	return e
 }
 
-// inherit gives an entry that changes an existing file its
-// original owner and permissions, where the config names none.
+// inherit gives an entry that changes an existing file the file's original owner and
+// permissions, unless the config names them.
 func (t Target) inherit(w *entry, old manifest) error {
 	changes := w.Kind == kindDir && !w.empties || w.Kind == kindFile && (w.keepData || w.appendTo)
 	if !changes || w.modeSet && w.uidSet && w.gidSet {
@@ -229,7 +229,7 @@ func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	return meta, ok, nil
 }
 
-// there returns owner and mode of what is at p now; ok is false for a link.
+// there returns the present owner and mode of p; ok is false for a link.
 func (t Target) there(p string) (beneath.Owner, bool) {
 	st, err := t.root().Lstat(p)
 	if err != nil || st.Mode()&fs.ModeSymlink != 0 {
@@ -266,18 +266,18 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 	return errs
 }
 
-// Limits of a directory that a config overwrites, since its contents are kept.
+// Limits of a directory that a config overwrites, since its contents are kept as originals.
 const (
 	maxCleared      = 2000
 	maxClearedBytes = 32 << 20
 )
 
-// needed directories, and their parents, are never overwritten.
+// needed lists directories that are never overwritten; their parents are not either.
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 
-// overwritten finds existing directories that the config overwrites. cleared lists
-// their contents, which are removed, as with Ignition, and kept as originals.
+// overwritten finds the existing directories that the config overwrites. cleared lists their
+// contents, which are removed as Ignition would, but kept as originals.
 func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
 	var dirs []string
 	for i := range want {

@@ -72,8 +72,8 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 	return nil
 }
 
-// groupChanges lists the groups that an existing user joins
-// and leaves, so that it is only in those of the config.
+// groupChanges lists the groups that an existing user must join and
+// leave to be only in those of the config.
 func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 	for _, g := range u.Groups {
 		if !a.member(u.Name, string(g)) {
@@ -88,7 +88,7 @@ func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 	return joined, left
 }
 
-// supplementary puts the user into its groups.
+// supplementary puts the user into its supplementary groups.
 func (a *accounts) supplementary(u types.PasswdUser, rec account) {
 	var names []string
 	for _, g := range u.Groups {
@@ -113,8 +113,8 @@ func (a *accounts) joinGroups(user string, groups []string) {
 	}
 }
 
-// leaveGroups takes a user out of the groups that a config put it into: all of them for a user
-// that a config added.
+// leaveGroups removes a user from the groups that a config added it to; a
+// user added by a config leaves all groups.
 func (a *accounts) leaveGroups(name string, was account) {
 	for _, f := range []string{fileGroup, fileGshadow} {
 		for _, r := range a.db[f].rows {

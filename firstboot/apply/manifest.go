@@ -26,12 +26,11 @@ type entry struct {
 	Path, Kind string
 	Data       []byte
 	Owner      beneath.Owner
-	// modeSet, uidSet, gidSet: the config names them. Otherwise an existing file keeps its
-	// own.
+	// modeSet, uidSet, gidSet: the config sets the value. Otherwise an existing file keeps its own.
 	modeSet, uidSet, gidSet bool
-	// once: made only if nothing exists there, and left alone from then on.
+	// once: the entry is made only if nothing exists there, and never changed afterwards.
 	once bool
-	// fromUser: derived from a user; an entry of the config itself takes precedence.
+	// fromUser: the entry is derived from a user; an entry of the config takes precedence.
 	fromUser bool
 	// keepData: the config does not name the file's contents.
 	keepData bool
@@ -53,7 +52,7 @@ type manifest struct {
 	Units   map[string]string  `json:"units,omitempty"` // enabled | disabled | masked
 	Users   map[string]account `json:"users,omitempty"`
 	Groups  map[string]bool    `json:"groups,omitempty"` // those that a config added
-	// Gone are the former rows of groups that were changed or removed.
+	// Gone holds the former rows of groups that were changed or removed.
 	Gone map[string]groupRows `json:"gone,omitempty"`
 	// Unfinished: the config is being applied, or applying it was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
@@ -66,9 +65,9 @@ func newManifest() manifest {
 
 type made struct {
 	Kind string `json:"kind"`
-	// Original: there was a file, which is kept in Originals.
+	// Original: a file existed before; it is kept in Originals.
 	Original bool `json:"original,omitempty"`
-	// Emptied: there was a directory, whose contents were removed.
+	// Emptied: a directory existed before, and its contents were removed.
 	Emptied bool `json:"emptied,omitempty"`
 }
 
@@ -89,11 +88,11 @@ type kept struct {
 	GID  int    `json:"gid"`
 }
 
-// keep saves what is at the path of w, and reports whether it can be restored.
+// keep saves the file at the path of w, and reports whether it can be restored.
 func (t Target) keep(w entry) (bool, error) {
 	st, err := t.root().Lstat(w.Path)
 	if isGone(err) {
-		// Nothing there: an older original must not be restored later.
+		// Nothing is there, so an older original must not be restored later.
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
 	if err != nil {
@@ -106,7 +105,7 @@ func (t Target) keep(w entry) (bool, error) {
 	case st.IsDir() || w.Kind == kindDir && t.isDir(w.Path):
 		k.Mode |= uint32(fs.ModeDir)
 	case st.Link == "":
-		// Contents and owner of the same open file: a user may replace it meanwhile.
+		// Read contents and owner from the same open file, since a user may replace it meanwhile.
 		var opened fs.FileInfo
 		if data, opened, err = t.root().ReadFile(w.Path); err == nil {
 			k.Mode = uint32(opened.Mode())
@@ -142,7 +141,7 @@ func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
 	return k, err == nil, err
 }
 
-// giveBack undoes what a config made at p.
+// giveBack undoes the change of a config at p.
 func (t Target) giveBack(p string, m made) error {
 	if !m.Original {
 		if err := t.Remove(p); err != nil {
@@ -236,7 +235,7 @@ func (t Target) save(m manifest) error {
 	return nil
 }
 
-// union returns the entries of both manifests: what may exist during an Apply.
+// union returns the entries of both manifests: everything that may exist during an Apply.
 func union(old, next manifest) manifest {
 	u := manifest{Version: manifestVersion, Paths: maps.Clone(next.Paths), Units: maps.Clone(next.Units),
 		Users: maps.Clone(next.Users), Groups: maps.Clone(next.Groups), Gone: maps.Clone(next.Gone), Unfinished: true}

@@ -72,11 +72,11 @@ func (t *table) ids() []int {
 	return out
 }
 
-// idRange is the range of new IDs.
+// idRange is the range for new IDs.
 type idRange struct{ low, high int }
 
-// free returns the ID that shadow-utils would choose: the one after the greatest in use or,
-// down, the one before the least; a gap only if that is outside of the range.
+// free returns the ID that shadow-utils would choose: the one after the greatest in use, or with
+// down the one before the least. It uses a gap only if that ID is out of range.
 func (r idRange) free(used []int, down bool) int {
 	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
 	next, step, end := r.low, 1, r.high
@@ -108,8 +108,8 @@ type defaults struct {
 	home, shell, group, skel           string
 }
 
-// readDefaults reads /etc/login.defs and /etc/default/useradd. Missing settings are as in
-// Debian, except that a home is readable by its owner alone.
+// readDefaults reads /etc/login.defs and /etc/default/useradd. Missing settings get Debian's
+// values, except that only its owner can read a home.
 func (t Target) readDefaults() (defaults, error) {
 	login, err := t.settings("/etc/login.defs", " \t")
 	if err != nil {
@@ -146,8 +146,7 @@ func (t Target) readDefaults() (defaults, error) {
 		group:      word(useradd, "GROUP", "100"),
 		skel:       word(useradd, "SKEL", "/etc/skel"),
 	}
-	// Debian's useradd defaults to /bin/sh, its installer to bash, the better shell for a
-	// person.
+	// Debian's useradd defaults to /bin/sh, but its installer gives people bash.
 	if _, err := t.root().Lstat("/bin/bash"); err == nil && d.shell == "/bin/sh" {
 		d.shell = "/bin/bash"
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// gone lists the paths that only old has, in the order in which they are undone: contents of a
-// directory are removed before it, and restored after it.
+// gone lists the paths that only old has, in the order of undoing: the contents of a directory
+// are removed before it, and restored after it.
 func (t Target) gone(old, next manifest) []string {
 	var made, absent []string
 	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {
@@ -89,7 +89,7 @@ func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
 
 func (t Target) isDir(p string) bool { return t.root().IsDir(p) }
 
-// path returns the full path of p, to list its contents.
+// path returns the full path of p, for listing its contents.
 func (t Target) path(p string) string { return filepath.Join(t.Root, p) }
 
 // data returns the contents that the file of w must have.
@@ -136,7 +136,7 @@ func (t Target) same(w entry) bool {
 	return err == nil && sameMeta(opened, w.Owner) && bytes.Equal(have, want)
 }
 
-// isGone reports whether err means that a config cannot have made a file at the path.
+// isGone reports whether err means that no file made by a config can be at the path.
 func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR)
 }

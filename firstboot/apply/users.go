@@ -21,7 +21,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 	if !known {
 		rec = account{Added: row == nil, Passwd: line(row), Shadow: line(a.db[fileShadow].find(u.Name))}
 	}
-	// takeBack has undone earlier changes: the user's groups are its own now.
+	// takeBack has undone earlier changes, so these are the user's own groups now.
 	rec.Groups, rec.Left = nil, nil
 	if !wanted(u.ShouldExist) {
 		if row != nil {
@@ -105,8 +105,8 @@ func (a *accounts) login(u types.PasswdUser, rec account) error {
 	return nil
 }
 
-// newLogin returns the row of a new user, and adds the group of the same name. given is the
-// UID from an earlier attempt, 0 if there was none.
+// newLogin returns the row of a new user, and adds a group of the same name. given is the UID
+// from an earlier attempt; 0 if there was none.
 func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	group := a.db[fileGroup]
 	own := group.find(u.Name)
@@ -177,15 +177,16 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 	case str(u.PasswordHash) != "":
 		s[1] = *u.PasswordHash
 	case u.PasswordHash != nil || added:
-		// No password, but not locked, so that keys work. An empty hash would let anybody in.
+		// A password that never matches, while SSH keys still work. An
+		// empty hash would let anybody in.
 		s[1] = "*"
 	}
 	a.db[fileShadow].set(s)
 	return nil
 }
 
-// freeUID returns the UID that useradd would choose. If a config was applied before, it is no
-// group's ID either, so that the user's own group can have the same number.
+// freeUID returns the UID that useradd would choose. If a config was applied before, it avoids
+// the groups' IDs too, so that the user's own group can get the same number.
 func (a *accounts) freeUID(system bool) int {
 	used := a.db[filePasswd].ids()
 	if a.again {
@@ -216,7 +217,8 @@ func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 		own := func(m fs.FileMode) beneath.Owner { return beneath.Owner{Mode: m, UID: uid, GID: gid} }
 		if a.made[u.Name] && !yes(u.NoCreateHome) {
 			out = append(out, entry{Path: dir, Kind: kindDir, Owner: own(a.defs.homeMode)})
-			// Like useradd, only into a new home, or one that an interrupted attempt began.
+			// Like useradd, copy the skeleton only into a new home, or into one
+			// that an interrupted attempt began.
 			_, begun := old.Paths[dir]
 			if _, err := t.root().Lstat(dir); errors.Is(err, fs.ErrNotExist) || begun && old.Unfinished {
 				skel, err := t.skeleton(a.defs.skel, dir, uid, gid)
