@@ -25,8 +25,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// RenewBefore is how long before its end a certificate of the control plane is renewed at the
-// earliest; kubeadm's are valid for a year. This is checked at each boot and every two hours.
+// RenewBefore is the earliest time before its end at which a control plane certificate is
+// renewed; kubeadm's are valid for a year. It is checked at each boot and every two hours.
 const RenewBefore = 180 * 24 * time.Hour
 
 // Leaf is a certificate that kubeadm makes, and the CA that signs it.
@@ -43,14 +43,14 @@ var Leaves = []Leaf{
 	{"apiserver-etcd-client", "etcd/ca"},
 }
 
-// SuperAdminConf is the kubeconfig with all rights that kubeadm makes.
+// SuperAdminConf is the kubeconfig with all rights in the cluster. kubeadm makes it.
 const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 
 // Confs lists the kubeconfigs of the control plane, each with a certificate.
 var Confs = []string{ondisk.KubernetesDir + "/admin.conf", SuperAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
-// RenewalDir is where kubeadm makes new certificates and kubeconfigs. It is on the file system
-// of those in use, so that Link can put them in place.
+// RenewalDir is where kubeadm makes new certificates and kubeconfigs. It is on the same file
+// system as those in use, so that Link can put the new ones in place.
 const RenewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
 
 // Renewed returns the path at which the new version of a file is made.
@@ -58,21 +58,22 @@ func Renewed(file string) string {
 	return RenewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
 }
 
-// InUse returns the path of a file's version in use, the file itself; see Renewed.
+// InUse returns the path of the version in use of a file: the file
+// itself. Its counterpart is Renewed.
 func InUse(file string) string { return file }
 
 // credential is a certificate with its key, or a kubeconfig.
 type credential struct {
-	// Files are its files, in the order in which they are put in place.
+	// Files lists its files in the order in which they are put in place.
 	Files []string
-	// Usable reads the files at the paths that at returns. It returns the
-	// certificate, with an error if the control plane cannot use it.
+	// Usable reads the files at the paths that at returns, and returns the certificate. It returns
+	// an error too if the control plane cannot use the certificate.
 	Usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
 	// outdated returns an error if a usable credential must be replaced.
 	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
 }
 
-// Name returns the file that identifies it to a person.
+// Name returns the file by which messages name the credential.
 func (c credential) Name() string { return c.Files[len(c.Files)-1] }
 
 // Wrong returns an error if the credential at the paths that at returns must be replaced.
@@ -85,9 +86,8 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 }
 
 // CertificatesPhase makes kubeadm create the control plane's certificates and kubeconfigs.
-// kubeadm accepts any file that exists, and keeps a certificate whose names have changed; so
-// it makes new ones in RenewalDir, which has only links to the good ones. Those in use stay
-// until the new ones are synced and verified, since kubeadm may fail at any of them.
+// kubeadm keeps any existing file, even with outdated names. So it makes new ones in RenewalDir,
+// which has links to the good ones only. Those in use stay until the new ones are verified.
 func CertificatesPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
@@ -102,9 +102,9 @@ func CertificatesPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			kept := false // kubeadm has failed, and those in use are usable
+			kept := false // kubeadm has failed, and the credentials in use are usable
 			bad := BadCredentials(e, active.Site)
-			if err := putInPlace(e, bad); err != nil { // of an interrupted run
+			if err := putInPlace(e, bad); err != nil { // those of an interrupted run
 				return err
 			}
 			if bad = BadCredentials(e, active.Site); len(bad) > 0 {
@@ -114,7 +114,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 				case failed == nil:
 				case !areUsable(e, active.Site) || errors.Is(ctx.Err(), context.Canceled):
 					return failed
-				default: // the control plane need not wait for it
+				default: // the control plane need not wait for a retry
 					kept = true
 					e.Note("renewing the control plane's certificates failed: %s; those in use are valid until %s; first boot retries every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
 				}
@@ -135,7 +135,8 @@ func CertificatesPhase(active *site.Active) run.Phase {
 	}
 }
 
-// makeCredentials makes kubeadm create the wanted credentials, and puts them in place.
+// makeCredentials makes kubeadm create the wanted credentials in
+// RenewalDir, and puts them in place.
 func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
 	if err := e.RemoveAll(RenewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", RenewalDir, err)
@@ -180,9 +181,9 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	return putInPlace(e, wanted)
 }
 
-// putInPlace replaces old credentials by the usable new ones in RenewalDir. Those also stay
-// there: a power cut between a key and its certificate leaves a pair in use that does not
-// match, and the next run puts both in place again.
+// putInPlace replaces old credentials by the usable new ones in RenewalDir, and keeps the new
+// ones there. After a power cut between a key and its certificate, the next run replaces both
+// again.
 func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
 		return c.Wrong(e, Renewed) != nil
@@ -193,7 +194,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	if err := e.Sync(RenewalDir); err != nil { // kubeadm does not sync
 		return fmt.Errorf("syncing the new certificates: %w", err)
 	}
-	mark := e.Contents(PodsRestart) // of a run that was killed
+	mark := e.Contents(PodsRestart) // set by a run that was killed
 	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.Files, ondisk.KubeletConf) })
 	if kubelets {
 		mark = []byte(kubeletToo)
@@ -201,7 +202,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	if err := e.WriteFile(PodsRestart, mark, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("marking the control plane for a restart: %w", err)
 	}
-	if kubelets { // kubelet prefers those that it has renewed itself, even invalid ones
+	if kubelets { // kubelet prefers pairs that it has renewed itself, even invalid ones
 		if err := removeUselessKeys(e); err != nil {
 			return err
 		}
@@ -216,7 +217,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	return nil
 }
 
-// removeUselessKeys removes kubelet's own key pairs that are no longer usable.
+// removeUselessKeys removes kubelet's own key pairs that are not usable now.
 func removeUselessKeys(e *machine.Env) error {
 	for _, f := range member.KubeletKeys(e) {
 		cert, err := member.LoadLinked(e, f)
@@ -233,7 +234,7 @@ func removeUselessKeys(e *machine.Env) error {
 	return nil
 }
 
-// BadCredentials returns the credentials that kubeadm must make.
+// BadCredentials returns the credentials that kubeadm must make again.
 func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	for _, c := range CredentialsOf(site) {
 		if c.Wrong(e, InUse) != nil {
@@ -243,7 +244,7 @@ func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	return bad
 }
 
-// areUsable reports whether all credentials are usable now, even if outdated.
+// areUsable reports whether all credentials are usable now. Outdated ones count as usable.
 func areUsable(e *machine.Env, site *configs.Site) bool {
 	return !slices.ContainsFunc(CredentialsOf(site), func(c credential) bool {
 		_, err := c.Usable(e, InUse)
@@ -251,7 +252,7 @@ func areUsable(e *machine.Env, site *configs.Site) bool {
 	})
 }
 
-// firstEnd returns when the first of all expires.
+// firstEnd returns the earliest expiry of the credentials.
 func firstEnd(e *machine.Env, all []credential) time.Time {
 	var first time.Time
 	for _, c := range all {
@@ -311,8 +312,7 @@ func CredentialsOf(site *configs.Site) []credential {
 			}
 			return cert, inTime(e, cert)
 		},
-		// kubelet renews its client certificate itself, so only the CA that the kubeconfig
-		// trusts is checked.
+		// kubelet renews its client certificate itself, so only the CA in the kubeconfig is checked.
 		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
 			return formerCA(e, at(ondisk.KubeletConf))
 		},
@@ -339,7 +339,7 @@ func formerCA(e *machine.Env, path string) error {
 	return nil
 }
 
-// confCert returns the certificate of a kubeconfig, with an error if it is not valid.
+// confCert returns the certificate of a kubeconfig, with an error if it is not valid now.
 func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 	c, err := e.ClientAt(path, "the kubeconfig")
 	if err != nil {
@@ -367,8 +367,8 @@ func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return inTime(e, cert)
 }
 
-// inTime returns an error unless a certificate is valid now. One that is not valid yet was
-// made with a clock that was ahead.
+// inTime returns an error unless a certificate is valid now. A certificate that is not
+// valid yet was made while the clock was ahead.
 func inTime(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
@@ -379,15 +379,15 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 	return nil
 }
 
-// endsSoon returns an error if less than RenewBefore, or half of the certificate's time,
-// is left. The half keeps a short-lived certificate from being renewed again at once.
+// endsSoon returns an error if less than RenewBefore, or than half of the certificate's
+// lifetime, is left. The half keeps short-lived certificates from being renewed again at once.
 func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
 		return err
 	}
 	if !cert.NotAfter.Before(cas[0].NotAfter) {
-		return nil // a new one would not be valid for longer
+		return nil // a new certificate would not be valid for longer
 	}
 	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(RenewBefore, all/2) {
 		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
@@ -395,15 +395,15 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile records when kubeadm made the certificates in use. They do not show that
-// themselves: those in kubeconfigs begin when their CA does. If it is lost, those that are
-// valid for less than a year are made once more.
+// MadeFile records when kubeadm made the certificates in use: those in kubeconfigs start when
+// their CA does. If MadeFile is lost, certificates with a validity of
+// less than a year are made once more.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
 // madeRecord is the contents of MadeFile.
 type madeRecord struct {
 	Version int `json:"version"`
-	// Made has the times, by the certificate's SHA-256 in hexadecimal.
+	// Made maps the hexadecimal SHA-256 of a certificate to its time.
 	Made map[string]time.Time `json:"made"`
 }
 
@@ -429,8 +429,8 @@ func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
 	return cert.NotBefore
 }
 
-// saveMade records when new credentials were made, before they are in place. The records of
-// those in use are kept.
+// saveMade records when new credentials were made, before they are put in
+// place. The records of those in use stay.
 func saveMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
 	before, now := readMadeRecord(e).Made, map[string]time.Time{}
 	for _, c := range CredentialsOf(site) {

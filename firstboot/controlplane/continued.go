@@ -17,21 +17,20 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// If a quorum is lost permanently, a person names one machine to continue from. Its etcd
-// starts once with ForceNewCluster, which drops all other members, and then as usual: a second
-// time it would drop those that joined meanwhile.
+// If a quorum is lost permanently, the operator names one machine to continue from. Its etcd
+// starts once with ForceNewCluster, which drops all other members. Another such start would drop
+// members that have joined since.
 
 // ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"
 
-// forcedArgs are etcd's arguments for that start. Each start with them,
-// also one after a crash, drops members that joined meanwhile, so none
-// may join yet: etcd listens only for clients of this machine.
+// forcedArgs returns etcd's arguments for that start. A crash may repeat it, which would drop
+// new members. So nobody may join yet: etcd listens only for clients of this machine.
 func forcedArgs(site *configs.Site) []kubeadm.Arg {
 	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
-// ownEtcdURL returns the URL of etcd for this machine's API server, as kubeadm sets it.
+// ownEtcdURL returns the URL of this machine's etcd for its API server, as kubeadm sets it.
 func ownEtcdURL(site *configs.Site) string {
 	loopback := "127.0.0.1"
 	if addr, err := netip.ParseAddr(site.Self().Address); err == nil && addr.Is6() {
@@ -40,7 +39,7 @@ func ownEtcdURL(site *configs.Site) string {
 	return "https://" + net.JoinHostPort(loopback, configs.EtcdClientPort)
 }
 
-// ContinuedPhase removes the flag once etcd has started with it.
+// ContinuedPhase removes ForceNewCluster once etcd has started with it.
 func ContinuedPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "continue", Doc: "other members can join etcd", Timeout: 10 * time.Minute,
@@ -78,14 +77,14 @@ func ContinuedPhase(active *site.Active) run.Phase {
 	}
 }
 
-// continueRequest returns the Site's request to continue as membership records it.
+// continueRequest returns the Site's request to continue in the format of the membership record.
 func continueRequest(site *configs.Site) string {
 	c := site.ControlPlane
 	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
 }
 
-// forgetRequest removes the record of a request once the Site has none, so that the next one
-// counts.
+// forgetRequest removes a request from the record once the Site has none, so
+// that the next request is carried out.
 func (t *etcdStarter) forgetRequest() error {
 	note := ReadMembership(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {

@@ -22,13 +22,13 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// A control-plane node has the cluster's keys from its Site. No node is the first: each runs
-// kubeadm's init phases, and etcd starts as package etcdmember decides.
+// Each control-plane node has the cluster's keys from its Site. None of them is the first: each
+// runs kubeadm's init phases, and package etcdmember decides how etcd starts.
 
-// AddressPhase waits for the machine's own address, and checks that new network
-// settings reach another machine. If no other machine answers, it continues: all
-// machines of a building may boot together, and a sole control-plane node may be
-// alone. Once etcd may run in this boot, its network is not changed.
+// AddressPhase waits for the machine's own address, and checks that new
+// network settings reach another machine.
+// It continues if no machine answers: all may be booting, and a sole control-plane node may be
+// alone. Once etcd may run in this boot, the network is not changed.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{
@@ -66,7 +66,7 @@ func AddressPhase(site *configs.Site) run.Phase {
 
 const addressFix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
 
-// tryNetwork tries new network settings, which are rolled back if they reach nothing.
+// tryNetwork applies new network settings, and rolls them back if they reach nothing.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 	found, _, err := network.Use(ctx, e, up)
 	if err != nil {
@@ -93,9 +93,8 @@ func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return nil
 }
 
-// EndpointPhase maps the endpoint's name to this machine's own API server. No IPVS is needed:
-// controller manager, scheduler and kubelet of a control-plane node depend on their own API
-// server anyway.
+// EndpointPhase maps the endpoint's name to this machine's own API server. It needs no IPVS,
+// since the pods and kubelet of a control-plane node depend on their own API server anyway.
 func EndpointPhase(site *configs.Site) run.Phase {
 	line := siteconf.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return run.Phase{
@@ -113,10 +112,10 @@ func EndpointPhase(site *configs.Site) run.Phase {
 // Pods lists the manifests of the control plane's static pods, except etcd's.
 var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.ManifestsDir + "/kube-controller-manager.yaml", ondisk.ManifestsDir + "/kube-scheduler.yaml"}
 
-// Phase makes kubelet run the control plane.
+// Phase makes kubelet run the control plane's static pods.
 func Phase(active *site.Active) run.Phase {
 	madeFrom := active.Image.Plan + "\x00" + active.Site.ControlPlane.Kubeadm
-	if proxy := siteconf.ControlPlaneProxyEnv(active.Site); proxy != nil { // without a proxy, the mark is as in former releases
+	if proxy := siteconf.ControlPlaneProxyEnv(active.Site); proxy != nil { // without a proxy, the mark equals that of former releases
 		madeFrom += "\x00" + strings.Join(proxy, "\x00")
 	}
 	sum := sha256.Sum256([]byte(madeFrom))
@@ -136,8 +135,8 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
-				// The other system of the machine has another mark: if this one is interrupted
-				// and the other boots next, it must make the pods again.
+				// The other root has another mark. If this run is interrupted and the other root boots
+				// next, that root must make the pods again.
 				if e.Exists(member.ControlPlaneMark) {
 					if err := writeMark(e, "unfinished"); err != nil {
 						return err
@@ -173,7 +172,7 @@ func writeMark(e *machine.Env, mark string) error {
 }
 
 // waitForAPI waits for this machine's own API server, and records that etcd's data is in use.
-// The API server does not answer while its member of etcd has no vote.
+// The API server does not answer while this machine's etcd member has no vote.
 func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
 	if err != nil {
@@ -212,8 +211,7 @@ func ownAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return c.Get(ctx, "/readyz", nil)
 }
 
-// adminClient returns a client with all rights in the cluster, for this machine's own API
-// server.
+// adminClient returns a client of this machine's own API server with all rights in the cluster.
 func adminClient(e *machine.Env, site *configs.Site) (*api.Client, error) {
 	c, err := e.ClientAt(SuperAdminConf, "the administrator's kubeconfig")
 	if err != nil {

@@ -21,30 +21,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// kubeadm's documents for the whole cluster are uploaded when it is bootstrapped: kubeadm
-// reads them there when a node joins, or is upgraded. Corrected documents in a Site replace
-// the uploaded ones, unless somebody else has changed those.
+// kubeadm's documents for the whole cluster are uploaded at the bootstrap. kubeadm reads them
+// when a node joins or is upgraded. Corrected documents of a Site replace them, unless somebody
+// else has changed them.
 
 const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey is the annotation of kubeadm-config that identifies the documents uploaded
-	// last; uploadedKey identifies the contents of the ConfigMaps after that. uploadingKey
-	// exists during an upload, and identifies its documents.
+	// DocumentsKey is the annotation of kubeadm-config that identifies the last uploaded documents.
+	// uploadedKey identifies the ConfigMaps' contents after that upload.
+	// uploadingKey exists during an upload, and identifies its documents.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"
-	// DocumentsMark identifies this machine's documents that are in the cluster.
+	// DocumentsMark identifies the documents of this machine's Site that are in the cluster.
 	DocumentsMark = ondisk.StateDir + "/cluster-documents"
-	// DocumentsFile has the documents for a person, if first boot does not upload them.
+	// DocumentsFile has the documents for the operator if first boot does not upload them.
 	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
 // ResetFiles are the files that a reset removes. Snapshots and data that was set aside stay.
 var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile, TurnFile}
 
-// DocumentsOf returns a hash of the Site's documents for the whole cluster.
+// DocumentsOf returns a hash of the Site's kubeadm documents that apply to the whole cluster.
 func DocumentsOf(site *configs.Site) (string, error) {
 	docs, err := site.ControlPlane.Documents().Only("ClusterConfiguration", "KubeletConfiguration").Encode()
 	if err != nil {
@@ -54,10 +54,10 @@ func DocumentsOf(site *configs.Site) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// uploaded describes the cluster's copy of the documents.
+// uploaded describes the documents in the cluster.
 type uploaded struct {
-	documents string // a hash as of DocumentsOf; "": unknown
-	untouched bool   // nobody has changed them, except an interrupted upload
+	documents string // a hash by DocumentsOf; "": unknown
+	untouched bool   // nobody has changed them, apart from an interrupted upload
 	cutOff    bool   // an upload was interrupted
 	contents  string // a hash of the present contents
 }
@@ -110,8 +110,8 @@ func markDocuments(e *machine.Env, documents string) error {
 	return e.Remove(DocumentsFile)
 }
 
-// DocumentsPhase uploads kubeadm's documents again when the Site's have changed. If somebody
-// else has changed those in the cluster, it only reports that.
+// DocumentsPhase uploads kubeadm's documents again after they have changed in the Site. If
+// somebody else has changed those in the cluster, it only reports the difference.
 func DocumentsPhase(active *site.Active) run.Phase {
 	site, compared := active.Site, false
 	return run.Phase{
@@ -145,12 +145,12 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			case there.documents == documents && !(entitled && there.cutOff):
 				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
 			case had == "" && there.documents == "":
-				// From a former release: the cluster's documents count as correct.
+				// The documents are from a former release: those in the cluster count as correct.
 				return markDocuments(e, documents)
 			case entitled:
 				return uploadDocuments(ctx, e, c, active, documents)
 			}
-			// A machine with documents that the cluster never had may have outdated ones.
+			// A machine whose documents never were in the cluster may have outdated ones.
 			if err := writeForPerson(e, site, documents); err != nil {
 				return err
 			}
@@ -173,7 +173,8 @@ func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active 
 	return nil
 }
 
-// writeForPerson writes the Site's documents to a file, and adds a note on how to upload them.
+// writeForPerson writes the Site's documents to a file, and adds a
+// note that tells how to upload them.
 func writeForPerson(e *machine.Env, site *configs.Site, documents string) error {
 	text, err := site.ControlPlane.Documents().Encode()
 	if err == nil {
@@ -187,8 +188,8 @@ func writeForPerson(e *machine.Env, site *configs.Site, documents string) error 
 	return nil
 }
 
-// remarkProxy adds a note if kube-proxy's configuration in the cluster lacks settings of the
-// Site. kubeadm would upload it only together with a new DaemonSet.
+// remarkProxy adds a note if kube-proxy's configuration in the cluster differs from the Site's.
+// kubeadm would upload it only together with a new DaemonSet.
 func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 	differences, err := proxyDifferences(ctx, e, site)
 	if err != nil {
@@ -228,8 +229,8 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	return lacking("", want, has), nil
 }
 
-// lacking lists the fields of want that has lacks, or has with other values. Additional fields
-// and list items do not count; a missing field counts as its zero value.
+// lacking lists the fields of want that are missing or different in has. It ignores additional
+// fields and list items; a missing field counts as its zero value.
 func lacking(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:

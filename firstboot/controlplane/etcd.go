@@ -24,23 +24,25 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// etcd's pod is a link into /run: kubelet, which starts before first boot has decided, finds
-// nothing to start there, and a decision is never older than this boot. The target is not in
-// RunDir, which is removed when first boot ends: kubelet would stop etcd.
+// etcd's manifest is a link into /run. kubelet may start before first boot decides how to start
+// etcd, and then finds no target; after a reboot no old decision is left.
+// The target is outside of RunDir, which is removed when first boot
+// ends: kubelet would then stop etcd.
 const (
 	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"
 )
 
 const (
-	// stopDelay is how long a state that only a person can change must last to be reported:
-	// after a power cut of all machines, a quorum takes a while to form.
+	// stopDelay is how long a state that only a person can change must last before it is reported.
+	// After a power cut of all machines, forming a quorum takes a while.
 	stopDelay      = 2 * time.Minute
 	decideInterval = 2 * time.Second
-	// fixAfter is how long a wait must last until its fix is reported: most end by themselves.
+	// fixAfter is how long a wait must last before its fix is
+	// reported: most waits end by themselves.
 	fixAfter = 5 * time.Minute
-	// countedFor is how long the control-plane node to continue from must have listed this
-	// machine's member: an etcd that will drop all others lists them for a moment.
+	// countedFor is how long the node to continue from must have listed this machine's member: an
+	// etcd that will drop all others still lists them for a moment.
 	countedFor = 15 * time.Second
 	// askTimeout bounds one request to another control-plane node.
 	askTimeout = 8 * time.Second
@@ -63,21 +65,21 @@ func EtcdPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &etcdStarter{e: e, active: active, site: active.Site, client: client}
-			// The others also ask while this phase waits after a failure.
+			// AtEndOfPass, since the other nodes also ask while this phase waits after a failure.
 			e.AtEndOfPass(t.close)
 			return t.run(ctx)
 		},
 	}
 }
 
-// Decided reports whether the decision of this boot was made.
+// Decided reports whether this boot has decided how etcd starts.
 func Decided(e *machine.Env) bool {
 	target, err := os.Readlink(e.Path(EtcdManifest))
 	return err == nil && target == EtcdRun && len(e.Contents(EtcdRun)) > 0
 }
 
-// EtcdTLS is the TLS configuration by which control-plane nodes trust each other before there
-// is a cluster: etcd's CA, whose key only they have.
+// EtcdTLS returns the TLS configuration by which control-plane nodes trust each other without a
+// cluster: it uses etcd's CA, whose key only they have.
 func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	pool, err := api.Pool(e.Contents(etcdCA))
 	if err != nil {
@@ -94,7 +96,7 @@ func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 }
 
 // etcdClient returns a client for other control-plane nodes and for etcd. It keeps
-// connections, which the caller must close at the end.
+// connections open, which the caller must close.
 func etcdClient(e *machine.Env) (*http.Client, error) {
 	conf, err := EtcdTLS(e)
 	if err != nil {
@@ -103,16 +105,16 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
-// etcdStarter carries out EtcdPhase.
+// etcdStarter carries out EtcdPhase in one pass.
 type etcdStarter struct {
 	e      *machine.Env
 	active *site.Active
 	site   *configs.Site
 	client *http.Client
 
-	blank   *http.Server      // reports to the others that this machine has no data
-	stopped time.Time         // since when only a person can decide
-	via     etcdmember.Client // a member through which a quorum answered
+	blank   *http.Server      // reports to the other nodes that this machine has no data
+	stopped time.Time         // since when only a person can decide; zero: not so
+	via     etcdmember.Client // a member through which a quorum answers
 	watch   leaseWatch        // watches the former membership
 	learner learnerWatch      // watches another machine's learner
 	since   time.Time         // when the decision last changed
@@ -154,7 +156,7 @@ func (t *etcdStarter) run(ctx context.Context) error {
 type startResult int
 
 const (
-	startWaits  startResult = iota // for the others, or for a person
+	startWaits  startResult = iota // for the other nodes, or for a person
 	dataChanged                    // the disk has changed: decide again at once
 	etcdStarted                    // etcd was started
 )
@@ -214,7 +216,7 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 // setAside moves etcd's data aside.
 func (t *etcdStarter) setAside(d etcdmember.Decision) (startResult, error) {
 	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
-		// The snapshot that replaces the data must exist.
+		// The snapshot that will replace the data must exist.
 		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
 			return startWaits, err
 		}
@@ -234,7 +236,7 @@ func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (s
 	}
 	members, err := t.join(ctx, d)
 	if err != nil {
-		// For example while another member is away for a moment.
+		// A temporary failure, for example while another member is restarting.
 		t.e.Waiting("etcd to accept this machine as a member: %s", machine.OneLine(err))
 		return startWaits, nil
 	}
@@ -244,7 +246,7 @@ func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (s
 	return etcdStarted, t.start(ctx, "existing", members)
 }
 
-// view reads the disk, and asks the others.
+// view reads the state of the disk, and asks the other control-plane nodes for theirs.
 func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	self := t.site.Self()
 	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
@@ -281,12 +283,13 @@ func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	return v, err
 }
 
-// peerAnswer is the answer of another control-plane node, and of etcd's quorum through it.
+// peerAnswer is the state of another control-plane node, and of
+// etcd's quorum as seen through it.
 type peerAnswer struct {
 	peer    etcdmember.Peer
-	counts  []string // member IDs in its data
+	counts  []string // IDs of the members in its data
 	cluster string
-	members []etcdmember.Member // nil: no quorum answers through it
+	members []etcdmember.Member // nil: no quorum answers through this node
 	etcd    etcdmember.Client
 }
 
@@ -320,8 +323,8 @@ func memberEtcd(client *http.Client, m configs.ControlPlaneMember) etcdmember.Cl
 	return etcdmember.Client{HTTP: client, URL: "https://" + net.JoinHostPort(m.Address, configs.EtcdClientPort)}
 }
 
-// etcdDisk describes etcd's data on the disk. A disk that cannot be read is an error, since it
-// may not be blank.
+// etcdDisk describes etcd's data on the disk. An unreadable disk is
+// an error, since it may have data.
 func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	var d etcdmember.Disk
 	var err error
@@ -338,7 +341,7 @@ func isBlank(e *machine.Env) bool {
 	return err == nil && !d.WAL
 }
 
-// everyMember is etcd's --initial-cluster with all control-plane nodes that are not absent.
+// everyMember returns etcd's --initial-cluster with all control-plane nodes that are not absent.
 func everyMember(site *configs.Site) string {
 	var parts []string
 	for _, m := range site.ControlPlane.Members {
@@ -350,8 +353,8 @@ func everyMember(site *configs.Site) string {
 	return strings.Join(parts, ",")
 }
 
-// answerBlank reports to the others that this machine has no data, until etcd is started or the
-// pass ends.
+// answerBlank reports to the other nodes that this machine has no data,
+// until etcd is started or the pass ends.
 func (t *etcdStarter) answerBlank(ctx context.Context, answer etcdmember.Answer) {
 	if t.blank != nil {
 		return
@@ -378,14 +381,14 @@ func (t *etcdStarter) close() {
 	}
 }
 
-// saveMembership records the cluster of the data that etcd is about to write and, if the Site names
-// a control-plane node to continue from, that this is carried out.
+// saveMembership records the cluster of the data that etcd is about to write. If the Site names
+// a control-plane node to continue from, it also records that this is carried out.
 func saveMembership(e *machine.Env, site *configs.Site) error {
 	return ReadMembership(e).CarriedOut(site).write(e)
 }
 
-// join removes old members and adds this machine's to a running cluster. Interrupted at any
-// point, the next attempt begins again with the members that exist then.
+// join removes former members and adds this machine as a member of a running cluster. After an
+// interruption, the next attempt starts from the members that exist then.
 func (t *etcdStarter) join(ctx context.Context, d etcdmember.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
@@ -410,8 +413,8 @@ func (t *etcdStarter) start(ctx context.Context, state, members string, more ...
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		// etcd uses it only at a bootstrap. It is the same on all machines, whatever their
-		// image, and differs for each bootstrap.
+		// etcd uses the token only at a bootstrap. It is equal on all machines, whatever
+		// their image, and different for each bootstrap.
 		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, TicketID(t.site))},
 	}, more...))
 }
@@ -435,14 +438,14 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
-	// kubelet notices changes in the directory, not in the target of a link.
+	// kubelet notices changes in the directory, but not in the target of a link.
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
 	return nil
 }
 
-// promote gives this machine's member a vote, if it is a learner.
+// promote gives this machine's etcd member a vote if it is a learner.
 func promote(ctx context.Context, e *machine.Env, site *configs.Site, client *http.Client) error {
 	self := site.Self()
 	for _, m := range site.ControlPlane.Members {

@@ -11,23 +11,24 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Two machines with one control-plane node's Site have the same keys, name and address,
-// and to the second the first looks like its own former membership. The first runs if
-// another member of etcd is connected to it, or its kubelet still renews the Node's
-// lease. This machine cannot ask it, since it has the same address.
+// Two machines with the Site of one control-plane node have the same keys, name and address. To
+// the second machine, the first one looks like its own former membership.
+// The first one is running if another etcd member is connected to it, or if its kubelet renews
+// the Node's lease. It cannot be asked directly, since both have one address.
 
-// leaseWatchTime is how long the lease of a former machine must not change. kubelet renews it
-// every 10 s. The lease's time is not compared with this machine's clock.
+// leaseWatchTime is how long the lease must stay unchanged until the former machine counts as
+// gone; kubelet renews it every 10 s. The lease's own time is not compared with this machine's
+// clock.
 const leaseWatchTime = time.Minute
 
-// leaseWatch is the lease of the Node as it was first seen.
+// leaseWatch records the Node's lease as first seen.
 type leaseWatch struct {
 	since time.Time
 	lease string
 }
 
-// formerMembership finds out whether another machine runs with this machine's membership. etcds are the
-// members through which a quorum answered.
+// formerMembership finds out whether another machine is running with this machine's membership.
+// etcds are the members through which a quorum answers.
 func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) (etcdmember.Former, string, error) {
 	for _, m := range v.Members {
 		if !v.Own(m) {
@@ -59,13 +60,14 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 	return etcdmember.Gone, "", nil
 }
 
-// learnerWatch watches another machine's learner, which keeps all others from joining.
+// learnerWatch watches another machine's learner, which prevents
+// all other machines from joining.
 type learnerWatch struct {
 	id    string
 	since time.Time // since when it was not seen running
 }
 
-// deadLearner returns the ID of another machine's learner that has never started, and was not
+// deadLearner returns the ID of another machine's learner that has never started and was not
 // seen running for etcdmember.LearnerTimeout; "" if there is none.
 func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) string {
 	i := slices.IndexFunc(v.Members, func(m etcdmember.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
@@ -89,9 +91,9 @@ func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds 
 	return id
 }
 
-// leaseOfNode asks the API servers of the other control-plane nodes for the machine ID of this
-// machine's Node, and for the time at which its lease was renewed. Both are "" if there is no
-// Node or no answer: then etcd's members alone count.
+// leaseOfNode asks the other nodes' API servers for the machine ID of this machine's Node and
+// the time at which its lease was renewed. Without a Node or an answer both are "", and only
+// etcd's members count.
 func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {

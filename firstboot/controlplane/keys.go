@@ -20,14 +20,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// pkiFile is a file made of the minted keys.
+// pkiFile is a file made from the cluster's keys.
 type pkiFile struct {
 	Path string
 	Data []byte
 	mode machine.Owner
 }
 
-// pkiFiles returns the files that a control-plane node keeps of the cluster's keys.
+// pkiFiles returns the files with the cluster's keys on a control-plane node.
 func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	public, err := publicOf(k.ServiceAccount.Reveal())
 	if err != nil {
@@ -44,7 +44,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 		pkiFile{member.PKIDir + "/sa.pub", public, open},
 		pkiFile{member.PKIDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
 	)
-	if !k.Manifests.IsZero() { // until they are applied
+	if !k.Manifests.IsZero() { // kept until the manifests are applied
 		out = append(out, pkiFile{ClusterManifests, []byte(k.Manifests.Reveal()), secret})
 	}
 	return out, nil
@@ -52,14 +52,13 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 
 const (
 	etcdCA = member.PKIDir + "/etcd/ca.crt"
-	// etcdFormerCA marks that etcd's CA has changed since etcd
-	// read it, which it does only at its start.
+	// etcdFormerCA marks that etcd's CA has changed since etcd read it at its start.
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// PKIFilesFor is pkiFiles, except that a newer issue of a CA on the disk stays, since the Site
-// may be older. So does a CA whose newer issue is not valid yet by a clock that follows a time
-// server: the clock of the computer that issued it was ahead.
+// PKIFilesFor is pkiFiles, but keeps a CA on the disk if it is newer than the Site's. It also
+// keeps the old CA while the new one is not valid yet by a synchronized clock: it was issued by
+// a computer whose clock was ahead.
 func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
@@ -82,7 +81,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 	return files, err
 }
 
-// Files lists the keys of a control-plane node, and the files that are made with them.
+// Files lists the keys of a control-plane node, and the files that are made from them.
 func Files() []string {
 	files := append([]string{member.PKIDir + "/sa.key", member.PKIDir + "/sa.pub"}, Confs...)
 	var bases []string
@@ -158,8 +157,8 @@ func KeysPhase(active *site.Active) run.Phase {
 	}
 }
 
-// DiskIsOfSite returns an error if the disk has the CA of another cluster than the Site's, or
-// the certificate of another node.
+// DiskIsOfSite returns an error if the disk has the CA of another cluster, or the
+// certificate of another node, than the Site.
 func DiskIsOfSite(e *machine.Env, active *site.Active) error {
 	fix := member.Rewriting(e, "a control-plane node cannot move: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {

@@ -17,17 +17,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The Cluster's manifests come with the keys, stay on the disk when the keys are wiped from
-// the slot, and are applied once in the cluster's life: objects of some kinds must wait for a
-// webhook whose pod runs on a worker, which may be switched on weeks later.
+// The Cluster's manifests come with the keys, and stay on the disk when the keys are wiped from
+// the slot. They are applied once in the cluster's life, which may take weeks: some objects need
+// a webhook whose pod runs on a worker.
 
 const (
-	// ClusterManifests is the file of the manifests that are still to be applied, packed.
+	// ClusterManifests is the packed file of the manifests that are not applied yet.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is the ConfigMap that shows all control-plane nodes which objects are
-	// applied, with a key for each. Without applyingLabel, all are. It is made when the
-	// cluster is bootstrapped. If it is missing later, the cluster is older than this
-	// machine's manifests, and only missing objects are created (applyMissing).
+	// appliedMarker is the ConfigMap that shows all control-plane nodes which objects are applied:
+	// it has a key for each. Without applyingLabel, all are applied.
+	// It is made at the bootstrap. If it is missing later, the cluster is older than this machine's
+	// manifests, and only missing objects are created (applyMissing).
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
@@ -62,7 +62,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			// Later changes by others stay.
+			// The manifests are never applied again, so that later changes by others stay.
 			return e.Remove(ClusterManifests)
 		},
 	}
@@ -99,11 +99,11 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	return nil
 }
 
-// applyRound tries once to apply each object that is not applied yet, and
-// returns the number of those left, and their errors. The marker is read before
-// each object: another control-plane node may have applied it. It is written
-// after each, so that only an object whose answer was lost in a power cut is
-// applied again. own are those that this machine has applied, recorded or not.
+// applyRound tries once to apply each object that is not applied yet. It returns the number of
+// objects left, and their errors. own holds those that this machine has applied, recorded or
+// not.
+// It reads the marker before each object, since another node may have applied it, and writes it
+// after each, so that a power cut repeats one object at most.
 func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()
@@ -144,9 +144,8 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 	return 0, nil
 }
 
-// markerKeys returns the objects' keys in the marker. They identify the object and not its
-// contents: an object with a key was applied, and may have been changed since. An object that
-// occurs twice has two keys.
+// markerKeys returns the objects' keys in the marker. A key identifies an object and not its
+// contents, which may have been changed since. An object that occurs twice has two keys.
 func markerKeys(all []api.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
@@ -174,11 +173,11 @@ func objectsOf(manifests []manifest.File) ([]api.Object, error) {
 // marker is the state of appliedMarker.
 type marker struct {
 	exists, applying bool
-	missing          bool // only objects that are missing are created
+	missing          bool // create only missing objects
 	data             map[string]string
 }
 
-// complete reports whether all objects are applied, or a person has ended it.
+// complete reports whether all objects are applied, or a person has ended the application.
 func (m marker) complete() bool { return m.exists && !m.applying }
 
 func readMarker(ctx context.Context, c *api.Client) (marker, error) {
@@ -199,7 +198,7 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
-// madeMarker reads the marker. If it is missing, it is created with this mode first.
+// madeMarker reads the marker. A missing marker is created first, with this mode.
 func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode string) (marker, error) {
 	m, err := readMarker(ctx, c)
 	if err != nil || m.exists {

@@ -9,32 +9,32 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// MembershipFile is next to etcd's data. It records the cluster of that data, which etcd's own
-// IDs do not show.
+// MembershipFile records which cluster etcd's data belongs to, since etcd's own IDs
+// do not show that. It is next to that data.
 const MembershipFile = configs.EtcdDataDir + "/edgebake.json"
 
-// membership is the membership record in MembershipFile.
+// membership is the contents of MembershipFile.
 type membership struct {
 	Version int `json:"version"`
 	// Cluster is the id of the Site's cluster.
 	Cluster string `json:"cluster"`
-	// Bootstrapped is the bootstrap permission with which etcd was bootstrapped on this disk.
+	// Bootstrapped is the bootstrap permission that was used to bootstrap etcd on this disk.
 	Bootstrapped string `json:"born,omitempty"`
 	// Served is the Site's bootstrap permission when this data last served this machine's API
-	// server. Without it, making the data may have been interrupted, and continues.
+	// server. Without it, the bootstrap may have been interrupted, and continues.
 	Served string `json:"lived,omitempty"`
-	// Continued is the Site's request to continue, once this machine has done its part: the
-	// named one has dropped the others, any other has joined again. It is removed when the
-	// Site no longer has a request.
+	// Continued is the Site's request to continue, once this machine has carried it out: the named
+	// node has dropped the others, the others have joined again. It is removed once the Site has no
+	// request.
 	Continued string `json:"continued,omitempty"`
-	// RequestedAt is the time of the last such request. It is kept: a request that is not later, as
-	// on a stick that was left plugged in, is not carried out again.
+	// RequestedAt is the time of the last such request. It stays, so that a request that is not
+	// later, e.g. on a forgotten stick, is not carried out again.
 	RequestedAt time.Time `json:"said,omitzero"`
 }
 
 const membershipVersion = 1
 
-// ReadMembership reads the record; it is empty if the file is missing or damaged.
+// ReadMembership reads MembershipFile; the record is empty if the file is missing or damaged.
 func ReadMembership(e *machine.Env) membership {
 	var n membership
 	if json.Unmarshal(e.Contents(MembershipFile), &n) != nil {
@@ -43,8 +43,8 @@ func ReadMembership(e *machine.Env) membership {
 	return n
 }
 
-// CarriedOut returns the record for data that complies with the Site's request to continue, if
-// there is one.
+// CarriedOut returns the record for data made by carrying out the Site's
+// request to continue, if the Site has one.
 func (n membership) CarriedOut(site *configs.Site) membership {
 	c := site.ControlPlane
 	last := n.RequestedAt
@@ -54,20 +54,20 @@ func (n membership) CarriedOut(site *configs.Site) membership {
 	return membership{Cluster: c.ID, Continued: continueRequest(site), RequestedAt: last} // without Bootstrapped: the data was not bootstrapped here
 }
 
-// hasCarriedOut reports whether this machine has done its part of the Site's request to
-// continue, or of a later one.
+// hasCarriedOut reports whether this machine has carried out the Site's
+// request to continue, or a later one.
 func (n membership) hasCarriedOut(site *configs.Site) bool {
 	c := site.ControlPlane
 	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.SaidAt()))
 }
 
-// notServedYet reports whether Served is not the Site's bootstrap permission yet.
+// notServedYet reports whether Served differs from the Site's bootstrap permission.
 func (n membership) notServedYet(site *configs.Site) bool {
 	return n.Cluster == site.ControlPlane.ID && n.Served != TicketKey(site)
 }
 
-// saveServed records that etcd's data serves this machine's API server: making it is complete,
-// and is not repeated if the data is lost.
+// saveServed records that etcd's data serves this machine's API server: the bootstrap is
+// complete, and is not repeated if the data is lost.
 func saveServed(e *machine.Env, site *configs.Site) error {
 	n := ReadMembership(e)
 	if !n.notServedYet(site) {
@@ -77,7 +77,7 @@ func saveServed(e *machine.Env, site *configs.Site) error {
 	return n.write(e)
 }
 
-// write writes the record, which must be on the disk before etcd starts.
+// write writes MembershipFile, which must be on the disk before etcd starts.
 func (n membership) write(e *machine.Env) error {
 	n.Version = membershipVersion
 	b, err := json.Marshal(n)

@@ -22,9 +22,9 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes without a certificate read cluster-info, like kubeadm's. kubeadm
-// would make them only after cluster-info: interrupted in between, the cluster would look
-// published, and no node could join.
+// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm has equal rules,
+// but creates them after cluster-info: after an interruption the cluster would look published,
+// and no node could join.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
@@ -39,9 +39,9 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// PublishPhase creates in a new cluster the objects that kubeadm init creates, and those
-// of the Site. cluster-info comes last: if it exists, everything does. This happens once
-// in a cluster's life, which kubeadm-config records; later changes by others stay.
+// PublishPhase creates the objects that kubeadm init creates in a new cluster, and those of the
+// Site; cluster-info comes last. It runs once in a cluster's life, as recorded in
+// kubeadm-config; later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has everything that nodes need to join", Timeout: 10 * time.Minute,
@@ -52,7 +52,7 @@ func PublishPhase(active *site.Active) run.Phase {
 	}
 }
 
-// checkPublished is the check of PublishPhase.
+// checkPublished is the Check of PublishPhase.
 func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (run.Verdict, error) {
 	c, err := adminClient(e, site)
 	if err != nil {
@@ -78,7 +78,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 	case site.Credentials.Keys != nil && !noted:
 		return run.Todo, nil
 	case noted || e.Exists(member.ReadyMark):
-		// It was published, and somebody has deleted it since. Nothing else must be reset.
+		// Somebody has deleted cluster-info. Publishing again would reset other objects too.
 		e.Note("the cluster no longer publishes cluster-info: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 		return run.Done, nil
 	}
@@ -86,7 +86,8 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 }
 
-// publishOnce publishes the cluster, or its newer CA, unless another control-plane node has.
+// publishOnce publishes the cluster, or its newer CA, unless
+// another control-plane node has done so.
 func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error {
 	c, err := adminClient(e, active.Site)
 	if err != nil {
@@ -107,10 +108,10 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 	return markPublished(ctx, c)
 }
 
-// publish runs the phases of kubeadm init that write to the cluster, and creates the objects
-// of the Site; cluster-info last.
+// publish runs the phases of kubeadm init that write to the cluster, and creates the
+// objects of the Site. cluster-info is written last.
 func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
-	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates it with its runtime
+	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates the Node with its container runtime
 		return err
 	}
 	phases := [][]string{{"upload-config", "all"}, {"addon", "kube-proxy"}}
@@ -134,8 +135,8 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := createObjects(ctx, e, c, active.Site); err != nil {
 		return err
 	}
-	// Without a token, kubeadm makes one that is valid for a day.
-	// It prints the token in any case, and the journal keeps it.
+	// kubeadm would make a token that is valid for a day, and print it to the journal.
+	// So it gets one that expires in a minute.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
@@ -143,8 +144,7 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	return markPublished(ctx, c)
 }
 
-// publishedKey is the annotation of kubeadm-config that records that the cluster was
-// published.
+// publishedKey is the annotation of kubeadm-config that records the publication of the cluster.
 const publishedKey = "edgebake.io/published"
 
 // publishedMark is the state of publishedKey in kubeadm-config.
@@ -190,7 +190,7 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	if err != nil {
 		return err
 	}
-	kept, err := c.Kept() // there are many tokens
+	kept, err := c.Kept() // read what exists once, since there are many tokens
 	if err != nil {
 		return err
 	}
@@ -203,9 +203,9 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	return err
 }
 
-// newerInfo returns a patch of cluster-info if that has an earlier issue of the cluster's CA;
-// nil if not. The patch removes the signatures: the cluster signs it again, and a wrong
-// signature would look like that of another token.
+// newerInfo returns a patch of cluster-info if it has an earlier issue of the cluster's CA; nil
+// otherwise. The patch removes the old signatures, which would
+// look like those of another token; the cluster signs it again.
 func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
@@ -250,9 +250,9 @@ const (
 	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
-// dnsIsThere reports whether the cluster has its DNS. If it has, kubeadm would upgrade it, and
-// fail for a CoreDNS newer than it knows. The Service is made last: without it, the rest is
-// incomplete, and is removed here to be made again.
+// dnsIsThere reports whether the cluster has its DNS. kubeadm must not run then: it
+// would upgrade CoreDNS, or fail if it is too new.
+// The Service is made last. Without it, an incomplete CoreDNS is removed here, to be made again.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:

@@ -34,11 +34,11 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 	return nil
 }
 
-// Label is kubeadm's label of the Nodes of control-plane nodes.
+// Label is the label by which kubeadm marks control-plane Nodes.
 const Label = api.ControlPlaneLabel
 
-// RegisterPhase marks the Node as a control-plane node's, and makes kubelet renew its own
-// certificate: the one that kubeadm writes into kubelet.conf would expire.
+// RegisterPhase marks the Node as a control-plane node, and makes kubelet renew its own
+// certificate, since the one that kubeadm writes into kubelet.conf expires.
 func RegisterPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,

@@ -15,24 +15,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// PodsRestart marks that the control plane's pods run with former kubeconfigs. It is on /run:
-// the next boot starts all pods anyway.
+// PodsRestart marks that the control plane's pods still use the former kubeconfigs. It is on
+// /run, since a reboot restarts all pods anyway.
 const PodsRestart = "/run/edgebake-restart-control-plane"
 
-// kubeletToo is the contents of PodsRestart if kubelet's certificate is new, too.
+// kubeletToo is the contents of PodsRestart if kubelet has a new certificate too.
 const kubeletToo = "kubelet"
 
-// renewedAnnotation is changed in a static pod to make kubelet re-create it.
+// renewedAnnotation is changed in a static pod's manifest to make kubelet recreate the pod.
 const renewedAnnotation = "edgebake.io/certificates"
 
-// restartReaders restarts the programs that have read former certificates. The mark is removed
-// last, so that an interrupted run is repeated.
+// restartReaders restarts the programs that still use former certificates. PodsRestart is
+// removed last, so that an interrupted run is repeated.
 func restartReaders(ctx context.Context, e *machine.Env) error {
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	if err == nil {
 		err = restartPods(e)
 	}
-	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // otherwise it reads the new one when it starts
+	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // if it is not active, it reads the new one when it starts
 		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
@@ -41,20 +41,20 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 	return e.Remove(PodsRestart)
 }
 
-// restartPods makes kubelet re-create the control plane's pods, except etcd, which reads its
-// certificates at each connection. Controller manager and scheduler read their kubeconfigs
-// once. The pods may run without kubelet: it leaves them running when it ends, and keeps them
-// as they are.
+// restartPods makes kubelet recreate the control plane's pods, whose programs read kubeconfigs
+// only once. etcd is excluded, since it reads its certificates at each connection.
+// The pods may be running while kubelet is stopped, so a restart of
+// kubelet alone would not recreate them.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range Pods {
 		pod, err := e.Read(p)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it is made later, and starts with the new files
+			continue // the pod is made later, and starts with the new files
 		}
 		if err == nil {
 			pod, err = annotated(pod, renewedAnnotation, when)
-			if err != nil { // incomplete: kubelet does not run it, and it is made again
+			if err != nil { // incomplete: kubelet does not run it, and a later phase makes it again
 				e.Log.Warn("a pod of the control plane is not restarted", "manifest", p, "error", err)
 				continue
 			}

@@ -22,15 +22,15 @@ import (
 const (
 	// SnapshotOnStick is the name of a snapshot on a stick.
 	SnapshotOnStick = "etcd-snapshot.db"
-	// RestoreDir is the directory in which the data is made
-	// before it replaces etcd's in one step.
+	// RestoreDir is the directory in which restored data is made before it
+	// replaces etcd's data in one step.
 	RestoreDir = ondisk.StateDir + "/restore"
 	// fromStick is the copy of a stick's snapshot.
 	fromStick = RestoreDir + "/snapshot.db"
 )
 
-// restoreSnapshot makes etcd's data from the snapshot that the Site names, with
-// etcdutl from etcd's container image. An interrupted restore begins again.
+// restoreSnapshot makes etcd's data from the snapshot that the Site names. It runs etcdutl from
+// etcd's container image. An interrupted restore starts again.
 func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
 	sum := strings.ToLower(active.Site.ControlPlane.Restore)
 	etcd, err := etcdImage(active.Image)
@@ -71,7 +71,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	return e.RemoveAll(RestoreDir)
 }
 
-// snapshotAtHand puts the snapshot where etcdutl can read it, and returns its path there.
+// snapshotAtHand finds the snapshot, and returns its path in the container of etcdutl.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
@@ -80,7 +80,7 @@ func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 }
 
 // findSnapshot looks for the snapshot with this SHA-256 in SnapshotDir and on sticks, and
-// returns its path as etcdutl sees it.
+// returns its path in the container of etcdutl.
 func findSnapshot(e *machine.Env, sum string) (string, error) {
 	all, err := Snapshots(e)
 	if err != nil {
@@ -108,7 +108,7 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		"copy it to "+member.SnapshotDir+", or bring it as "+SnapshotOnStick+" on a stick named EDGEBAKE")
 }
 
-// etcdImage returns the name of etcd's container image in the image.
+// etcdImage returns the reference of etcd's container image.
 func etcdImage(image ondisk.ImageInfo) (string, error) {
 	at := slices.IndexFunc(image.Images, func(i ondisk.ImageRef) bool {
 		name, _, _ := strings.Cut(path.Base(i.Ref), ":")

@@ -19,15 +19,15 @@ import (
 // EtcdMember is the directory of etcd's own data.
 const EtcdMember = configs.EtcdDataDir + "/member"
 
-// AsideDir is the prefix of directories with etcd's data that is no longer used. The time at
-// which it was set aside follows.
+// AsideDir is the prefix of directories with unused etcd data. The time at
+// which the data was set aside follows.
 const AsideDir = ondisk.StateDir + "/etcd-set-aside"
 
-// asideHealthy, in such a directory, lists the days on which etcd was healthy.
+// asideHealthy is a file in such a directory, which lists the days on which etcd was healthy.
 const asideHealthy = "/healthy-days"
 
-// asideDays is the number of days on which etcd must have been healthy before data that was
-// set aside is removed.
+// asideDays is the number of healthy days of etcd after which
+// data that was set aside is removed.
 const asideDays = 7
 
 // setAside renames etcd's data, and returns the new path.
@@ -43,8 +43,8 @@ func setAside(e *machine.Env) (string, error) {
 	return to, nil
 }
 
-// SetAsideLogless moves a database without a log aside: a start that etcd rejected, or a
-// damaged disk, leaves one, with which etcd never starts. Data with a log is an error.
+// SetAsideLogless moves etcd's database aside if it has no log, since etcd never starts with it.
+// A rejected start or a damaged disk leaves one. Data with a log is an error.
 func SetAsideLogless(e *machine.Env) error {
 	wal, _, _, err := etcdmember.ReadLog(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
@@ -64,9 +64,8 @@ func SetAsideLogless(e *machine.Env) error {
 	return pruneLogless(e, to)
 }
 
-// pruneLogless removes databases without a WAL that were set aside, except the latest and the
-// largest of the rest. Every start that etcd rejects leaves an empty database; at most one of
-// them contains data.
+// pruneLogless removes databases without a log that were set aside, except the latest and the
+// largest of the rest: rejected starts leave empty ones, and at most one contains data.
 func pruneLogless(e *machine.Env, latest string) error {
 	dirs, err := asideDirs(e)
 	if err != nil {
@@ -110,9 +109,8 @@ func asideDirs(e *machine.Env) ([]string, error) {
 	return dirs, nil
 }
 
-// ageSetAside counts the days on which etcd is healthy, and removes data that was set aside
-// after asideDays of them. If etcd is not healthy, the data may be needed, and the count
-// begins again.
+// ageSetAside counts the days on which etcd is healthy, and removes data set aside after
+// asideDays of them. While etcd is unhealthy, the data may be needed, so the count starts again.
 func ageSetAside(e *machine.Env, well bool) error {
 	dirs, err := asideDirs(e)
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 const (
 	// SnapshotLock is held while a snapshot is made.
 	SnapshotLock = "/run/edgebake-snapshot.lock"
-	// snapshotDate is the format of a snapshot's name, the time at which it was made.
+	// snapshotDate is the format of a snapshot's file name: the time at which it was made.
 	snapshotDate = "20060102-150405.db"
-	// snapshotEvery is how old the newest snapshot may become.
+	// snapshotEvery is the maximum age of the newest snapshot.
 	snapshotEvery = 24 * time.Hour
-	// If there are more, or they have more bytes, the oldest are removed. One stays.
+	// With more snapshots, or more bytes in total, the oldest are removed. One always stays.
 	SnapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
-	// SnapshotLeaves is the part of the disk in percent that a snapshot must leave free: with
+	// SnapshotLeaves is the percentage of the disk that a snapshot must leave free: with
 	// less, kubelet removes images and stops pods.
 	SnapshotLeaves = 15
 	// snapshotTime bounds one snapshot: a database has 8 GiB at most.
@@ -58,10 +58,10 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 		return "", err
 	}
 	defer client.CloseIdleConnections()
-	client.Timeout = 0 // ctx has the timeout
+	client.Timeout = 0 // ctx has a timeout
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	release, err := e.Lock(ctx, SnapshotLock) // a person may make one at the same time
+	release, err := e.Lock(ctx, SnapshotLock) // the operator may make one at the same time
 	if err != nil {
 		return "", fmt.Errorf("waiting for another snapshot: %w", err)
 	}
@@ -87,8 +87,8 @@ type SavedSnapshot struct {
 	size int64
 }
 
-// Snapshots lists the snapshots, newest first. Names are dates. Those in the future are from a
-// wrong clock, and come last: if they came first, all correctly dated ones would be removed.
+// Snapshots lists the snapshots, newest first. Names with a future date are from a wrong clock
+// and come last; otherwise the correctly dated ones would be removed first.
 func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -115,7 +115,7 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 // little space: etcd stops if it cannot write, and kubelet stops pods well before.
 func spaceForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("checking the space for a snapshot: %w", err) }
-	size := int64(0) // of the database, and so of a snapshot
+	size := int64(0) // of the database, and so of the next snapshot
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}
@@ -140,7 +140,7 @@ func spaceForSnapshot(e *machine.Env) error {
 		keep--
 		room += all[keep].size
 	}
-	if room < least { // even without them there would be too little: they stay
+	if room < least { // removing them all would not be enough: they stay
 		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
 			"free space on the disk (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
@@ -186,8 +186,8 @@ func dropSnapshots(e *machine.Env) error {
 	return nil
 }
 
-// SnapshotPhase makes a snapshot if the newest is older than a
-// day. A failure only adds a note, and does not stop the node.
+// SnapshotPhase makes a snapshot if the newest is older than a day. A failure only
+// adds a note, and does not stop the run.
 func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
@@ -200,7 +200,7 @@ func SnapshotPhase(active *site.Active) run.Phase {
 			}
 			if len(all) > 0 {
 				taken, err := time.Parse(snapshotDate, all[0].Name)
-				// All may be in the future.
+				// All names may be dates in the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
 					return run.Done, nil
 				}

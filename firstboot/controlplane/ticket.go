@@ -12,8 +12,8 @@ import (
 )
 
 // A bootstrap permission is for one bootstrap, and a request to restore a snapshot for one
-// restore. The record next to etcd's data shows that it was used, also after the data is lost,
-// but not after the disk was rewritten. Variables of UEFI firmware still show it then.
+// restore. MembershipFile records their use, even if etcd's data is lost. UEFI variables record
+// it too, for the case that the disk is rewritten.
 const (
 	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
@@ -35,16 +35,16 @@ func ticket(e *machine.Env, site *configs.Site) etcdmember.Ticket {
 	return etcdmember.ValidTicket
 }
 
-// ticketDates describes the dates by which the permission was judged. It has no time of day,
-// since each new text is reported.
+// ticketDates describes the dates by which the permission was judged. It has no time of
+// day, since every changed text is reported again.
 func ticketDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
-// NoTicketID is the TicketID of a Site without a bootstrap permission.
+// NoTicketID is the TicketID for a Site without a bootstrap permission.
 const NoTicketID = "none"
 
-// TicketID identifies a bootstrap permission among those of its cluster.
+// TicketID identifies a bootstrap permission within its cluster.
 func TicketID(site *configs.Site) string {
 	if until := site.ControlPlane.Birth(); !until.IsZero() {
 		return until.UTC().Format(time.RFC3339)
@@ -52,10 +52,10 @@ func TicketID(site *configs.Site) string {
 	return NoTicketID
 }
 
-// TicketKey identifies a bootstrap permission among those of all clusters.
+// TicketKey identifies a bootstrap permission across all clusters.
 func TicketKey(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
 
-// firmwareRecord returns what this machine used last, as recorded in its firmware.
+// firmwareRecord returns the key that this machine last recorded in a UEFI variable.
 func firmwareRecord(e *machine.Env, variable string) string {
 	b := e.Contents(variable)
 	if len(b) < 4 { // the variable's attributes come first
@@ -64,8 +64,8 @@ func firmwareRecord(e *machine.Env, variable string) string {
 	return string(b[4:])
 }
 
-// useTicket records that this machine bootstraps the cluster: on its disk, and then in its
-// firmware. It does so even if the firmware cannot record it.
+// useTicket records the bootstrap of the cluster by this machine, on the disk and then in the
+// firmware. A failure of the firmware is only logged.
 func (t *etcdStarter) useTicket() error {
 	word := TicketKey(t.site)
 	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: word, RequestedAt: ReadMembership(t.e).RequestedAt}
@@ -76,7 +76,7 @@ func (t *etcdStarter) useTicket() error {
 	return nil
 }
 
-// saveInFirmware records in the firmware what was used, since the disk may be rewritten.
+// saveInFirmware records the use of word in the firmware, since the disk may be rewritten.
 func saveInFirmware(e *machine.Env, variable, word string) {
 	if firmwareRecord(e, variable) == word {
 		return
@@ -89,14 +89,14 @@ func saveInFirmware(e *machine.Env, variable, word string) {
 	}
 }
 
-// restoreRequest returns the firmware's record of a restore:
-// its cluster, and the time of the request.
+// restoreRequest returns the text that identifies a restore in the firmware:
+// the cluster, and the time of the request.
 func restoreRequest(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }
 
-// restoredBefore reports whether this machine has carried out the Site's request to restore,
-// or a later one, and no longer has the data of this one. An interrupted restore continues.
+// restoredBefore reports whether this machine has carried out the Site's request to restore, or
+// a later one, and no longer has the restored data. An interrupted restore does not count.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, ReadMembership(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name {

@@ -17,20 +17,21 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Control-plane nodes are updated one at a time. The node that is being updated holds a Lease,
-// from before its boot entry is written until it keeps the new system or is back on the former
-// one. It cannot renew the Lease while it restarts, so the Lease never expires. Another node may
-// take it over only if its holder is no longer a member of etcd.
+// Control-plane nodes are updated one at a time. The node being updated holds a Lease, from
+// before its boot entry is written until it keeps the new system or has returned to the former
+// one.
+// The holder cannot renew the Lease while it restarts, so it never expires. Another node may
+// take it only if the holder is no longer a member of etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
 	// LeaseName is the name of the Lease, in kube-system.
 	LeaseName = "edgebake-update"
-	// TurnFile exists while this machine may hold the Lease. The directory is that of an update.
+	// TurnFile exists while this machine may hold the Lease. It is in the directory of an update.
 	TurnFile = ondisk.StateDir + "/update/turn"
 	// microTime is the format of times in a Lease.
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
-	// turnTime bounds the requests of one change of the Lease.
+	// turnTime bounds all requests of one operation on the Lease.
 	turnTime = 30 * time.Second
 )
 
@@ -39,7 +40,7 @@ kind: Lease
 metadata: {name: ` + LeaseName + `, namespace: kube-system}
 `
 
-// lease has the fields of a Lease that are used here.
+// lease has the used fields of a Lease.
 type lease struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion"`
@@ -50,19 +51,19 @@ type lease struct {
 	} `json:"spec"`
 }
 
-// Turn is the update of one control-plane node.
+// Turn gives one control-plane node at a time the right to be updated.
 type Turn struct {
 	e    *machine.Env
 	site *configs.Site
 }
 
-// NewTurn returns the Turn of this machine, which has a control-plane node's Site.
+// NewTurn returns the Turn of this machine, which must have a control-plane node's Site.
 func NewTurn(e *machine.Env, site *configs.Site) Turn { return Turn{e, site} }
 
 func (t Turn) self() string { return t.site.Self().Name }
 
-// Free returns why this machine may not be updated now: another one is being updated, or a
-// member of etcd is not healthy.
+// Free returns an error if this machine may not be updated now: another one is being
+// updated, or an etcd member is not healthy.
 func (t Turn) Free(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
 	defer cancel()
@@ -82,7 +83,7 @@ func (t Turn) Free(ctx context.Context) error {
 	return errors.Join(t.healthy(ctx, etcd), t.taken(ctx, etcd, l))
 }
 
-// Healthy returns everything that is wrong with etcd.
+// Healthy returns all problems of etcd as an error; nil if it is healthy.
 func (t Turn) Healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
 	defer cancel()
@@ -108,7 +109,7 @@ func (t Turn) healthy(ctx context.Context, etcd *http.Client) error {
 	return nil
 }
 
-// taken returns why the Lease cannot be taken.
+// taken returns an error that says why the Lease cannot be taken; nil if it can.
 func (t Turn) taken(ctx context.Context, etcd *http.Client, l lease) error {
 	holder := l.Spec.HolderIdentity
 	if holder == "" || holder == t.self() {
@@ -126,7 +127,7 @@ func (t Turn) taken(ctx context.Context, etcd *http.Client, l lease) error {
 		fmt.Sprintf("wait until it keeps its new system, or is back on the former one: `firstboot status` on %s; if it has no update under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
 }
 
-// Take takes the Lease for this machine.
+// Take acquires the Lease for this machine.
 func (t Turn) Take(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, turnTime)
 	defer cancel()
@@ -158,7 +159,7 @@ func (t Turn) Take(ctx context.Context) error {
 	}
 }
 
-// makeLease creates the Lease, which nobody holds, unless it exists.
+// makeLease creates the Lease without a holder, unless it exists.
 func makeLease(ctx context.Context, c *api.Client) error {
 	objects, err := api.Objects("the Lease of updates", []byte(emptyLease))
 	if err != nil {
@@ -199,8 +200,8 @@ func (t Turn) release(ctx context.Context) error {
 // errUnchanged is returned by the argument of changeLease if the Lease needs no change.
 var errUnchanged = errors.New("the Lease needs no change")
 
-// changeLease sets the holder that next returns; nil means none. It reads the Lease again if
-// another client has changed it in the meantime.
+// changeLease sets the holder that next returns; nil means no holder. It reads the Lease
+// again if another client has changed it meanwhile.
 func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(lease) (holder any, err error)) error {
 	for {
 		l, err := readLease(ctx, c)
@@ -235,8 +236,8 @@ func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
 	return l, nil
 }
 
-// TurnPhase releases the Lease if this machine holds it without an update under way: its disk
-// was written again meanwhile.
+// TurnPhase releases the Lease if this machine holds it, but no update is under way:
+// the disk was rewritten during the update.
 func TurnPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "turn", Doc: "the other control-plane nodes may be updated, unless this one is", Timeout: time.Minute,
