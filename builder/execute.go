@@ -36,7 +36,7 @@ type Result struct {
 	SBOM   []byte // SPDX, JSON
 }
 
-// Job is one image of a build: an Image, or a Plan that was made from one.
+// Job is one image of a build, given as an Image or as a Plan made from one.
 type Job struct {
 	Image   *configs.Image
 	Plan    *plan.Plan
@@ -59,7 +59,7 @@ func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) er
 	}
 	ready := now()
 	for i, b := range builds {
-		b.begun = b.begun.Add(now().Sub(ready)) // without the time for other images
+		b.begun = b.begun.Add(now().Sub(ready)) // leave out the time spent on other images
 		r, err := b.execute(ctx)
 		if err != nil {
 			return err
@@ -126,7 +126,8 @@ type executor struct {
 		sha   string
 		nodes []tree.Node
 	}
-	// given is the uncompressed tar of Options.Base, after it was found to be the base of the plan.
+	// given is the SHA-256 of the uncompressed tar of Options.Base, set when it proved to be the
+	// base of the plan.
 	given string
 }
 
@@ -240,7 +241,8 @@ func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error
 	return b.exportBase(path)
 }
 
-// CheckOutput returns, before a build begins, why its image cannot be written.
+// CheckOutput returns an error if the image cannot be written to out. Call it before a build
+// begins.
 func CheckOutput(out string, force bool) error {
 	switch {
 	case out == "":
@@ -266,8 +268,8 @@ type composed struct {
 	facts     overlays.Facts
 }
 
-// compose merges the layers in the order of the plan, with those that edgebake renders before
-// the user's, and checks the result.
+// compose merges the plan's layers in order and checks the result. The layers that edgebake renders
+// come before the user's.
 func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	s := b.step("merge", "merging layers")
 	base, programs, user, err := b.planLayers(ctx)
@@ -310,7 +312,8 @@ func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	return c, nil
 }
 
-// planLayers returns the layers of the plan: the base, programs over it, and the user's.
+// planLayers returns the layers of the plan: the base, the programs that go over it, and the
+// user's.
 func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, user []tree.Layer, err error) {
 	for _, l := range b.plan.Layers {
 		layer, err := b.nodes(ctx, l)
@@ -340,7 +343,7 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	}
 	kernel, err := overlays.KernelVersion(base)
 	if err != nil {
-		// Rendering needs a kernel. Report everything that the base lacks.
+		// Rendering needs a kernel, so stop here and report everything that the base lacks.
 		return nil, b.origins.place(b.checkTree(base))
 	}
 	boards, err := b.boards(base, kernel)
@@ -450,9 +453,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom returns the free space of DATA in bytes, enough for a device that is no larger
-// than the image: kubelet evicts pods and removes images when less than 15 % is free. Importing
-// images unpacks them: four times the size of their archives is added.
+// dataHeadroom returns the free space to leave on DATA, in bytes. On a device that is no larger
+// than the image, kubelet would evict pods and remove images with less than 15 % free. Images that
+// the node imports are unpacked, so it adds four times the size of their archives.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
@@ -479,8 +482,8 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 
-// write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA,
-// so it is known before the ESP, whose image.json describes it.
+// write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA, so it
+// is known before image.json, a file of the ESP that describes it, is made.
 func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

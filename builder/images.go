@@ -23,8 +23,8 @@ func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 	return plan.Input{Make: makeImage, Recipe: raw}, err
 }
 
-// isPinned reports whether the lock's digest of an image is used: for a local source only with
-// --locked, since a changed archive is intended.
+// isPinned reports whether an image must have the digest in the lock. For a local source that is so
+// only with --locked: otherwise a changed archive is intended.
 func (b *resolver) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
@@ -37,7 +37,7 @@ func checkStore(img *configs.Image) error {
 	return fieldError("containerd.version", images.CheckContainerd(img.Containerd.Version))
 }
 
-// resolveImages pins the container images. A digest in the lock counts as one in the Image.
+// resolveImages pins the container images. A digest in the lock counts like one in the Image.
 func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
@@ -64,19 +64,19 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 		b.origins[imagePrefix+i.Ref] = origin{field: w.Field, place: w.Manifest}
 	}
 	pinned, pinErr := b.pinImages(ctx, wanted)
-	// Before anything is compiled.
+	// Report these errors before anything is compiled.
 	if err := errors.Join(checkStore(b.img), b.origins.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range pinned {
 		p := &pinned[n]
-		// On the node the image has the name in the document.
+		// On the node, the image has the name that the document gives it.
 		p.Ref = names[p.Source]
 		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
 		b.add(b.origins[imagePrefix+p.Source.Ref], imagePrefix+p.Source.Ref, in, nil)
 	}
-	// The disk must not depend on their order in the document.
+	// The disk must not depend on the order of the images in the document.
 	slices.SortFunc(pinned, func(a, b images.Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	b.plan.Images = pinned
 	return nil
@@ -101,7 +101,7 @@ func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImag
 	case err != nil || images.DocumentsCached(b.Cache, pinned):
 		return pinned, err
 	}
-	// Removed from the cache, or damaged: look them up again.
+	// The result is invalid, or its documents were removed or damaged: look the images up again.
 	if err := b.Cache.Forget(recipe); err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func pinOCI(ctx context.Context, r *run, i configs.ContainerImage, o images.Opti
 	return pinned[0], nil
 }
 
-// ociRecipe has everything that determines a base from a container image.
+// ociRecipe contains everything that determines a base made from a container image.
 type ociRecipe struct {
 	Source configs.OCISource `json:"source"`
 	// Date is the time of directories that are in no layer, in seconds since 1970.

@@ -130,7 +130,7 @@ func (r *Reader) Read(name string) (Source, error) {
 	return d, err
 }
 
-// Patterns for the first fields of a document. They ignore case, since people get it wrong.
+// Patterns for the first fields of a document. They ignore case, which people often get wrong.
 var (
 	documentStart = regexp.MustCompile(`(?m)^---`)
 	versionField  = regexp.MustCompile(`(?im)^["']?apiVersion["']?\s*:\s*["']?([^\s"'#]+)`)
@@ -261,7 +261,7 @@ func (r *Reader) ReadSecret(name string) (string, error) {
 }
 
 // token returns the bootstrap token given outside of the document. forced means that it replaces
-// the document's.
+// the document's token.
 func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 	if r.TokenFile == "" {
 		return configs.NewSecret(strings.TrimSpace(os.Getenv(TokenVariable))), false, nil

@@ -45,7 +45,7 @@ func (r *Reader) sites(d Source, doc *configs.Document) (media.Site, error) {
 	return withoutTokens(r.site(d, site))
 }
 
-// withoutTokens rejects a Site with a token where the machine does not wipe it.
+// withoutTokens rejects a Site with a token in a place from which the machine would not wipe it.
 func withoutTokens(s media.Site, err error) (media.Site, error) {
 	if err == nil {
 		err = s.TokensElsewhere().Err()
@@ -77,8 +77,7 @@ func (r *Reader) site(d Source, site *configs.Site) (media.Site, error) {
 	return out, nil
 }
 
-// Rendered reads a Site and returns it as an Ignition config, as rendered without facts of a
-// machine.
+// Rendered reads a Site and renders it as an Ignition config, without facts about a machine.
 func (r *Reader) Rendered(name string) ([]byte, error) {
 	d, err := r.ReadDecrypted(name)
 	if err != nil {
@@ -128,8 +127,8 @@ func (r *Reader) inlineFiles(d Source, site *configs.Site) (user []byte, err err
 	return user, nil
 }
 
-// checkIgnition checks an Ignition config. Its errors name the config's own file, not config.ign as
-// on the node.
+// checkIgnition checks an Ignition config. Its errors name the file given by the user; on the node
+// the config is always config.ign.
 func (r *Reader) checkIgnition(name string, user []byte) error {
 	_, warnings, problems := ignition.Parse(name, user)
 	if problems != nil {

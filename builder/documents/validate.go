@@ -40,8 +40,8 @@ func (r *Reader) Validate(name string) error {
 	return err
 }
 
-// Images reads an Image and returns one for each of archs, or for each of its own architectures if
-// there are none.
+// Images reads an Image document. It returns one Image for each architecture in archs or, if archs
+// is empty, for each architecture in the document.
 func (r *Reader) Images(name string, archs ...string) ([]*configs.Image, Source, error) {
 	d, err := r.Read(name)
 	if err != nil {
@@ -76,7 +76,8 @@ func (r *Reader) validateImage(d Source, doc *configs.Document) error {
 	return joined.Distinct(errs...)
 }
 
-// warning adds the place of the field with which a warning begins, if any.
+// warning converts the text of a warning. If the text begins with a field, the Problem has the
+// place of that field.
 func (d Source) warning(text string) configs.Problem {
 	if field, msg, ok := strings.Cut(text, ": "); ok && !strings.ContainsAny(field, " :/") {
 		if p := d.Problem(field, msg); p.Line > 0 {

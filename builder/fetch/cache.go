@@ -31,9 +31,9 @@ import (
 //	programs/<name>-<start of sha256>  executable copies of blobs
 //	tmp/<session>/   unfinished blobs of one process
 //
-// A session's directory is locked while its process runs; the next session removes those of killed
-// processes. A session records only its first use of a blob. Without a record, the last use is the
-// blob's own modification time, which older versions set.
+// The directory of a session is locked while its process runs. The next session removes the
+// directories of killed processes. A session records only its first use of a blob. If used/ has no
+// file for a blob, the blob's own modification time is its last use.
 type Cache struct {
 	dir     string
 	session string
@@ -51,7 +51,7 @@ type Cache struct {
 // Open opens the cache in dir. It creates missing directories, and rejects directories to which
 // other users could have written. Call Close at the end.
 func Open(dir string) (*Cache, error) {
-	// External programs have other working directories.
+	// Make the path absolute: external programs have other working directories.
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("opening cache: %w", err)
@@ -335,7 +335,7 @@ func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 
 // place gives a blob its name if the name is free or force is set.
 func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
-	// Lock like admit, so that Prune does not run before the blob is marked as used.
+	// Take the same lock as admit, so that Prune does not run before the blob is marked as used.
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
 		return false, err
@@ -362,7 +362,7 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	return true, nil
 }
 
-// Make returns the blob for key, and runs the recipe if the cache has no blob. key must determine
+// Make returns the blob for key. If the cache has none, Make runs the recipe. key must determine
 // the result. Only one process runs the recipe of a key; others wait for it.
 func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	sum := sha256.Sum256([]byte(key))
@@ -379,7 +379,7 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
-	was, _ := os.ReadFile(keyPath) // the blob that is replaced because it is damaged or missing
+	was, _ := os.ReadFile(keyPath) // the damaged or missing blob that this run replaces
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
@@ -437,7 +437,8 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames from to to. A directory at to, which would make every build fail, is removed.
+// replace renames the file from to the name to. If to is a directory, replace removes it, since it
+// would make every build fail.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {

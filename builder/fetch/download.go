@@ -41,7 +41,7 @@ func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 func newDownloader() downloader {
 	const silence = time.Minute
 	base := transfer.Transport(20*time.Second, silence)
-	// The digest covers the bytes as they are sent.
+	// Do not uncompress: the digest covers the bytes as they are sent.
 	base.DisableCompression = true
 	return downloader{
 		rounds: 4,
@@ -116,7 +116,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	return sha, nil
 }
 
-// missing makes a server's response an fs.ErrNotExist.
+// missing is the error of a response that means "no such file". It matches fs.ErrNotExist.
 type missing struct{ error }
 
 func (missing) Is(target error) bool { return target == fs.ErrNotExist }
@@ -207,7 +207,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// onTheWay marks errors of the connection as temporary. Errors of the cache are not.
+// onTheWay is the body of a response. It marks read errors as temporary, unlike errors of the
+// cache.
 type onTheWay struct{ io.ReadCloser }
 
 func (r onTheWay) Read(p []byte) (int, error) {

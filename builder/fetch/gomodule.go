@@ -41,7 +41,7 @@ type GoRecipe struct {
 }
 
 // KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of a Kubernetes release.
-// It sets their version, without which kubeadm does not work.
+// It sets their version variables, without which kubeadm does not work.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -135,9 +135,9 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	return blobs, nil
 }
 
-// GoRelease returns the Go release that would compile the recipe here: that of the go on PATH, or
-// the newer one that the module requires and go fetches. It fetches the module only if the go on
-// PATH is older than want.
+// GoRelease returns the Go release that would compile the recipe here: the release of the go on
+// PATH, or a newer one that the module requires and go downloads. It fetches the module only if the
+// go on PATH is older than want.
 func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
 	g, err := newGoTool(r, log)
 	if err != nil {
@@ -257,8 +257,7 @@ func (r GoRecipe) check() error {
 	return nil
 }
 
-// leastGo is the first Go release that fetches the release that a module
-// requires.
+// leastGo is the first Go release that can download a newer release required by a module.
 const leastGo = "1.21"
 
 var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
@@ -282,7 +281,7 @@ func GoCommand(ctx context.Context) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	// A go that does not report its version fails later, with the cause.
+	// If go does not report its version, it fails later with the cause.
 	if m := goRelease.FindSubmatch(said); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
 		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it downloads the release that it needs): see https://go.dev/dl, or install Debian's from backports", m[1], path, leastGo)
 	}
@@ -296,8 +295,8 @@ type goTool struct {
 	log        io.Writer
 }
 
-// environ returns the environment with all settings that affect the result. A setting that go's env
-// file may contain gets a value: an empty one would not override the file.
+// environ returns the environment with all settings that affect the result. Each setting that go's
+// env file may contain gets a value, since an empty one would not override the file.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
 	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {
@@ -318,7 +317,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	said := &tail{max: 4 << 10}
 	cmd.Stdout = &out
 	cmd.Stderr = io.MultiWriter(g.log, said)
-	// An interrupt makes go remove its files.
+	// After an interrupt go needs time to remove its files.
 	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -335,8 +334,8 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	return out.Bytes(), nil
 }
 
-// facts returns the Go version, which also determines the result. It runs go in its own module,
-// since the module in the caller's directory may require another Go release.
+// facts returns the Go version, which also determines the result. It runs go in a new module, since
+// the module in the caller's directory may require another Go release.
 func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	dir, err := c.TempDir()
 	if err != nil {

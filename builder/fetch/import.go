@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// readAgain is the number of attempts of Import if two readings differ.
+// readAgain is how often Import and ImportFile read a source that changes while they read it.
 const readAgain = 3
 
 // Import stores the bytes that read writes. It calls read twice, since a person may be editing the

@@ -44,8 +44,8 @@ func private(dir string) error {
 	return errors.Join(errs...)
 }
 
-// ownerHere returns the owner of files that this process creates in dir: a
-// server may map users.
+// ownerHere returns the owner of files that this process creates in dir, since a file server may
+// map it to another user.
 func ownerHere(dir string) (uint32, error) {
 	f, err := os.CreateTemp(dir, ".owner-")
 	if err != nil {
@@ -60,8 +60,8 @@ func ownerHere(dir string) (uint32, error) {
 	return ownerOf(fi), nil
 }
 
-// tighten removes the others' write permission from an empty directory that was made for a new
-// cache, such as a container's volume.
+// tighten removes write permission for group and others from an empty directory that was made for a
+// new cache, such as a container's volume.
 func tighten(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil || fi.Mode()&0o022 == 0 || fi.Mode()&fs.ModeSticky != 0 {
@@ -76,17 +76,14 @@ func tighten(dir string) error {
 			return nil // not a new cache
 		}
 	}
-	// If the directory is another user's, function ours rejects it.
-	// above rejects a cache that other users could replace: it checks the parents of dir, and those
-	// of links among them. It accepts directories that are sticky, like /tmp, or writable for this
-	// user's own group, as a home may be.
+	// Ignore the error: if the directory belongs to another user, the function ours rejects it.
 	_ = os.Chmod(dir, fi.Mode().Perm()&^0o022)
 	return nil
 }
 
-// above rejects a cache that others could exchange: it checks the parents of
-// dir, and those of link targets among them. It accepts directories that are
-// sticky, like /tmp, or writable for this user's own group, as a home may be.
+// above rejects a cache that others could replace: it checks the parents of dir, and those of link
+// targets among them. It accepts directories that are sticky, like /tmp, or writable for this
+// user's own group, as a home directory may be.
 func above(dir string, us uint32) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		fi, err := os.Lstat(p)

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// FileState identifies the state of a file. A write changes it, unless it follows another one
-// immediately (see unsettled). It is empty if unknown.
+// FileState identifies the state of a file, or returns "" if it is unknown. A write changes the
+// state, unless it follows another write immediately (see unsettled).
 func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -26,8 +26,8 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// Without the digit for the block size (see magicOf): the start of a first block, or the end of
-	// an empty file.
+	// These are the start of a first block and the end of an empty file, both without the digit for
+	// the block size (see magicOf).
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 

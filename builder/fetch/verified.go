@@ -33,8 +33,8 @@ func (c *Cache) HashAll() { c.hashAll = true }
 // Until cancels the hashing of blobs, which may take long, with ctx. Call it before the first use.
 func (c *Cache) Until(ctx context.Context) { c.until = ctx }
 
-// rederive forgets the blob of a key, once in a session with HashAll. Such a blob's digest is in no
-// image.lock, so the key could have been changed to point to another valid blob.
+// rederive forgets the blob of a key, once in a session with HashAll. No image.lock has the digest
+// of such a blob, so someone could have pointed the key to another valid blob.
 func (c *Cache) rederive(key string) error {
 	if !c.hashAll {
 		return nil
@@ -84,8 +84,8 @@ func (c *Cache) Has(sha string) bool {
 	return c.has(sha, v) == nil
 }
 
-// has is Has for a caller that holds the verdict's lock. It returns nil, or the reason why the blob
-// cannot be used.
+// has does the work of Has; the caller holds the verdict's lock. It returns nil, or the reason why
+// the blob cannot be used.
 func (c *Cache) has(sha string, v *verdict) (err error) {
 	if v.look(c.BlobPath(sha)); v.admitted == nil {
 		v.admitted, err = c.admit(sha)
@@ -131,7 +131,7 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 // admitted it: bytes read from it may be wrong.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }
 
-// unchangedBut is Unchanged for all blobs but one, which was not read.
+// unchangedBut does the work of Unchanged for all blobs except one, which was not read.
 func (c *Cache) unchangedBut(one string) error {
 	var changed []string
 	c.verdicts.Range(func(sha, v any) bool {
@@ -213,8 +213,8 @@ func (c *Cache) wasVerified(sha string, fi fs.FileInfo) bool {
 	return err == nil && id != "" && string(b) == id
 }
 
-// saveVerified records the state in which the blob had its digest. It ignores errors: without a record, the
-// blob is only hashed again.
+// saveVerified records the state in which the blob had its digest. It ignores errors: without a
+// record, the blob is only hashed again.
 func (c *Cache) saveVerified(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
 	if id == "" || c.wasVerified(sha, fi) {
@@ -288,8 +288,8 @@ const (
 	coarseStampTime = 2 * time.Second
 )
 
-// unsettled returns how long a write can still leave the time stamp at unchanged: stamps change
-// only with a tick of the clock.
+// unsettled returns for how long a write can still leave a file's time stamp, at, unchanged: stamps
+// change only with a tick of the clock.
 func unsettled(at, now time.Time) time.Duration {
 	d := stampTime
 	if at.Nanosecond() == 0 {

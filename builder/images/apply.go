@@ -108,7 +108,7 @@ func shorten(name string) string {
 }
 
 func position(r io.Seeker) int64 {
-	pos, _ := r.Seek(0, io.SeekCurrent) // a SectionReader's cannot fail
+	pos, _ := r.Seek(0, io.SeekCurrent) // Seek of a SectionReader cannot fail here
 	return pos
 }
 
@@ -444,8 +444,8 @@ func (s *snapshot) walk(at *place, p string) error {
 }
 
 // makeParents returns the directory at a place. A directory that the layer does not declare gets
-// owner, mode and attributes from the nearest lower layer that has it, since overlayfs shows those
-// of the upper directory.
+// owner, mode and attributes from the nearest lower layer that has it, since overlayfs shows the
+// metadata of the upper directory.
 func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
 	var below []*below
@@ -533,7 +533,7 @@ func (s *snapshot) contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader
 	if !isSparse(h) {
 		return tree.Content{Blob: s.blob, Off: off, Size: h.Size}, nil
 	}
-	// A few bytes can claim any size, and containerd would write the zeros.
+	// A sparse file of a few bytes can claim any size, and containerd writes its holes as zeros.
 	if err := s.budget.hole(h.Size); err != nil {
 		return tree.Content{}, err
 	}

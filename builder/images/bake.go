@@ -135,7 +135,8 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			case errors.Is(err, context.Canceled):
 				cancel()
 			}
-			// After any other error the rest continue, so that all problems are reported at once.
+			// After any other error the remaining layers are still fetched, so that all problems
+			// are reported at once.
 			return
 		}
 		if o.Progress != nil {
@@ -143,7 +144,7 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 		}
 	})
 	if err := full.Load(); err != nil {
-		return *err // the others have the same cause
+		return *err // the other layers failed for the same reason
 	}
 	return errors.Join(errs...)
 }
@@ -197,12 +198,12 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 
 	date := b.options.SourceDate
 	names := store.RecordNames(p.Ref.Repo(), p.Ref.Tag, string(target.Digest), string(p.Config.Digest))
-	if p.Direct { // pods may name the index
+	if p.Direct { // pods may name the image by the digest of its index
 		names = append(names, p.Ref.Repo()+"@"+string(p.Target.Digest))
 	}
 	for _, name := range names {
 		if slices.ContainsFunc(b.state.Images, func(i store.Image) bool { return i.Name == name }) {
-			continue // the same image under another tag
+			continue // already recorded for the same image under another tag
 		}
 		b.state.Images = append(b.state.Images, store.Image{
 			Name: name, MediaType: target.MediaType, Digest: string(target.Digest), Size: target.Size,

@@ -142,7 +142,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	b.close = file.Close
 	var src source
 	switch {
-	// An archive with both documents is read as OCI, whose blobs have digests.
+	// An archive with the documents of both formats is read as OCI, whose blobs have digests.
 	case names["oci-layout"] && names["index.json"]:
 		b.label = "OCI archive " + name
 		src, err = openOCI(b)
@@ -216,7 +216,7 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// take opens a file and calls take with it.
+// take opens the file with that name and calls the function take with it.
 func (b *bundle) take(name string, take func(io.Reader) error) error {
 	f, err := b.file(name)
 	if err != nil {
@@ -301,8 +301,8 @@ func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
 }
 
-// lacks returns the error for a reference that is not in the layout. The error lists the images of
-// the layout.
+// lacks returns the error for a reference that the layout lacks. The error lists the images of the
+// layout.
 func (f *ociFiles) lacks(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
@@ -370,7 +370,7 @@ type dockerFiles struct {
 	images []dockerImage
 
 	mu sync.Mutex
-	// names maps the digests in descriptors that root returned to files.
+	// names maps the digests in the descriptors that root returned to the names of their files.
 	names     map[imageref.Digest]string
 	manifests map[imageref.Digest][]byte
 }
@@ -500,7 +500,8 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 		return raw, "", nil
 	}
 	if f.names[d.Digest] == "" {
-		// Another process resolved the image, so find it in the archive first.
+		// Perhaps another process resolved the image. Then this one must first find it in the
+		// archive.
 		if _, err := f.find(ctx, ref); err != nil {
 			return nil, "", err
 		}

@@ -36,9 +36,9 @@ func sniff(b []byte) string {
 const sniffLen = 8
 
 const (
-	// maxWindow is the largest zstd window that containerd accepts. Uncompressing such a layer
-	// needs that much memory, so only one is uncompressed at a time. Layers of at most usualWindow,
-	// that of zstd --long, are uncompressed in parallel.
+	// maxWindow is the largest zstd window in bytes that containerd accepts. A layer needs as much
+	// memory as its window, so only one layer at a time may exceed usualWindow, the window of zstd
+	// --long. Other layers are uncompressed in parallel.
 	maxWindow   = 512 << 20
 	usualWindow = 128 << 20
 )
@@ -73,8 +73,8 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// digestReader passes bytes through and checks their digest and size at the end. The caller must
-// not use them before.
+// digestReader passes bytes through and checks their digest and size at the end. Until then the
+// caller must not use them.
 type digestReader struct {
 	r    io.Reader
 	h    hash.Hash

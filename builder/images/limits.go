@@ -10,7 +10,7 @@ import (
 )
 
 // A small image can claim any size: a layer of 3 KiB can contain a file of many GiB, or millions of
-// directories. The Image (imageStore) sets the limits that a legitimate image may exceed.
+// directories. The fields of imageStore raise the limits that a legitimate image may exceed.
 const (
 	// DefaultMaxLayer is the default limit of a layer's uncompressed bytes.
 	DefaultMaxLayer = 8 << 30

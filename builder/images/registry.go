@@ -69,8 +69,8 @@ type endpoint struct {
 func (r *registrySource) endpoints(ref imageref.Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
-		// The URL's scheme is ignored: plain HTTP is for hosts that are configured
-		// as insecure.
+		// Ignore the URL's scheme: plain HTTP is used only for hosts that are configured as
+		// insecure.
 		m = strings.TrimPrefix(strings.TrimPrefix(m, "https://"), "http://")
 		host, prefix, _ := strings.Cut(strings.Trim(m, "/"), "/")
 		repo := ref.Path
@@ -243,7 +243,8 @@ func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return false, fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
 		}
-		// The digest does not cover the type in the response's header.
+		// Prefer the type in the manifest: the digest does not cover the type in the response's
+		// header.
 		d = Descriptor{Size: got.Size}
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
 			d.MediaType = string(got.MediaType) // parseManifest checks it again, and reports the error
