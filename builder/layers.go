@@ -58,7 +58,7 @@ func (b *executor) archive(ctx context.Context, input string) (string, error) {
 	return fetch.Uncompressed(ctx, b.Cache, b.input(input).SHA256, maxArchive)
 }
 
-// index indexes an uncompressed tar of the cache; that of the base only once.
+// index indexes an uncompressed tar of the cache. It indexes the base only once.
 func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	if layer == inputBase && sha == b.base.sha {
 		return b.base.nodes, nil
@@ -75,7 +75,8 @@ func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	return tree.FromTar(f, size, sha, layer)
 }
 
-// members selects programs in a release's archive. Their times and owners there are ignored.
+// members selects the programs of a layer from a release's archive. It ignores their times and
+// owners there.
 func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {

@@ -139,7 +139,7 @@ func (b *executor) checkInputs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missingTools reports all programs that making these inputs needs and this computer lacks.
+// missingTools reports every program that making these inputs needs but this computer lacks.
 func (b *executor) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	var goErr error
@@ -233,7 +233,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 // programs are compiled.
 func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
-	var order []string // an input of each version
+	var order []string // for each version, one input that needs it
 	recipes := map[wanted]fetch.GoRecipe{}
 	for _, name := range compile {
 		r, err := b.goRecipe(name)
@@ -294,7 +294,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 		return err
 	}
 	if field := (*configs.FieldError)(nil); errors.As(err, &field) {
-		return err // it has its place already
+		return err // the error already has its place in the document
 	}
 	if placed := b.blameVersion(name, err); placed != err {
 		return placed
@@ -411,7 +411,8 @@ func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input
 	return "", fmt.Errorf("BUG: nothing makes an input of kind %q", in.Make)
 }
 
-// maxProgram bounds a downloaded program, in bytes. kubelet and k3s have less than a tenth.
+// maxProgram is the largest size of a downloaded program in bytes. kubelet and k3s are less than a
+// tenth of that.
 const maxProgram = 1 << 30
 
 // limit returns the largest size of an input's download, in bytes.

@@ -81,8 +81,8 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	return append(img.Warnings(), listing.Notes...), errors.Join(append(errs, err)...)
 }
 
-// NotRead returns an error for an output, called name in messages, that a build of the Image
-// reads, or would read in an overlay.
+// NotRead returns an error if a build of the Image reads the file path, or would read it as a part
+// of an overlay. The file is an output, called name in messages.
 func NotRead(img *configs.Image, dir, name, path string) error {
 	list := namedBy(img, dir)
 	add := func(field string, parts ...string) {

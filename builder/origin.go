@@ -58,7 +58,7 @@ func (o origin) blame(err error) error {
 	return err
 }
 
-// sizeFields maps partitions to the fields with their size.
+// sizeFields maps partitions to the fields that set their sizes.
 var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
 
 // place adds the origins to errors of layers, their files and container images.
@@ -87,7 +87,7 @@ func (all origins) place(err error) error {
 	return errors.Join(errs...)
 }
 
-// withPath returns the text of a layer's error without the layer.
+// withPath returns the text of a layer's error without the name of the layer.
 func withPath(l *tree.LayerError) error {
 	if l.Path == "" {
 		return l.Err

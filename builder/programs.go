@@ -25,7 +25,7 @@ type programSet struct {
 	version string // required version
 	// programs are their names, and their paths on the node.
 	programs []program
-	// recipe compiles them.
+	// recipe returns the recipe that compiles the programs.
 	recipe func() (fetch.GoRecipe, error)
 	// dir is the directory of a release on the server; archive is the tar in it with all
 	// programs, or "" if each is a file.
@@ -189,7 +189,7 @@ func (b *run) publishedDigest(ctx context.Context, url string) (string, error) {
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("finding its digest: %w", err) // the next name would fail too
+			return "", fmt.Errorf("finding its digest: %w", err) // looking for the next sidecar would fail too
 		}
 		if err != nil {
 			errs = append(errs, err)

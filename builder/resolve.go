@@ -124,8 +124,8 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add adds an input with its origin and, unless layer is nil, its layer. If its digest is not
-// known otherwise, it is the lock's.
+// add adds an input with its origin and, unless layer is nil, its layer. An input without a digest
+// gets the digest from the lock, if there is one.
 func (b *resolver) add(from origin, name string, in plan.Input, layer *plan.Layer) {
 	b.origins[name] = from
 	in.Field, in.Place = from.field, from.place
@@ -271,8 +271,8 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if root != 0 && root <= minRootHead { // the content is not known yet
 		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %d MiB must stay free: increase it, or remove it to have it computed", img.Disk.Root, int64(minRootHead)>>20))
 	}
-	// Both roots have the same size: the second update replaces this image. With
-	// a given size there is no space to grow.
+	// Both roots have the same size, since the second update is written to ROOT-A again. If the
+	// Image gives the size, no space is added.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
@@ -308,8 +308,8 @@ func diskSize(field, s string) (int64, error) {
 }
 
 // renderedConfig returns the part of the Image that rendering uses: without the sources of inputs,
-// whose digests are in the plan, and with container images sorted. files has the rendered text of
-// templates, which may use any part of the Image.
+// whose digests are in the plan, and with sorted container images. files contains the rendered text
+// of templates, which may use any part of the Image.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}

@@ -41,8 +41,8 @@ func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 		// each document.
 		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
 		CreationInfo: &spdx.CreationInfo{
-			// Without edgebake's version, which depends on how it was compiled: the
-			// bytes of the disk must not. The report has it.
+			// Leave out edgebake's version: it depends on how edgebake was compiled, and the bytes
+			// of the disk must not. The report contains the version.
 			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake"}},
 			Created:  b.date.UTC().Format(time.RFC3339),
 		},
@@ -131,8 +131,8 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 	return nil
 }
 
-// programVersion returns the version of the module with a Go program's main package. If
-// edgebake compiles it, that is a dependency of the main module.
+// programVersion returns the version of the module with a Go program's main package. In a program
+// that edgebake compiles, this module is a dependency of the main module.
 func programVersion(info *debug.BuildInfo) string {
 	of := &info.Main
 	found := 0

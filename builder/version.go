@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// checkVersion returns an error for a program of another version than the Image's. It searches
-// for the version in Go programs, since a program for another processor cannot be run. Other
-// programs are not checked. The file is blob sha of the cache, called name in messages; field
-// is that of the version.
+// checkVersion returns an error for a program of another version than the Image's. It searches for
+// the version in Go programs, since a program for another processor cannot be run. Other programs
+// are not checked. The file is blob sha of the cache, called name in messages; field is the Image's
+// field with the version.
 func (b *run) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -69,8 +69,9 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 	}
 }
 
-// isVersion reports whether a match between two texts is a whole version. Any text may
-// precede it, since the linker joins strings; a zero byte follows one set by -ldflags.
+// isVersion reports whether a match is a whole version; before and behind are the texts around it.
+// Any text may precede a version, since the linker joins strings. A zero byte follows a version set
+// by -ldflags.
 func isVersion(before, behind []byte) bool {
 	if name := bytes.TrimSuffix(before, []byte("v")); bytes.HasSuffix(name, []byte("\t")) || bytes.HasSuffix(name, []byte("@")) {
 		return false

@@ -15,8 +15,8 @@ import (
 // yurthubPath is the path of yurthub's program in an image.
 var yurthubPath = strings.TrimPrefix(openyurt.Program, "/")
 
-// checkYurthub returns an error for a yurthub of another minor version than the Image's: first
-// boot gives it the arguments of that version, and it does not start with unknown ones. A
+// checkYurthub returns an error for a yurthub of another minor version than the Image's. First boot
+// gives it the arguments of the Image's version, and yurthub does not start with unknown ones. A
 // program without a version is not checked.
 func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	if want == nil || want.Binary == nil {

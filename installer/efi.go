@@ -23,8 +23,8 @@ import (
 // efiGlobal is the GUID of the variables that the specification names.
 const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
-// bootNext creates or finds an entry for the disk's loader, and makes it the
-// next one to boot. dir is where the kernel shows the variables.
+// bootNext creates or finds an entry for the disk's loader, and makes it the next one to boot. dir
+// is the directory in which the kernel shows the firmware's variables.
 func bootNext(dir, arch string, found media.Found) error {
 	if found.ESPNumber == 0 {
 		return errors.New("the disk has no EFI system partition")

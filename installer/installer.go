@@ -49,10 +49,10 @@ type Env struct {
 	Gone func(Source) bool
 }
 
-// Source is the installer's image and its place.
+// Source is the installer's image and the disk that contains it.
 type Source struct {
 	Image media.Source
-	Disk  string // the disk it is on; empty: none
+	Disk  string // the disk that contains the image; "" if none does
 }
 
 // The installer's times.
@@ -69,7 +69,7 @@ const (
 	retry = time.Minute
 )
 
-// waiting is a condition that a person, or time, must change.
+// waiting is the error for a condition that ends only when a person acts or time passes.
 type waiting struct {
 	lines []string
 	after time.Duration
@@ -84,8 +84,8 @@ type run struct {
 	*Env
 	c    ondisk.Install
 	rule device.Rule
-	// begun is the disk on which writing has begun. If it fails, no other may be
-	// chosen: that could have the machine's data.
+	// begun is the disk on which writing has begun. If it fails, no other disk may be chosen, since
+	// that could hold the machine's data.
 	begun *device.Disk
 	// clock is the time spent waiting; said is the last message, and saidAt its
 	// time on clock.
@@ -100,8 +100,7 @@ func (r *run) sleep(ctx context.Context, d time.Duration) error {
 	return r.Sleep(ctx, d)
 }
 
-// Run installs the image. It returns before the machine stops, or when ctx
-// ends.
+// Run installs the image. It returns shortly before the machine stops, or when ctx ends.
 func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	r := &run{Env: e, c: c}
 	if c.Version != ondisk.InstallVersion {
@@ -143,8 +142,8 @@ func (r *run) show(w *waiting) {
 	}
 }
 
-// attempt makes one attempt at the installation. Only the disk that was begun
-// is remembered from one to the next: the machine may have changed.
+// attempt makes one attempt at the installation. It uses nothing of earlier attempts except begun,
+// since the machine may have changed.
 func (r *run) attempt(ctx context.Context) error {
 	src, err := r.Source(ctx)
 	if err != nil {
@@ -281,8 +280,7 @@ type choice struct {
 	done *seen
 }
 
-// choose selects a disk by the rule. If it cannot, it waits and shows the
-// disks.
+// choose selects a disk by the rule. If it cannot, it returns a *waiting that lists the disks.
 func (r *run) choose(disks []seen) (choice, error) {
 	switch installed, only := r.installed(disks); {
 	case len(installed) == 1 && (only || !r.c.Reinstall):
@@ -290,8 +288,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(installed) > 0 && (only || !r.c.Reinstall):
 		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
 	}
-	// A rule that compares disks needs all of them: if the smallest is too small
-	// for the image, the next one may have the machine's data.
+	// Let the rule compare all disks: if the smallest is too small for the image, the next one may
+	// hold the machine's data.
 	var asked []device.Disk
 	for i := range disks {
 		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {
@@ -307,7 +305,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
-	if disks[i].Ours && !r.c.Reinstall { // an external one
+	if disks[i].Ours && !r.c.Reinstall { // an external disk, which installed does not list
 		return choice{done: &disks[i]}, nil
 	}
 	if disks[i].unfit(r.c) != "" {
@@ -341,7 +339,7 @@ func (r *run) installed(disks []seen) (installed []seen, own bool) {
 	return others, false
 }
 
-// refusals returns why a disk is not overwritten, a line each.
+// refusals returns the reasons why a disk is not overwritten, one a line.
 func (r *run) refusals(d device.Disk) (lines []string) {
 	for _, why := range d.Refusals {
 		member := slices.Contains(d.Members, why)
@@ -403,11 +401,11 @@ func (r *run) install(ctx context.Context, src Source, d device.Disk) error {
 	return r.start(ctx, src, seen{Disk: d, Found: found})
 }
 
-// errForeign means that the image is not the one that the configuration names.
+// errForeign means that the image does not match the one named in the configuration.
 var errForeign = errors.New("the image is not the one that this installer was made for: its slot or its golden digest differs: make the installer again")
 
-// site returns what goes into the slot: the image's slot, or one with this
-// machine's Site of an Inventory. name is that of the Site.
+// site returns the options that fill the slot: with the image's own slot or, from an Inventory,
+// with this machine's Site. name is the name of that Site in the Inventory.
 func (r *run) site(image media.Source) (o media.FlashOptions, name string, err error) {
 	s, err := media.ReadImageSlot(image)
 	if err != nil {
@@ -460,8 +458,8 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 		return nil, err
 	}
 	defer f.Close()
-	// The server may have sent another image when the slot was read. From here on
-	// it must be the one with this digest.
+	// The server may have sent another image when the slot was read. Compare the digest here: all
+	// that follows is checked against it.
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}
@@ -473,9 +471,9 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 	return done, err
 }
 
-// stillChosen chooses again among all disks, now that the chosen one is open
-// and cannot be replaced. During the countdown another may have been plugged in
-// under its name, or one that the rule prefers.
+// stillChosen chooses again among all disks, now that the chosen one is open and cannot be
+// replaced. During the countdown, another disk may have been attached under the same name, or a
+// disk that the rule prefers.
 func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d device.Disk) error {
 	disks, err := r.others(ctx, src)
 	if err != nil {

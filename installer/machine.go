@@ -69,7 +69,7 @@ func New(c ondisk.Install) *Env {
 		PowerOff: func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
 		Reboot:   func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) },
 		Gone: func(s Source) bool {
-			if c.Volume != "" { // the drive stays
+			if c.Volume != "" { // an optical drive stays when its medium is removed
 				_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
 				return volumeOf(s.Disk) != c.Volume
 			}
@@ -155,9 +155,8 @@ func volumeOf(dev string) string {
 	return strings.TrimRight(string(b[40:72]), " ")
 }
 
-// mountSource mounts the image's file system again for each attempt: if the
-// stick was pulled out, an earlier mount only returns errors, even if the
-// device has the same name now.
+// mountSource mounts the image's file system again for each attempt. If the stick was pulled out
+// and attached again, the earlier mount only returns errors, even if the device has the same name.
 func mountSource(dev, fs string) error {
 	_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
 	if err := os.MkdirAll(sourceDir, 0o700); err != nil {

@@ -78,8 +78,8 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 		// Nobody is present to answer: repair without asking, and restart after
 		// a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
-		// The partitions are named above; with two edgebake disks in one
-		// machine, a generator might mix them.
+		// All partitions are named above. With two edgebake disks in one machine, the generator
+		// might mix their partitions.
 		"systemd.gpt_auto=0",
 		// sshd listens only where the Image configures it, not on a
 		// hypervisor's socket; without that socket, its generator prints a
@@ -196,8 +196,8 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	} else {
 		take(ondisk.Loader(img.Arch), sdboot+".signed", sdboot)
 	}
-	// No default: it would have priority over the order of the entries, and so
-	// over an entry whose tries are used up.
+	// Set no default entry: it would override the order of the entries, in which an entry with no
+	// tries left comes last.
 	e.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
 	e.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
 		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",

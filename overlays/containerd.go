@@ -8,9 +8,9 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// containerd renders /etc/containerd/config.toml. The reference of the pause
-// image must be the one in the image, and the snapshotter the one of the image
-// store; otherwise containerd would pull.
+// containerd renders /etc/containerd/config.toml. The reference of the pause image must be the one
+// in the image, and the snapshotter the one of the image store; otherwise containerd would pull the
+// images.
 func (b *layer) containerd(img *configs.Image, f Facts) error {
 	major, _, _ := strings.Cut(strings.TrimPrefix(f.Containerd, "v"), ".")
 	if _, err := strconv.Atoi(major); err != nil {

@@ -30,7 +30,7 @@ var embedded embed.FS
 // LayerName is the name of Root's layer in messages and reports.
 const LayerName = "edgebake"
 
-// Facts has the inputs of rendering besides the Image.
+// Facts contains the inputs of rendering that are not in the Image.
 type Facts struct {
 	SourceDate time.Time
 	// Info describes the image. For ESP, Info.Partitions needs labels and
@@ -116,8 +116,8 @@ var enabled = []struct{ unit, target string }{
 	{"fstrim.timer", "timers.target"},
 }
 
-// masked units are useless on a machine whose packages are never updated in
-// place, or wait for a person.
+// masked lists units that are useless on a machine whose packages are never updated in place, or
+// that wait for a person.
 var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
 	"e2scrub_all.timer", "e2scrub_reap.service", "grub-common.service",
@@ -146,7 +146,7 @@ var noGenerators = []string{
 var removed = []string{
 	"etc/.resolv.conf.systemd-resolved.bak",
 	"initrd.img", "initrd.img.old", "vmlinuz", "vmlinuz.old",
-	"boot/firmware", // created by raspi-firmware; the ESP has our own
+	"boot/firmware", // created by raspi-firmware; the ESP has edgebake's own files
 	"usr/lib/grub", "etc/grub.d", "etc/default/grub", "etc/default/grub.d",
 }
 
@@ -184,7 +184,7 @@ func (b *layer) units(img *configs.Image) {
 	for _, g := range noGenerators {
 		b.link("etc/systemd/system-generators/"+g, "/dev/null")
 	}
-	// The D-Bus names that enabling these units in Debian would create.
+	// Create the D-Bus names that enabling these units in Debian would create.
 	b.link("etc/systemd/system/dbus-org.freedesktop.network1.service", "/usr/lib/systemd/system/systemd-networkd.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.resolve1.service", "/usr/lib/systemd/system/systemd-resolved.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.timesync1.service", "/usr/lib/systemd/system/systemd-timesyncd.service")
@@ -293,8 +293,8 @@ func (b *layer) embedded(root string) error {
 
 func (b *layer) image(f Facts) error {
 	info := f.Info
-	// The root can be written to either root partition of any disk: the copy on
-	// the ESP describes the disk's layout.
+	// Leave out the partitions, since this system can be written to either root partition of any
+	// disk. The copy of the file on the ESP describes the disk's layout.
 	info.Partitions = nil
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
@@ -320,7 +320,7 @@ var systemState = []string{
 	"var/lib/ucf",
 }
 
-// sysimage is their directory on the root; DATA has links to it.
+// sysimage is the directory of systemState on the root; DATA has links to it.
 const sysimage = "usr/lib/sysimage"
 
 // stateDirs contain the machine's state and container images, which are on

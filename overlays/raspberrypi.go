@@ -17,16 +17,16 @@ import (
 // kernel, initrd, command line, device trees and overlays. So each system is
 // one directory, and an update is another directory and one changed line.
 
-// piFirmware are the files that a Raspberry Pi 4 loads first, independent of
-// os_prefix; a 5 has them in its EEPROM.
+// piFirmware lists the files that a Raspberry Pi 4 loads first, independent of os_prefix. A
+// Raspberry Pi 5 has them in its EEPROM.
 var piFirmware = []string{"start4.elf", "fixup4.dat"}
 
 // piFirmwareDir is the directory of the package raspi-firmware's files.
 const piFirmwareDir = "usr/lib/raspi-firmware"
 
-// piBoards are the boards whose firmware supports GPT, with the prefix of their
-// device trees and the kernel modules that disk and network need. A new board
-// of these families needs only a new device tree.
+// piBoards lists the boards whose firmware supports GPT, with the prefix of their device trees and
+// the kernel modules that disk and network need. A new board of these families needs only a new
+// device tree.
 var piBoards = []struct {
 	name, trees string
 	modules     []string
@@ -41,8 +41,8 @@ const RaspberryPi4 = "Raspberry Pi 4"
 
 const pi5Trees = "bcm2712-"
 
-// PiBoards returns the boards that a kernel supports, and messages about what
-// the others lack. builtin is the content of the kernel's modules.builtin.
+// PiBoards returns the boards that a kernel supports and, for each other board, what is missing.
+// builtin is the content of the kernel's modules.builtin.
 func PiBoards(nodes []tree.Node, kernel, builtin string) (serves, lacks []string) {
 	have := Modules(nodes, kernel, builtin)
 	var trees []string
@@ -126,9 +126,8 @@ core_freq=360
 [all]
 `
 	if slices.ContainsFunc(trees, func(t string) bool { return strings.HasPrefix(t, pi5Trees) }) {
-		// Only if the kernel has the drivers of a 5: otherwise there is no
-		// device tree for it, and its firmware reports that and tries the
-		// next disk.
+		// Skip the check only if the kernel has the drivers of a Raspberry Pi 5. Otherwise the
+		// image has no device tree for it, and the firmware reports that and tries the next disk.
 		text += "# The build has found the drivers of a 5 in this kernel.\nos_check=0\n"
 	}
 	return text

@@ -8,14 +8,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// updated are files that tell systemd that the files generated from /usr are up
-// to date (ConditionNeedsUpdate in systemd.unit): users of sysusers.d, the
-// linker's cache, the hardware database, the journal's catalog. Debian's
-// packages generate them when they are installed; without these files the first
-// boot would generate them again, before firstboot.
+// updated lists files that mark the files generated from /usr as up to date for systemd
+// (ConditionNeedsUpdate in systemd.unit): users of sysusers.d, the linker's cache, the hardware
+// database, the journal's catalog. Debian's packages generate them when they are installed. Without
+// the marks, the first boot would generate them again, before firstboot.
 var updated = []string{"etc/.updated", "var/.updated"}
 
-// compiled are the directories and files from which they are generated.
+// compiled lists the directories and files from which those files are generated.
 var compiled = []string{"sysusers.d", "hwdb.d", "ld.so.conf", "ld.so.conf.d", "catalog"}
 
 // Fresh returns the image's own layer, without the files in updated if a layer

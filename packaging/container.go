@@ -32,8 +32,8 @@ const (
 	caBundle = "etc/ssl/certs/ca-certificates.crt"
 )
 
-// container writes the image with edgebake alone, for all architectures. It can
-// do everything that needs no other program.
+// container writes the smaller container image, with edgebake alone, for all architectures. It is
+// sufficient for everything that needs no other program.
 func (p *packages) container() error {
 	ca, err := os.ReadFile("/" + caBundle)
 	if err != nil {
@@ -63,10 +63,9 @@ func (p *packages) container() error {
 	})
 }
 
-// debianPackages are the packages that edgebake needs for a Debian base and for
-// ISOs. mmdebstrap runs as the container's root and does not need uidmap. For
-// another architecture, the emulator must be registered on the container's
-// host; arch-test checks that.
+// debianPackages lists the packages that edgebake needs for a Debian base and for ISOs. mmdebstrap
+// runs as the container's root and does not need uidmap. For another architecture, the emulator
+// must be registered on the container's host; arch-test checks that.
 var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
 
 // debianContainer writes the image with edgebake on Debian, for this computer's

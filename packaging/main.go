@@ -278,7 +278,7 @@ func (p *packages) copyDocs(doc string) error {
 			if err == nil && filepath.Base(file) == "quickstart.yaml" {
 				text, err = quickstartAlone(text)
 			}
-			// The name in Debian, compressed as Debian requires.
+			// Use the changelog's name in Debian, which requires it to be compressed.
 			text = bytes.ReplaceAll(text, []byte("](CHANGELOG.md)"), []byte("](NEWS.md.gz)"))
 			errs = append(errs, err, writeFile(filepath.Join(doc, filepath.Dir(pattern), filepath.Base(file)), text))
 		}
@@ -374,7 +374,7 @@ func (p *packages) debs(ctx context.Context) error {
 	return nil
 }
 
-// made prints what was made, and removes the packages that it replaces.
+// made prints the name and size of a package, and removes earlier versions of it if replace is set.
 func (p *packages) made(name string) error {
 	fi, err := os.Stat(name)
 	if err != nil {

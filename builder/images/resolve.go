@@ -186,7 +186,7 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref im
 	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
-// cachedRoot returns, from the cache, the response of a registry to a digest: a build whose lock
+// cachedRoot returns a registry's response to a digest from the cache, so that a build whose lock
 // pins everything needs no network.
 func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
@@ -205,9 +205,10 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d
 	return d, true, err
 }
 
-// parseManifest decodes an index or a manifest as containerd does. It sets the media type from the
-// document, so that the type depends on the digest alone: its own or, if it has none, OCI's type
-// for its contents. It rejects an index whose descriptor calls it a manifest, and the reverse.
+// parseManifest decodes an index or a manifest as containerd does. It sets the media type to the
+// one in the document or, if the document has none, to OCI's type for its contents, so that the
+// type depends on the digest alone. It rejects an index whose descriptor calls it a manifest, and a
+// manifest called an index.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`

@@ -95,7 +95,7 @@ func checkSize(d Descriptor, size int64) error {
 	return nil
 }
 
-// checkCached is checkSize for a blob in the cache.
+// checkCached compares the size of a blob in the cache with its descriptor.
 func checkCached(c *fetch.Cache, d Descriptor) error {
 	fi, err := os.Stat(c.BlobPath(d.Digest.Hex()))
 	if err != nil {
@@ -115,7 +115,7 @@ func badBlob(what string, d Descriptor, ref imageref.Ref, src source, err error)
 	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// listed is describe, but returns a BlobError.
+// listed converts a descriptor as describe does, but returns a BlobError.
 func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (Descriptor, error) {
 	d, err := describe(l)
 	if err != nil {

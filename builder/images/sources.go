@@ -25,7 +25,7 @@ func newSources(c *fetch.Cache, o *Options) *sources {
 }
 
 func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
-	// Sources differ by location, not by image.
+	// All images from one location share a source.
 	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
 	s.mu.Lock()
 	open := s.open[key]

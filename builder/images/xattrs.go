@@ -24,15 +24,15 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case name == xattrACL || name == xattrDefault:
 		return e.checkACL(name, value)
 	case namespace != "user" && namespace != "security":
-		// With trusted.* a layer could control overlayfs; other namespaces belong
-		// to other systems.
+		// A layer could control overlayfs with trusted.*; the remaining namespaces belong to other
+		// systems.
 		return false, nil
 	case rest == "":
 		return false, errors.New("it has no name after its namespace")
 	case name == xattrCaps:
 		return true, tree.CheckCapability(name, value)
 	case namespace == "user":
-		return e.IsRegular() || e.IsDir(), nil // other types cannot have any
+		return e.IsRegular() || e.IsDir(), nil // other types cannot have user attributes
 	}
 	return true, nil
 }
@@ -52,7 +52,7 @@ func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	b := []byte(value)
 	switch {
 	case e.IsSymlink():
-		return false, nil // the entry has no permissions
+		return false, nil // a symbolic link has no permissions
 	case len(b) == 0:
 		return false, nil
 	case len(b) < 4:

@@ -32,14 +32,14 @@ type Options struct {
 	Payload *media.Payload
 	// Program is the installer program, for the machine's architecture.
 	Program []byte
-	// Install are the instructions; Stick, ISO and Netboot fill in the fields about the image.
+	// Install contains the instructions; Stick, ISO and Netboot fill in the fields about the image.
 	Install ondisk.Install
-	// CACert has the only CA certificates, PEM, with which the image's server is verified; nil
+	// CACert, in PEM, has the only CA certificates with which the image's server is verified; nil
 	// means those of the image's system.
 	CACert []byte
 }
 
-// parts are the files that boot.
+// parts contains the boot files of an installer.
 type parts struct {
 	loader  map[string][]byte // in EFI/BOOT
 	kernel  []byte
@@ -315,7 +315,7 @@ func (b blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	return open{b.p}, nil
 }
 
-// open is the payload as a blob. Close does nothing: its owner closes it.
+// open is the payload as a blob. Close does nothing: the payload's owner closes it.
 type open struct{ *media.Payload }
 
 func (open) Close() error { return nil }

@@ -32,7 +32,7 @@ func Netboot(ctx context.Context, dir, url string, o Options, progress func(done
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	// Put both files in place together: a boot disk rejects an image with which it was not made.
+	// Put both files in place together: a boot disk rejects an image for which it was not made.
 	if err := o.write(ctx, filepath.Join(tmp, ondisk.InstallBootImage), 512, func(int64, int64) {}, esp); err != nil {
 		return err
 	}

@@ -47,10 +47,10 @@ func (s *Settings) Install() (ondisk.Install, error) {
 
 // Output is the destination of an installer.
 type Output struct {
-	ISO     string // file of an ISO image, or
-	Netboot string // directory of the files for network boot, and
-	URL     string // the directory's address on a web server
-	CACert  string // file with the CA of that server
+	ISO     string // file of an ISO image; empty for network boot
+	Netboot string // directory of the files for network boot; empty for an ISO
+	URL     string // address of that directory on a web server
+	CACert  string // file with the CA certificates of that server
 	Force   bool   // replace existing files
 }
 

@@ -21,8 +21,8 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether the n bytes at off are known to be a hole. Bytes after the end of the file
-// are not, even if the file was longer before.
+// isHole reports whether the n bytes at off are known to be a hole. It is false for bytes after the
+// end of the file, even if the file was longer before.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no data from there on

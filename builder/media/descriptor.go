@@ -33,7 +33,8 @@ func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
 
-// ErrNotGolden means that an image contains more than its build wrote, which may be secret.
+// ErrNotGolden means that an image contains data that its build did not write. Such data may be
+// secret.
 var ErrNotGolden = errors.New("it is not a golden image")
 
 // Hold locks the image against stamping until Close.
@@ -349,5 +350,5 @@ func misplaced(p gpt.Partition) error {
 	return fmt.Errorf("%w: partition %s has %d bytes at %d, which edgebake does not do", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
-// IsCompressed reports whether the name of an image is that of a compressed one.
+// IsCompressed reports whether a file name is that of a compressed image.
 func IsCompressed(name string) bool { return strings.HasSuffix(name, ".zst") }

@@ -92,8 +92,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				// Take the buffer before the number: the worker with the lowest number must not
-				// wait for a buffer.
+				// Take the buffer before the chunk's number: the worker with the lowest number must
+				// not wait for a buffer.
 				var room []byte
 				select {
 				case room = <-rooms:
@@ -128,7 +128,8 @@ func trim(b []byte) (at int64, rest []byte) {
 	return at, b
 }
 
-// maxZero is the number of bytes that one request zeroes; an interrupt waits for its end.
+// maxZero is the largest number of bytes that one request zeroes. An interrupt waits until the
+// request has ended.
 const maxZero = 256 << 20
 
 // write writes the chunks in order.
@@ -178,7 +179,8 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 		}
 	}
 	f.progress("write", f.data, f.data)
-	// DATA will grow into the rest of the disk. Verify reads a small rest.
+	// Discard the rest of the disk, into which DATA will grow. Zero a rest of at most one chunk,
+	// since Verify reads it.
 	rest := f.Table.Size - tailRoom - f.End
 	if rest > disk.Align {
 		d.Discard(f.End, rest)
@@ -242,7 +244,7 @@ func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 	return b, nil
 }
 
-// unknown is the digest of a chunk that was not hashed. It is no chunk's digest.
+// unknown is the digest of a chunk that was not hashed. No chunk has this digest.
 var unknown [32]byte
 
 // at returns the partition that contains the byte at off, or nil.
@@ -275,8 +277,9 @@ func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries changed while they were read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back and compares them with those that
-// PrepareFlash read and used without a digest. The golden digest covers the bytes read back.
+// asPrepared reads image.json and the boot entries back from the disk. PrepareFlash used them
+// before their digest was checked, so they must not have changed. The golden digest covers the
+// bytes read back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -366,8 +369,8 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned compares the digest of the i-th chunk, as the disk returns it, or records an unknown
-// one. back reverts the edits.
+// returned compares the digest of the i-th chunk, as read back from the disk, with the recorded
+// one. If none is recorded, it records the digest; back reverts the edits for the golden digest.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
 		return bytes.Equal(b, f.zeros) // much faster than hashing it

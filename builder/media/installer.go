@@ -320,7 +320,7 @@ func (s Source) open() (*Image, error) {
 	return m, nil
 }
 
-// PrepareFlashFrom is PrepareFlash for a Source.
+// PrepareFlashFrom does the work of PrepareFlash for a Source.
 func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	m, err := s.open()
 	if err != nil {

@@ -81,8 +81,8 @@ func open(path string, flag int) (*Image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
-// openLocked is open with a lock. It locks before it reads, since stamping changes the checksums of
-// a compressed image's slot frames, which open reads.
+// openLocked opens and locks an image. It locks before it reads, since stamping changes the
+// checksums of a compressed image's slot frames, which open reads.
 func openLocked(path string, flag int, exclusive bool) (*Image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
@@ -350,8 +350,8 @@ func (m *Image) readInfo() error {
 		}
 		return err
 	}
-	// A second one could be the slot for one program and data for another, since no digest covers
-	// partitions of that name.
+	// Reject a second partition with this name. One program could use it as the slot and another
+	// one as data, since no digest covers it.
 	for _, p := range m.table.Partitions {
 		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
 			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)

@@ -40,7 +40,7 @@ type Site struct {
 // SlotFiles returns the files of a slot with the Site or the Inventory.
 func (s Site) SlotFiles() (map[string][]byte, error) { return s.slotFiles(configs.SiteFields()) }
 
-// slotFiles is SlotFiles for an image that knows these fields of a Site.
+// slotFiles does the work of SlotFiles for an image that knows these fields of a Site.
 func (s Site) slotFiles(known []string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	maps.Copy(files, s.Files)
@@ -225,7 +225,7 @@ func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	return s.slotFiles(known)
 }
 
-// encodeSlot is slotOf, and also returns the slot's bytes, as slot.Encode makes them.
+// encodeSlot returns the result of slotOf, and the slot's bytes as slot.Encode makes them.
 func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {

@@ -24,9 +24,9 @@ type UpdateCost struct {
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
 	Data  int64 `json:"data"`
-	// Requests is the number of requests. Each takes update.RequestBytes besides these.
+	// Requests is the number of requests. Each costs update.RequestBytes in addition.
 	Requests int `json:"requests"`
-	// Bytes is the sum of all of that.
+	// Bytes is the sum of all these bytes, including those of the requests.
 	Bytes int64 `json:"bytes"`
 	// Image is the size of the whole compressed image.
 	Image int64 `json:"image"`
@@ -62,8 +62,8 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 	return t, nil
 }
 
-// CostOfUpdate computes the data of the image to that a machine fetches if it has the system of the
-// image or disk from.
+// CostOfUpdate computes how much of the image s a machine fetches if it has the system of the image
+// or disk from.
 func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -186,7 +186,7 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have seed
 	if err != nil {
 		return err
 	}
-	// A machine adds its own DATA to the known chunks only after it has read the new list.
+	// A machine knows the chunks of its own DATA only after it has read the new list of images.
 	if err := have.add(old, ondisk.LabelData, data.Size); err != nil {
 		return err
 	}

@@ -65,9 +65,9 @@ func OfPlan(p *plan.Plan, options builder.Options) []Target {
 }
 
 // readLock reads the target's lock: the one named by the flag, with the architecture in its name if
-// there are several targets, or the one next to the document. That may have its name from a time
-// when the document listed more or fewer architectures. A lock for another architecture is never
-// changed.
+// there are several targets, or the one next to the document. The document may have listed more or
+// fewer architectures before, so both names, with and without the architecture, are tried. A lock
+// for another architecture is never changed.
 func (t *Target) readLock(o *Options, several bool) error {
 	names := []string{o.Lock}
 	switch {
@@ -205,7 +205,7 @@ func (o *Options) Apply(targets []Target) error {
 func (t *Target) check(exportBase string) error {
 	image := t.Options.Output
 	errs := []error{builder.CheckOutput(image, t.Options.Force)}
-	if errs[0] == nil { // otherwise these have the same problem
+	if errs[0] == nil { // otherwise report and SBOM have the same problem
 		for _, f := range []struct{ what, path string }{{"report", Report(image)}, {"SBOM", SBOM(image)}} {
 			other := otherImage(image)
 			if err := file.Check(f.path, t.Options.Force || other == ""); err != nil {
@@ -233,7 +233,7 @@ func (t *Target) writesLock() bool { return t.Lock != "" && !t.Options.Locked }
 
 // buildFile is a file that a build reads or writes.
 type buildFile struct {
-	name    string // in messages about this file: its flag
+	name    string // in messages about this file: the flag that names it
 	what    string // in messages about another file
 	path    string
 	written bool

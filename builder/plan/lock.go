@@ -105,7 +105,7 @@ func isHex64(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// byOtherGo explains a difference of digests by two Go releases, or returns "".
+// byOtherGo returns a note if two Go releases may explain different digests, or "".
 func byOtherGo(here, locked string) string {
 	if here == "" || locked == "" || here == locked {
 		return ""
@@ -130,8 +130,8 @@ func (l *Lock) Uncompressed(name string, in Input) string {
 	return l.Inputs[name].Uncompressed
 }
 
-// Pinned returns the lock's digest of an input if the lock describes the same input: with the same
-// source or recipe and, if known, of the same image.
+// Pinned returns the lock's digest of an input if the lock describes the same input: the same
+// source or recipe and, for a container image, the same manifest.
 func (l *Lock) Pinned(name string, in Input) (string, bool) {
 	if l == nil {
 		return "", false

@@ -83,7 +83,7 @@ type Input struct {
 	// Uncompressed is the digest, in hex, of a compressed base's uncompressed bytes, once it is
 	// known. An exported base has these bytes.
 	Uncompressed string `json:"uncompressed,omitempty"`
-	// Field of the Image, or Place in a manifest of imagesFrom, is where the input is named. They
+	// Field (of the Image) or Place (in a manifest of imagesFrom) names the input's origin. They
 	// are only for messages, and not in the lock.
 	Field string `json:"field,omitempty"`
 	Place string `json:"place,omitempty"`
@@ -174,7 +174,8 @@ func (p *Plan) ID() (string, error) {
 		}
 		pinned := Input{SHA256: in.SHA256}
 		if in.Make == "image" {
-			// The index does not determine which of its manifests is used.
+			// Include the manifest's digest: an index does not determine which of its manifests is
+			// used.
 			pinned.Digest = in.Digest
 		}
 		c.Inputs[name] = pinned
@@ -232,7 +233,7 @@ func Decode(data []byte) (*Plan, error) {
 	if p.Inputs == nil {
 		p.Inputs = map[string]Input{}
 	}
-	// Files are indented; the ID is that of the compact format.
+	// The file is indented, but the ID is the hash of the compact format.
 	p.Config = json.RawMessage(compact(p.Config))
 	for name, in := range p.Inputs {
 		if in.Recipe != nil {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// private is the prefix of edgebake's own variables. Some contain passwords and tokens, and
-// edgebake starts scripts of packages, Images and Makefiles.
+// private is the prefix of edgebake's own variables. Some contain passwords and tokens, which
+// scripts of packages, Images and Makefiles must not see.
 const private = "EDGEBAKE_"
 
 // Environ returns the environment for external programs: that of this process
@@ -18,7 +18,7 @@ func Environ() []string {
 	return slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, private) })
 }
 
-// Command is exec.CommandContext with Environ.
+// Command is like exec.CommandContext, but uses Environ.
 func Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Env = Environ()

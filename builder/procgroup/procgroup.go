@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// killLimit limits the wait for killed processes: one in an uninterruptible
-// system call ends only after that.
+// killLimit limits the wait for killed processes. A process in an uninterruptible system call ends
+// only after the call.
 const killLimit = 10 * time.Second
 
 // Run runs a command of exec.CommandContext in its own process group. When its context ends, Run
 // interrupts the whole group and kills it after grace. If the command fails, Run kills the rest of
-// the group, or returns an error that says that processes are left. Processes that started a
-// session of their own are not found.
+// the group; if it cannot, it returns an error that mentions the remaining processes. It does not
+// find processes that started their own session.
 func Run(cmd *exec.Cmd, grace time.Duration) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = new(syscall.SysProcAttr)

@@ -133,7 +133,7 @@ func regular(path string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// OwnVars copies the firmware's variables to path, where one machine may write to them.
+// OwnVars copies the firmware's variables to path. Only one machine may write to the copy.
 func (fw Firmware) OwnVars(path string) (Firmware, error) {
 	b, err := os.ReadFile(fw.Vars)
 	if err != nil {

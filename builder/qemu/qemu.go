@@ -107,8 +107,8 @@ type NIC struct {
 	Forwards []Forward
 }
 
-// Cable connects two cards by two sockets of this host: the paths of its own end and the other.
-// Either machine may be stopped.
+// Cable connects two cards by two sockets of this host. Own is the path of this card's socket,
+// Other that of the other card's. Either machine may be stopped.
 type Cable struct{ Own, Other string }
 
 // Forward is one forwarded TCP port.
@@ -291,7 +291,7 @@ func (c *commandLine) devices(m Machine) {
 	}
 	if m.CD != "" {
 		c.add("-drive", "if=none,id=cd,format=raw,readonly=on,media=cdrom,file="+value(m.CD))
-		if m.Arch == "arm64" { // a board without IDE
+		if m.Arch == "arm64" { // arm64 boards have no IDE
 			c.add("-device", "virtio-scsi-pci,id=optical", "-device", "scsi-cd,bus=optical.0,drive=cd,bootindex=0")
 		} else {
 			c.add("-device", "ide-cd,drive=cd,bootindex=0")

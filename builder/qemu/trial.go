@@ -16,7 +16,7 @@ type Trial struct {
 	Image      string // a raw image or a disk
 	Size       int64  // size of the image
 	SectorSize int64
-	DiskSize   int64 // size of the machine's disk in bytes; less than Size means the image's own
+	DiskSize   int64 // size of the machine's disk in bytes; if it is less than Size, the disk has the image's size
 	SecureBoot bool
 	// Machine.Accel may be empty: KVM is then used if a short test shows that it works.
 	Machine
@@ -26,7 +26,8 @@ type Trial struct {
 	Stdout, Stderr io.Writer
 }
 
-// Run boots the machine with its console on the streams, until it ends or the context does.
+// Run boots the machine with its console on the streams. It returns when the machine or the context
+// ends.
 func (t *Trial) Run(ctx context.Context) error {
 	m := t.Machine
 	prog, err := Find(ctx, m.Arch)

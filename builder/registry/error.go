@@ -104,7 +104,7 @@ func urlHost(s string) string {
 // ErrNoManifest means that a response is not a manifest.
 var ErrNoManifest = errors.New("which is not a manifest")
 
-// Words are the caller's terms in fixes.
+// Words contains the caller's terms for fixes.
 type Words struct {
 	// Login and AuthFile tell the user where to set credentials.
 	Login, AuthFile string

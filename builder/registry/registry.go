@@ -16,7 +16,7 @@ import (
 type Access struct {
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool
-	// Stall limits the registry's silence.
+	// Stall is how long the registry may be silent before a request fails.
 	Stall time.Duration
 }
 
@@ -25,7 +25,7 @@ func (a Access) Transport() http.RoundTripper {
 	base := transfer.Transport(a.Stall, a.Stall)
 	rt := transfer.Impatient(base, a.Stall)
 	if a.Insecure {
-		base.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the user said so, for this host
+		base.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} //nolint:gosec // the user allowed this for the host
 		return rt
 	}
 	return tlsOnly{rt}

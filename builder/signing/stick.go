@@ -101,7 +101,7 @@ func (s *Stick) Write(dir string, key minisign.PrivateKey, now time.Time) error 
 	return write(ondisk.SlotSignature, signature)
 }
 
-// stickError names the final file, not the temporary one.
+// stickError replaces the name of the temporary file in an error with the final name.
 func stickError(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -121,7 +121,7 @@ func makeClaims(dir string, machines int) error {
 	}
 	name, empty := filepath.Join(dir, ondisk.SlotClaims), slot.ClaimsFile(machines)
 	if fi, err := os.Stat(name); err == nil && fi.Size() >= int64(len(empty)) {
-		return nil // it may be another user's, and is large enough
+		return nil // the file is large enough; it may belong to another user
 	}
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

@@ -23,7 +23,7 @@ type Remote struct {
 }
 
 const (
-	// requestTimeout limits the silence of a server.
+	// requestTimeout is how long a server may be silent before a request fails.
 	requestTimeout = 30 * time.Second
 	// patience is the number of requests in a row that may fail without progress before ReadAt
 	// fails.

@@ -24,9 +24,9 @@ type Retry struct {
 // longestAsked is the longest pause that a server may demand.
 const longestAsked = time.Minute
 
-// Do calls try until it succeeds, returns a Final error, or has failed too often. brought means
-// progress before the error: a transfer of an hour completes even over a connection that breaks
-// every minute.
+// Do calls try until it succeeds, returns a Final error, or has failed too often in a row. brought
+// means that an attempt made progress before its error, so the count starts again: an hour's
+// transfer completes even over a connection that breaks every minute.
 func (r Retry) Do(ctx context.Context, try func() (brought bool, err error)) error {
 	pause := r.Pause
 	for failed := 0; ; {

@@ -31,7 +31,8 @@ func Transport(connect, silence time.Duration) *http.Transport {
 	}
 }
 
-// Impatient ends responses that are silent for that long, with ErrStalled.
+// Impatient returns a transport whose responses end with ErrStalled if the server is silent for the
+// given time.
 func Impatient(base http.RoundTripper, silence time.Duration) http.RoundTripper {
 	return impatient{base, silence}
 }

@@ -58,7 +58,7 @@ func (a Accounts) Group(name string) []string {
 		row = a.Groups.Find(a.Groups.NameOf(name))
 	}
 	if len(row) < 3 {
-		return nil // or the line is damaged
+		return nil // the group does not exist, or its line is damaged
 	}
 	return row
 }

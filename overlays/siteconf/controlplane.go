@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// controlPlane reports container images of the control plane that are missing
-// from the image: they are not pulled while it starts.
+// controlPlane reports container images of the control plane that are missing from the image, since
+// none are pulled while it starts.
 func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return

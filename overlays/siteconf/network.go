@@ -274,8 +274,7 @@ func (a addressed) network(b *strings.Builder, isPort bool) {
 	case a.AcceptRA:
 		b.WriteString("IPv6AcceptRA=yes\n")
 	default:
-		// Any machine on the network can send them, with routes and DNS
-		// servers.
+		// Any machine on the network can send router advertisements, with routes and DNS servers.
 		b.WriteString("IPv6AcceptRA=no\n")
 	}
 }

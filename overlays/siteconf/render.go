@@ -183,9 +183,9 @@ func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
 // 1918, RFC 6598, RFC 4193 and link-local.
 var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
 
-// ControlPlaneProxyEnv is ProxyEnv for the control plane's static pods. The API
-// server connects to the addresses of nodes, which are not in the Site, and of
-// pods and Services: these requests must not use the proxy.
+// ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. The API
+// server connects to the addresses of nodes, which are not in the Site, and of pods and Services:
+// these requests must not use the proxy.
 func ControlPlaneProxyEnv(site *configs.Site) []string {
 	return proxyEnv(site, slices.Concat(site.ControlPlane.Documents().Inside(), privateNetworks))
 }
