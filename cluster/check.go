@@ -1,10 +1,10 @@
 package cluster
 
-// Check is the result of one check of a cluster or of documents, with a fix if it failed.
+// Check is the result of one check of a cluster or of documents, with a fix if the check failed.
 // Preflight, Verify, Endings and DocumentChecks return Checks.
 type Check struct {
 	Name string `json:"name"`
-	// Site is the checked Site; empty: the cluster, or all Sites.
+	// Site is the checked Site; empty: the check concerns the cluster or all Sites.
 	Site   string `json:"site,omitempty"`
 	State  string `json:"state"`
 	Detail string `json:"detail,omitempty"`
@@ -15,5 +15,5 @@ type Check struct {
 const (
 	CheckOK      = "ok"
 	CheckFailed  = "failed"
-	CheckUnknown = "unknown" // it cannot be checked from here, or need not be checked
+	CheckUnknown = "unknown" // it cannot or need not be checked
 )

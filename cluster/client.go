@@ -33,11 +33,11 @@ type Client struct {
 	dyn    dynamic.Interface
 }
 
-// requestTimeout bounds each request: an operator waits at a terminal.
+// requestTimeout limits each request. It is short because an operator waits at a terminal.
 const requestTimeout = 30 * time.Second
 
-// Open returns a client for a context of a kubeconfig, without a request yet. Empty names
-// mean the file that kubectl uses, and its current context.
+// Open returns a client for a context of a kubeconfig; it makes no request. An empty kubeconfig
+// means the file that kubectl uses, an empty context the current one.
 func Open(kubeconfig, context string) (*Client, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -52,13 +52,13 @@ func Open(kubeconfig, context string) (*Client, error) {
 	config.Timeout = requestTimeout
 	config.UserAgent = "edgebake"
 	config.WarningHandler = rest.NoWarnings{} // deprecation warnings are for developers, not operators
-	// A command makes one burst of requests; the default of 5 a second is too slow.
+	// A command sends many requests at once; client-go's default of 5 per second is too slow.
 	config.QPS, config.Burst = 50, 100
 	return newClient(config)
 }
 
-// emptyConfig explains client-go's error that no API server is configured: all files are
-// missing, or one of them lacks something.
+// emptyConfig replaces client-go's error that no API server is configured with the cause: all files
+// are missing, or one of them lacks something.
 func emptyConfig(files []string, loading clientcmd.ClientConfig, context string) error {
 	present := slices.DeleteFunc(slices.Clone(files), func(name string) bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
 	if len(present) == 0 && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
@@ -114,7 +114,7 @@ func (c *Client) as(token string) (*Client, error) {
 	return newClient(config)
 }
 
-// The resources that are read and written.
+// Resources that this package reads and writes.
 var (
 	secrets             = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	configMaps          = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
@@ -150,7 +150,7 @@ func (c *Client) get(ctx context.Context, r schema.GroupVersionResource, namespa
 	return obj, c.explain("reading "+describe(r, namespace, name), err)
 }
 
-// list reads all objects that the options select, on all pages.
+// list reads all objects that the options select, from all pages.
 func (c *Client) list(ctx context.Context, r schema.GroupVersionResource, namespace string, o metav1.ListOptions) ([]unstructured.Unstructured, error) {
 	all, err := c.resource(r, namespace).List(ctx, o)
 	if err != nil {
@@ -203,12 +203,12 @@ func (c *Client) explain(doing string, err error) error {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%s: the kubeconfig's user has no permission: %w", doing, err)
 	case errors.As(err, &unknown), errors.As(err, &host), errors.As(err, &invalid):
-		// It quotes the names of an untrusted certificate.
+		// The error quotes the names of an untrusted certificate.
 		return &reworded{fmt.Sprintf("%s: verifying the certificate of %s: %s; the kubeconfig belongs to another cluster, or the address to another server",
 			doing, c.Server(), printable.Short(err.Error(), 300)), err}
 	case errors.As(err, &network), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%s: %s does not answer: %w", doing, c.Server(), err)
-	case request != nil: // a truncated answer, or that of another server
+	case request != nil: // a truncated answer, or one of another kind of server
 		return fmt.Errorf("%s: asking %s: %w", doing, c.Server(), err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)

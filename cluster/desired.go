@@ -32,8 +32,8 @@ type desiredObject struct {
 	resource        schema.GroupVersionResource
 	namespace, name string
 	why, then       string
-	// change returns the desired object for the existing one, which is nil if it does not
-	// exist. It returns its argument if nothing has to change.
+	// change returns the desired object for the existing one, which is nil if there is none. It
+	// returns its argument if nothing has to change.
 	change func(is map[string]any) (map[string]any, error)
 }
 
@@ -63,8 +63,7 @@ func (c *Client) desired(ctx context.Context, w Wanted) ([]desiredObject, error)
 	return all, nil
 }
 
-// poolVersion returns the version of NodePool that the cluster stores, or "" without
-// OpenYurt.
+// poolVersion returns the version in which the cluster stores NodePools; "" without OpenYurt.
 func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	crd, err := c.get(ctx, crds, "", openyurt.PoolCRD)
 	if err != nil || crd == nil {
@@ -80,7 +79,7 @@ func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// exactly returns a change that replaces all fields except the metadata.
+// exactly returns a change that replaces all fields that obj has, except the metadata.
 func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
 	return func(is map[string]any) (map[string]any, error) {
 		if is == nil {
@@ -122,7 +121,7 @@ func bindNodes(kind, name string) map[string]any {
 	}
 }
 
-// mastersObjects returns the objects that publish the API servers, for Sites with
+// mastersObjects returns the objects that publish the list of API servers to nodes whose Sites set
 // ipvs.learnMasters.
 func mastersObjects(masters []string) []desiredObject {
 	const name, why = mastersName, "nodes learn of new masters (ipvs.learnMasters)"
@@ -135,7 +134,7 @@ func mastersObjects(masters []string) []desiredObject {
 	}
 }
 
-// ruleObject returns a rule in the form of a role.
+// ruleObject returns a rule as it is written in a role.
 func ruleObject(r openyurt.Rule) map[string]any {
 	return map[string]any{"apiGroups": anyList(r.Group), "resources": anyList(r.Resources...), "verbs": anyList(r.Verbs...)}
 }
@@ -152,7 +151,7 @@ func missingRules(role map[string]any, rules []openyurt.Rule) []openyurt.Rule {
 	return lacked
 }
 
-// bindsNodes reports whether a binding is for all nodes.
+// bindsNodes reports whether a binding applies to all nodes.
 func bindsNodes(binding map[string]any) bool {
 	subjects, _ := binding["subjects"].([]any)
 	return slices.ContainsFunc(subjects, func(s any) bool { return reflect.DeepEqual(s, nodesGroup()) })
@@ -162,8 +161,8 @@ func nodesGroup() map[string]any {
 	return map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": servercert.NodesGroup}
 }
 
-// hubObjects returns the objects that give yurthub its rights. Existing rules stay: those of
-// OpenYurt's own chart are wider.
+// hubObjects returns the objects that give yurthub its rights. Existing rules are kept, because
+// those of OpenYurt's own chart are wider.
 func hubObjects() []desiredObject {
 	const name, why = hubName, "without it yurthub never becomes ready"
 	return []desiredObject{
@@ -191,7 +190,7 @@ func hubObjects() []desiredObject {
 	}
 }
 
-// missingRights describes the rights that hubObjects would give to nodes.
+// missingRights describes the rights that nodes would get only from hubObjects.
 func (c *Client) missingRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
 	role, err := c.get(ctx, clusterRoles, "", hubName)
 	if err != nil {
@@ -242,7 +241,7 @@ func grants(rules []any, want map[string]any) bool {
 	})
 }
 
-// dnsObject keeps DNS traffic within a node pool, so that it works offline.
+// dnsObject keeps DNS traffic within a node pool, so that DNS works while the pool is offline.
 func dnsObject() desiredObject {
 	return desiredObject{services, systemNamespace, dnsName, "pods of a disconnected pool use the DNS of their own pool", "", func(is map[string]any) (map[string]any, error) {
 		if is == nil {
@@ -268,7 +267,7 @@ func poolObject(version, name, kind string) desiredObject {
 	}}
 }
 
-// proxyObject keeps kube-proxy in mode ipvs from removing the VIP's virtual server.
+// proxyObject keeps kube-proxy in mode ipvs from removing the virtual server of the VIP.
 func proxyObject(vip string) desiredObject {
 	return desiredObject{configMaps, systemNamespace, proxyName, "in mode ipvs kube-proxy removes virtual servers that it did not make",
 		"kubectl -n kube-system rollout restart daemonset kube-proxy",
@@ -282,8 +281,8 @@ func proxyObject(vip string) desiredObject {
 		}}
 }
 
-// excludeVIP adds the VIP to ipvs.excludeCIDRs of kube-proxy's configuration,
-// in mode ipvs, and leaves every other line as it is.
+// excludeVIP adds the VIP to ipvs.excludeCIDRs in kube-proxy's configuration if the mode is ipvs.
+// Every other line is kept as it is.
 func excludeVIP(text, vip string) (string, error) {
 	const doing = "reading config.conf of configmaps kube-proxy in namespace kube-system"
 	addr, err := netip.ParseAddr(vip)

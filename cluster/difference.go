@@ -28,9 +28,9 @@ func lines(obj map[string]any) []string {
 	return strings.Split(strings.TrimRight(text, "\n"), "\n")
 }
 
-// diff returns a line diff from a to b, with - and +, and some context.
+// diff returns a line diff from a to b, with - and + and some context lines.
 func diff(a, b []string) string {
-	// Longest common subsequence; objects have some hundred lines.
+	// Longest common subsequence in a full table: objects have only some hundred lines.
 	long := make([][]int, len(a)+1)
 	for i := range long {
 		long[i] = make([]int, len(b)+1)

@@ -1,6 +1,6 @@
-// Package cluster works on a running cluster for an operator: tokens, status, preconditions
-// of OpenYurt, updates of many nodes (rollout). It is the only package that imports client-go;
-// no program on a node imports it.
+// Package cluster works on a running cluster for an operator: tokens, status, preconditions of
+// OpenYurt, and updates of many nodes (rollout). It is the only package that imports client-go; no
+// program that runs on a node imports it.
 //
 // Invariants:
 //   - Before anything is written, the rights for all of it are checked, and all missing ones

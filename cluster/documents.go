@@ -7,8 +7,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// documentAreas groups the fields of a document into checks; the last group has all other
-// fields.
+// documentAreas groups the fields of a document into checks. The last group has all fields that no
+// other group has.
 var documentAreas = []struct {
 	name   string
 	fields []string
@@ -24,8 +24,8 @@ var documentAreas = []struct {
 // NotRead is the Detail of checks of fields that could not be read.
 const NotRead = "the document could not be read completely"
 
-// DocumentChecks turns the problems of documents into checks. Fields of a document that could
-// not be read are unknown.
+// DocumentChecks turns the problems of documents into checks. Fields that could not be read get the
+// state unknown.
 func DocumentChecks(probs configs.Problems) []Check {
 	var out []Check
 	taken := map[int]bool{}

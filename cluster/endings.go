@@ -14,8 +14,8 @@ import (
 // adminWarning is the remaining validity at which an operator's certificate is reported.
 const adminWarning = 60 * 24 * time.Hour
 
-// Endings checks when the cluster's CA and the operator's kubeconfig expire, which machines do
-// not report.
+// Endings checks when the cluster's CA and the operator's kubeconfig expire. Machines do not report
+// these dates.
 func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 	var out []Check
 	add := func(name string, end time.Time, before time.Duration, fix string) {

@@ -20,11 +20,11 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// Facts are the properties of a cluster that the Image of its nodes depends on.
+// Facts are properties of a cluster that the Image of its nodes depends on.
 type Facts struct {
 	// Version of the API server, without the suffix of a distribution.
 	Version string
-	// Pause is the newest pause image that a node has; empty: none is listed.
+	// Pause is the newest pause image that any node has; empty: none is listed.
 	Pause string
 	// DaemonSets are the cluster's DaemonSets, reduced to their images, as YAML; nil if there
 	// are none.
@@ -35,7 +35,7 @@ type Facts struct {
 	Skipped []string
 }
 
-// Facts reads the facts. It checks first that the user may also create a token.
+// Facts reads the facts. It first checks that the user may also create a token.
 func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	const doing = "describing the cluster"
 	if err := c.need(ctx, doing, append(mintRights(), right{"list", nodes, "", ""}, right{"list", daemonSets, "", ""})...); err != nil {
@@ -78,7 +78,8 @@ func (c *Client) Facts(ctx context.Context) (*Facts, error) {
 	return f, nil
 }
 
-// onlyImages returns a DaemonSet reduced to its images, since its settings may be secret.
+// onlyImages returns a DaemonSet reduced to its images, because its other fields may contain
+// secrets.
 func onlyImages(d *unstructured.Unstructured) map[string]any {
 	pod := map[string]any{}
 	for _, field := range []string{"initContainers", "containers"} {
@@ -133,7 +134,8 @@ func (c *Client) pause(ctx context.Context) (found string, err error) {
 	return found, nil
 }
 
-// version returns the API server's version, and the TLS state, or nil without TLS.
+// version returns the API server's version and the state of the TLS connection; the state is nil
+// without TLS.
 func (c *Client) version(ctx context.Context, doing string) (string, *tls.ConnectionState, error) {
 	client, err := rest.HTTPClientFor(c.config)
 	if err != nil {

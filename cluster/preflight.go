@@ -31,15 +31,15 @@ type PreflightSite struct {
 
 // PreflightOptions configure Preflight.
 type PreflightOptions struct {
-	// Client is for checks that need a kubeconfig; nil: these are skipped.
+	// Client is used for checks that need a kubeconfig; nil: these checks are skipped.
 	Client *Client
 	Now    time.Time
-	// ShipWithin is the time until the machines are switched on.
+	// ShipWithin is the time until the machines will be switched on.
 	ShipWithin time.Duration
-	// Kubelet is the version in the image; empty: unknown.
+	// Kubelet is the version of kubelet in the image; empty: unknown.
 	Kubelet string
 	Dial    api.DialFunc
-	// Timeout bounds the request to each API server.
+	// Timeout limits the request to each API server.
 	Timeout time.Duration
 }
 
@@ -49,20 +49,20 @@ type preflight struct {
 	checks []Check
 	// found is a client of an API server that was verified for the first Site.
 	found *api.Client
-	// silent: no API server has answered, so discovery is not tried with other tokens.
+	// silent is set if no API server has answered. Then discovery is not tried with other tokens.
 	silent bool
-	// proven has the result of discovery for each token. A token is sent only to an API server
-	// that discovery has verified with it.
+	// proven has the result of discovery for each token. A token is sent only to an API server that
+	// discovery has verified with that token.
 	proven map[configs.Secret]proof
 }
 
-// proof is the result of discovery with one token: a client, or why there is none.
+// proof is the result of discovery with one token: a client, or the error.
 type proof struct {
 	client *api.Client
 	err    error
 }
 
-// clientFor returns a client for a Site that uses its token.
+// clientFor returns a client that uses the Site's token.
 func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Client, error) {
 	token := site.Credentials.Token
 	if known, ok := p.proven[token]; ok {
@@ -82,7 +82,7 @@ func (p *preflight) clientFor(ctx context.Context, site *configs.Site) (*api.Cli
 	return of.client, of.err
 }
 
-// get makes a request with the timeout for one API server.
+// get makes a request within the timeout for one API server.
 func (p *preflight) get(ctx context.Context, client *api.Client, path string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
@@ -101,8 +101,8 @@ func (p *preflight) unknown(name, site, detail, fix string) {
 	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckUnknown, Detail: detail, Fix: fix})
 }
 
-// Preflight checks, without changes, whether the Sites' machines can join. Common checks of
-// one cluster are made once.
+// Preflight checks, without changing anything, whether the Sites' machines can join. Checks that
+// are the same for all Sites of a cluster are made once.
 func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) []Check {
 	var order []string
 	groups := map[string][]PreflightSite{}
@@ -127,8 +127,8 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	return all
 }
 
-// unusable returns why a kubeconfig gives no access to its cluster, or "". Missing rights of
-// its user do not count.
+// unusable returns why a kubeconfig gives no access to its cluster; "" if it does. Missing rights
+// of its user do not count.
 func (c *Client) unusable(ctx context.Context) string {
 	if c == nil {
 		return ""
@@ -161,14 +161,14 @@ func (p *preflight) cluster(ctx context.Context, sites []PreflightSite) {
 	p.openYurt(ctx, sites)
 }
 
-// discovery returns the discovery that a node of the Site performs.
+// discovery returns the discovery that a node with this Site performs.
 func (p *preflight) discovery(site *configs.Site, masters ...string) api.Discovery {
 	host, _, _ := net.SplitHostPort(site.EndpointHostPort())
 	return api.Discovery{Masters: masters, Token: site.Credentials.Token.Reveal(), Pins: site.CACertHashes, SkipPins: site.UnsafeSkipCAVerification,
 		CA: []byte(site.CACert), Names: []string{host, api.SharedName}, Dial: p.Dial, Timeout: p.Timeout}
 }
 
-// apiServer checks one API server with the discovery that a node performs.
+// apiServer checks one API server by the same discovery that a node performs.
 func (p *preflight) apiServer(ctx context.Context, master string, site *configs.Site) {
 	name := "API server " + master
 	d := p.discovery(site, master)
@@ -188,7 +188,7 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 	case errors.Is(err, api.ErrServerName):
 		p.fail(name, "", describeError(err), "name the API server as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
-		// The token is wrong; its own check has the details.
+		// The token is wrong. Its own check reports the details.
 		p.fail(name, "", describeError(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
 	case api.Code(err) != 0:
 		p.fail(name, "", describeError(err), "let anonymous users read kube-public/cluster-info (kubeadm init phase bootstrap-token), or give the Site the CA itself (caCert)")
@@ -197,12 +197,12 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 	}
 }
 
-// notThisToken reports whether an API server answered, but the token is wrong.
+// notThisToken reports whether the error means that an API server answered but the token is wrong.
 func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// describeError returns the error of requests to API servers on one line, without the servers'
+// describeError returns the errors of requests to API servers on one line, without the servers'
 // names and without repetitions.
 func describeError(err error) string {
 	if all := joined.Errors(err); len(all) > 1 {
@@ -246,7 +246,7 @@ func (p *preflight) ca(ctx context.Context, site *configs.Site) {
 	pins := site.CAPins()
 	switch {
 	case p.Client == nil:
-		return // apiServer has verified the CA of each
+		return // apiServer has verified the CA of each API server
 	case len(pins) == 0:
 		if site.UnsafeSkipCAVerification {
 			p.unknown(name, "", "the Site pins no CA", "write caCertHashes in place of unsafeSkipCAVerification")
@@ -322,7 +322,7 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 		return
 	}
 	if p.Client == nil {
-		// Discovery sends the token to a verified API server.
+		// Discovery verifies an API server and sends it the token.
 		if _, err := p.clientFor(ctx, s.Site); notThisToken(err) {
 			p.fail(name, "", describeError(err), fix)
 			return
@@ -355,12 +355,12 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	}
 }
 
-// withoutFix removes the fix from a problem; Check.Fix has it.
+// withoutFix removes the fix from a problem, because Check.Fix has it.
 func withoutFix(problem string) string { return strings.TrimSuffix(problem, ": mint another") }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.DateTime) + " UTC" }
 
-// nodeName checks whether the cluster already has a Node of the Site's name.
+// nodeName checks whether the cluster already has a Node with the Site's name.
 func (p *preflight) nodeName(ctx context.Context, s PreflightSite) {
 	const name = "node name"
 	node := strings.ToLower(s.NodeName)
@@ -400,7 +400,7 @@ func nodePools(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: openyurt.Group, Version: version, Resource: openyurt.Pools}
 }
 
-// openYurt checks yurthub's requirements in the cluster, for all Sites together.
+// openYurt checks whether the cluster meets yurthub's requirements, for all Sites together.
 func (p *preflight) openYurt(ctx context.Context, sites []PreflightSite) {
 	of := slices.DeleteFunc(slices.Clone(sites), func(s PreflightSite) bool { return !s.OpenYurt() })
 	if len(of) == 0 {

@@ -22,7 +22,7 @@ type Wanted struct {
 	Pools map[string]string
 }
 
-// Change is an object before and after a change. Before is nil for a new object.
+// Change is an object before and after a change. Before is nil if the object is new.
 type Change struct {
 	Resource  schema.GroupVersionResource `json:"resource"`
 	Namespace string                      `json:"namespace,omitempty"`
@@ -43,7 +43,7 @@ func (c *Change) NextStep() string { return c.nextStep }
 // Diff returns the change as a diff of YAML.
 func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 
-// Plan returns the changes that Prepare would make, after a dry run of each.
+// Plan returns the changes that Prepare would make. It has made a dry run of each.
 func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	desired, err := c.desired(ctx, w)
 	if err != nil {
@@ -103,7 +103,7 @@ func (c *Client) dryRun(ctx context.Context, w desiredObject) (*Change, error) {
 	return change, nil
 }
 
-// write creates or replaces an object, or with dryRun only tries to.
+// write creates or replaces an object; with dryRun, the API server only checks the request.
 func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is *unstructured.Unstructured, dryRun ...string) (*unstructured.Unstructured, error) {
 	obj := &unstructured.Unstructured{Object: copyOf(want)}
 	r := c.resource(at.Resource, at.Namespace)
@@ -111,7 +111,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 		done, err := r.Create(ctx, obj, metav1.CreateOptions{DryRun: dryRun, FieldManager: fieldManager})
 		return done, c.explain("making "+at.String(), err)
 	}
-	// With this version, an intermediate change by others is a conflict.
+	// With this version, a change that others made in between causes a conflict.
 	obj.SetResourceVersion(is.GetResourceVersion())
 	if status, ok := is.Object["status"]; ok {
 		obj.Object["status"] = status
@@ -147,7 +147,8 @@ func copyOf(obj map[string]any) map[string]any {
 	return (&unstructured.Unstructured{Object: obj}).DeepCopy().Object
 }
 
-// Prepare performs a plan. It first records the former objects in the cluster, for Revert.
+// Prepare performs a plan. It first records the former objects in the cluster, so that Revert can
+// restore them.
 func (c *Client) Prepare(ctx context.Context, plan []Change) error {
 	if len(plan) == 0 {
 		return nil

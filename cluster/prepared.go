@@ -12,34 +12,35 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// recordName is the ConfigMap in kube-system that records the objects before Prepare.
+// recordName is the ConfigMap in kube-system that records the objects as they were before Prepare.
 const recordName = "edgebake-prepared"
 
 // recordedChange is a Change in the record.
 type recordedChange struct {
 	Change
-	// Earlier is the object after a former Prepare, or nil. The object still has this state
-	// if the present change was interrupted.
+	// Earlier is the object after a former Prepare, or nil. If the present change was interrupted,
+	// the object still has this state.
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether the state is contains no change by others.
+// changedOnlyByPrepare reports whether nobody but Prepare has changed the object up to the state
+// is.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// madeByPrepare reports whether Prepare wrote the state is.
+// madeByPrepare reports whether Prepare wrote the object's state is.
 func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }
 
-// indexOf returns the index of an object in the record, or -1.
+// indexOf returns the index of a change's object in the record, or -1.
 func indexOf(all []recordedChange, of *Change) int {
 	return slices.IndexFunc(all, func(n recordedChange) bool { return n.String() == of.String() })
 }
 
-// preparable reports whether Prepare could have recorded the change: others may write to the
-// record, and Revert uses it with an administrator's rights.
+// preparable reports whether Prepare can have recorded the change. Others may be able to write to
+// the record, and Revert carries it out with an administrator's rights.
 func preparable(c *Change) bool {
 	pool := nodePools(c.Resource.Version)
 	switch {
@@ -61,7 +62,7 @@ func preparable(c *Change) bool {
 	})
 }
 
-// isObjectOf reports whether obj is the object of the change.
+// isObjectOf reports whether obj is the object that the change is about.
 func isObjectOf(obj map[string]any, c *Change) bool {
 	u := unstructured.Unstructured{Object: obj}
 	return u.GetName() == c.Name && u.GetNamespace() == c.Namespace
@@ -76,7 +77,7 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 	text, _, _ := unstructured.NestedString(obj.Object, "data", "changes.json")
 	var all []recordedChange
 	reading := "reading " + describe(configMaps, systemNamespace, recordName)
-	// The API machinery's decoder makes the same types of numbers, so that objects compare
+	// This decoder makes the same types of numbers as the API machinery, so that objects compare
 	// equal.
 	if err := utiljson.Unmarshal([]byte(text), &all); err != nil {
 		return nil, nil, fmt.Errorf("%s: it is damaged: %w", reading, err)
@@ -89,8 +90,9 @@ func (c *Client) recorded(ctx context.Context) ([]recordedChange, *unstructured.
 	return all, obj, nil
 }
 
-// record records the objects of a plan before the change. An existing record keeps the first
-// state, unless somebody else has changed the object since: revert must not lose that change.
+// record records the objects of a plan before they are changed. If an object is already recorded,
+// its first state is kept, unless somebody else has changed the object since: Revert must not lose
+// that change.
 func (c *Client) record(ctx context.Context, plan []Change) error {
 	all, obj, err := c.recorded(ctx)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/servercert"
 )
 
-// requestSubject returns the node in the subject of a certificate request that was made with
+// requestSubject returns the node named in the subject of a certificate request that was made with
 // a bootstrap token.
 func requestSubject(r *unstructured.Unstructured) string {
 	text, _, _ := unstructured.NestedString(r.Object, "spec", "request")

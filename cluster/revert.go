@@ -39,7 +39,7 @@ func (c *Client) inverse(ctx context.Context, all []recordedChange) ([]Reverted,
 		back := Reverted{Change: Change{Resource: n.Resource, Namespace: n.Namespace, Name: n.Name, Why: n.Why, Before: stateOf(obj), After: n.Before}}
 		switch {
 		case reflect.DeepEqual(back.Before, back.After):
-			continue // never performed, or reverted by hand
+			continue // the change was never made, or a person has reverted it
 		case !n.madeByPrepare(back.Before):
 			back.Kept = keptChanged
 		}
@@ -48,8 +48,8 @@ func (c *Client) inverse(ctx context.Context, all []recordedChange) ([]Reverted,
 	return out, nil
 }
 
-// Revert restores every recorded object. Objects that somebody else has changed since are
-// left as they are, and stay in the record.
+// Revert restores every recorded object. An object that somebody else has changed since is left as
+// it is and stays in the record.
 func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	all, record, err := c.recorded(ctx)
 	if err != nil || record == nil {
@@ -94,7 +94,8 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	return plan, err
 }
 
-// restore restores one object, or returns why it is kept: it was changed since it was read.
+// restore restores one object. kept is why the object is left as it is: somebody has changed it
+// meanwhile.
 func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error) {
 	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
 	if err != nil {
@@ -117,7 +118,7 @@ func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error
 	return "", err
 }
 
-// remove removes an object if it has not changed since it was read. A missing object is no
+// remove removes an object if nobody has changed it since it was read. A missing object is not an
 // error.
 func (c *Client) remove(ctx context.Context, at *Change, is *unstructured.Unstructured) error {
 	uid, version := is.GetUID(), is.GetResourceVersion()

@@ -22,22 +22,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// A rollout keeps its state in the Nodes alone, so it can be killed at any point and run
-// again. Each change of a Node is one patch, and fails if the Node was changed meanwhile.
+// A rollout keeps its state only in the Nodes, so it can be killed at any point and run again. Each
+// change of a Node is one patch, which fails if somebody else has changed the Node meanwhile.
 
-// annotationRollout has the rolloutMark of a Node.
+// annotationRollout is the annotation with the rolloutMark of a Node.
 const annotationRollout = "edgebake.io/update-rollout"
 
 // rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
-	// Given is when the order was written, Drain when the Node was cordoned, and Released
-	// when the order let the machine restart.
+	// Given is when the order was written, Drain when the Node was cordoned, and Released when the
+	// order was changed to let the machine restart.
 	Given    time.Time `json:"given,omitzero"`
 	Drain    time.Time `json:"drain,omitzero"`
 	Released time.Time `json:"released,omitzero"`
 	Ended    time.Time `json:"ended,omitzero"`
-	// Cordoned: the rollout cordoned the Node, and uncordons it.
+	// Cordoned is set if the rollout cordoned the Node, and therefore must uncordon it.
 	Cordoned bool   `json:"cordoned,omitempty"`
 	Result   string `json:"result,omitempty"` // UpdateDone, UpdateFailed or empty
 	Reason   string `json:"reason,omitempty"`
@@ -48,10 +48,10 @@ type rolloutMark struct {
 // States of a node in a rollout.
 const (
 	UpdatePending  = "pending"
-	UpdateNotReady = "notReady" // pending, and the node is not Ready: it gets no order
-	UpdateNone     = "noAnswer" // the machine has never answered: it does not accept orders
-	UpdateFetching = "fetching" // it has an order that holds it before the restart
-	UpdateHeld     = "held"     // all is fetched
+	UpdateNotReady = "notReady" // pending, but the node is not Ready: it gets no order
+	UpdateNone     = "noAnswer" // the machine has never answered, so it does not accept orders
+	UpdateFetching = "fetching" // it has an order that forbids the restart for now
+	UpdateHeld     = "held"     // everything is fetched; it waits for permission to restart
 	UpdateDraining = "draining"
 	UpdateRestarts = "restarting"
 	UpdateDone     = "done"
@@ -80,7 +80,7 @@ func updateNodeOf(u *unstructured.Unstructured) *updateNode {
 	n.unschedulable, _, _ = unstructured.NestedBool(u.Object, "spec", "unschedulable")
 	_, n.controlPlane = n.labels[api.ControlPlaneLabel]
 	n.answered = n.answer.Plan != ""
-	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // an unreadable mark counts as none
+	_ = json.Unmarshal([]byte(a[annotationRollout]), &n.mark) // a mark that cannot be read counts as none
 	return n
 }
 
@@ -90,7 +90,7 @@ const (
 	haltStopped = "stopped"
 )
 
-// Share is a number of nodes, or a percentage of the selected nodes, and at least one node.
+// Share is a number of nodes or a percentage of the selected nodes. It is always at least one node.
 type Share struct{ n, percent int }
 
 // String returns the share in the form that Set reads.
@@ -120,13 +120,13 @@ func (s *Share) Set(text string) error {
 
 func (s Share) of(nodes int) int { return max(1, s.n, nodes*s.percent/100) }
 
-// Ring is a part of the nodes that is updated before the next.
+// Ring is a group of nodes that is updated before the next ring begins.
 type Ring struct {
 	Name     string
 	selector labels.Selector
 }
 
-// Rings reads KEY=a,b,c: one ring for each value of a label, in that order.
+// Rings parses KEY=a,b,c. It returns one ring for each value of the label KEY, in that order.
 func Rings(text string) ([]Ring, error) {
 	key, list, ok := strings.Cut(text, "=")
 	if !ok || list == "" {
@@ -144,7 +144,7 @@ func Rings(text string) ([]Ring, error) {
 	return out, nil
 }
 
-// Selector reads a selector of labels, as kubectl does.
+// Selector parses a label selector as kubectl does.
 func Selector(text string) (Ring, error) {
 	s, err := labels.Parse(text)
 	if err != nil {
@@ -155,28 +155,28 @@ func Selector(text string) (Ring, error) {
 
 // Rollout is an update of nodes to one image.
 type Rollout struct {
-	// Order is given to each node; it has no Hold and no Again. Its NoDrain holds for the
-	// rollout too.
+	// Order is the order for each node, without Hold and Again. Its NoDrain applies to the rollout
+	// too.
 	Order order.Order
 	// Info describes the image.
 	Info ondisk.ImageInfo
 	// Rings select the nodes; empty: all workers. Control-plane nodes that a ring selects are
-	// updated last, one at a time, until one fails.
+	// updated last, one at a time, and only until one fails.
 	Rings []Ring
-	// Parallel limits the nodes that fetch or restart at the same time. Budget limits the
-	// nodes that have failed or are restarting.
+	// Parallel limits the nodes that fetch or restart at the same time. Budget limits the nodes
+	// that are restarting or have failed.
 	Parallel, Budget Share
 	// Soak is the time that a ring's nodes must stay Ready before the next ring begins.
 	Soak time.Duration
-	// Window is the time of each day in which orders are given and machines restart, in the
-	// time zone of this computer.
+	// Window is the time of each day in which orders are written and machines restart, in this
+	// computer's time zone.
 	Window forms.Window
-	// Drain limits the time for draining a node, Restart the time until it runs the new system
-	// and is Ready, and Fetch the time for fetching everything.
+	// Drain limits the time to drain a node. Restart limits the time until the node runs the new
+	// system and is Ready. Fetch limits the time to fetch everything.
 	Drain, Restart, Fetch time.Duration
-	// Retry gives the order again to nodes that have failed.
+	// Retry writes the order again for nodes that have failed.
 	Retry bool
-	// Tick is the interval of checking times; 0: rolloutTick.
+	// Tick is the interval between checks of the times; 0: rolloutTick.
 	Tick time.Duration
 }
 
@@ -200,8 +200,8 @@ func (r *Rollout) runs(n *updateNode) bool {
 	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
 }
 
-// answers reports whether the machine's last answer has this state and is about the order
-// that it was given, perhaps with other limits.
+// answers reports whether the machine's last answer has this state and belongs to the order in the
+// Node's mark, except that its limits may differ.
 func (r *Rollout) answers(n *updateNode, state string) bool {
 	o, err := order.Parse(n.answer.Order)
 	given := r.orderOf(n.mark, false)
@@ -212,7 +212,7 @@ func (r *Rollout) answers(n *updateNode, state string) bool {
 func (r *Rollout) state(n *updateNode) string {
 	m := n.mark
 	switch {
-	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // withdrawn
+	case r.ours(n) && m.Result == "" && m.Given.IsZero(): // the order was withdrawn
 	case r.ours(n) && m.Result == "" && !m.Released.IsZero():
 		return UpdateRestarts
 	case r.ours(n) && m.Result == "" && !m.Drain.IsZero():
@@ -235,7 +235,7 @@ func (r *Rollout) state(n *updateNode) string {
 	return UpdatePending
 }
 
-// controlPlaneRing is the name of the last ring, if control-plane nodes are selected.
+// controlPlaneRing is the name of the last ring if control-plane nodes are selected.
 const controlPlaneRing = "control-plane"
 
 // ringName returns the name of the i-th ring of selectNodes.
@@ -250,7 +250,7 @@ func (r *Rollout) ringName(i int) string {
 }
 
 // selectNodes assigns nodes to rings, in natural order of names. Control-plane nodes that a ring
-// selects form one more ring at the end; without Rings they are left out.
+// selects form an additional last ring. Without Rings, control-plane nodes are left out.
 func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	rings := r.Rings
 	if len(rings) == 0 {
@@ -274,8 +274,8 @@ func (r *Rollout) selectNodes(all []*updateNode) [][]*updateNode {
 	return out
 }
 
-// admit returns all reasons to reject a rollout. server is the version of the API server; all
-// are the nodes of the cluster.
+// admit returns all reasons to reject a rollout. server is the version of the API server; all are
+// all nodes of the cluster.
 func (r *Rollout) admit(all []*updateNode, server string) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -318,8 +318,8 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 	return errors.Join(errs...)
 }
 
-// otherUpdates returns the names of the nodes that are being updated to other images, by the
-// golden digest of the image.
+// otherUpdates returns the names of nodes that are being updated to other images, keyed by the
+// image's golden digest.
 func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 	other := map[string][]string{}
 	for _, n := range all {
@@ -334,10 +334,10 @@ func (r *Rollout) otherUpdates(all []*updateNode) map[string][]string {
 
 const archLabel = "kubernetes.io/arch"
 
-// short returns the beginning of a digest, for messages.
+// short returns the beginning of a digest, for use in messages.
 func short(digest string) string { return digest[:min(12, len(digest))] }
 
-// few lists the first names and the number of the others.
+// few lists the first names, and how many more there are.
 func few(names []string) string {
 	const most = 5
 	if more := len(names) - most; more > 0 {
@@ -346,15 +346,15 @@ func few(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// What a rollout does with a node.
+// Actions of a rollout on a node.
 const (
 	actGive     = "give"     // write the order, with hold
 	actDrain    = "drain"    // cordon
-	actEvict    = "evict"    // evict pods; once none is left, release
+	actEvict    = "evict"    // evict pods; when none is left, release
 	actRelease  = "release"  // write the order without hold
-	actFinish   = "finish"   // remove the order, uncordon, note the result
+	actFinish   = "finish"   // remove the order, uncordon, record the result
 	actWithdraw = "withdraw" // remove the order, uncordon
-	actUndrain  = "undrain"  // uncordon, and leave the order
+	actUndrain  = "undrain"  // uncordon, but leave the order
 	actRetry    = "retry"    // forget the failure
 )
 
@@ -367,12 +367,12 @@ type rolloutAct struct {
 // rolloutPlan lists the next actions of a rollout.
 type rolloutPlan struct {
 	acts []rolloutAct
-	// ended: nothing is left to be done, or to be waited for.
+	// ended is set if there is nothing left to do or to wait for.
 	ended bool
-	// waits names what the rollout waits for, other than machines.
+	// waits describes what the rollout waits for, apart from machines.
 	waits  string
 	states map[string][]string
-	// halted is the value of order.AnnotationHalt on some node.
+	// halted is the value of order.AnnotationHalt if any node has one.
 	halted string
 	budget int
 }
@@ -381,12 +381,12 @@ func (p *rolloutPlan) do(n *updateNode, what, result, reason string) {
 	p.acts = append(p.acts, rolloutAct{n, what, result, reason})
 }
 
-// actsOn reports whether the plan has an action for n: one is enough.
+// actsOn reports whether the plan already has an action for n; a node gets at most one.
 func (p *rolloutPlan) actsOn(n *updateNode) bool {
 	return slices.ContainsFunc(p.acts, func(a rolloutAct) bool { return a.node == n })
 }
 
-// haltOf returns the value of order.AnnotationHalt on some node; haltStopped takes precedence.
+// haltOf returns the value of order.AnnotationHalt that any node has; haltStopped takes precedence.
 func haltOf(all []*updateNode) (halt string) {
 	for _, n := range all {
 		if n.halt == haltStopped {
@@ -397,8 +397,8 @@ func haltOf(all []*updateNode) (halt string) {
 	return halt
 }
 
-// withEarlier adds the nodes of an earlier run, which may have had other selectors, whose
-// updates have not ended.
+// withEarlier adds nodes of an earlier run of this rollout whose updates have not ended. That run
+// may have had other selectors.
 func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 	for _, n := range all {
 		if r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !slices.Contains(nodes, n) {
@@ -408,7 +408,7 @@ func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 	return nodes
 }
 
-// plan returns the next actions. It depends only on the Nodes and the time.
+// plan returns the next actions. The result depends only on the Nodes and the time.
 func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 	p := rolloutPlan{states: map[string][]string{}, halted: haltOf(all)}
 	rings := r.selectNodes(all)
@@ -449,14 +449,14 @@ func (r *Rollout) plan(all []*updateNode, now time.Time) rolloutPlan {
 // rolloutCount counts nodes.
 type rolloutCount struct {
 	flying int // have an order that has not ended
-	atRisk int // restart, or have failed after a restart
+	atRisk int // restart now, or failed after a restart
 	failed int
-	// controlPlaneFailed: one of those that failed is a control-plane node. No other one
-	// follows, whatever the budget.
+	// controlPlaneFailed is set if a control-plane node has failed. Then no other control-plane
+	// node is updated, whatever the budget.
 	controlPlaneFailed bool
 }
 
-// count ends the updates that are over, and counts nodes by their states.
+// count plans the end of updates that are over, and counts nodes by their states.
 func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c rolloutCount) {
 	for _, n := range nodes {
 		state := r.state(n)
@@ -482,12 +482,13 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 	return c
 }
 
-// continueOrders plans the next step of each node that has an order, or takes the order back.
+// continueOrders plans the next step of each node that has an order. It may also withdraw the
+// order.
 func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, free bool, atRisk int) {
 	for _, n := range nodes {
 		switch state := r.state(n); {
 		case p.actsOn(n):
-		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // halted before its restart
+		case state == UpdateRestarts && r.answers(n, order.StateWithdrawn): // updates were halted before it restarted
 			p.do(n, actWithdraw, "", "")
 		case spent && (state == UpdateFetching || state == UpdateHeld || state == UpdateDraining):
 			p.do(n, actWithdraw, "", "")
@@ -495,7 +496,7 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 			p.do(n, actUndrain, "", "")
 		case state == UpdateDraining:
 			p.do(n, actEvict, "", "")
-		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // removed by --stop, or by hand
+		case (state == UpdateFetching || state == UpdateHeld) && n.order == "": // the order was removed by --stop or by hand
 			if free {
 				p.do(n, actGive, "", "")
 			}
@@ -510,14 +511,14 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 	}
 }
 
-// outcome returns UpdateDone or UpdateFailed once the update of a node has
-// ended, and "" before.
+// outcome returns UpdateDone or UpdateFailed once the update of a node has ended, and "" before
+// that.
 func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
 	late := func(since time.Time, most time.Duration) bool { return !since.IsZero() && now.Sub(since) > most }
 	switch state {
 	case UpdateFailed:
 		if r.runs(n) {
-			return UpdateDone, "" // late, or by hand
+			return UpdateDone, "" // it finished late, or a person helped
 		}
 		return "", ""
 	case UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
@@ -541,8 +542,8 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 	return "", ""
 }
 
-// ring returns the nodes of the first incomplete ring. soaks names what the
-// rollout waits for before that ring; then there are no nodes.
+// ring returns the nodes of the first incomplete ring. If the rollout has to wait before that ring,
+// ring returns no nodes, and soaks describes the reason.
 func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks string) {
 	for i, nodes := range rings {
 		var last time.Time
@@ -574,7 +575,8 @@ func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode
 	return nil, ""
 }
 
-// patchOf returns the merge patch of a Node for an action, with its new mark.
+// patchOf returns the merge patch that carries out an action on a Node, including the Node's new
+// mark.
 func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 	n, m := a.node, a.node.mark
 	now = now.UTC().Truncate(time.Second)
@@ -618,7 +620,7 @@ func (r *Rollout) patchOf(a rolloutAct, now time.Time) map[string]any {
 	}
 	b, err := json.Marshal(m)
 	if err != nil {
-		panic("BUG: " + err.Error()) // of strings and times
+		panic("BUG: " + err.Error()) // cannot fail: it has only strings and times
 	}
 	annotations[annotationRollout] = string(b)
 	patch := map[string]any{"metadata": map[string]any{"resourceVersion": n.version, "annotations": annotations}}

@@ -34,7 +34,7 @@ type UpdateRow struct {
 	State  string    `json:"state"`
 	Since  time.Time `json:"since,omitzero"`
 	Detail string    `json:"detail,omitempty"`
-	// Image and Plan describe the running system.
+	// Image and Plan describe the system that the node runs.
 	Image string `json:"image,omitempty"`
 	Plan  string `json:"plan,omitempty"`
 }
@@ -83,7 +83,7 @@ func sortNodes(all []*updateNode) {
 	slices.SortFunc(all, func(a, b *updateNode) int { return reports.Natural(a.name, b.name) })
 }
 
-// UpdateStatus returns the state of each node, from its Node.
+// UpdateStatus returns the update state of each node.
 func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	all, err := c.updateNodes(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	for _, n := range all {
 		r := &Rollout{}
 		r.Order.Golden = n.mark.Golden
-		if n.mark.Golden == "" { // no rollout: show only the machine's answer
+		if n.mark.Golden == "" { // not part of a rollout: show only the machine's answer
 			row := r.row(n, "")
 			row.State = cmp.Or(n.answer.State, "-")
 			if row.Detail = n.answer.Reason; !n.answered {
@@ -107,8 +107,8 @@ func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	return rows, nil
 }
 
-// CheckRollout returns the nodes that get the order, by ring, or all reasons to reject the
-// rollout.
+// CheckRollout returns the nodes that would get the order, by ring. If the rollout must be
+// rejected, the error has all reasons.
 func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, error) {
 	all, err := c.updateNodes(ctx)
 	if err != nil {
@@ -130,8 +130,9 @@ func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, err
 	return rows, nil
 }
 
-// HaltUpdates stops machines from carrying out orders and rollouts from giving them. stop also removes
-// all orders, and uncordons what a rollout cordoned. It returns how many Nodes it changed.
+// HaltUpdates makes machines stop carrying out orders and rollouts stop writing them. stop also
+// removes all orders, and uncordons the Nodes that a rollout cordoned. It returns the number of
+// changed Nodes.
 func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 	value := haltPaused
 	if stop {
@@ -156,7 +157,7 @@ func (c *Client) HaltUpdates(ctx context.Context, stop bool) (int, error) {
 	})
 }
 
-// ResumeUpdates undoes HaltUpdates, except that removed orders stay removed.
+// ResumeUpdates reverts HaltUpdates, except that removed orders stay removed.
 func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 	return c.changeUpdates(ctx, func(n *updateNode) map[string]any {
 		if n.halt == "" {
@@ -166,8 +167,8 @@ func (c *Client) ResumeUpdates(ctx context.Context) (int, error) {
 	})
 }
 
-// changeUpdates patches each Node for which change returns a patch. A Node that was changed
-// in the meantime is read again.
+// changeUpdates patches each Node for which change returns a patch. If a Node was changed
+// meanwhile, it is read and patched again.
 func (c *Client) changeUpdates(ctx context.Context, change func(*updateNode) map[string]any) (int, error) {
 	list, err := c.updateNodes(ctx)
 	if err != nil {
@@ -227,7 +228,7 @@ func (v *nodeView) all() []*updateNode {
 	return out
 }
 
-// put stores a Node unless the stored one is newer.
+// put stores a Node, unless the stored one is newer.
 func (v *nodeView) put(n *updateNode) {
 	v.mu.Lock()
 	if old := v.nodes[n.name]; old == nil || !newer(old.version, n.version) {
@@ -244,14 +245,14 @@ func (v *nodeView) ring() {
 	}
 }
 
-// newer compares resource versions, which are numbers.
+// newer reports whether resource version a is newer than b; both are numbers.
 func newer(a, b string) bool {
 	x, err1 := strconv.ParseUint(a, 10, 64)
 	y, err2 := strconv.ParseUint(b, 10, 64)
 	return err1 == nil && err2 == nil && x > y
 }
 
-// watchTime is the duration of one watch, after which the Nodes are listed again.
+// watchTime is the duration of one watch. After it, the Nodes are listed again.
 const watchTime = 10 * time.Minute
 
 // load lists the Nodes, and returns the version of the list.
@@ -274,7 +275,7 @@ func (c *Client) load(ctx context.Context, v *nodeView) (string, error) {
 // watchNodes keeps v up to date until ctx ends.
 func (c *Client) watchNodes(ctx context.Context, v *nodeView, version string, tick time.Duration, tell func(string)) {
 	config := rest.CopyConfig(c.config)
-	config.Timeout = 0 // a watch outlasts requestTimeout
+	config.Timeout = 0 // a watch lasts longer than requestTimeout
 	slow, err := newClient(config)
 	seconds := int64(watchTime.Seconds())
 	for ; ctx.Err() == nil; version, err = c.load(ctx, v) {
@@ -315,10 +316,11 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// rolloutTick is the interval of checking times, and the pods of nodes that are drained.
+// rolloutTick is the interval between checks of the times, and of the pods on nodes that are being
+// drained.
 const rolloutTick = 5 * time.Second
 
-// transient reports whether another try may help.
+// transient reports whether the request may succeed if it is repeated.
 func transient(err error) bool {
 	var network net.Error
 	return apierrors.IsConflict(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
@@ -328,9 +330,9 @@ func transient(err error) bool {
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
-// Update carries out a rollout until all nodes that can be updated are, or the budget is used
-// up. It may be killed at any point and run again. tell gets each change of a node, note what
-// the rollout waits for.
+// Update carries out a rollout until all nodes that can be updated are updated, or the budget is
+// used up. It may be killed at any point and run again. It calls tell for each change of a node,
+// and note with the reason for which the rollout waits.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
 	if err := c.need(ctx, doing, right{"list", nodes, "", ""}, right{"watch", nodes, "", ""}, right{"patch", nodes, "", ""}, right{"list", pods, "", ""}); err != nil {
@@ -385,7 +387,7 @@ func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), n
 	}
 }
 
-// retryFailed forgets the failures of nodes that still run another image.
+// retryFailed forgets the failures of nodes that do not run the new image.
 func (c *Client) retryFailed(ctx context.Context, r *Rollout, v *nodeView) error {
 	for _, n := range v.all() {
 		if r.state(n) == UpdateFailed && !r.runs(n) {
@@ -397,8 +399,8 @@ func (c *Client) retryFailed(ctx context.Context, r *Rollout, v *nodeView) error
 	return nil
 }
 
-// actAll carries out the actions of a plan, up to a transient error, after which the others may
-// be outdated. acted reports whether there were any and all were carried out.
+// actAll carries out the actions of a plan. It stops at a transient error, because the remaining
+// actions may be outdated. acted reports whether there were actions and all were carried out.
 func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rolloutAct, note func(string)) (acted bool, err error) {
 	for _, a := range acts {
 		if err := c.act(ctx, r, v, a); err != nil {
@@ -417,14 +419,14 @@ func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rol
 	return len(acts) > 0, nil
 }
 
-// wait waits for the next change of a Node, but at most for tick.
+// wait waits until a Node changes, but at most for tick.
 func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(tick):
 	case <-v.changed:
 		if !acted {
-			sleep(ctx, tick/5) // several changes often arrive together
+			sleep(ctx, tick/5) // changes often arrive in groups
 		}
 	}
 }
@@ -476,7 +478,7 @@ func (c *Client) act(ctx context.Context, r *Rollout, v *nodeView, a rolloutAct)
 	return err
 }
 
-// evict requests the eviction of the pods that a drain removes, and returns how many
+// evict requests the eviction of the pods that a drain removes, and returns how many of them
 // remain.
 func (c *Client) evict(ctx context.Context, node string) (left int, err error) {
 	list, err := c.list(ctx, pods, "", metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})

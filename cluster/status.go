@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Site is the status of a node, or of a token for one.
+// Site is the status of a node, or of a token that was made for one.
 type Site struct {
 	Node  string `json:"node"`
 	State string `json:"state"` // one of the states below
@@ -138,15 +138,15 @@ type RemoveOptions struct {
 	Now   time.Time
 }
 
-// precondition restricts a deletion to this very object: another object may have got its name
-// since it was read.
+// precondition restricts a deletion to this very object, because another object may have got the
+// name meanwhile.
 func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 	uid := is.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
 }
 
-// Remove removes a node from the cluster, so that another machine can have its name: its
-// tokens, certificate requests and Node. It returns what it removed.
+// Remove removes a node's tokens, certificate requests and Node from the cluster, so that another
+// machine can use its name. It returns what it removed.
 func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]string, error) {
 	doing := "removing node " + name
 	if err := c.need(ctx, doing, right{"get", nodes, "", name}, right{"delete", nodes, "", name}, right{"list", csrs, "", ""},
@@ -196,7 +196,7 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 			}
 		}
 	}
-	// The Node last, so that the command can be run again after an interruption.
+	// Delete the Node last, so that the command can be repeated after an interruption.
 	if node != nil {
 		if err := remove("Node "+name, c.resource(nodes, "").Delete(ctx, name, precondition(node))); err != nil {
 			return done, err
@@ -208,15 +208,15 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	return done, nil
 }
 
-// Report adds the machines' reports of first boot. The cluster's own state takes precedence:
-// a node that is Ready has no failed first boot.
+// Report adds the machines' reports of first boot. The cluster's own state takes precedence: a node
+// that is Ready is never shown with a failed first boot.
 func Report(all []Site, told []reports.Summary) []Site {
 	out := slices.Clone(all)
 	for _, t := range told {
 		i := slices.IndexFunc(out, func(s Site) bool { return s.Node == t.Node })
 		if i < 0 {
 			if t.Result == ondisk.ResultDone {
-				continue // the node was removed since
+				continue // the node was removed since it reported
 			}
 			out = append(out, Site{Node: t.Node, State: Waiting})
 			i = len(out) - 1

@@ -8,17 +8,17 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// On a cluster that edgebake did not build, a person has to change certificates and static
-// pods on the control-plane nodes. These are the commands: first for kubeadm-config, since the
-// next `kubeadm upgrade` would revert the change otherwise, then for each node, with copies of
-// the former files.
+// On a cluster that edgebake did not build, a person has to change certificates and static pods on
+// the control-plane nodes. These functions return the commands. The first one edits kubeadm-config,
+// because the next `kubeadm upgrade` would otherwise revert the change. Then follow the commands
+// for each node, which keep copies of the former files.
 
-// onEachControlPlaneNode returns the commands for one kubeadm phase with the cluster's own
-// configuration; kept are the files that it replaces.
+// onEachControlPlaneNode returns the commands that run one kubeadm phase with the cluster's own
+// configuration. kept are the files that the phase replaces.
 func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",
-		// Only the node knows its own address.
+		// Each node has to insert its own address.
 		`printf -- '\n---\napiVersion: %s\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: "%s"}\n' "$(sed -n 's/^apiVersion: //p' /root/kubeadm.yaml)" "$(sed -n 's/.*--advertise-address=//p' /etc/kubernetes/manifests/kube-apiserver.yaml)" >> /root/kubeadm.yaml`,
 		"mkdir -p /root/before-edgebake",
 		"mv " + strings.Join(kept, " ") + " /root/before-edgebake/",
@@ -28,13 +28,14 @@ func onEachControlPlaneNode(phase string, kept ...string) string {
 
 const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
 
-// certSANsStep adds names to the API servers' certificates, which they reload themselves.
+// certSANsStep adds names to the API servers' certificates. API servers reload their certificates
+// themselves.
 func certSANsStep(names []string) string {
 	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
 		onEachControlPlaneNode("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
 }
 
-// controllersStep sets kube-controller-manager's controllers: kubeadm's list, with or without
+// controllersStep sets kube-controller-manager's list of controllers to kubeadm's, with or without
 // nodelifecycle.
 func controllersStep(without bool) string {
 	list := "*,bootstrapsigner,tokencleaner"
@@ -45,14 +46,14 @@ func controllersStep(without bool) string {
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// managerRateStep sets kube-controller-manager's request rates to those of a control plane
-// that edgebake builds.
+// managerRateStep sets kube-controller-manager's request rates to those of a control plane built by
+// edgebake.
 func managerRateStep() string {
 	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, clusterdoc.ManagerQPS, 2*clusterdoc.ManagerQPS) +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// podRoomStep enlarges the pod network for more nodes. The nodes keep their ranges.
+// podRoomStep enlarges the pod network for more nodes. The existing nodes keep their ranges.
 func podRoomStep() string {
 	return editConfig + `set networking.podSubnet to a larger network that contains the present one. ` +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml") +
@@ -60,7 +61,7 @@ func podRoomStep() string {
 }
 
 // lifecycleFix returns the fix if both or neither of kube-controller-manager and yurt-manager
-// monitor nodes. version is yurt-manager's, or "".
+// monitor nodes. version is yurt-manager's; "" if unknown.
 func lifecycleFix(version string, both bool) string {
 	older := openyurt.RunsLifecycle(version)
 	switch {

@@ -33,13 +33,13 @@ type Token struct {
 	Expires     time.Time `json:"expires,omitzero"` // zero: never
 	Usages      []string  `json:"usages,omitempty"`
 	Groups      []string  `json:"groups,omitempty"`
-	// Problems are the reasons why no node can join with it, each with its fix.
+	// Problems are the reasons why no node can join with the token, each with its fix.
 	Problems []string `json:"problems,omitempty"`
 
 	secret configs.Secret
 }
 
-// tokenOf reads a token's Secret.
+// tokenOf returns the token in a Secret.
 func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	data := map[string]string{}
 	raw, _, _ := unstructured.NestedStringMap(obj.Object, "data")
@@ -96,7 +96,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 	return t
 }
 
-// Tokens lists the bootstrap tokens, the first to expire first.
+// Tokens lists the bootstrap tokens, sorted by expiry.
 func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
 	all, err := c.list(ctx, secrets, systemNamespace, metav1.ListOptions{FieldSelector: "type=" + api.TokenType})
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
 	return out, nil
 }
 
-// Minted is a new token, and the part of a Site that joins with it.
+// Minted is a new token, and the part of a Site with which a node joins by it.
 type Minted struct {
 	Token
 	Site *configs.Site
@@ -120,7 +120,7 @@ type Minted struct {
 
 // MintOptions configure MintToken.
 type MintOptions struct {
-	// Node that the token is for; empty: any.
+	// Node is the node for which the token is made; empty: any node.
 	Node string
 	TTL  time.Duration
 	Now  time.Time
@@ -136,14 +136,14 @@ func mintRights() []right {
 	}
 }
 
-// MintToken creates a bootstrap token, and returns it with the part of a Site that joins with
-// it.
+// MintToken creates a bootstrap token. It returns the token and the part of a Site with which a
+// node joins by it.
 func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
 	const doing = "minting a token"
 	if err := c.need(ctx, doing, mintRights()...); err != nil {
 		return nil, err
 	}
-	// Read the Site's fields first, so that no useless token is created.
+	// Read the Site's fields first: if that fails, no useless token is created.
 	site, err := c.siteStub(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", doing, err)
@@ -157,7 +157,7 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	if err := checkStub(site); err != nil {
 		return nil, fmt.Errorf("%s: no Site of this cluster would be valid, so no token was made:\n%w", doing, err)
 	}
-	for range 3 { // IDs have six letters, so two can be the same
+	for range 3 { // IDs have six characters, so a new one may be taken
 		t, obj := newTokenSecret(o)
 		_, err = c.resource(secrets, systemNamespace).Create(ctx, obj, metav1.CreateOptions{FieldManager: "edgebake"})
 		if apierrors.IsAlreadyExists(err) {
@@ -172,8 +172,8 @@ func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) 
 	return nil, fmt.Errorf("%s: %w", doing, err)
 }
 
-// checkStub returns what is wrong with a Site before a token is created, for example a VIP of
-// another family than the API servers.
+// checkStub checks the Site's fields before a token is created. It finds, for example, a VIP whose
+// address family differs from the API servers'.
 func checkStub(site *configs.Site) error {
 	with := *site
 	with.Credentials.Token = configs.NewSecret("abcdef.0123456789abcdef")
@@ -196,8 +196,7 @@ func newTokenSecret(o MintOptions) (Token, *unstructured.Unstructured) {
 	}}
 }
 
-// siteStub returns the fields of a Site that the cluster determines: API servers, endpoint,
-// CA.
+// siteStub returns the fields of a Site that the cluster determines: API servers, endpoint and CA.
 func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
 	info, err := c.clusterInfo(ctx)
 	if err != nil {
@@ -224,7 +223,7 @@ func (c *Client) siteStub(ctx context.Context) (*configs.Site, error) {
 	return site, nil
 }
 
-// masters returns the addresses that the API servers register.
+// masters returns the addresses that the API servers publish in the cluster.
 func (c *Client) masters(ctx context.Context) ([]string, error) {
 	slicesOf, err := c.list(ctx, endpointSlices, metav1.NamespaceDefault, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kubernetes"})
 	if err != nil {
@@ -289,8 +288,8 @@ func (c *Client) clusterInfo(ctx context.Context) (*info, error) {
 	return i, nil
 }
 
-// CheckToken returns a token, given whole or by its ID, with the reasons why no node can join
-// with it.
+// CheckToken returns a token, with the reasons why no node can join with it. token is the whole
+// token or its ID.
 func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*Token, error) {
 	id, secret, whole := strings.Cut(token, ".")
 	if err := checkTokenID(token, id); err != nil {
@@ -314,8 +313,7 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 	return &t, err
 }
 
-// HasToken reports whether the cluster has this token, given whole, and accepts it at time
-// now.
+// HasToken reports whether the cluster has this whole token and accepts it at time now.
 func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (bool, error) {
 	id, secret, err := api.SplitToken(token)
 	if err != nil {
@@ -331,7 +329,7 @@ func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (boo
 
 var tokenID = regexp.MustCompile(`^[a-z0-9]{6}$`)
 
-// checkTokenID returns an error for a text that is neither a token nor an ID.
+// checkTokenID returns an error if the text is neither a token nor an ID.
 func checkTokenID(token, id string) error {
 	if id != token {
 		_, _, err := api.SplitToken(token)
@@ -343,7 +341,7 @@ func checkTokenID(token, id string) error {
 	return nil
 }
 
-// shown returns an ID for messages, without the secret of a whole token.
+// shown returns a token's ID for messages, and hides the secret if it was given too.
 func shown(id string) string {
 	if len(id) > 6 {
 		return id[:6] + "..."
@@ -351,7 +349,7 @@ func shown(id string) string {
 	return id
 }
 
-// tryToken adds the problems of the cluster that keep a valid token from working.
+// tryToken adds the problems of the cluster that would keep a valid token from working.
 func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	whole := t.ID + "." + t.secret.Reveal()
 	i, err := c.clusterInfo(ctx)
@@ -381,7 +379,7 @@ func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	return nil
 }
 
-// RevokeToken removes a token, given whole or by its ID.
+// RevokeToken deletes a token. token is the whole token or its ID.
 func (c *Client) RevokeToken(ctx context.Context, token string) error {
 	id, _, _ := strings.Cut(token, ".")
 	if err := checkTokenID(token, id); err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Verify checks whether the cluster meets the requirements of its nodes.
+// Verify checks whether the cluster meets the requirements of edgebake's nodes.
 func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check, error) {
 	var out []Check
 	add := func(name, state, detail, fix string) {
@@ -34,7 +34,7 @@ func (c *Client) Verify(ctx context.Context, w Wanted, endpoint string) ([]Check
 	if err != nil {
 		return nil, err
 	}
-	if version == "" { // the other checks are still useful
+	if version == "" { // continue: the other checks are still useful
 		for _, name := range slices.Sorted(maps.Keys(w.Pools)) {
 			add("node pool "+name, CheckFailed, "there is no CRD "+openyurt.PoolCRD, openyurt.InstallManager)
 		}
@@ -114,8 +114,8 @@ func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 	return out, nil
 }
 
-// servingNames checks whether the API server's certificate has the endpoint and the VIP.
-// edgebake's nodes do not need these names, but other clients may.
+// servingNames checks whether the API server's certificate has the endpoint and the VIP. edgebake's
+// nodes do not need these names, but other clients may.
 func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
 	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}
@@ -141,8 +141,8 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	return f, nil
 }
 
-// managerAdvice checks the flags of kube-controller-manager that limit how many nodes a
-// cluster can have, or how fast they join.
+// managerAdvice checks flags of kube-controller-manager that limit how many nodes a cluster can
+// have, or how fast they join.
 func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	all, err := c.list(ctx, pods, systemNamespace, metav1.ListOptions{LabelSelector: managerLabel})
 	if apierrors.IsForbidden(err) {
@@ -178,7 +178,7 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	return out, nil
 }
 
-// flagOf returns the value of the last --name=value, "" if there is none.
+// flagOf returns the value of the last --name=value argument; "" if there is none.
 func flagOf(args []string, name string) (value string) {
 	for _, arg := range args {
 		if v, ok := strings.CutPrefix(arg, "--"+name+"="); ok {
@@ -188,8 +188,8 @@ func flagOf(args []string, name string) (value string) {
 	return value
 }
 
-// podRoom returns how many nodes get a range of kube-controller-manager's pod network, the
-// smaller number of two families, or 0 if it assigns none.
+// podRoom returns for how many nodes kube-controller-manager's pod network has ranges. With two
+// families it is the smaller number. It is 0 if no ranges are assigned.
 func podRoom(args []string) int {
 	if flagOf(args, "allocate-node-cidrs") != "true" {
 		return 0
@@ -222,10 +222,10 @@ const managerLabel = "component=kube-controller-manager"
 // manager is a cluster's yurt-manager, which approves yurthub's certificates.
 type manager struct {
 	deployment *unstructured.Unstructured // nil: not found
-	lacks, fix string                     // why it does not approve them and the fix, or ""
+	lacks, fix string                     // if it does not approve them: the reason, and the fix
 }
 
-// manager finds the cluster's yurt-manager.
+// manager finds the cluster's yurt-manager Deployment.
 func (c *Client) manager(ctx context.Context) (manager, error) {
 	obj, err := c.get(ctx, deployments, openyurt.ManagerNamespace, openyurt.Manager)
 	if err != nil {
@@ -245,7 +245,7 @@ func (c *Client) manager(ctx context.Context) (manager, error) {
 	return m, nil
 }
 
-// managerChecks checks OpenYurt's yurt-manager and the controllers that it replaces.
+// managerChecks checks yurt-manager, and kube-controller-manager's controllers that it replaces.
 func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	var out []Check
 	m, err := c.manager(ctx)
@@ -254,8 +254,8 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 	}
 	ready := Check{Name: openyurt.Manager + " runs (it approves yurthub's certificates)", State: CheckOK, Detail: m.lacks, Fix: m.fix}
 	if m.deployment == nil {
-		// Not a failure: it may have another name, or the cluster may get no edge nodes. In
-		// preflight it is an error, since a machine would wait for it.
+		// This is not a failure here: the Deployment may have another name, or the cluster may get
+		// no edge nodes. In preflight it is a failure, because a machine would wait for it.
 		ready.State = CheckUnknown
 		return append(out, ready), nil
 	}
@@ -312,8 +312,8 @@ func containerArgs(obj map[string]any, path ...string) []string {
 	return out
 }
 
-// runs reports whether --controllers enables a controller. By Kubernetes' rules, its name
-// counts first, then its name after -, then *.
+// runs reports whether the argument --controllers enables a controller. As in Kubernetes, an entry
+// with the controller's name counts first, then one with - before the name, then *.
 func runs(args []string, controller string) bool {
 	list := []string{"*"}
 	for i, a := range args {

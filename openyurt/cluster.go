@@ -9,49 +9,49 @@ const (
 	KindPool = "NodePool"
 	Pools    = "nodepools"
 	PoolCRD  = Pools + "." + Group
-	// HubRole is the ClusterRole, and its binding, that lets yurthub list what it caches, with
-	// the node's own rights.
+	// HubRole is the name of the ClusterRole, and of its binding, that allows yurthub to list the
+	// objects it caches. yurthub uses the node's own rights.
 	HubRole = "yurt-hub"
-	// BootstrapRole is a ClusterRole of the yurt-manager chart after v1.7. It lets a
-	// bootstrap token get NodePools, which edgebake's nodes never do.
+	// BootstrapRole is a ClusterRole of the yurt-manager chart after v1.7. It allows bootstrap
+	// tokens to get NodePools, which edgebake's nodes never do.
 	BootstrapRole = HubRole + "-bootstrap"
-	// TopologyKey annotates a Service whose clients use only endpoints in their part of the
-	// cluster, as its value defines it. PoolTopology: in their own pool.
+	// TopologyKey is an annotation of a Service. Clients then use only endpoints in their part of
+	// the cluster; the value PoolTopology means their own node pool.
 	TopologyKey  = "openyurt.io/topologyKeys"
 	PoolTopology = "openyurt.io/nodepool"
 )
 
-// Manager is OpenYurt's controller, a Deployment in ManagerNamespace. It approves
-// yurthub's certificates.
+// Manager is OpenYurt's controller, a Deployment in ManagerNamespace. It approves yurthub's
+// certificate requests.
 const (
 	Manager          = "yurt-manager"
 	ManagerNamespace = systemNamespace
 )
 
-// Fixes that install the cluster's part of OpenYurt.
+// Fixes that install OpenYurt's components in the cluster.
 const (
 	InstallManager = "install OpenYurt's " + Manager + " chart, of the release that yurthub is of"
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
 )
 
-// Signers of yurthub's certificates. kubelet may request a certificate of
-// ServerSigner too; only yurthub's has ServerName among its names.
+// Signers of yurthub's certificates. kubelet may request a certificate from ServerSigner too, but
+// only yurthub's has ServerName among its names.
 const (
 	ClientSigner = "kubernetes.io/kube-apiserver-client"
 	ServerSigner = "kubernetes.io/kubelet-serving"
 	ServerName   = "kubernetes"
 )
 
-// NodeLifecycle is the controller that marks dead nodes. Exactly one of
-// kube-controller-manager and yurt-manager must run it.
+// NodeLifecycle is the controller that detects dead nodes. Exactly one of kube-controller-manager
+// and yurt-manager must run it.
 const NodeLifecycle = "nodelifecycle"
 
 // LifecycleSince is the first release of OpenYurt that leaves NodeLifecycle to
 // kube-controller-manager.
 const LifecycleSince = "v1.6.0"
 
-// RunsLifecycle reports whether Manager of this version runs NodeLifecycle by default; false
-// if the version is unknown.
+// RunsLifecycle reports whether this version of Manager runs NodeLifecycle by default. It returns
+// false if the version is unknown.
 func RunsLifecycle(version string) bool {
 	return semver.IsValid(version) && semver.Compare(version, LifecycleSince) < 0
 }
@@ -62,9 +62,9 @@ const (
 	PoolCloud = "Cloud"
 )
 
-// PoolProblem returns why an edge or cloud node does not belong in a pool of this type, and
-// the fix; "" if it does. OpenYurt's controller turns all nodes in pools of type Edge into
-// edge nodes; an edge node in another pool stays one.
+// PoolProblem returns why an edge or cloud node does not belong in a pool of this type, and the
+// fix; "" if it does. OpenYurt's controller turns every node in a pool of type Edge into an edge
+// node. An edge node in a pool of another type stays an edge node.
 func PoolProblem(poolType string, cloud bool) (what, fix string) {
 	switch {
 	case cloud && poolType == PoolEdge:

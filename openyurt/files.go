@@ -15,34 +15,34 @@ const (
 	pki             = Root + "/pki"
 )
 
-// OpenYurt's own paths, so that its tools find their files.
+// Paths are OpenYurt's own, so that its tools find the files.
 const (
 	Program = "/usr/local/bin/" + yurthub
 	Unit    = yurthub + ".service"
-	// Dropin is where yurtadm and OpenYurt's own convert write yurthub's arguments. It would
-	// override edgebake's.
+	// Dropin is the file in which yurtadm and OpenYurt's own convert write yurthub's arguments. It
+	// would override edgebake's arguments.
 	Dropin = "/etc/systemd/system/" + Unit + ".d/10-yurthub.conf"
-	// Root is the directory of yurthub's identity, Cache that of its answers while it is
-	// offline.
+	// Root is the directory of yurthub's identity. Cache has the answers that yurthub gives while
+	// the node is offline.
 	Root  = "/var/lib/" + yurthub
 	Cache = ondisk.KubernetesDir + "/cache"
-	// Identity is yurthub's kubeconfig for the API server.
+	// Identity is the kubeconfig with which yurthub accesses the API server.
 	Identity = Root + "/" + yurthub + ".conf"
-	// KubeletConf is kubelet's kubeconfig for yurthub.
+	// KubeletConf is the kubeconfig with which kubelet accesses yurthub.
 	KubeletConf = "/var/lib/openyurt/kubelet.conf"
 	Manifest    = ondisk.ManifestsDir + "/" + yurthub + ".yaml"
 )
 
-// Identities returns the paths that yurthub keeps between its starts: its certificates, its
+// Identities returns the paths that yurthub keeps across restarts: its certificates, its
 // kubeconfigs and its cache.
 func Identities() []string {
 	return []string{Cache, pki, Root + "/autonomy", Identity, Root + "/bootstrap-hub.conf"}
 }
 
-// API is the path of OpenYurt's own resources, without a version.
+// API is the API path of OpenYurt's own resources, without a version.
 const API = "/apis/" + Group + "/"
 
-// Ports of yurthub. It authenticates nobody, and acts with the node's rights.
+// Ports of yurthub. It does not authenticate clients, and acts with the node's rights.
 const (
 	ProxyPort  = "10261" // for the node, and for pods at PodAddress
 	HealthPort = "10267" // health and profiles
@@ -50,23 +50,23 @@ const (
 	PoolPort   = "10269" // for other nodes of the pool
 )
 
-// Addresses on the node itself. PodAddress is on the dummy interface, for pods.
+// Addresses on the node itself. PodAddress is the address of the dummy interface, for pods.
 const (
 	Health     = loopback + ":" + HealthPort
 	Proxy      = "http://" + loopback + ":" + ProxyPort
 	PodAddress = "169.254.2.1"
 )
 
-// ReadyPath is the path of Health that answers 200 once yurthub has its identity and its
-// lists.
+// ReadyPath is the path at Health that answers 200 once yurthub has its identity and has listed the
+// objects it needs.
 const ReadyPath = "/v1/readyz"
 
-// Certificate is a certificate that yurthub rotates: Name-current.pem in Dir is a link to the
-// newest of Name-<date>.pem.
+// Certificate is a certificate that yurthub rotates. Name-current.pem in Dir is a symlink to the
+// newest Name-<date>.pem.
 type Certificate struct {
 	Dir, Name string
-	// Replaceable: if it is missing, yurthub requests another one. It could get its client
-	// certificate only with a token, which is long forgotten.
+	// Replaceable is set if yurthub requests a missing certificate again. It cannot do that for its
+	// client certificate, which requires a token that has been removed by then.
 	Replaceable bool
 }
 
@@ -75,7 +75,8 @@ func Certificates() []Certificate {
 	return []Certificate{{pki, yurthub, false}, {pki, yurthub + "-server", true}}
 }
 
-// UnitFile is yurthub's unit, in images and on nodes that are converted without one.
+// UnitFile is yurthub's unit. It is in images, and is installed when a node without it is
+// converted.
 const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
 # on up before kubelet at every boot, with or without a network, and restarted
 # forever: yurthub itself gives up after four minutes without its identity.
@@ -101,8 +102,8 @@ TimeoutStopSec=10
 WantedBy=multi-user.target
 `
 
-// Sysctl lets yurthub listen on the node's address while DHCP has removed that, e.g. without a
-// cable.
+// Sysctl lets yurthub listen on the node's address even if DHCP has removed that address, for
+// example because the cable is unplugged.
 const Sysctl = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
 
 // PodManifest returns the manifest of yurthub as a static pod.
@@ -121,7 +122,7 @@ const (
 	PodNamespace = systemNamespace
 )
 
-// Logs tells a person where yurthub's logs are.
+// Logs returns a hint where yurthub's logs are.
 func (h Hub) Logs() string {
 	if h.IsPod() {
 		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"

@@ -9,17 +9,16 @@ import (
 
 // flag is a flag of yurthub's command line.
 type flag struct {
-	// since is the first version with the flag, until the first without it; "": all supported
-	// versions have it.
+	// since is the first version with the flag, and until the first version without it. If both are
+	// empty, all supported versions have the flag.
 	since, until string
-	// managed: first boot sets it, with the endpoint first, the CA pinned, and an identity
-	// that is requested only once.
+	// managed is set if first boot sets the flag.
 	managed bool
-	// fixed is who relies on the flag's default; "": nobody.
+	// fixed describes who relies on the flag's default; "": nobody does.
 	fixed string
 }
 
-// flags are the flags of supported yurthubs, from their source. yurthub does not start with an
+// flags lists the flags of supported yurthubs, from their source. yurthub does not start with an
 // unknown flag.
 var flags = func() map[string]flag {
 	all := map[string]flag{
@@ -46,8 +45,8 @@ var flags = func() map[string]flag {
 	return all
 }()
 
-// in reports whether yurthub of this version, or of any for "", has the flag. A prerelease, or
-// a build from a release, has the release's flags.
+// in reports whether yurthub of this version has the flag; "" stands for any version. A prerelease,
+// or a build from a release, has the flags of that release.
 func (f flag) in(version string) bool {
 	tag, _, _ := strings.Cut(version, "-")
 	if !semver.IsValid(tag) {
@@ -56,8 +55,8 @@ func (f flag) in(version string) bool {
 	return (f.since == "" || semver.Compare(tag, f.since) >= 0) && (f.until == "" || semver.Compare(tag, f.until) < 0)
 }
 
-// BadFlag returns why a person may not set a flag of yurthub of this version, or of any for
-// ""; "" if it is allowed.
+// BadFlag returns why a person may not set a flag for yurthub of this version; "" if it is allowed.
+// An empty version stands for any version.
 func BadFlag(name, version string) string {
 	f, known := flags[name]
 	switch {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Modes in which yurthub chooses among its servers: the first healthy one, or all in turn.
+// Modes in which yurthub chooses an API server: the first healthy one, or all in turn.
 const (
 	LBPriority   = "priority"
 	LBRoundRobin = "rr"
@@ -16,23 +16,23 @@ const (
 // LBModes returns all modes.
 func LBModes() []string { return []string{LBPriority, LBRoundRobin} }
 
-// DefaultNamespace is the namespace of yurthub's settings in a cluster.
+// DefaultNamespace is the namespace in which a cluster keeps yurthub's settings.
 const DefaultNamespace = systemNamespace
 
 // Hub is the configuration of a node's yurthub.
 type Hub struct {
-	// Version is yurthub's, e.g. v1.7.0; "": unknown, treated as the newest.
+	// Version is yurthub's version, for example v1.7.0; "": unknown, treated as the newest.
 	Version            string
 	Node, Pool, NodeIP string
 	Cloud              bool
-	Dummy              bool // the kernel has dummy interfaces
+	Dummy              bool // the node's kernel has dummy interfaces
 	Servers            []string
 	Namespace, LBMode  string
 	Pins               []string
 	Extra              []string
 	Organizations      []string
-	// Image is the container image in the form staticPod. yurthub then has its own identity,
-	// which it gets with the token in BootstrapFile.
+	// Image is the container image, if the form is staticPod. In that form yurthub has its own
+	// identity, which it requests with the token in BootstrapFile.
 	Image, BootstrapFile string
 }
 
@@ -47,8 +47,8 @@ func (h Hub) release() release {
 // IsPod reports whether yurthub runs as a static pod.
 func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
-// Args returns yurthub's command line, without flags that the release does not have. The
-// server that never changes is first in Servers.
+// Args returns yurthub's command line, without flags that the release does not have. In Servers,
+// the server that never changes comes first.
 func (h Hub) Args() []string {
 	var out []string
 	give := func(name, value string) {
@@ -80,24 +80,24 @@ func (h Hub) Args() []string {
 		give("discovery-token-unsafe-skip-ca-verification", "false")
 	}
 	out = append(out, h.Extra...)
-	if !h.Dummy { // last, since the last one applies: with a dummy interface yurthub would not start here
+	if !h.Dummy { // appended last, because the last one applies: yurthub does not start with a dummy interface here
 		give("enable-dummy-if", "false")
 	}
 	return out
 }
 
-// Env returns the file with the arguments for Unit.
+// Env returns the environment file with the arguments for Unit.
 func (h Hub) Env() []byte {
 	return []byte("# Written by firstboot from the site.\nYURTHUB_ARGS=" + strings.Join(h.Args(), " ") + "\n")
 }
 
-// Resource is a kind of object in a version.
+// Resource is a kind of object in one API version.
 type Resource struct{ Kind, Version string }
 
-// Path returns the path at which the API server lists the objects.
+// Path returns the path at which the API server lists these objects.
 func (r Resource) Path() string { return API + r.Version + "/" + r.plural() }
 
-// CRD returns the resource and its version as in errors of the API server.
+// CRD returns the resource and its version as the API server's errors write them.
 func (r Resource) CRD() string { return r.plural() + "." + Group + "/" + r.Version }
 
 func (r Resource) plural() string { return strings.ToLower(r.Kind) + "s" }
@@ -108,8 +108,8 @@ const bucketsFlag = "--enable-pool-service-topology"
 // pools returns the resource of the NodePools that yurthub lists.
 func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
 
-// PoolSource returns the resource that yurthub lists for its pool before it is ready; ok is
-// false if it lists none.
+// PoolSource returns the resource from which yurthub learns about its pool before it is ready. ok
+// is false if it lists none.
 func (h Hub) PoolSource() (r Resource, ok bool) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.Extra {
@@ -136,10 +136,10 @@ var (
 	serverArg = regexp.MustCompile(`(?:^|[\s"])--server-addr=([^\s"]+)`)
 )
 
-// NodeIPIn returns the node's address in the arguments of an Env; "" if there is none.
+// NodeIPIn returns the node's address from the arguments in an Env; "" if there is none.
 func NodeIPIn(env string) string { return first(nodeIPArg, env) }
 
-// ServersIn returns the servers in the arguments of an Env or a PodManifest, nil if there are
+// ServersIn returns the servers from the arguments in an Env or a PodManifest; nil if there are
 // none.
 func ServersIn(text string) []string {
 	if list := first(serverArg, text); list != "" {
@@ -155,7 +155,7 @@ func first(arg *regexp.Regexp, text string) string {
 	return ""
 }
 
-// PodIsOf reports whether a PodManifest is for the node of this name.
+// PodIsOf reports whether a PodManifest is for the node with this name.
 func PodIsOf(manifest, node string) bool {
 	return strings.Contains(manifest, strconv.Quote("--node-name="+node)+"\n")
 }
@@ -165,7 +165,8 @@ func (h Hub) SettingsPath() string { return "/api/v1/namespaces/" + h.Namespace 
 
 var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 
-// DummyNames returns the interfaces that a yurthub with these arguments may have left.
+// DummyNames returns the names of the interfaces that a yurthub with these arguments may have left
+// behind.
 func DummyNames(args string) []string {
 	var names []string
 	for _, r := range slices.Backward(releases) {

@@ -8,26 +8,26 @@ import (
 	"strings"
 )
 
-// RedirectFlags redirect kubelet to yurthub. They are the exact bytes that OpenYurt's own tools
-// write and look for.
+// RedirectFlags redirect kubelet to yurthub. OpenYurt's own tools write and search for exactly
+// these bytes.
 const RedirectFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 
-// ListPlainly makes kubelet list in a way that yurthub supports offline. kubelet 1.35 and
-// later lists by watches, for which yurthub 1.7 sends nothing while no server is reachable:
-// kubelet would not find its Node, and run no pods.
+// ListPlainly makes kubelet list objects in a way that yurthub supports offline. kubelet 1.35 and
+// later lists through watches, to which yurthub 1.7 sends nothing while no API server is reachable.
+// kubelet would then not find its Node, and run no pods.
 const ListPlainly = " --feature-gates=WatchListClient=false"
 
 // Redirect adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
 func Redirect(args, plain string) string {
 	if strings.HasSuffix(args, ListPlainly) {
-		plain = ListPlainly // a second one, so that Unredirect leaves a person's own
+		plain = ListPlainly // add a second one, so that Unredirect keeps the one that a person wrote
 	}
 	return args + plain + RedirectFlags
 }
 
-// Unredirect removes the arguments that Redirect or OpenYurt's own tools added, and returns those too;
-// "" if there are none. A ListPlainly elsewhere was set by a person, or begins a longer list
-// of feature gates.
+// Unredirect removes the arguments that Redirect or OpenYurt's own tools added. turned has the
+// removed arguments; "" if there were none. A ListPlainly elsewhere was set by a person, or is the
+// beginning of a longer list of feature gates.
 func Unredirect(args string) (rest, turned string) {
 	for _, t := range []string{ListPlainly + RedirectFlags, RedirectFlags} {
 		before, after, found := strings.Cut(args, t)
@@ -35,7 +35,7 @@ func Unredirect(args string) (rest, turned string) {
 			continue
 		}
 		if before != "" && after != "" && after[0] != ' ' {
-			before += " " // it was the end of t
+			before += " " // this space was the end of t
 		}
 		return before + after, t
 	}
@@ -46,7 +46,7 @@ func Unredirect(args string) (rest, turned string) {
 func IsRedirected(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
 // JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub of the form
-// staticPod: it has no certificate of its own. plain is the result of PlainLists.
+// staticPod. Such a kubelet has no certificate of its own. plain is the result of PlainLists.
 func JoinedArgs(given map[string]string, plain string) map[string]string {
 	args := maps.Clone(given)
 	if args == nil {
@@ -82,8 +82,8 @@ preferences: {}
 `
 
 // PlainLists returns ListPlainly if kubelet needs it, otherwise "". version is the output of
-// kubelet --version, or like v1.36.3. Before 1.30, kubelet does not start with this gate;
-// before 1.35, it needs none.
+// kubelet --version, or a version such as v1.36.3. Before 1.30, kubelet does not start with this
+// feature gate; from 1.30 to 1.34 it does not need it.
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {

@@ -40,5 +40,5 @@ func IsCloud(labels map[string]string) bool { return labels[LabelEdgeWorker] != 
 // Unlabel returns the command that removes a Node from its pool.
 func Unlabel(node string) string { return "kubectl label node " + node + " " + LabelNodePool + "-" }
 
-// Unpooled is the problem of a node without a pool.
+// Unpooled is the problem of a node that is in no pool.
 const Unpooled = "yurthub starts only with the name of a node pool"

@@ -1,11 +1,11 @@
 package openyurt
 
-// NeedKind is the kind of a Need, which determines how to check it.
+// NeedKind is the kind of a Need. It determines how to check the Need.
 type NeedKind int
 
 const (
 	NeedCRD      NeedKind = iota // Resource is defined in the cluster
-	NeedRight                    // system:nodes may do what Rule says
+	NeedRight                    // the group system:nodes has the right in Rule
 	NeedApprover                 // Manager runs, and approves certificates
 	NeedPool                     // the node's own pool exists, and has the right type
 )
@@ -15,16 +15,16 @@ type Need struct {
 	Kind     NeedKind
 	Resource Resource
 	Rule     Rule
-	// Path is where a node itself can check whether it has the right.
+	// Path is the API path with which a node itself can check whether it has the right.
 	Path string
 	Fix  string
-	// Awaited: yurthub is not ready without it, so it is checked while waiting for yurthub.
+	// Awaited is set if yurthub is not ready without it. It is then checked while first boot waits
+	// for yurthub.
 	Awaited bool
 }
 
-// Needs returns all requirements. Every check of a cluster uses this list: `edgebake
-// preflight`, `edgebake cluster prepare` and `verify`, and first boot while it waits for
-// yurthub.
+// Needs returns all requirements. Every check of a cluster uses this list: `edgebake preflight`,
+// `edgebake cluster prepare` and `verify`, and first boot while it waits for yurthub.
 func (h Hub) Needs() []Need {
 	pools := h.pools()
 	all := []Need{{Kind: NeedCRD, Resource: pools, Fix: InstallManager}}
@@ -32,13 +32,13 @@ func (h Hub) Needs() []Need {
 	for _, n := range []Need{
 		{Resource: Resource{Kind: "ConfigMap"}, Rule: Rule{"", []string{"configmaps"}, []string{"get", "list", "watch"}}, Path: h.SettingsPath(), Awaited: true},
 		{Resource: pools, Rule: listRule(pools), Path: pools.Path(), Awaited: listed && source == pools},
-		// kube-proxy needs this, with the node's rights.
+		// kube-proxy needs this, and uses the node's rights.
 		{Resource: Resource{Kind: "EndpointSlice"}, Rule: Rule{"discovery.k8s.io", []string{"endpointslices"}, []string{"list", "watch"}}, Path: "/apis/discovery.k8s.io/v1/endpointslices"},
 	} {
 		n.Kind, n.Fix = NeedRight, GrantHubRole
 		all = append(all, n)
 	}
-	if listed && source != pools { // HubRole does not have this right
+	if listed && source != pools { // the rules of HubRole do not include this right
 		all = append(all, Need{Kind: NeedRight, Resource: source, Rule: listRule(source), Path: source.Path(), Awaited: true,
 			Fix: "OpenYurt's charts do not grant it: give system:nodes list and watch of " + source.plural() + "." + Group + ", or take " + bucketsFlag + " out of yurthub's arguments"})
 	}
@@ -54,7 +54,7 @@ type Rule struct {
 
 func listRule(r Resource) Rule { return Rule{Group, []string{r.plural()}, []string{"list", "watch"}} }
 
-// HubRules returns the rules of HubRole: what yurthub requests with its node's rights.
+// HubRules returns the rules of HubRole: the rights that yurthub needs from its node.
 func HubRules() []Rule {
 	var all []Rule
 	for _, n := range (Hub{}).Needs() {

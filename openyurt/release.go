@@ -13,16 +13,16 @@ const (
 	FormStaticPod = "staticPod"
 )
 
-// release has the properties of a minor release of v1 that differ between releases. Flags are
-// in flags.
+// release has the properties in which minor releases of v1 differ, apart from flags, which are in
+// flags.
 type release struct {
 	minor int
-	// form: from 1.7 on, yurthub can use kubelet's certificate, and so run as a unit on a node
-	// that has joined. Before, it runs as a static pod with its own identity.
+	// form is how yurthub runs. From 1.7 on, it can use kubelet's certificate, so it can run as a
+	// unit on a node that has joined. Before 1.7, it runs as a static pod with its own identity.
 	form string
 	// pools is the version of the NodePools that yurthub lists.
 	pools string
-	// dummy is yurthub's interface, unless its arguments name another one.
+	// dummy is the name of yurthub's interface, unless its arguments name another one.
 	dummy string
 }
 
@@ -39,8 +39,8 @@ var (
 	FirstUnit = releases[slices.IndexFunc(releases, func(r release) bool { return r.form == FormUnit })].minor
 )
 
-// releaseOf returns the properties of a minor release. A newer one than all known ones is
-// treated as the newest.
+// releaseOf returns the properties of a minor release. A release newer than all known ones is
+// treated like the newest.
 func releaseOf(minor int) release {
 	of := releases[0]
 	for _, r := range releases {
@@ -51,28 +51,28 @@ func releaseOf(minor int) release {
 	return of
 }
 
-// FormOf returns the form in which a minor release runs.
+// FormOf returns the form in which yurthub of a minor release runs.
 func FormOf(minor int) string { return releaseOf(minor).form }
 
-// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet runs pods behind
-// a yurthub of the form staticPod. Later kubelets list Services by spec.clusterIP, which that
-// yurthub does not support (OpenYurt's issue 2379), and start no pod without that list.
+// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet can run pods behind a
+// yurthub of the form staticPod. Later kubelets list Services by spec.clusterIP, which that yurthub
+// does not support (OpenYurt's issue 2379). Without that list kubelet starts no pod.
 const LastKubernetesOfPods = 30
 
-// The newest minor releases of Kubernetes for which OpenYurt certifies yurthub as a unit, and
-// with which it was tested here.
+// The newest minor releases of Kubernetes for use with yurthub as a unit: the one for which
+// OpenYurt certifies it, and the one with which edgebake tests it.
 const (
 	CertifiedKubernetes = 34
 	NewestKubernetes    = 36
 )
 
-// Release returns a minor release as people write it, e.g. v1.7.
+// Release returns a minor release in its usual form, for example v1.7.
 func Release(minor int) string { return "v1." + strconv.Itoa(minor) }
 
 // Supported returns the range of supported releases as text.
 func Supported() string { return Release(Oldest) + " to " + Release(Newest) }
 
-// Example returns a supported version.
+// Example returns an example of a supported version.
 func Example() string { return Release(Newest) + ".0" }
 
 // VersionForm matches a version of yurthub.
@@ -96,8 +96,8 @@ func RunsAsPod(version string) bool {
 
 var reported = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
-// Reported returns the release, e.g. v1.7, in the output of `yurthub --version`; "" if it was
-// built by hand, without one.
+// Reported returns the release, for example v1.7, from the output of `yurthub --version`; "" if the
+// program was built by hand, without a release.
 func Reported(output string) string {
 	if m := reported.FindStringSubmatch(output); m != nil {
 		return m[1]
@@ -105,7 +105,7 @@ func Reported(output string) string {
 	return ""
 }
 
-// FirstOf returns the first version of a release as of Reported; "" for "".
+// FirstOf returns the first version of a release in the form of Reported; "" for "".
 func FirstOf(release string) string {
 	if release == "" {
 		return ""
@@ -113,7 +113,7 @@ func FirstOf(release string) string {
 	return release + ".0"
 }
 
-// CanBorrow reports whether a release, as of Reported, can use kubelet's certificate.
+// CanBorrow reports whether a release, in the form of Reported, can use kubelet's certificate.
 func CanBorrow(release string) bool {
 	minor, ok := Minor(FirstOf(release))
 	return ok && FormOf(minor) == FormUnit
@@ -123,22 +123,23 @@ func CanBorrow(release string) bool {
 const module = "github.com/openyurtio/openyurt"
 
 var (
-	// versionFlag is how OpenYurt's own builds, by make and for its releases, set the version
-	// that a program reports. Go records it unless -trimpath was given, which they do not use.
+	// versionFlag matches the linker flag with which OpenYurt's own builds (by make, and for its
+	// releases) set the version that a program reports. Go records the flag unless -trimpath is
+	// given, which these builds do not use.
 	versionFlag = regexp.MustCompile(`(?:^|[\s='"])` + regexp.QuoteMeta(module) + `/pkg/projectinfo\.gitVersion=([^\s'"]*)`)
-	// tagged matches a commit with a tag. Anything longer (v1.6.1-0a1b2c3 of make,
-	// v1.6.2-0.2026… of Go) is some commits after a tag, so that its version is uncertain.
+	// tagged matches the version of a commit that has a tag. Anything longer (v1.6.1-0a1b2c3 of
+	// make, v1.6.2-0.2026… of Go) is some commits after a tag, so that its release is uncertain.
 	tagged = regexp.MustCompile(`^(v1\.[0-9]+\.[0-9]+)(?:\+dirty)?$`)
 )
 
-// BuiltFrom returns the release of OpenYurt that a program was built from, "" if that is
+// BuiltFrom returns the release of OpenYurt from which a program was built; "" if that is
 // uncertain.
 func BuiltFrom(info *debug.BuildInfo) string {
 	if info.Main.Path != module {
 		return ""
 	}
 	var said []string
-	if v := info.Main.Version; v != "" && v != "(devel)" { // from the tag, since Go 1.24
+	if v := info.Main.Version; v != "" && v != "(devel)" { // the version from the tag, since Go 1.24
 		said = append(said, v)
 	}
 	for _, s := range info.Settings {

@@ -1,10 +1,10 @@
-// Package api makes the few requests to a kube-apiserver that a node needs: discovery through
-// the published cluster-info, and some reads with the bootstrap token or kubelet's
-// certificate. It uses net/http, since client-go is larger than all of firstboot.
+// Package api makes the few requests to a kube-apiserver that a node needs: discovery through the
+// published cluster-info, and some reads with the bootstrap token or kubelet's certificate. It uses
+// net/http, because client-go is larger than all of firstboot.
 //
-// Invariants: no secret is sent to a server before its certificate is verified with a CA that
-// the caller pinned or that the token's signature confirms; no error contains a secret; the
-// size of every answer is limited.
+// Invariants: no secret is sent to a server before its certificate is verified, with a CA that the
+// caller pinned or that the token's signature confirms. No error contains a secret. The size of
+// every answer is limited.
 package api
 
 import (
@@ -31,7 +31,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// maxAnswer is the largest answer that is read, in bytes; a ConfigMap has 1 MiB at most.
+// maxAnswer is the size in bytes of the largest answer that is read. A ConfigMap has at most 1 MiB.
 const maxAnswer = 4 << 20
 
 // DialFunc opens a connection.
@@ -41,26 +41,26 @@ type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 type Client struct {
 	// Server is "https://host:port".
 	Server string
-	// CA are the certificates, PEM, that the server is verified with.
+	// CA has the PEM certificates with which the server is verified.
 	CA []byte
-	// ServerName is the name that its certificate must have; empty: the host in Server.
+	// ServerName is the name that the server's certificate must have; empty: the host in Server.
 	ServerName string
-	// Token is sent as a bearer token unless it is empty.
+	// Token is sent as a bearer token; empty: none is sent.
 	Token string
 	// Cert is the client's certificate; nil if there is none.
 	Cert *tls.Certificate
 	Dial DialFunc
 	// Now is the clock for certificates; nil: this computer's.
 	Now func() time.Time
-	// Transports, if not nil, are shared with other clients of the same Dial.
+	// Transports, if not nil, is shared with other clients that have the same Dial.
 	Transports *Transports
 
 	// kept, if not nil, is the transport of all requests.
 	kept *http.Transport
 }
 
-// Transports shares connections to API servers between clients: requests in quick succession
-// to the same server with the same certificate use one connection.
+// Transports shares connections to API servers between clients: requests in quick succession to the
+// same server with the same certificate use one connection.
 type Transports struct {
 	mu  sync.Mutex
 	all map[[sha256.Size]byte]*http.Transport
@@ -76,8 +76,8 @@ func (w *Transports) Close() {
 	w.all = nil
 }
 
-// of returns the transport for c. Clients with another CA, server name or client certificate
-// get another transport.
+// of returns the transport for c. Clients that differ in CA, server name or client certificate get
+// different transports.
 func (w *Transports) of(c *Client) (*http.Transport, error) {
 	id := sha256.New()
 	part := func(b []byte) { fmt.Fprintf(id, "%d\n%s", len(b), b) }
@@ -215,7 +215,7 @@ func (c *Client) GetMetadata(ctx context.Context, path string) (*Metadata, error
 	return &out.Metadata, do(req, tr, c.Token, &out)
 }
 
-// metadataOnly is the media type of an object reduced to its metadata.
+// metadataOnly is the media type of objects reduced to their metadata.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 // Delete deletes an object, and its dependents in the background.
@@ -223,7 +223,7 @@ func (c *Client) Delete(ctx context.Context, path string) error {
 	return c.send(ctx, http.MethodDelete, path+"?propagationPolicy=Background", "", nil)
 }
 
-// send requests a change; contentType describes body and is empty without one.
+// send requests a change. contentType describes body; it is empty if there is no body.
 func (c *Client) send(ctx context.Context, method, path, contentType string, body []byte) error {
 	tr, err := c.transport()
 	if err != nil {
@@ -259,7 +259,7 @@ func transport(dial DialFunc, conf *tls.Config) *http.Transport {
 		DialContext:         dial,
 		TLSClientConfig:     conf,
 		TLSHandshakeTimeout: 10 * time.Second,
-		DisableKeepAlives:   true, // a second request is rare
+		DisableKeepAlives:   true, // a client rarely sends a second request
 	}
 }
 
@@ -277,7 +277,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	}}
 	res, err := client.Do(req)
 	if err != nil {
-		return err // it contains method, URL and cause
+		return err // the error contains method, URL and cause
 	}
 	defer res.Body.Close()
 	where := req.URL.Redacted()
@@ -292,7 +292,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 		var status struct {
 			Message string `json:"message"`
 		}
-		_ = json.Unmarshal(body, &status) // a proxy's error page has no message
+		_ = json.Unmarshal(body, &status) // a proxy's error page is not JSON, and leaves no message
 		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: quoted(status.Message)}
 	}
 	if out == nil {
@@ -304,8 +304,8 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	return nil
 }
 
-// quoted returns a server's text for consoles and reports, shortened and printable: the server
-// may not be verified yet.
+// quoted shortens a server's text and makes it printable, for consoles and reports. The server may
+// not be verified yet.
 func quoted(s string) string { return quotedTo(500, s) }
 
 func quotedTo(most int, s string) string {
@@ -373,7 +373,7 @@ type Node struct {
 		NodeInfo struct {
 			MachineID  string `json:"machineID"`
 			SystemUUID string `json:"systemUUID"`
-			// BootID is the ID of the boot in which kubelet last reported.
+			// BootID identifies the boot in which kubelet last reported.
 			BootID string `json:"bootID"`
 		} `json:"nodeInfo"`
 	} `json:"status"`
@@ -392,11 +392,11 @@ type Condition struct {
 	Status  string `json:"status"`
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
-	// LastHeartbeatTime is when kubelet last reported this, by its own clock.
+	// LastHeartbeatTime is when kubelet last reported this condition, by kubelet's clock.
 	LastHeartbeatTime time.Time `json:"lastHeartbeatTime,omitzero"`
 }
 
-// Ready reports whether the Node is Ready, and the reason in that condition.
+// Ready reports whether the Node is Ready, and the reason from that condition.
 func (n *Node) Ready() (ready bool, why string) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == "Ready" {
@@ -406,7 +406,7 @@ func (n *Node) Ready() (ready bool, why string) {
 	return false, "kubelet has not reported yet"
 }
 
-// Heartbeat returns when kubelet last reported, by its own clock, in whole seconds.
+// Heartbeat returns when kubelet last reported, by kubelet's clock, in whole seconds.
 func (n *Node) Heartbeat() time.Time {
 	for _, c := range n.Status.Conditions {
 		if c.Type == "Ready" {
@@ -450,8 +450,9 @@ type Pod struct {
 	} `json:"status"`
 }
 
-// Stays reports whether a drain leaves the pod on its node: a pod that has ended,
-// or that only kubelet starts again (of a DaemonSet, static, or without a controller).
+// Stays reports whether a drain leaves the pod on its node. It does so for a pod that has ended,
+// and for one that only kubelet would start again (of a DaemonSet, static, or without a
+// controller).
 func (p *Pod) Stays() bool {
 	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o OwnerReference) bool { return o.Controller })
 	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||
@@ -464,8 +465,8 @@ type OwnerReference struct {
 	Controller bool   `json:"controller,omitempty"`
 }
 
-// podsPage is the number of pods in one answer. A pod has about 10 KiB; maxAnswer limits the
-// answer.
+// podsPage is the number of pods requested in one answer. A pod has about 10 KiB, and an answer is
+// limited to maxAnswer.
 const podsPage = 50
 
 // PodsOn lists the pods of a Node.
@@ -490,8 +491,8 @@ func (c *Client) PodsOn(ctx context.Context, node string) ([]Pod, error) {
 	}
 }
 
-// Evict requests the eviction of the pod with p's UID. The answer is 429 while a disruption
-// budget does not allow it.
+// Evict requests the eviction of the pod with p's UID. The API server answers 429 while a
+// disruption budget forbids the eviction.
 func (c *Client) Evict(ctx context.Context, p Pod) error {
 	path := fmt.Sprintf("/api/v1/namespaces/%s/pods/%s/eviction", p.Metadata.Namespace, p.Metadata.Name)
 	body, err := json.Marshal(map[string]any{

@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Object is a Kubernetes object with its origin.
+// Object is a Kubernetes object and where it was read.
 type Object struct {
 	// Where describes the object in messages: file, document, kind and name.
 	Where string
@@ -25,8 +25,8 @@ type Object struct {
 	json                              []byte
 }
 
-// Objects parses the objects in a YAML text, including the items of Lists. file names the text
-// in errors, which never quote it, since it may contain secrets.
+// Objects parses the objects in a YAML text, including the items of Lists. Errors contain the file
+// name, but never quote the text, because it may contain secrets.
 func Objects(file string, text []byte) ([]Object, error) {
 	if err := yamltree.TooDense(text); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", file, err)
@@ -91,7 +91,7 @@ func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
 // applyManager is the field manager of applied objects.
 const applyManager = "edgebake"
 
-// ID identifies an object within a cluster. It is the same in all versions of its API.
+// ID identifies an object within a cluster. All versions of an API give an object the same ID.
 func (o Object) ID() string {
 	group, _, grouped := strings.Cut(o.apiVersion, "/")
 	if !grouped {
@@ -100,17 +100,17 @@ func (o Object) ID() string {
 	return strings.Join([]string{group, o.kind, o.namespace, o.name}, "/")
 }
 
-// Applier applies objects, and asks the API server for each kind only once.
+// Applier applies objects. It asks the API server for each kind only once.
 type Applier struct {
 	c     *Client
 	known map[string][]resource
 }
 
-// Applier returns an Applier for one round of objects.
+// Applier returns an Applier for one batch of objects.
 func (c *Client) Applier() Applier { return Applier{c, map[string][]resource{}} }
 
-// Apply applies an object by server-side apply. Callers may retry: a kind, a namespace or a
-// webhook that the object needs may appear later.
+// Apply applies an object by server-side apply. Callers may retry after an error: a kind, a
+// namespace or a webhook that the object needs may appear later.
 func (a Applier) Apply(ctx context.Context, o Object) error {
 	if err := a.c.apply(ctx, o, a.known); err != nil {
 		return fmt.Errorf("applying %s: %w", o.Where, err)
@@ -123,11 +123,11 @@ func (c *Client) apply(ctx context.Context, o Object, known map[string][]resourc
 	if err != nil {
 		return err
 	}
-	// force, since a person may have applied the object before.
+	// Force the change, because a person may have applied the object before.
 	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
 }
 
-// Create creates an object; an existing one stays as it is.
+// Create creates an object. An object that exists is left unchanged.
 func (a Applier) Create(ctx context.Context, o Object) error {
 	path, err := a.c.pathOf(ctx, o, a.known)
 	if err == nil {
@@ -139,7 +139,7 @@ func (a Applier) Create(ctx context.Context, o Object) error {
 	return nil
 }
 
-// CreateAll creates the missing objects in order. The API server must know their kinds.
+// CreateAll creates the missing objects in order. The API server must already know their kinds.
 func (c *Client) CreateAll(ctx context.Context, objects []Object) error {
 	applier := c.Applier()
 	for _, o := range objects {
@@ -157,8 +157,8 @@ type resource struct {
 	Namespaced bool   `json:"namespaced"`
 }
 
-// pathOf returns the path of objects of o's kind. known caches earlier answers; a kind that is
-// not in it is looked up again.
+// pathOf returns the API path of the objects of o's kind. known caches earlier answers; a kind that
+// is not in it is looked up again.
 func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resource) (string, error) {
 	base := "/apis/" + o.apiVersion
 	if !strings.Contains(o.apiVersion, "/") {

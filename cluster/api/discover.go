@@ -41,39 +41,40 @@ var (
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
 	// ErrNoClusterInfo: there is no cluster-info, or anonymous users may not read it.
 	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
-	// ErrAnonymous: the API server authenticates every request for cluster-info, so nobody can
+	// ErrAnonymous: the API server requires authentication even for cluster-info, so nobody can
 	// read it before joining.
 	ErrAnonymous = errors.New("the API server accepts no anonymous request for cluster-info")
 	// ErrCA: the API server's certificate is not signed by the given CA.
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
 	// ErrServerName: the certificate has none of the expected names.
 	ErrServerName = errors.New("the API server's certificate has none of the expected names")
-	// ErrNode: the server's certificate is that of a node of the cluster.
+	// ErrNode: the server's certificate belongs to a node of the cluster.
 	ErrNode = servercert.ErrNode
 )
 
-// SharedName is in the certificate of every API server made by kubeadm, and of every yurthub.
-// It does not distinguish the two, so kubelet verifies it only if there is no better name.
+// SharedName is a name in the certificate of every API server made by kubeadm, and of every
+// yurthub. It does not distinguish them, so kubelet verifies this name only if there is no better
+// one.
 const SharedName = "kubernetes"
 
 // Discovery has the parameters for finding and verifying a cluster.
 type Discovery struct {
 	Masters []string // "host:port"
 	Token   string
-	// Pins are "sha256:<hex>" of the CA's public key; they may be empty only with SkipPins.
+	// Pins are "sha256:<hex>" of the CA's public key. They may be empty only if SkipPins is set.
 	Pins     []string
 	SkipPins bool
-	// CA, PEM, is the cluster's CA if known: then cluster-info and Pins are not used.
+	// CA is the cluster's CA in PEM, if known. Then cluster-info and Pins are not used.
 	CA []byte
 	// Node, if set, is the Node to read with the token; see Found.Node.
 	Node string
-	// Names are names that the API servers' certificate may have in addition to their address,
-	// e.g. SharedName.
+	// Names are names that the API servers' certificate may have instead of their address, for
+	// example SharedName.
 	Names []string
 	Dial  DialFunc
 	// Now is the clock for certificates; nil: this computer's.
 	Now func() time.Time
-	// Timeout bounds the request to each API server.
+	// Timeout limits the request to each API server.
 	Timeout time.Duration
 }
 
@@ -81,27 +82,28 @@ type Discovery struct {
 type Found struct {
 	Master string // the first to answer, "host:port"
 	CA     []byte // PEM
-	// ServerName is the name that the API servers' certificate must have; empty: Master's own
-	// host.
+	// ServerName is the name that the API servers' certificate must have; empty: the host in
+	// Master.
 	ServerName string
-	// Node is the Node of Discovery.Node; nil if there is none or the token may not read it.
+	// Node is the Node named by Discovery.Node; nil if it does not exist or the token may not read
+	// it.
 	Node *Node
 
 	kept *http.Transport
 }
 
-// Client returns a client with the bootstrap token. It first uses the connection on which the
-// API server was verified.
+// Client returns a client with the bootstrap token. Its first request uses the connection on which
+// the API server was verified.
 func (f *Found) Client(d Discovery) *Client {
 	return &Client{Server: "https://" + f.Master, CA: f.CA, ServerName: f.ServerName, Token: d.Token, Dial: d.Dial, Now: d.Now, kept: f.kept}
 }
 
-// stagger is how long Discover waits for an API server before it asks another one as well.
+// stagger is how long Discover waits for an answer before it asks the next API server too.
 const stagger = time.Second
 
-// Discover asks the API servers, in random order and the next one after stagger or an error,
-// and returns the first that is verified to belong to the pinned cluster. If none is, the error
-// has the reason for each.
+// Discover asks the API servers in random order, the next one after stagger or an error. It returns
+// the first that is verified to belong to the pinned cluster. If none is, the error has the reason
+// for each.
 func Discover(ctx context.Context, d Discovery) (*Found, error) {
 	id, secret, err := SplitToken(d.Token)
 	if err != nil {
@@ -171,8 +173,8 @@ func (d Discovery) ask(ctx context.Context, master, id, secret string) (*Found, 
 	return d.askUnknown(ctx, master, id, secret)
 }
 
-// askKnown performs discovery with a known CA, which must have signed the API server's
-// certificate. The API server must accept the token.
+// askKnown performs discovery with a known CA, which must have signed the API server's certificate.
+// The API server must also accept the token.
 func (d Discovery) askKnown(ctx context.Context, master string) (*Found, error) {
 	f, err := d.found(ctx, master, d.CA)
 	var unknown x509.UnknownAuthorityError
@@ -188,7 +190,7 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	var cm struct {
 		Data map[string]string `json:"data"`
 	}
-	// What is read over this connection is verified below, by pin and signature. No secret is
+	// Everything read over this connection is verified below, by pin and signature. No secret is
 	// sent over it before that.
 	conn, err := unverified(ctx, d.Dial, master)
 	if err != nil {
@@ -210,8 +212,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 		}
 		return nil, err
 	}
-	// Verify the signature first, over the bytes as received: a text that was written without
-	// the token's secret is not parsed.
+	// Verify the signature first, over the bytes as received, so that no text is parsed that was
+	// written without the token's secret.
 	text := []byte(cm.Data[kubeconfigKey])
 	sig, signed := cm.Data[SignaturePrefix+id]
 	if !signed {
@@ -228,8 +230,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 	if err != nil {
 		return nil, err
 	}
-	// A pin confirms only its own certificate: anyone who knows the token can sign a
-	// cluster-info with another CA beside the pinned one.
+	// A pin confirms only its own certificate: anyone who knows the token can sign a cluster-info
+	// that has another CA next to the pinned one.
 	if !d.SkipPins {
 		if ca = d.pinned(certs); ca == nil {
 			return nil, pinError(certs)
@@ -252,8 +254,8 @@ func (d Discovery) askUnknown(ctx context.Context, master, id, secret string) (f
 }
 
 // unsigned returns why cluster-info has no signature for the token: the token is unknown or not
-// signed yet, or the cluster is not the pinned one. The kubeconfig is not verified, so it is
-// not parsed; a pattern finds the CA. Without a pin, the token is not sent.
+// signed yet, or the cluster is not the pinned one. The kubeconfig is not verified, so the CA is
+// found with a pattern instead of a parser. Without a pin, the token is not sent.
 func (d Discovery) unsigned(ctx context.Context, master string, kubeconfig []byte) error {
 	if len(kubeconfig) == 0 {
 		return errNoKubeconfig
@@ -298,8 +300,8 @@ func pinError(certs []*x509.Certificate) error {
 	return fmt.Errorf("%w: it has %s", ErrPin, text)
 }
 
-// found verifies an API server with ca, and then sends it the token: only a 401 from a ready
-// API server proves that the token is unknown or expired.
+// found verifies an API server with ca, and then sends it the token. Only a 401 from an API server
+// that is ready proves that the token is unknown or expired.
 func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found, error) {
 	host, _, err := net.SplitHostPort(master)
 	if err != nil {
@@ -318,21 +320,21 @@ func (d Discovery) found(ctx context.Context, master string, ca []byte) (*Found,
 	return f, err
 }
 
-// proven sends the token to a verified API server. name is the name in the certificate that
-// the API server showed in a handshake for host.
+// proven sends the token to a verified API server and checks the answer. name is the verified name
+// in the certificate that the API server showed in a handshake for host.
 func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, host string, transport *http.Transport) (*Found, error) {
 	f := &Found{Master: master, CA: ca}
 	if name == host {
 		f.kept = transport
 	} else {
-		f.ServerName = name // a handshake for that name may yield another certificate
+		f.ServerName = name // in a handshake for that name, the server may show another certificate
 	}
 	err := f.present(ctx, d)
 	switch code := Code(err); {
 	case code == 401:
 		err = d.refused(ctx, f)
 	case code != 0:
-		err = nil // any other status means that it accepts the token
+		err = nil // any other status means that the token is accepted
 	}
 	if err != nil {
 		return nil, err
@@ -340,7 +342,7 @@ func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, h
 	return f, nil
 }
 
-// present sends the token with a request whose answer is needed anyway.
+// present sends the token, with a request whose answer is needed in any case.
 func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	if d.Node == "" {
 		return f.Client(d).Get(ctx, "/version", nil)
@@ -349,8 +351,8 @@ func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	return err
 }
 
-// refused checks whether a 401 is final: the API server must report that it is ready, and
-// then answer 401 again.
+// refused checks whether a 401 is final. It is final if the API server reports that it is ready,
+// and then answers 401 again.
 func (d Discovery) refused(ctx context.Context, f *Found) error {
 	anonymous := f.Client(d)
 	anonymous.Token = ""
@@ -364,13 +366,13 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	case code == 401:
 		return ErrToken
 	case code != 0:
-		return nil // as in proven
+		return nil // any other status means that the token is accepted
 	}
 	return err
 }
 
-// over returns a transport that uses the connection first, and then new connections, which it
-// verifies with ca. While there is no ca, it opens none.
+// over returns a transport that uses the connection first, and later opens new connections, which
+// it verifies with ca. While ca is nil, it opens none.
 func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
@@ -388,13 +390,13 @@ func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byt
 		}
 		conn, _, err := connect(ctx, d.Dial, d.Now, master, *ca, []string{host})
 		if err != nil {
-			return nil, err // not conn: a nil *tls.Conn would be a non-nil net.Conn
+			return nil, err // return nil, not conn: a nil *tls.Conn would be a non-nil net.Conn
 		}
 		return conn, nil
 	}})
 }
 
-// ClusterInfoUID returns the UID of cluster-info, by an anonymous request. A cluster that was
+// ClusterInfoUID returns the UID of cluster-info, read by an anonymous request. A cluster that was
 // re-created with the same keys has another UID.
 func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	anonymous := *c
@@ -408,8 +410,8 @@ func (c *Client) ClusterInfoUID(ctx context.Context) (string, error) {
 	return cm.Metadata.UID, err
 }
 
-// ServiceUID returns the UID of the Service default/kubernetes. API servers create it when
-// they start, before the cluster has published anything, and each node may read it.
+// ServiceUID returns the UID of the Service default/kubernetes. API servers create it when they
+// start, before the cluster has published anything, and every node may read it.
 func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 	var service struct {
 		Metadata struct {
@@ -420,8 +422,8 @@ func (c *Client) ServiceUID(ctx context.Context) (string, error) {
 	return service.Metadata.UID, err
 }
 
-// ServerName makes a verified connection to master and returns the first of names that its
-// certificate has, or ErrServerName. now is the clock for certificates; nil: this computer's.
+// ServerName connects to master, verifies it, and returns the first of names that its certificate
+// has, or ErrServerName. now is the clock for certificates; nil: this computer's.
 func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (string, error) {
 	conn, name, err := connect(ctx, dial, now, master, ca, names)
 	if err != nil {
@@ -431,10 +433,11 @@ func ServerName(ctx context.Context, dial DialFunc, now func() time.Time, master
 	return name, nil
 }
 
-// maxChain limits the certificates that an API server may send: its own and intermediate CAs.
+// maxChain limits the number of certificates that an API server may send: its own and intermediate
+// CAs.
 const maxChain = 8
 
-// connect makes a verified connection to master. chosen is the first of names that its
+// connect makes a verified connection to master. chosen is the first of names that master's
 // certificate has.
 func connect(ctx context.Context, dial DialFunc, now func() time.Time, master string, ca []byte, names []string) (conn *tls.Conn, chosen string, err error) {
 	conn, err = shake(ctx, dial, master, &tls.Config{
@@ -456,9 +459,9 @@ func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, e
 	return shake(ctx, dial, master, &tls.Config{ServerName: host})
 }
 
-// sessions are the TLS sessions with each API server, a tls.ClientSessionCache for each
-// "host:port". A machine that waits for its cluster connects again and again, and a resumed
-// session spares an API server the signature with its RSA key, most of the work of a connection.
+// sessions has a tls.ClientSessionCache for each API server "host:port". A machine that waits for
+// its cluster connects again and again. A resumed session saves the API server the signature with
+// its RSA key, which is most of the work of a connection.
 var sessions sync.Map
 
 func sessionsWith(master string) tls.ClientSessionCache {
@@ -466,8 +469,8 @@ func sessionsWith(master string) tls.ClientSessionCache {
 	return c.(tls.ClientSessionCache)
 }
 
-// shake makes a TLS connection. conf.VerifyConnection or the caller must verify the
-// certificates.
+// shake makes a TLS connection. It does not verify certificates itself: conf.VerifyConnection or
+// the caller must.
 func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) (*tls.Conn, error) {
 	conf.MinVersion, conf.InsecureSkipVerify = tls.VersionTLS12, true
 	resumed := false
@@ -492,13 +495,13 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 		if !resumed {
 			return nil, err
 		}
-		sessions.Delete(master) // it may have another certificate by now
+		sessions.Delete(master) // the server may have a new certificate
 		resumed = false
 	}
 }
 
-// forgetSession removes the TLS session with master unless the reason of a failure is known to
-// be another than its certificate, which may be a former one.
+// forgetSession removes the TLS session with master, because its certificate may be outdated. It
+// keeps the session if the failure has a known reason other than the certificate.
 func forgetSession(master string, err error) {
 	var broken net.Error
 	if Code(err) == 0 && !errors.As(err, &broken) && !errors.Is(err, context.DeadlineExceeded) {
@@ -506,8 +509,8 @@ func forgetSession(master string, err error) {
 	}
 }
 
-// verify verifies the certificate of a connection to master with ca, and returns the first of
-// names that it has.
+// verify verifies the certificate of a connection to master with ca. It returns the first of names
+// that the certificate has.
 func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []byte, names []string) (string, error) {
 	pool, err := Pool(ca)
 	if err != nil {
@@ -542,8 +545,9 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	return names[i], nil
 }
 
-// EarlyError means that a certificate is valid but, by this computer's clock, not yet. The
-// clock is wrong: the owner of the CA's key set From, so that time has passed.
+// EarlyError means that a certificate is valid, except that this computer's clock is still before
+// its start. The clock must be wrong: From was set by the owner of the CA's key, so that time has
+// passed.
 type EarlyError struct {
 	From time.Time
 	err  error
@@ -552,9 +556,9 @@ type EarlyError struct {
 func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
-// begins returns when a chain becomes valid, if that is in the future and nothing else is
-// wrong with it. The start of a CA counts only if the CA is self-signed: a pin covers only
-// the key, so anyone could choose other dates.
+// begins returns when a chain becomes valid, if that is in the future and nothing else is wrong
+// with the chain. The start of a CA counts only if the CA is self-signed: a pin covers only the
+// key, so anyone could make a CA certificate with other dates.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)
@@ -610,7 +614,7 @@ func Pin(c *x509.Certificate) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// pinned returns the certificates that are pinned, PEM.
+// pinned returns, in PEM, those certificates that are pinned.
 func (d Discovery) pinned(certs []*x509.Certificate) []byte {
 	var out []byte
 	for _, c := range certs {
@@ -621,7 +625,7 @@ func (d Discovery) pinned(certs []*x509.Certificate) []byte {
 	return out
 }
 
-// anyUnpinned reports whether one of the certificates is not pinned.
+// anyUnpinned reports whether any of the certificates is not pinned.
 func (d Discovery) anyUnpinned(certs []*x509.Certificate) bool {
 	pinned := normal(d.Pins)
 	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.Contains(pinned, Pin(c)) })

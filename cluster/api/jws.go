@@ -14,7 +14,7 @@ import (
 const (
 	clusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	kubeconfigKey   = "kubeconfig"
-	// SignaturePrefix is followed by a token's ID.
+	// SignaturePrefix is the beginning of a key; a token's ID follows.
 	SignaturePrefix = "jws-kubeconfig-"
 )
 
@@ -74,7 +74,7 @@ func verifyJWS(sig, payload, id, secret string) error {
 	return nil
 }
 
-// CheckSignature returns why cluster-info is not signed with a token; nil if it is.
+// CheckSignature returns an error if cluster-info is not signed with the token.
 func CheckSignature(data map[string]string, token string) error {
 	id, secret, err := SplitToken(token)
 	if err != nil {

@@ -59,15 +59,15 @@ type NamedContext struct {
 	Context Context `yaml:"context"`
 }
 
-// Context joins a cluster and a user.
+// Context combines a cluster and a user.
 type Context struct {
 	Cluster   string `yaml:"cluster"`
 	User      string `yaml:"user"`
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// maxKubeconfig limits the size of a kubeconfig in bytes: enough for a bundle of CAs, and
-// cheap to parse even from an unverified server, as in cluster-info.
+// maxKubeconfig limits the size of a kubeconfig in bytes. It is enough for a bundle of CAs, and
+// small enough to parse a cluster-info from an unverified server.
 const maxKubeconfig = 128 << 10
 
 // ParseKubeconfig parses a kubeconfig, which must have a cluster.
@@ -114,7 +114,7 @@ func (k *Kubeconfig) User() (*User, error) {
 	return &u.User, nil
 }
 
-// context returns the current context, empty if there is none.
+// context returns the current context; the zero Context if there is none.
 func (k *Kubeconfig) context() (current Context) {
 	for _, c := range k.Contexts {
 		if c.Name == k.CurrentContext {
@@ -124,7 +124,7 @@ func (k *Kubeconfig) context() (current Context) {
 	return current
 }
 
-// named returns the entry of a list with this name, or the only one.
+// named returns the entry with this name in a list, or the only entry.
 func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
 	for i := range list {
 		if of(list[i]) == name || len(list) == 1 {
@@ -134,7 +134,7 @@ func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
 	return nil, fmt.Errorf("reading a kubeconfig: it has no %s %q", kind, name)
 }
 
-// CA returns the CA of c, PEM; its paths are below root.
+// CA returns the CA of c in PEM. Paths in c are relative to root.
 func (c *Cluster) CA(root string) ([]byte, error) {
 	if c.CAData != "" {
 		b, err := base64.StdEncoding.DecodeString(c.CAData)
@@ -153,7 +153,7 @@ func (c *Cluster) CA(root string) ([]byte, error) {
 	return b, nil
 }
 
-// KeyTexts returns the client certificate and key, PEM; the paths in u are below root.
+// KeyTexts returns the client certificate and key in PEM. Paths in u are relative to root.
 func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	part := func(data, file string) ([]byte, error) {
 		if data != "" {
@@ -176,7 +176,8 @@ func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// resolve follows one absolute symlink inside root: kubelet's current certificate is one.
+// resolve follows one absolute symlink inside root: the path of kubelet's current certificate is a
+// symlink.
 func resolve(root, file string) string {
 	p := filepath.Join(root, file)
 	if t, err := os.Readlink(p); err == nil && filepath.IsAbs(t) {
@@ -185,8 +186,8 @@ func resolve(root, file string) string {
 	return p
 }
 
-// Client returns a Client for the kubeconfig, whose paths are below root; pair reads the
-// client certificate of its user.
+// Client returns a Client for the kubeconfig, whose paths are relative to root. pair reads the
+// client certificate of the kubeconfig's user.
 func (k *Kubeconfig) Client(root string, dial DialFunc, pair func(*User) (*tls.Certificate, error)) (*Client, error) {
 	cl, err := k.Cluster()
 	if err != nil {
@@ -209,8 +210,8 @@ func (k *Kubeconfig) Client(root string, dial DialFunc, pair func(*User) (*tls.C
 	return c, nil
 }
 
-// NewKubeconfig returns a kubeconfig with one cluster, one user and one context. For
-// discovery, the user may have no credentials.
+// NewKubeconfig returns a kubeconfig with one cluster, one user and one context. A kubeconfig for
+// discovery may have a user without credentials.
 func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 	k := Kubeconfig{
 		APIVersion: "v1", Kind: "Config",
@@ -227,7 +228,7 @@ func NewKubeconfig(c Cluster, u User) ([]byte, error) {
 }
 
 // SetServer returns data with this server and tls-server-name in every cluster; an empty
-// tls-server-name is removed. Everything else stays.
+// tls-server-name is removed. All other fields stay unchanged.
 func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	return editClusters(data, func(c *yaml.Node) {
 		setText(c, "server", server)
@@ -235,7 +236,7 @@ func SetServer(data []byte, server, tlsServerName string) ([]byte, error) {
 	})
 }
 
-// SetCA returns data with this CA, PEM, in every cluster. Everything else stays.
+// SetCA returns data with this CA (PEM) in every cluster. All other fields stay unchanged.
 func SetCA(data, ca []byte) ([]byte, error) {
 	return editClusters(data, func(c *yaml.Node) {
 		setText(c, "certificate-authority", "")

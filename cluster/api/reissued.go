@@ -10,12 +10,14 @@ import (
 	"time"
 )
 
-// CAWarning is the remaining validity at which a CA is reported, and issued again. CAs are
-// valid for ten years; machines that are seldom restarted must get the new one in time.
+// CAWarning is the remaining validity at which a CA is reported and issued again. CAs are valid for
+// ten years; two years are enough for machines that are seldom restarted to get the new one in
+// time.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
-// Reissued returns cas, PEM, and replaces each CA that offered contains with the same key and
-// a later end; nil if there is none. The CAs are self-signed, so their source does not matter.
+// Reissued returns cas (PEM), with each CA replaced for which offered has one with the same key and
+// a later end. It returns nil if there is no such CA. The CAs are self-signed, so it does not
+// matter who offers them.
 func Reissued(cas, offered []byte, now time.Time) []byte {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -41,8 +43,8 @@ func Reissued(cas, offered []byte, now time.Time) []byte {
 	return out
 }
 
-// Supersedes reports whether offered, PEM, has one of cas with the same key and a later end.
-// It does not use the clock.
+// Supersedes reports whether offered (PEM) has a CA with the same key as one of cas and a later
+// end. It does not use the clock.
 func Supersedes(offered, cas []byte) bool {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -60,7 +62,7 @@ func isReissued(ca, next *x509.Certificate) bool {
 		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
 }
 
-// FirstEnd returns the earliest end of the CAs, PEM.
+// FirstEnd returns the earliest end of the CAs in PEM.
 func FirstEnd(cas []byte) (time.Time, error) {
 	certs, err := ParseCerts(cas)
 	if err != nil {

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// ControlPlaneLabel is on the Nodes of control-plane nodes.
+// ControlPlaneLabel is a label of the Nodes of control-plane nodes.
 const ControlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
-// Properties of a Secret that is a bootstrap token of a node.
+// Properties of a Secret that is a bootstrap token for nodes.
 const (
 	TokenNamespace = "kube-system"
 	TokenType      = "bootstrap.kubernetes.io/token"
-	// NodeGroup is the group that kubeadm lets request a node's certificate.
+	// NodeGroup is the group that kubeadm allows to request a node's certificate.
 	NodeGroup = "system:bootstrappers:kubeadm:default-node-token"
 )
 
@@ -22,7 +22,7 @@ func TokenSecretName(id string) string { return tokenPrefix + id }
 
 const tokenPrefix = "bootstrap-token-"
 
-// TokenID returns the ID in the name of a token's Secret.
+// TokenID returns the token's ID from the name of its Secret.
 func TokenID(secretName string) string { return strings.TrimPrefix(secretName, tokenPrefix) }
 
 // NewToken makes a random bootstrap token.
@@ -31,7 +31,7 @@ func NewToken() (id, secret string) {
 	return strings.ToLower(rand.Text())[:6], strings.ToLower(rand.Text())[:16]
 }
 
-// TokenData returns the stringData of the Secret of a token with which a node can join.
+// TokenData returns the stringData of the Secret of a token with which nodes can join.
 func TokenData(id, secret, description string, expires time.Time) map[string]string {
 	return map[string]string{
 		"token-id": id, "token-secret": secret, "expiration": expires.Format(time.RFC3339),
@@ -43,7 +43,7 @@ func TokenData(id, secret, description string, expires time.Time) map[string]str
 // tokenOwner begins the description of a token that edgebake made.
 const tokenOwner = "edgebake"
 
-// TokenDescription returns the description of a token for a node; "": for any node.
+// TokenDescription returns the description of a token for a node; an empty node means any node.
 func TokenDescription(node string) string {
 	if node == "" {
 		return tokenOwner
@@ -51,7 +51,7 @@ func TokenDescription(node string) string {
 	return tokenOwner + ": node " + node
 }
 
-// TokenNode returns the node in a token's description; ok is false if it names none.
+// TokenNode returns the node in a token's description. ok is false if the description names none.
 func TokenNode(description string) (node string, ok bool) {
 	return strings.CutPrefix(description, TokenDescription("")+": node ")
 }

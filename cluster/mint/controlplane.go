@@ -11,9 +11,9 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
-// ControlPlaneSites returns the Sites of all control-plane nodes of a directory. Each has the
-// cluster's keys and the nodes' tokens, which the first machine publishes in the cluster, and
-// the time until which the cluster may be bootstrapped.
+// ControlPlaneSites returns the Sites of all control-plane nodes of a directory. Each contains the
+// cluster's keys, the nodes' tokens, which the first machine publishes in the cluster, and the time
+// until which the cluster may be bootstrapped.
 func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
@@ -47,14 +47,15 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 type Requests struct {
 	Absent       []string // nodes that never started
 	ContinueFrom string   // node with whose data the cluster continues
-	Restore      string   // SHA-256 of the snapshot that ContinueFrom starts with instead
-	// RequestedAt is the time of the request to continue, which is carried out once.
+	Restore      string   // SHA-256 of a snapshot that ContinueFrom starts with instead of its data
+	// RequestedAt is the time of the request to continue, which is carried out only once.
 	RequestedAt time.Time
-	// Birth is the time until which etcd may start empty; zero: as in the directory.
+	// Birth is the end of the period in which etcd may start empty; zero: as recorded in the
+	// directory.
 	Birth time.Time
 }
 
-// Apply puts the requests into the control-plane nodes' Sites.
+// Apply writes the requests into the control-plane nodes' Sites.
 func (w Requests) Apply(masters []NodeSite) error {
 	var errs []error
 	for i := range masters {
@@ -104,7 +105,7 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	var manifests []manifest.File
 	for i, f := range o.record.Manifests {
 		text := read(f.Name)
-		// After a power cut the manifest may be newer than the record.
+		// If a run was interrupted by a power cut, the manifest may be newer than the record.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
 			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
@@ -115,11 +116,11 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	return k, errors.Join(append(errs, err)...)
 }
 
-// birthTime returns a time in the precision of Sites and the record.
+// birthTime rounds a time down to seconds, the precision of Sites and the record.
 func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
-// RenewTokens makes new tokens for the workers whose tokens have expired, and returns their
-// names. It is for a cluster that was not bootstrapped yet: a running one does not get the
+// RenewTokens makes new tokens for the workers whose tokens have expired, and returns the workers'
+// names. It must not be used once the cluster is bootstrapped: a running cluster does not get these
 // tokens.
 func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error) {
 	dir, held, err := hold(dir)
@@ -140,8 +141,8 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 		if err != nil {
 			return nil, err
 		}
-		// If the power is cut before the record is written, the expired token in it is never
-		// read again.
+		// If the power is cut before the record is written, the record's token is expired and is
+		// never read again.
 		if err := writeFile(dir, tokenFile(t.Node), secret, o.record.Recipients); err != nil {
 			return nil, err
 		}
@@ -155,7 +156,7 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 }
 
 // RequestTime returns the time of a new request to continue. It is always later than that of the
-// last request, since machines ignore requests that are not.
+// last request, because machines ignore requests that are not newer.
 func (r *Record) RequestTime(now time.Time) time.Time {
 	now = now.UTC().Truncate(time.Second)
 	if next := r.RequestedAt.Add(time.Second); next.After(now) {
@@ -179,8 +180,8 @@ func saveRequestTime(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// allowBirth records the time until which the cluster may be bootstrapped, and returns the
-// record. Control-plane nodes that find a running cluster join it instead.
+// allowBirth records the time until which the cluster may be bootstrapped, and returns the record.
+// Control-plane nodes that find a running cluster join it instead of bootstrapping one.
 func allowBirth(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {

@@ -1,19 +1,18 @@
-// Package mint makes a cluster's identity before any of its machines is switched
-// on: the CAs, the key for service accounts, a bootstrap token for each node and
-// an administrator's kubeconfig. All are in one directory.
+// Package mint makes ("mints") a cluster's identity before any of its machines is switched on: the
+// CAs, the key for service accounts, a bootstrap token for each node and an administrator's
+// kubeconfig. All are stored in one directory.
 //
-// Why offline: every control-plane node (master) is stamped with the same keys,
-// so none of them has to be the first, and every node knows the cluster's CA
-// before the cluster exists.
+// It works offline because every control-plane node (master) is stamped with the same keys. So none
+// of them has to be the first, and every node knows the cluster's CA before the cluster exists.
 //
 // Invariants:
 //   - The directory appears complete or not at all. Files added later appear one by one,
-//     each complete. No key in it is ever replaced; a CA's certificate that ends soon is
-//     issued again with its own key.
-//   - The directory belongs to one cluster forever. The fields that identify the
-//     cluster are compared each time; a difference is an error.
+//     each complete. No key is ever replaced. A CA's certificate that expires soon is
+//     issued again with the same key.
+//   - The directory belongs to one cluster forever. Each run compares the fields that
+//     identify the cluster; a difference is an error.
 //   - Only its owner can read the directory. With recipients, its secrets are
-//     encrypted; what stays in clear (certificates, names, IDs of tokens) gives
-//     no access.
-//   - kubeadm's phases can use the contents of pki unchanged.
+//     encrypted. The files that stay unencrypted (certificates, names, IDs of tokens)
+//     give no access.
+//   - kubeadm's phases can use the contents of pki without changes.
 package mint

@@ -22,7 +22,7 @@ func secretFile(name string) bool {
 	return strings.HasSuffix(name, ".key") || strings.HasPrefix(name, "tokens/") || strings.HasPrefix(name, "manifests/") || name == fileAdmin || name == fileDocument
 }
 
-// storedName returns the name of a file in a directory that is encrypted to these recipients.
+// storedName returns the name under which a file is stored in a directory with these recipients.
 func storedName(name string, recipients []string) string {
 	if len(recipients) > 0 && secretFile(name) {
 		return name + sealed.Ending
@@ -30,7 +30,7 @@ func storedName(name string, recipients []string) string {
 	return name
 }
 
-// writeFile writes a file of dir atomically, and syncs it.
+// writeFile writes a file into dir atomically, and syncs it.
 func writeFile(dir, name string, data []byte, recipients []string) error {
 	if err := put(dir, name, data, recipients); err != nil {
 		return writing(dir, storedName(name, recipients), err)
@@ -53,8 +53,8 @@ func put(dir, name string, data []byte, recipients []string) error {
 	return file.Replace(p, data)
 }
 
-// writing returns the error of writing a file of dir. It names the file, not the temporary
-// file that the system call wrote.
+// writing returns the error of writing a file into dir. It names the file instead of the temporary
+// file in the system call's error.
 func writing(dir, name string, err error) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -84,7 +84,7 @@ func readFile(dir, name string, id sealed.Identity) ([]byte, error) {
 	return data, nil
 }
 
-// hold locks a minted directory, after resolving links to it, until held is closed.
+// hold resolves links to a minted directory and locks it until held is closed.
 func hold(dir string) (real string, held *os.File, err error) {
 	if real, err = realDir(dir); err == nil {
 		held, err = lock(real)
@@ -102,8 +102,8 @@ func lock(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake process; wait until it has ended", dir)
 	}
-	// The last holder of the lock may have renamed the directory, so that dir is another one
-	// now or does not exist.
+	// While we waited, the former holder of the lock may have renamed the directory. Then dir is
+	// another directory now, or does not exist.
 	held, err := f.Stat()
 	if err != nil {
 		f.Close()
@@ -116,7 +116,7 @@ func lock(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// create makes dir with the files atomically, even if the power is cut.
+// create makes dir with the files atomically, even if the power is cut meanwhile.
 func create(dir string, files map[string][]byte, recipients []string) error {
 	parent, base := filepath.Split(filepath.Clean(dir))
 	if parent == "" {
@@ -161,15 +161,15 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 			return err
 		}
 	}
-	// rename(2) replaces an empty directory, but no other. (os.Rename rejects both.)
+	// rename(2) replaces dir only if it is an empty directory. (os.Rename rejects even that.)
 	if err := unix.Rename(work, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
 	return file.SyncDir(parent)
 }
 
-// leftOver returns an error unless work is a directory that uid owns, as an interrupted run
-// leaves it. Another user may have put a symlink or a directory there.
+// leftOver returns an error unless work is a directory owned by uid, as an interrupted run leaves
+// it. It could also be a symlink or a directory that another user put there.
 func leftOver(work string, uid int) error {
 	fi, err := os.Lstat(work)
 	switch {
@@ -217,8 +217,8 @@ func checkModes(dir string, uid int) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// sweep removes the files of an interrupted run: tokens and manifests that the record does not
-// name, and partial files.
+// sweep removes the files of an interrupted run: partial files, and tokens and manifests that are
+// not in the record.
 func sweep(dir string, r *Record) error {
 	var errs []error
 	for _, sub := range []string{".", "pki", "pki/etcd", "tokens", "manifests"} {
@@ -241,14 +241,14 @@ func sweep(dir string, r *Record) error {
 	return errors.Join(errs...)
 }
 
-// strayManifest reports whether the record does not name a file in manifests/.
+// strayManifest reports whether a file in manifests/ is not in the record.
 func strayManifest(file string, r *Record) bool {
 	return !slices.ContainsFunc(r.Manifests, func(f File) bool {
 		return "manifests/"+file == storedName(f.Name, r.Recipients)
 	})
 }
 
-// strayToken reports whether a file in tokens/ is a token that the record does not name.
+// strayToken reports whether a file in tokens/ is a token that is not in the record.
 func strayToken(file string, r *Record) bool {
 	if !strings.HasSuffix(strings.TrimSuffix(file, sealed.Ending), ".yaml") {
 		return false

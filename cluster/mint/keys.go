@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	caLife    = 10 * 365 * 24 * time.Hour // as kubeadm's
+	caLife    = 10 * 365 * 24 * time.Hour // as for kubeadm's CAs
 	adminLife = 365 * 24 * time.Hour
 	// skew is how far a machine's clock may be behind when it first sees a certificate.
 	skew = time.Hour
@@ -35,7 +35,7 @@ func (p pair) certPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.cert.Raw})
 }
 
-// keyPEM returns a key in the format in which kubeadm writes such keys.
+// keyPEM returns a key in the format in which kubeadm writes EC keys.
 func keyPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -73,11 +73,11 @@ func sign(template *x509.Certificate, ca *pair) (pair, error) {
 	return pair{cert, key}, err
 }
 
-// newCA makes a CA with this name, in the form of kubeadm's CAs.
+// newCA makes a CA with this name and the same properties as kubeadm's CAs.
 func newCA(name string, now time.Time) (pair, error) {
 	p, err := sign(&x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},
-		DNSNames:              []string{name}, // like kubeadm's
+		DNSNames:              []string{name}, // kubeadm sets this too
 		NotBefore:             now.Add(-skew).UTC(),
 		NotAfter:              now.Add(caLife).UTC(),
 		KeyUsage:              x509.KeyUsageKeyEncipherment | x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
@@ -90,11 +90,11 @@ func newCA(name string, now time.Time) (pair, error) {
 	return p, nil
 }
 
-// adminConfig returns an administrator's kubeconfig. It has a context for each control-plane
-// node, since an operator's computer can resolve neither the endpoint nor the VIP.
+// adminConfig returns an administrator's kubeconfig. It has one context per control-plane node,
+// because an operator's computer may reach neither the endpoint's name nor the VIP.
 func adminConfig(c *clusterdoc.Cluster, ca pair, now time.Time) ([]byte, error) {
 	admin, err := sign(&x509.Certificate{
-		// kubeadm gives this group its rights when it initializes the cluster.
+		// kubeadm gives this group its rights when it initializes a cluster.
 		Subject:     pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}},
 		NotBefore:   now.Add(-skew).UTC(),
 		NotAfter:    now.Add(adminLife).UTC(),

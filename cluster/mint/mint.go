@@ -37,8 +37,8 @@ const (
 	fileAdmin    = "admin.conf"
 )
 
-// version is the version of the record. Version 1 had no adminUntil and formerCAs; it can
-// still be read.
+// version is the version of the record. Version 1, which had no adminUntil and formerCAs, can still
+// be read.
 const version = 2
 
 // Record describes a directory, unencrypted.
@@ -47,24 +47,25 @@ type Record struct {
 	ID      string    `json:"id"` // random, so that two runs with the same document differ
 	Created time.Time `json:"created"`
 	CAHash  string    `json:"caHash"`
-	// Recipients are the keys to which the secrets are encrypted; empty: not encrypted.
+	// Recipients are the public keys to which the secrets are encrypted; empty: they are not
+	// encrypted.
 	Recipients []string `json:"recipients,omitempty"`
 	Fixed      Fixed    `json:"cluster"`
 	Kubernetes string   `json:"kubernetesVersion"`
 	// Document is the SHA-256 of the document, which may be encrypted.
 	Document string  `json:"document"`
 	Tokens   []Token `json:"tokens,omitempty"`
-	// Manifests are the files of the document's manifests, in order.
+	// Manifests are the files of the document's manifests, in the document's order.
 	Manifests []File `json:"manifests,omitempty"`
-	// Births are the periods in which the cluster may be bootstrapped, as in its control-plane
-	// nodes' Sites, latest last.
+	// Births are the periods in which the cluster may be bootstrapped, latest last. They are also
+	// in the control-plane nodes' Sites.
 	Births []Birth `json:"births,omitempty"`
 	// RequestedAt is the time of the last request to continue.
 	RequestedAt time.Time `json:"said,omitzero"`
 	// AdminUntil is when admin.conf expires.
 	AdminUntil time.Time `json:"adminUntil,omitzero"`
-	// FormerCAs are earlier certificates of the cluster's CA, PEM. A snapshot of etcd contains
-	// the one that was valid when it was made.
+	// FormerCAs are earlier certificates of the cluster's CA in PEM. A snapshot of etcd contains
+	// the certificate that was valid when it was made.
 	FormerCAs []string `json:"formerCAs,omitempty"`
 }
 
@@ -74,13 +75,13 @@ type File struct {
 	SHA256 string `json:"sha256"` // of its unencrypted contents
 }
 
-// Birth is a period in which etcd may start empty, as the control-plane nodes' Sites state it.
+// Birth is a period in which etcd may start empty. It is also in the control-plane nodes' Sites.
 type Birth struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
 }
 
-// birth returns the time until which the cluster may be bootstrapped; zero if that has passed.
+// birth returns the time until which the cluster may be bootstrapped; zero if that time has passed.
 func (r *Record) birth(now time.Time) time.Time {
 	if n := len(r.Births); n > 0 && now.Before(r.Births[n-1].Until) {
 		return r.Births[n-1].Until
@@ -88,8 +89,8 @@ func (r *Record) birth(now time.Time) time.Time {
 	return time.Time{}
 }
 
-// Fixed has the fields of a Cluster that cannot change once its keys are made, since
-// certificates, etcd's members and addresses in the cluster depend on them.
+// Fixed has the fields of a Cluster that cannot change once its keys are made, because
+// certificates, etcd's members or addresses in the cluster depend on them.
 type Fixed struct {
 	Name         string             `json:"name"`
 	Endpoint     string             `json:"endpoint"`
@@ -117,25 +118,25 @@ type Token struct {
 // Options are the options of New.
 type Options struct {
 	Now time.Time
-	// EncryptTo are recipients: public keys, or files of them.
+	// EncryptTo are recipients: public keys, or names of files that contain them.
 	EncryptTo []string
-	// Identity decrypts an encrypted directory, to renew certificates in it.
+	// Identity decrypts an encrypted directory, in order to renew its certificates.
 	Identity sealed.Identity
-	// Manifests are the manifests of the document, in order.
+	// Manifests are the manifests of the document, in the document's order.
 	Manifests []manifest.File
 }
 
 // Change is the result of New.
 type Change struct {
 	Record *Record
-	// Minted: the directory was made. Otherwise Added are nodes that got a token, Removed are
-	// nodes whose tokens were removed, and Updated reports that the document or its manifests
-	// changed.
+	// Minted is set if the directory was made. Otherwise Added lists nodes that got a token,
+	// Removed lists nodes whose tokens were removed, and Updated is set if the document or its
+	// manifests changed.
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
-	// Renewed are the files of renewed certificates. Ending are certificates that end soon and
-	// were not renewed, since the directory is encrypted and no Identity was given.
+	// Renewed lists the files of renewed certificates. Ending lists certificates that expire soon
+	// but could not be renewed, because the directory is encrypted and no Identity was given.
 	Renewed []string
 	Ending  []Ending
 }
@@ -145,8 +146,8 @@ func (c *Change) Nothing() bool {
 	return !c.Minted && !c.Updated && len(c.Added)+len(c.Removed)+len(c.Renewed) == 0
 }
 
-// New mints the cluster of a document into dir, or updates dir after permitted changes of the
-// document.
+// New mints the cluster of a document into dir. If dir exists, New updates it after permitted
+// changes of the document.
 func New(dir string, c *clusterdoc.File, o Options) (*Change, error) {
 	recipients, err := sealed.Recipients(o.EncryptTo)
 	if err != nil {
@@ -165,7 +166,7 @@ func New(dir string, c *clusterdoc.File, o Options) (*Change, error) {
 	return update(dir, c, recipients, o)
 }
 
-// realDir resolves links, so that the directory itself is replaced and not a link to it.
+// realDir resolves links, so that the directory itself is replaced instead of a link to it.
 func realDir(dir string) (string, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -272,8 +273,8 @@ func (r *Record) write(dir string) error {
 	return writeFile(dir, fileRecord, b, r.Recipients)
 }
 
-// manifestFile returns the name and digest of a manifest in the directory; the number keeps
-// names unique.
+// manifestFile returns the name and digest of a manifest in the directory. The number makes the
+// name unique.
 func manifestFile(i int, m manifest.File) File {
 	return File{fmt.Sprintf("manifests/%02d-%s", i+1, path.Base(filepath.ToSlash(m.Name))), digest([]byte(m.Text))}
 }
@@ -311,7 +312,7 @@ type tokenSecret struct {
 	StringData map[string]string `yaml:"stringData"`
 }
 
-// drawToken draws a token whose ID differs from those of the taken tokens, since the cluster
+// drawToken draws a token whose ID differs from those of the taken tokens, because the cluster
 // identifies a token by its ID.
 func drawToken(taken []Token, draw func() (id, secret string)) (id, secret string) {
 	for {
@@ -322,7 +323,7 @@ func drawToken(taken []Token, draw func() (id, secret string)) (id, secret strin
 	}
 }
 
-// tokenFor makes a node's token, and its Secret for the cluster.
+// tokenFor makes a node's token, and the Secret with it for the cluster.
 func tokenFor(node string, life time.Duration, now time.Time, taken []Token) (Token, []byte, error) {
 	id, secret := drawToken(taken, api.NewToken)
 	t := Token{Node: node, ID: id, Expires: now.Add(life).UTC().Truncate(time.Second)}
@@ -408,7 +409,7 @@ func update(dir string, c *clusterdoc.File, recipients []string, o Options) (*Ch
 	if err := writeFile(dir, fileDocument, c.Text, record.Recipients); err != nil {
 		return nil, err
 	}
-	// Write the record last: tokens that it does not name are ignored.
+	// Write the record last: tokens that are not in it are ignored.
 	if err := record.write(dir); err != nil {
 		return nil, err
 	}
@@ -435,8 +436,8 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 			kept = append(kept, record.Tokens[i])
 			continue
 		}
-		// Neither kept tokens nor dropped ones may have the same ID, since the cluster may
-		// know both.
+		// The ID must differ from those of kept and of dropped tokens, because the cluster may know
+		// both.
 		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, slices.Concat(record.Tokens, kept))
 		if err != nil {
 			return err
@@ -456,7 +457,7 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 	return nil
 }
 
-// sameCluster rejects the document of another cluster, and changes of Fixed fields.
+// sameCluster rejects the document of another cluster, and changes of the fields in Fixed.
 func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
@@ -488,7 +489,8 @@ func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	return probs.Err()
 }
 
-// nodeList lists control-plane nodes by name: their order in the document does not matter.
+// nodeList lists control-plane nodes sorted by name, because their order in the document does not
+// matter.
 func nodeList(masters []ControlPlaneNode) string {
 	sorted := slices.SortedFunc(slices.Values(masters), func(a, b ControlPlaneNode) int { return cmp.Compare(a.Name, b.Name) })
 	var out []string
@@ -513,8 +515,8 @@ func pairFiles(ca configs.ClusterCA) (crt, key string) {
 	return "pki/" + ca.Base + ".crt", "pki/" + ca.Base + ".key"
 }
 
-// complete returns an error if a file was removed or replaced: new keys in its place would
-// make another cluster.
+// complete returns an error if a file was removed or replaced. New keys in its place would make
+// another cluster.
 func complete(dir string, r *Record) error {
 	var errs []error
 	names := keyFiles()
@@ -543,8 +545,8 @@ func complete(dir string, r *Record) error {
 	return pairs(dir)
 }
 
-// pairs compares each CA with its key. Encrypted keys cannot be compared, since not every user
-// of a directory can decrypt them.
+// pairs checks that each CA's key belongs to its certificate. Encrypted keys are not checked,
+// because not every user of a directory can decrypt them.
 func pairs(dir string) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {
@@ -559,7 +561,7 @@ func pairs(dir string) error {
 	return errors.Join(errs...)
 }
 
-// serviceAccountPair compares the key of the service accounts with its public key.
+// serviceAccountPair checks that the service accounts' private and public keys belong together.
 func serviceAccountPair(dir string) error {
 	private, err := os.ReadFile(filepath.Join(dir, "pki", "sa.key"))
 	if err != nil {

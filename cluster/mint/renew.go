@@ -20,17 +20,17 @@ import (
 const (
 	// caRenewal is the remaining validity at which a CA is issued again.
 	caRenewal = api.CAWarning
-	// adminRenewal is the same for the administrator's kubeconfig.
+	// adminRenewal is the remaining validity at which the administrator's kubeconfig is renewed.
 	adminRenewal = adminLife / 2
 )
 
-// Ending is a certificate of a directory that must be renewed.
+// Ending is a certificate in a directory that must be renewed.
 type Ending struct {
 	File string
 	End  time.Time
 }
 
-// Endings returns the certificates of dir that `edgebake cluster new` would renew now.
+// Endings returns the certificates in dir that `edgebake cluster new` would renew now.
 func Endings(dir string, now time.Time) ([]Ending, error) {
 	dir, err := realDir(dir)
 	if err != nil {
@@ -55,15 +55,15 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	return all, nil
 }
 
-// adminDue reports whether the administrator's kubeconfig must be renewed: it ends soon, or is
-// not valid yet, because the clock was ahead when it was made.
+// adminDue reports whether the administrator's kubeconfig must be renewed. That is the case if it
+// expires soon, or is not valid yet because the clock was ahead when it was made.
 func (r *Record) adminDue(now time.Time) bool {
 	end := r.adminEnd()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
 }
 
 // adminEnd returns when the administrator's kubeconfig expires. If the record has no date, the
-// kubeconfig was never renewed.
+// kubeconfig has never been renewed.
 func (r *Record) adminEnd() time.Time {
 	if r.AdminUntil.IsZero() {
 		return r.Created.Add(adminLife)
@@ -85,7 +85,7 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 		if err != nil {
 			return nil, err
 		}
-		// As in adminDue.
+		// A certificate that is not valid yet is due too, as in adminDue.
 		if now.Add(caRenewal).After(cert.NotAfter) || now.Before(cert.NotBefore) {
 			due = append(due, dueCA{ca, cert})
 		}
@@ -93,9 +93,9 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 	return due, nil
 }
 
-// renew issues CAs again that end soon or are not valid yet, each with its own key, and renews
-// the administrator's kubeconfig. Pins name the key, so they match the new certificate too;
-// certificates that the CA has signed are valid with both.
+// renew renews the administrator's kubeconfig, and issues CAs again that expire soon or are not
+// valid yet, each with the same key. Pins identify the key, so they match the new certificate too.
+// Certificates signed by a CA are valid with both of its certificates.
 func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Change) error {
 	cas, err := dueCAs(dir, o.Now)
 	if err != nil {
@@ -130,7 +130,7 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 		fresh[crt] = ca.certPEM()
 		change.Renewed = append(change.Renewed, crt)
 		if due.Base == configs.KubernetesCA {
-			if former := string(old.certPEM()); !slices.Contains(record.FormerCAs, former) { // it is there after an interrupted run
+			if former := string(old.certPEM()); !slices.Contains(record.FormerCAs, former) { // an interrupted run may have added it already
 				record.FormerCAs = append(record.FormerCAs, former)
 			}
 			clusterCA = ca
@@ -142,9 +142,9 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// Write the kubeconfig first: if the run is interrupted after it, the CAs are still due,
-	// and everything is repeated. Write the record before the CAs, since it must have the
-	// former CA, by which snapshots are recognized.
+	// Write the kubeconfig first: if the run is interrupted after that, the CAs are still due, and
+	// everything is repeated. Write the record before the CAs: it must have the former CA, because
+	// snapshots are recognized by it.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}
@@ -184,8 +184,8 @@ func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) 
 	return pair{cert, private}, nil
 }
 
-// reissue makes a new certificate of a CA with the same key and names. It always ends later
-// than the former certificate, since machines use the one that ends last.
+// reissue makes a new certificate of a CA with the same key and names. It always expires later than
+// the former one, because machines use the certificate that expires last.
 func reissue(old pair, now time.Time) (pair, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -198,7 +198,7 @@ func reissue(old pair, now time.Time) (pair, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,
 		NotBefore: now.Add(-skew).UTC(), NotAfter: end.UTC(), KeyUsage: old.cert.KeyUsage,
-		// Certificates identify their issuer by this.
+		// Certificates identify their issuer by this ID.
 		SubjectKeyId: old.cert.SubjectKeyId, BasicConstraintsValid: true, IsCA: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, old.key.Public(), old.key)

@@ -27,13 +27,13 @@ func digest(text []byte) string {
 // NodeSite is the complete Site of one machine.
 type NodeSite struct {
 	Name string
-	// Expires is when the Site's token expires. For a control-plane node it is the time until
-	// which the Site may bootstrap the cluster; zero if it may not.
+	// Expires is when the Site's token expires. For a control-plane node it is the time until which
+	// the Site may bootstrap the cluster; zero: it may not.
 	Expires time.Time
 	Site    *configs.Site
 }
 
-// opened is a minted directory that was read and checked.
+// opened is a minted directory whose contents have been read and checked.
 type opened struct {
 	dir     string
 	record  *Record
@@ -57,7 +57,7 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	// After a power cut the document may be newer than the record.
+	// If a run was interrupted by a power cut, the document may be newer than the record.
 	if digest(text) != record.Document {
 		return nil, fmt.Errorf("reading %s: %s is not the document of the last update: run `edgebake cluster new` again, with the current document", dir, fileDocument)
 	}
@@ -68,8 +68,8 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	return &opened{dir, record, c, id}, nil
 }
 
-// Sites returns the Sites of all workers of a directory. A worker gets its own token, the CA's
-// hash, the API servers and the VIP, but no key.
+// Sites returns the Sites of all workers of a directory. A worker's Site has the worker's own
+// token, the CA's hash, the API servers and the VIP, but no key.
 func Sites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
@@ -110,7 +110,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 	return nil, fmt.Errorf("writing the Site of %s: the node has no token; run `edgebake cluster new` again with the document that names the node", n.Name)
 }
 
-// readToken reads a node's token. text is its Secret in YAML.
+// readToken reads a node's token. text is the YAML of the token's Secret.
 func readToken(dir string, t Token, id sealed.Identity) (text []byte, token string, err error) {
 	if text, err = readFile(dir, tokenFile(t.Node), id); err != nil {
 		return nil, "", err
@@ -125,8 +125,8 @@ func readToken(dir string, t Token, id sealed.Identity) (text []byte, token stri
 	return text, t.ID + "." + s.StringData["token-secret"], nil
 }
 
-// checkClock rejects a directory that was made in the future: its CAs would not be valid yet,
-// and the cluster could be bootstrapped long after it was meant to.
+// checkClock rejects a directory that was made in the future: its CAs would not be valid yet, and
+// the cluster could be bootstrapped for much longer than intended.
 func (r *Record) checkClock(dir string, now time.Time) error {
 	if now.Before(r.Created.Add(-skew)) {
 		return fmt.Errorf("reading %s: it was minted at %s, but this computer's time is %s; correct the clock, or, if the clock was wrong when it was minted, mint into another directory",
@@ -135,10 +135,10 @@ func (r *Record) checkClock(dir string, now time.Time) error {
 	return nil
 }
 
-// workerHeader is the first line of a worker's Site in a file.
+// workerHeader is the first line of the file of a worker's Site.
 const workerHeader = "# The Site of node %s of cluster %s."
 
-// headerNode returns the worker in the header of a Site's file, or "" if the file is not the
+// headerNode returns the worker named in the header of a Site's file; "" if the file is not the
 // Site of a worker of this cluster.
 func headerNode(text []byte, cluster string) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
@@ -151,7 +151,7 @@ func headerNode(text []byte, cluster string) string {
 	return name
 }
 
-// Header returns the comment above a Site in a file.
+// Header returns the comment at the top of a Site's file.
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
 		born := "With it the machine only joins an existing cluster."
@@ -174,7 +174,8 @@ func (s *NodeSite) Header(cluster string) string {
 	}, "\n")
 }
 
-// Inventory returns all workers' Sites as one Inventory, each for the machine in its match.
+// Inventory returns one Inventory with all workers' Sites. Each Site is for the machine that its
+// match selects.
 func Inventory(sites []NodeSite) ([]byte, error) {
 	var errs []error
 	var each, matches []*yaml.Node
@@ -185,7 +186,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 		}
 		site := *s.Site
 		if site.SpreadSeconds == configs.DefaultSpread(len(sites)) {
-			site.SpreadSeconds = 0 // it is the Inventory's default
+			site.SpreadSeconds = 0 // already the Inventory's default
 		}
 		node := configs.SlotNode(&site)
 		matches = append(matches, yamltree.Value(node, "match"))
@@ -218,9 +219,8 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// takeCommon moves the fields that are the same in all Sites into one mapping; in report,
-// which has a URL for each machine, the common fields inside it. Credentials stay with their
-// machine.
+// takeCommon moves the fields that are the same in all Sites into one mapping. The report differs
+// in its URL, so only its common fields are moved. Credentials stay in each Site.
 func takeCommon(each []*yaml.Node) *yaml.Node {
 	common := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(each[0].Content); {

@@ -15,16 +15,15 @@ import (
 // Snapshot is a snapshot of etcd that a control-plane node will start with.
 type Snapshot struct {
 	SHA256 string
-	// Ours: the snapshot contains the cluster's CA, which each cluster stores in etcd.
+	// Ours is set if the snapshot contains the cluster's CA, which every cluster stores in etcd.
 	Ours bool
 }
 
-// sector is the unit of a database's size in bytes; a snapshot has its checksum after the
-// database.
+// sector is the unit of a database's size in bytes. In a snapshot, a checksum follows the database.
 const sector = 512
 
-// ReadSnapshot reads a snapshot for the cluster of dir. It rejects a truncated or damaged one,
-// since a machine that starts with it discards its own data.
+// ReadSnapshot reads a snapshot for the cluster of dir. It rejects a truncated or damaged snapshot,
+// because a machine that starts with a snapshot discards its own data.
 func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	fail := func(err error) (*Snapshot, error) {
 		return nil, fmt.Errorf("reading the snapshot (--restore): %w", err)
@@ -73,19 +72,19 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	return &Snapshot{hex.EncodeToString(whole.Sum(nil)), look.found}, nil
 }
 
-// marks returns the texts by which a CA is found in etcd's data: base64 of the PEM, from
-// cluster-info, and a line of the PEM, from each namespace's kube-root-ca.crt.
+// marks returns the texts that show a CA in etcd's data: the base64 of its PEM, as in cluster-info,
+// and a line of its PEM, as in each namespace's kube-root-ca.crt.
 func marks(ca []byte) [][]byte {
 	text := strings.TrimSpace(string(ca))
 	lines := strings.Split(text, "\n")
 	marks := [][]byte{[]byte(base64.StdEncoding.EncodeToString([]byte(text[:len(text)/3*3])))}
 	if n := len(lines); n > 3 {
-		marks = append(marks, []byte(lines[n-3])) // the last full line, part of the signature
+		marks = append(marks, []byte(lines[n-3])) // the last full line, which is part of the signature
 	}
 	return marks
 }
 
-// finder is a Writer that looks for texts.
+// finder is a Writer that searches for texts.
 type finder struct {
 	all   [][]byte
 	tail  []byte

@@ -22,32 +22,32 @@ import (
 
 // SitesOptions are the options of WriteSites.
 type SitesOptions struct {
-	Output    string // directory of the Sites; empty: sites/ in the minted directory
-	Inventory string // file of one Inventory of the workers, to write instead of Sites
+	Output    string // directory for the Sites; empty: sites/ in the minted directory
+	Inventory string // file for one Inventory of all workers, written instead of their Sites
 	Identity  sealed.Identity
-	Birth     time.Duration // how long etcd may start empty; 0: as in the directory
+	Birth     time.Duration // how long etcd may start empty; 0: as recorded in the directory
 	Requests  Requests
 	Snapshot  string // file of the snapshot that Requests.ContinueFrom starts with
-	Force     bool   // replace files
+	Force     bool   // replace existing files
 	Now       time.Time
 }
 
 // WrittenSites is the result of WriteSites.
 type WrittenSites struct {
 	Dir             string
-	Sites           []NodeSite // control-plane nodes first; nil: none were written
-	Ending          []Ending   // certificates of the minted directory that end soon
+	Sites           []NodeSite // control-plane nodes first; nil: no Sites were written
+	Ending          []Ending   // certificates of the minted directory that expire soon
 	Renewed         []string   // workers that got new tokens
-	ForeignSnapshot bool       // the snapshot lacks the cluster's CA
+	ForeignSnapshot bool       // the snapshot does not contain the cluster's CA
 	Former          []FormerSite
 }
 
-// FormerSite is the file with the Site of a node that is no longer in the Cluster. It contains
+// FormerSite is a file with the Site of a node that is no longer in the Cluster. The Site contains
 // a token.
 type FormerSite struct{ File, Node string }
 
-// WriteSites writes the Site of each node of the cluster minted into dir. With an error, the
-// result describes what was done before it.
+// WriteSites writes the Site of each node of the cluster minted into dir. If it returns an error,
+// the result describes everything done before the error.
 func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	w := new(WrittenSites)
 	record, err := Load(dir)
@@ -94,7 +94,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	return w, nodeErr
 }
 
-// checkNames rejects names that no control-plane node has.
+// checkNames rejects names that are not those of control-plane nodes.
 func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	var names []string
 	for _, m := range masters {
@@ -119,7 +119,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	return errors.Join(errs...)
 }
 
-// masters returns the Sites of the control-plane nodes with the requests in them.
+// masters returns the Sites of the control-plane nodes, including the requests.
 func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]NodeSite, error) {
 	masters, err := ControlPlaneSites(dir, o.Identity, o.Now)
 	if err != nil {
@@ -143,7 +143,7 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 type siteFile struct {
 	path  string
 	text  []byte
-	birth bool // for a control-plane node: recorded in the minted directory before it is written
+	birth bool // set for a control-plane node; recorded in the minted directory before the file is written
 }
 
 // begin writes the file under a temporary name; Commit renames it.
@@ -159,7 +159,7 @@ func (f *siteFile) begin(force bool) (*file.Output, error) {
 	return out, nil
 }
 
-// changedSites returns the Sites that differ from the files of the directory.
+// changedSites returns the Sites that differ from their files in the directory.
 func changedSites(dir, cluster string, sites []NodeSite, force bool) ([]siteFile, error) {
 	var files []siteFile
 	var errs []error
@@ -176,7 +176,7 @@ func changedSites(dir, cluster string, sites []NodeSite, force bool) ([]siteFile
 			continue
 		case err == nil && !force:
 			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", f.path))
-		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR): // making the directory reports that
+		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR): // creating the directory reports that error
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w: remove it, or name another directory with --output", site.Name, err))
 		}
 		files = append(files, f)
@@ -201,8 +201,8 @@ func (s *NodeSite) checkSize(size int) error {
 	return fmt.Errorf("writing the Site of %s: it has %d KiB, but a slot has space for %d: %s", s.Name, size>>10, limit>>10, fix)
 }
 
-// commit writes the files. It records the requests in the minted directory before a Site that
-// contains them appears.
+// commit writes the files. Before a Site with requests appears, commit records the requests in the
+// minted directory.
 func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	undo, err := file.MakeDir(dir, 0o700)
 	if err != nil {
@@ -265,7 +265,7 @@ func formerSites(dir string, record *Record) []FormerSite {
 	for _, f := range files {
 		text, err := os.ReadFile(f)
 		if err != nil {
-			continue // it cannot be read, so edgebake did not write it
+			continue // a file that cannot be read was not written by edgebake
 		}
 		if node := headerNode(text, record.Fixed.Name); node != "" && !slices.ContainsFunc(record.Tokens, func(t Token) bool { return t.Node == node }) {
 			former = append(former, FormerSite{f, node})

@@ -27,10 +27,11 @@ type Identity struct {
 	Certificate tls.Certificate
 	// PEM is the certificate, for report.caCert of the Sites.
 	PEM string
-	// Path is the path of the common URL. It cannot be guessed; whoever knows it can report.
+	// Path is the path of the common URL. It cannot be guessed; anyone who knows it can send
+	// reports.
 	Path string
-	// Key is the key from which each machine's own URL is derived (clusterdoc.ReportPath);
-	// report.key of a Cluster.
+	// Key is the key from which each machine's own URL is derived (clusterdoc.ReportPath). A
+	// Cluster has it in report.key.
 	Key configs.Secret
 }
 
@@ -38,15 +39,15 @@ const (
 	certFile   = "receiver.crt"
 	keyFile    = "receiver.key"
 	pathFile   = "receiver.path"
-	secretFile = "receiver.secret" // has Key
+	secretFile = "receiver.secret" // contains Key
 )
 
 // lifetime is the validity of the certificate, which Sites contain.
 const lifetime = 10 * 365 * 24 * time.Hour
 
-// LoadIdentity reads the receiver's identity from the directory, or makes one there for these
-// names and addresses. It never changes, since Sites contain the certificate; a name that the
-// certificate does not have is an error.
+// LoadIdentity reads the receiver's identity from the directory. If there is none, it makes one for
+// these names and addresses. An identity never changes, because Sites contain the certificate; a
+// name that the certificate lacks is an error.
 func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {
@@ -75,7 +76,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 		return nil, fmt.Errorf("reading the receiver's path: %w", err)
 	}
 	secret, err := os.ReadFile(at(secretFile))
-	if errors.Is(err, fs.ErrNotExist) { // made by a version without it
+	if errors.Is(err, fs.ErrNotExist) { // made by a version without this file
 		secret = newSecret()
 		err = file.Replace(at(secretFile), secret)
 	}
@@ -98,7 +99,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	return id, nil
 }
 
-// Names returns the names and addresses in the certificate, the first one first.
+// Names returns the names and addresses in the certificate, in the order in which they were given.
 func Names(id *Identity) []string {
 	leaf := id.Certificate.Leaf
 	names := append([]string(nil), leaf.DNSNames...)
@@ -108,13 +109,13 @@ func Names(id *Identity) []string {
 	return names
 }
 
-// minSecret is the least length of a secret in characters.
+// minSecret is the minimum length of a secret in characters.
 const minSecret = 20
 
 // newSecret returns a random line.
 func newSecret() []byte { return []byte(strings.ToLower(rand.Text()) + "\n") }
 
-// mint makes an identity. The certificate is written last: if it exists, all files do.
+// mint makes an identity. The certificate is written last, so that all files exist if it does.
 func mint(at func(string) string, names []string, now time.Time) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -126,10 +127,10 @@ func mint(at func(string) string, names []string, now time.Time) error {
 	}
 	cert := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "edgebake receiver of reports"},
-		// Valid for a machine whose clock is behind, too.
+		// Start earlier, for machines whose clock is behind.
 		NotBefore: now.Add(-24 * time.Hour), NotAfter: now.Add(lifetime),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		// It is its own CA and, by its constraints, the CA of no other certificate.
+		// The certificate is its own CA and, by its constraints, cannot sign any other.
 		BasicConstraintsValid: true, IsCA: true, MaxPathLenZero: true,
 	}
 	for _, name := range names {
@@ -156,7 +157,7 @@ func mint(at func(string) string, names []string, now time.Time) error {
 		{secretFile, newSecret()},
 		{certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})},
 	} {
-		// Replace, since an earlier attempt may have left files.
+		// Replace existing files, because an interrupted attempt may have left some.
 		if err := file.Replace(at(f.name), f.data); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ var pageText string
 
 var page = template.Must(template.New("page").Parse(pageText))
 
-// order lists the results, those that a person must look at first.
+// order lists the results; machines that a person must look at come first.
 var order = []string{ondisk.ResultFailed, ondisk.ResultWaiting, ondisk.ResultRunning, ondisk.ResultDone}
 
 // row is one machine on the page.
@@ -31,24 +31,24 @@ type row struct {
 	Ago  string
 }
 
-// Page serves a page of all machines at /, and the same as JSON at /reports.json. It has no
-// authentication, so it must be served on the loopback address.
+// Page serves a page of all machines at /, and the same data as JSON at /reports.json. There is no
+// authentication, so it must be served only on a loopback address.
 func (s *Store) Page(now func() time.Time) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /reports.json", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(s.All()) // an error means that the browser is gone
+		_ = json.NewEncoder(w).Encode(s.All()) // fails only if the browser is gone
 	})
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		h := w.Header()
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
 		h.Set("Cache-Control", "no-store")
-		_ = page.Execute(w, view(s.All(), now())) // as above
+		_ = page.Execute(w, view(s.All(), now())) // fails only if the browser is gone
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A foreign page may point its own name to this computer (DNS rebinding), so only
-		// names that such a page cannot have are accepted.
+		// A foreign web page may point its own host name to this computer (DNS rebinding). So only
+		// host names that such a page cannot have are accepted.
 		if !ownName(r.Host) {
 			http.Error(w, "open this page by an IP address or as localhost", http.StatusMisdirectedRequest)
 			return
@@ -69,7 +69,7 @@ type pageView struct {
 	Counts []count
 	Rows   []row
 	At     string
-	Calm   string // why there is nothing to do; empty if there is something, or there are no reports
+	Calm   string // why nothing needs attention; empty if something does, or if there are no reports
 }
 
 type count struct {
@@ -107,7 +107,7 @@ func view(all []Summary, now time.Time) pageView {
 	return v
 }
 
-// Natural compares names with numbers by value: shop-4 comes before shop-10.
+// Natural compares names, and numbers in them by value: shop-4 comes before shop-10.
 func Natural(a, b string) int {
 	for a != "" && b != "" {
 		m, n := digits(a), digits(b)
@@ -127,7 +127,7 @@ func Natural(a, b string) int {
 	return cmp.Compare(len(a), len(b))
 }
 
-// digits returns how many digits s begins with.
+// digits returns the number of digits at the beginning of s.
 func digits(s string) int { return len(s) - len(strings.TrimLeft(s, "0123456789")) }
 
 func ago(d time.Duration) string {

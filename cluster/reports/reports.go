@@ -1,10 +1,10 @@
-// Package reports receives the reports of first boot (report.url of a Site), keeps the last
-// one of each machine, and shows them all.
+// Package reports receives the reports of first boot (report.url of a Site), keeps the last report
+// of each machine, and shows them.
 //
-// A Site that `edgebake cluster sites` wrote has the machine's own URL, with which it can
-// report under no other name. Whoever knows the common URL, in Sites written by hand, can send
-// a report about any machine, so these have a limited part of the space. In both cases the
-// size of a report is limited, it is kept as data and shown as text, and it never causes an
+// A Site written by `edgebake cluster sites` has a URL of its own, through which its machine can
+// report under no other name. Sites written by hand have the common URL. Anyone who knows that URL
+// can send a report about any machine, so these reports may use only a part of the space. The size
+// of every report is limited. A report is stored as data and shown as text, and never causes an
 // action.
 package reports
 
@@ -40,29 +40,29 @@ const (
 	maxName   = 64   // characters of a phase's name
 	maxPhases = 64
 	maxBytes  = 64 << 20 // of all reports
-	// maxCommon and maxCommonBytes limit reports to the common URL.
+	// maxCommon and maxCommonBytes limit the reports sent to the common URL.
 	maxCommon, maxCommonBytes = MaxNodes / 2, maxBytes / 2
-	// maxOfSender limits the machines that one address reports to the common URL: all machines
-	// behind a site's router have one address.
+	// maxOfSender limits the machines that one address can report to the common URL. It is high
+	// because all machines behind a site's router share one address.
 	maxOfSender = MaxNodes / 4
-	// expiry is how long a machine that was Ready keeps its place without another report, if
-	// space is needed.
+	// expiry is how long a machine that was Ready is kept without another report if space is
+	// needed.
 	expiry = 30 * 24 * time.Hour
 )
 
 // Report is the last report of one machine.
 type Report struct {
-	// Received is when it was received, by the receiver's clock; From is the address of the
-	// sender, which may be a router's.
+	// Received is when the report was received, by the receiver's clock. From is the sender's
+	// address, which may be a router's.
 	Received time.Time    `json:"received"`
 	From     string       `json:"from"`
 	State    ondisk.State `json:"state"`
-	// Ready: the machine has reported the result done, now or before.
+	// Ready is set if the machine has ever reported the result done.
 	Ready bool `json:"ready,omitempty"`
-	// Own: it was sent to the machine's own URL.
+	// Own is set if the report was sent to the machine's own URL.
 	Own bool `json:"own,omitempty"`
 
-	size int // of its file, in bytes
+	size int // of the report's file, in bytes
 }
 
 // Summary is a short form of a report: the phase of first boot, and its reason.
@@ -70,14 +70,14 @@ type Summary struct {
 	Node     string    `json:"node"`
 	Result   string    `json:"result"` // as in ondisk.State
 	Phase    string    `json:"phase,omitempty"`
-	Step     int       `json:"step"` // number of the phase, from 1; 0 if there is none
+	Step     int       `json:"step"` // number of the phase, counted from 1; 0 if there is none
 	Steps    int       `json:"steps"`
 	Reason   string    `json:"reason,omitempty"`
 	Fix      string    `json:"fix,omitempty"`
 	Received time.Time `json:"received"`
 }
 
-// Summary returns the short form of a report, with the phase that failed, waits or runs,
+// Summary returns the short form of a report. Its phase is the one that failed, waits or runs,
 // otherwise the last one.
 func (r *Report) Summary() Summary {
 	s := &r.State
@@ -111,11 +111,11 @@ const (
 	suffix = ".json"
 )
 
-// Open opens the reports in the receiver's directory for adding. Reports of earlier versions,
-// next to the receiver's key, are moved to the subdirectory.
+// Open opens the reports in the receiver's directory for adding. Earlier versions stored reports
+// next to the receiver's key; Open moves those to the subdirectory.
 func Open(dir string) (*Store, error) {
 	if err := os.Mkdir(filepath.Join(dir, subdir), 0o700); errors.Is(err, fs.ErrNotExist) {
-		return Read(dir) // which returns the error
+		return Read(dir) // Read returns the error
 	} else if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("opening the reports: %w", err)
 	}
@@ -127,7 +127,7 @@ func Open(dir string) (*Store, error) {
 		from, to := filepath.Join(dir, name+suffix), filepath.Join(dir, subdir, name+suffix)
 		_, err := os.Lstat(to)
 		if err == nil {
-			err = os.Remove(from) // there is a newer one
+			err = os.Remove(from) // there is a newer report
 		} else {
 			err = os.Rename(from, to)
 		}
@@ -175,7 +175,7 @@ func load(dir string) (map[string]Report, error) {
 		var r Report
 		if json.Unmarshal(b, &r) == nil && r.State.Node == name && check(&r.State) == nil && len(all) < MaxNodes {
 			r.size = len(b)
-			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // the file may be older than the field
+			r.Ready = r.Ready || r.State.Result == ondisk.ResultDone // the file may have been written before Report had the field Ready
 			all[name] = r
 		}
 	}
@@ -190,7 +190,7 @@ var (
 	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 
-// Add replaces the machine's report.
+// Add replaces the report of the report's machine.
 func (s *Store) Add(r Report) error {
 	if err := check(&r.State); err != nil {
 		return err
@@ -201,7 +201,8 @@ func (s *Store) Add(r Report) error {
 	if before.Own && !r.Own {
 		return ErrOwn
 	}
-	// Only the machine's own URL proves that it is the one that was Ready.
+	// A machine that was Ready before counts as Ready only if both reports came through the same
+	// kind of URL: only its own URL proves that it is the same machine.
 	r.Ready = before.Ready && before.Own == r.Own || r.State.Result == ondisk.ResultDone
 	b, err := encodeReport(r)
 	if err != nil {
@@ -211,7 +212,7 @@ func (s *Store) Add(r Report) error {
 	if err := s.room(r); err != nil {
 		return err
 	}
-	// Without sync: the machine will report again.
+	// Without sync: if the file is lost, the machine will report again.
 	if err := file.Swap(filepath.Join(s.dir, r.State.Node+suffix), b); err != nil {
 		return fmt.Errorf("storing the report of %s: %w", r.State.Node, err)
 	}
@@ -225,8 +226,8 @@ func (s *Store) Add(r Report) error {
 	return nil
 }
 
-// encodeReport returns the contents of a report's file. HTML's special characters are not
-// escaped, since that would enlarge it.
+// encodeReport returns the contents of a report's file. HTML's special characters are not escaped,
+// because that would enlarge the file.
 func encodeReport(r Report) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -236,9 +237,9 @@ func encodeReport(r Report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// room frees space for a report. If necessary, it removes machines that were never Ready or
-// have not reported for long, oldest first. Reports to the common URL may be forged: they have
-// their own limits, and a machine with its own URL may displace any of them.
+// room frees space for a report. If necessary, it removes machines that were never Ready or have
+// not reported for long, oldest first. Reports to the common URL may be forged, so they have limits
+// of their own, and a machine with its own URL may displace any of them.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -260,7 +261,8 @@ func (s *Store) room(r Report) error {
 	return nil
 }
 
-// commonRoom frees space for a report to the common URL by removing other reports to it.
+// commonRoom frees space for a report to the common URL. It removes only other reports to the
+// common URL.
 func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	name, from := r.State.Node, senderOf(r.From)
 	reports, bytes, ofSender := 0, 0, 0
@@ -291,8 +293,8 @@ func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	return nil
 }
 
-// evict removes and returns the oldest report that which selects, except that of the machine
-// but; nil if there is none.
+// evict removes and returns the oldest report for which the function which returns true, except
+// that of the machine but. It returns nil if there is none.
 func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
 	for name, o := range s.all {
@@ -306,16 +308,16 @@ func (s *Store) evict(but string, which func(Report) bool) *Report {
 	if oldest == "" {
 		return nil
 	}
-	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // a file that stays is read at the next start
+	_ = os.Remove(filepath.Join(s.dir, oldest+suffix)) // a file that cannot be removed is read again at the next start
 	gone := s.all[oldest]
 	s.bytes -= gone.size
 	delete(s.all, oldest)
 	return &gone
 }
 
-// check rejects states that first boot does not send, and removes control characters.
+// check rejects states that first boot cannot have sent, and removes control characters from texts.
 func check(s *ondisk.State) error {
-	if err := forms.CheckNodeName(s.Node); err != nil { // it is a file name, too
+	if err := forms.CheckNodeName(s.Node); err != nil { // the name is also used as a file name
 		return fmt.Errorf("node: %w", err)
 	}
 	switch s.Result {
@@ -355,7 +357,7 @@ func shown(s *ondisk.State) ondisk.State {
 	return out
 }
 
-// All returns the short form of each machine's report, by name.
+// All returns the short form of all reports, sorted by name.
 func (s *Store) All() []Summary {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,8 +369,8 @@ func (s *Store) All() []Summary {
 	return out
 }
 
-// Receiver returns the handler of the machines' own URLs, which are derived from the key, and
-// of the common URL.
+// Receiver returns the handler for the machines' own URLs, which are derived from the key, and for
+// the common URL.
 func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+id.Path, func(w http.ResponseWriter, r *http.Request) {
@@ -385,7 +387,8 @@ func (s *Store) Receiver(id *Identity, now func() time.Time) http.Handler {
 	return mux
 }
 
-// receive adds the report in a request to the URL of node; empty: the common URL.
+// receive adds the report in a request. node is the machine whose own URL received it; empty: the
+// common URL.
 func (s *Store) receive(w http.ResponseWriter, r *http.Request, now time.Time, node string) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxReport))
 	if err != nil {

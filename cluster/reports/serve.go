@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// maxMachines limits the connections. For a further one, the connection that has been
-	// silent for longest is closed.
+	// maxMachines limits the number of connections. One more connection closes the one that has
+	// been silent for longest.
 	maxMachines = 256
-	// maxFromOne is the limit from one address, which may be the router of a site.
+	// maxFromOne limits the connections from one address, which may be the router of a site.
 	maxFromOne = 32
 )
 
-// Serve receives reports on one listener, and serves the page on another, until ctx ends. page
-// may be nil.
+// Serve receives reports on one listener and serves the page on another until ctx ends. page may be
+// nil.
 func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.Listener) error {
 	g, gctx := errgroup.WithContext(ctx)
 	serve := func(ln net.Listener, handler http.Handler) {
 		server := &http.Server{
 			Handler: handler, MaxHeaderBytes: 16 << 10,
 			ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
-			// Port scanners would cause too many messages.
+			// Errors are not logged, because port scanners would cause too many messages.
 			ErrorLog: log.New(io.Discard, "", 0),
 		}
 		g.Go(func() error {
@@ -61,8 +61,8 @@ func (s *Store) Serve(ctx context.Context, id *Identity, receiver, page net.List
 	return ctx.Err()
 }
 
-// Lines returns the lines for the Cluster, and for Sites written by hand, with which machines
-// report to the receiver at addr.
+// Lines returns the lines with which machines report to the receiver at addr: one text for the
+// Cluster, one for Sites written by hand.
 func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 	_, port, _ := net.SplitHostPort(addr.String())
 	url := "https://" + net.JoinHostPort(Names(id)[0], port)
@@ -74,7 +74,7 @@ func (id *Identity) Lines(addr net.Addr) (cluster, site string) {
 	return b.String(), fmt.Sprintf("  url: %s%s\n", url, id.Path)
 }
 
-// Line returns a report on one line.
+// Line returns the summary as one line of text.
 func (t *Summary) Line() string {
 	text := fmt.Sprintf("%s %s: %s", t.Received.Local().Format(time.TimeOnly), t.Node, t.Result)
 	if t.Phase != "" {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network. Further
-// ones are closed at once, so that one sender cannot keep all machines out.
+// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network. Further ones
+// are closed at once, so that one sender cannot lock out all machines.
 func Share(l net.Listener, most int) net.Listener {
 	return &share{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
@@ -54,7 +54,7 @@ func (s *share) leave(from netip.Prefix) {
 	}
 }
 
-// shared is a connection that counts until it is closed.
+// shared is a connection that counts toward the limit until it is closed.
 type shared struct {
 	net.Conn
 	leave func()
@@ -132,7 +132,7 @@ func sender(addr net.Addr) netip.Prefix {
 	return senderAt(tcp.AddrPort())
 }
 
-// senderOf is sender for the address in a report.
+// senderOf is like sender, but for the address in a report.
 func senderOf(from string) netip.Prefix {
 	at, err := netip.ParseAddrPort(from)
 	if err != nil {

@@ -1,7 +1,7 @@
 // Package servercert distinguishes an API server's certificate from a node's. The cluster's CA
-// signs both: a kubelet's serving certificate has its host's name, and a yurthub's on an
-// OpenYurt node has the name kubernetes, like every API server of kubeadm. So name and CA do
-// not suffice to verify an API server.
+// signs both. A kubelet's serving certificate has the name of its host, and a yurthub's on an
+// OpenYurt node has the name kubernetes, like every API server of kubeadm. So CA and name alone do
+// not prove that a server is an API server.
 package servercert
 
 import (
@@ -14,17 +14,17 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// ErrNode means that the certificate belongs to a node.
+// ErrNode means that the certificate belongs to a node, not to an API server.
 var ErrNode = errors.New("the certificate is a node's, not an API server's")
 
-// A kubelet's user is NodeUser and the name of its Node, in the group NodesGroup.
+// A kubelet's user name is NodeUser followed by the name of its Node; its group is NodesGroup.
 const (
 	NodeUser   = "system:node:"
 	NodesGroup = "system:nodes"
 )
 
-// Check rejects the leaf certificate of a node. Every signer that issues certificates
-// to nodes requires this common name and this organization.
+// Check rejects a leaf certificate that belongs to a node. Every signer that issues certificates to
+// nodes requires this common name and this organization.
 func Check(leaf *x509.Certificate) error {
 	if strings.HasPrefix(leaf.Subject.CommonName, NodeUser) || slices.Contains(leaf.Subject.Organization, NodesGroup) {
 		return fmt.Errorf("%w: its subject is %s", ErrNode, printable.Short(leaf.Subject.String(), 100))
