@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// archive makes a Debian archive of one suite in a directory. It has the packages that a node
-// needs, and vim, which is older for arm64. archive returns its line of sources.list.
+// archive makes a Debian archive with one suite in a directory. The archive has the packages that a
+// node needs, and vim, which is older for arm64. archive returns the line of sources.list for it.
 func archive(t *testing.T, p *project) string {
 	t.Helper()
 	dir := t.TempDir()

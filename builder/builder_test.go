@@ -97,7 +97,8 @@ func TestPlanGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Any change to a unit changes the digest; the tests of package overlays show which unit.
+	// A change to any unit changes this digest; the tests of package overlays show which unit
+	// changed.
 	if len(pl.Rendered) != 64 {
 		t.Errorf("rendered: %q", pl.Rendered)
 	}
@@ -510,8 +511,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestPlacesDoNotShow builds the same inputs from directories with other names, and with container
-// images in another order.
+// TestPlacesDoNotShow checks that neither the names of the inputs' directories nor the order of the
+// container images changes the image.
 func TestPlacesDoNotShow(t *testing.T) {
 	base := buildtest.Base()
 	for _, p := range []string{"ptp", "static"} {
@@ -556,7 +557,7 @@ func TestPlacesDoNotShow(t *testing.T) {
 	if first.Report.Golden != second.Report.Golden || !bytes.Equal(first.SBOM, second.SBOM) {
 		t.Error("two images")
 	}
-	// Other content changes the ID, wherever it is named.
+	// Other content changes the ID, whichever field names it.
 	third := build(func(s string) string {
 		return cni.Replace(strings.Replace(strings.Replace(s, pause, pause+a+b, 1), "{{.Name}} on", "{{(index .Overlays 0).Dir}} on", 1))
 	}, nil)
@@ -661,7 +662,7 @@ func TestDamagedCache(t *testing.T) {
 			t.Errorf("blob %s: another golden image was built", b.SHA256)
 		}
 	}
-	// This build does not use the inputs that are still damaged.
+	// This build does not use the inputs that are still damaged, so remove them.
 	if _, err := p.cache.Verify(t.Context(), false, nil); err != nil {
 		t.Error(err)
 	}
@@ -831,7 +832,7 @@ func buildChild(t *testing.T, dir string) {
 	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
-// openUp lets other users enter a test's directories and read the files in the last one.
+// openUp lets other users enter a test's directories and read the files in the last one of paths.
 func openUp(t *testing.T, paths ...string) {
 	t.Helper()
 	err := filepath.WalkDir(paths[len(paths)-1], func(p string, d fs.DirEntry, err error) error {

@@ -171,9 +171,8 @@ func TestDebianFails(t *testing.T) {
 	}
 }
 
-// interrupt builds with a mmdebstrap that runs a script, and ends the build when the script reports
-// that it hangs. It returns the build's error and the notes that mmdebstrap and its child have
-// written.
+// interrupt builds with a mmdebstrap that runs a script. It ends the build when the script reports
+// that it hangs, and returns the build's error and the notes that mmdebstrap and its child wrote.
 func interrupt(t *testing.T, script string) (notes string, err error) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
@@ -184,8 +183,8 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 	if err := os.WriteFile(filepath.Join(p.dir, "hang"), []byte(script), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// As edgebake's main does. Otherwise programs would ignore an interrupt if this test was
-	// started in the background of a script, where the shell has it ignored.
+	// Handle interrupts as edgebake's main does. A shell starts background programs with interrupts
+	// ignored, and the build's programs would inherit that.
 	ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt)
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
@@ -239,7 +238,8 @@ exit 1
 	}
 }
 
-// TestDebianKilled checks that processes and files of a mmdebstrap that dies are ended and removed.
+// TestDebianKilled checks that the processes of a mmdebstrap that dies are ended, and its files
+// removed.
 func TestDebianKilled(t *testing.T) {
 	_, err := interrupt(t, `
 sh -c 'trap "" INT; echo "child $$" >>"$0"; exec sleep 1000' "$notes" >/dev/null 2>&1 &

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// otherGo puts a fake go of that release on PATH, which copies program instead of compiling. asked
-// returns its calls, one a line.
+// otherGo puts a fake go on PATH, which copies program instead of compiling. is sets the fake's
+// release and the one that the module requires; asked returns the calls since then, one a line.
 func otherGo(t *testing.T, program string) (is func(release, requires string), asked func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -177,7 +177,7 @@ func TestLockNamesGo(t *testing.T) {
 		t.Errorf("%v: %+v", err, silent.Plan.Lock().Inputs["kubelet"])
 	}
 
-	// With such a lock the digest shows the difference, as before.
+	// With a lock without the release, only the digest shows the difference.
 	old := func(l *plan.Lock) {
 		in := l.Inputs["kubelet"]
 		in.Go, in.SHA256 = "", strings.Repeat("ab", 32)
@@ -197,8 +197,8 @@ func TestLockNamesGo(t *testing.T) {
 	if in := renewed.Plan.Lock().Inputs["kubelet"]; in.Go != here {
 		t.Errorf("renewed: %+v", in)
 	}
-	// A program from the source tree is compared by digest first, but the error names the release
-	// too.
+	// The digest of a program from the source tree is compared first, but the error names the
+	// release too.
 	_, err = build(func(l *plan.Lock) {
 		in := l.Inputs["firstboot"]
 		in.Go, in.SHA256 = "go1.99.1", strings.Repeat("ab", 32)
@@ -265,8 +265,8 @@ esac
 	}
 }
 
-// TestCachedProgramsSayCached checks that the step of a program compiled before announces no wait,
-// and that the module proxy is not contacted for it.
+// TestCachedProgramsSayCached checks that the step of a program that is in the cache does not
+// announce a wait, and that it does not contact the module proxy.
 func TestCachedProgramsSayCached(t *testing.T) {
 	_, asked := otherGo(t, hello(t, "compiled"))
 	p := newProject(t, buildtest.Base(), func(s string) string {

@@ -38,7 +38,7 @@ func TestMemory(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said)
 		}
-		// The peak that wait reports would include this process's memory before exec.
+		// The peak reported by wait would include this process's memory before exec.
 		_, peak, ok := strings.Cut(string(said), "VmHWM:")
 		var kib int64
 		if _, err := fmt.Sscan(peak, &kib); !ok || err != nil {

@@ -90,7 +90,7 @@ func TestLockedManifest(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := fetch.Open(t.TempDir()) // has never had the first
+	cache, err := fetch.Open(t.TempDir()) // this cache never had the first image
 	if err != nil {
 		t.Fatal(err)
 	}

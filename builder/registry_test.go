@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// TestOCIBaseFromRegistry uses a base from a registry in this process (go-containerregistry's) that
-// requires a login.
+// TestOCIBaseFromRegistry uses a base from a registry that requires a login. The registry,
+// go-containerregistry's, runs in this process.
 func TestOCIBaseFromRegistry(t *testing.T) {
 	var requests atomic.Int64
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -127,7 +127,7 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 	}
 
 	// The tag changes. A locked build uses the locked digest: from the registry if the cache is
-	// empty, otherwise without it.
+	// empty, otherwise from the cache.
 	push(append(buildtest.Base(), buildtest.Base()[0]))
 	raw, err := first.Plan.Lock().Encode()
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 )
 
 // TestSBOMHasNamesThatDifferInSigns checks that two names that differ only in punctuation give two
-// elements, and that the same name twice gives one.
+// elements, and that a name that occurs twice gives one.
 func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	valid := regexp.MustCompile(`^[A-Za-z0-9.-]+$`)
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{}}
@@ -41,8 +41,8 @@ func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	}
 }
 
-// TestSBOMDoesNotTellWhereFrom checks that a compiled program, and the same bytes from a directory,
-// give one plan ID and one SBOM.
+// TestSBOMDoesNotTellWhereFrom checks that a program gives the same plan ID and SBOM whether it is
+// compiled or comes from a directory.
 func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {

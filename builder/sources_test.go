@@ -323,8 +323,8 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
-// TestAgentsAreCompiledAlike checks that the Makefile compiles like compileAgent, so the directory
-// where edgebake is called does not change the image.
+// TestAgentsAreCompiledAlike checks that the Makefile compiles like compileAgent, so that the image
+// does not depend on the directory in which edgebake is called.
 func TestAgentsAreCompiledAlike(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -413,7 +413,7 @@ func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)
 	})
-	// Outside the source tree, with no program next to edgebake.
+	// The current directory is not in the source tree, and no program is next to edgebake.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
 	for _, want := range []string{"there is no firstboot-linux-amd64 next to edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
@@ -511,7 +511,7 @@ func TestAgentFollowsItsSource(t *testing.T) {
 }
 
 // TestExportCompressedBase checks that a base fetched in compressed form is exported uncompressed,
-// and that either form, given to a build elsewhere, gives the same image.
+// and that a build elsewhere gives the same image with either form.
 func TestExportCompressedBase(t *testing.T) {
 	s := newServer(t)
 	p := newProject(t, buildtest.Base(), nil)

@@ -43,11 +43,11 @@ func goProgram(t *testing.T, version, module string) string {
 	return string(b)
 }
 
-// TestProgramsOfAnotherVersion checks that a directory's program of another version is rejected:
+// TestProgramsOfAnotherVersion checks that a program of another version in a directory is rejected:
 // the directory's name has no version, so the image would claim the wrong one.
 func TestProgramsOfAnotherVersion(t *testing.T) {
-	other := goProgram(t, "v1.35.1", "v1.36.3") // whose dependency has the Image's version
-	later := goProgram(t, "v1.36.30", "v1.0.0") // whose version begins with the Image's
+	other := goProgram(t, "v1.35.1", "v1.36.3") // its dependency has the Image's version
+	later := goProgram(t, "v1.36.30", "v1.0.0") // its version begins with the Image's
 	ctr := goProgram(t, "v2.2.9", "v1.0.0")
 	for name, tt := range map[string]struct{ kubelet, ctr, want string }{
 		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), ctr, ""},

@@ -31,8 +31,8 @@ func FuzzVolume(f *testing.F) {
 	})
 }
 
-// FuzzBootNext has the firmware show variables of any content: the installer starts what
-// it has written, and changes no entry that was there.
+// FuzzBootNext checks that BootNext names an entry that starts the installed disk, and that
+// existing entries stay, whatever variables the firmware shows.
 func FuzzBootNext(f *testing.F) {
 	found := media.Found{ESPNumber: 1, ESP: gpt.Partition{GUID: "0fc63daf-8483-4772-8e79-3d69d8477de4", Start: 1 << 20, Size: 64 << 20}, Sector: 512}
 	option, err := loadOption(found, "amd64")
@@ -68,7 +68,7 @@ func FuzzBootNext(f *testing.F) {
 	})
 }
 
-// FuzzGUID: a GUID is sixteen bytes, whatever its text.
+// FuzzGUID checks that an accepted GUID gives sixteen bytes.
 func FuzzGUID(f *testing.F) {
 	f.Add("0fc63daf-8483-4772-8e79-3d69d8477de4")
 	f.Add("-")

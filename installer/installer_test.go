@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// built is an image that all tests share, and copy.
+// built returns the image that all tests share. Each test uses a copy.
 var built = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "installer-test-")
 	if err != nil {
@@ -73,7 +73,7 @@ sites:
 - {name: shop-4, match: {macs: ["52:54:00:00:00:04"]}, credentials: {token: dddddd.0123456789abcdef}}
 `
 
-// room is a machine with an installer in it.
+// room is a machine with an installer attached.
 type room struct {
 	t     *testing.T
 	c     ondisk.Install
@@ -81,9 +81,9 @@ type room struct {
 	disks []device.Disk
 	me    siteconf.Machine
 	said  []string
-	// each is called with every line, and may change the machine or stop it.
+	// each is called with every printed line. It may change the machine or stop the installer.
 	each func(line string)
-	// bootErr is what the firmware says; next what it was told.
+	// bootErr is the firmware's error; next is the disk that it was told to boot.
 	bootErr error
 	next    string
 	ended   string // poweroff or reboot
@@ -94,7 +94,7 @@ type room struct {
 	verified bool
 }
 
-// newRoom has an installer with that document in the image's slot; "" is none.
+// newRoom returns a machine whose installer has that document in the image's slot; "" means none.
 func newRoom(t *testing.T, document string, sizes ...int64) *room {
 	t.Helper()
 	b, err := built()
@@ -134,7 +134,7 @@ func newRoom(t *testing.T, document string, sizes ...int64) *room {
 	return r
 }
 
-// add puts a disk into the machine, with something else on it.
+// add adds a disk with old data to the machine.
 func (r *room) add(name string, size int64) *device.Disk {
 	r.t.Helper()
 	path := filepath.Join(filepath.Dir(r.src.Image.Name), name)
@@ -150,8 +150,7 @@ func (r *room) add(name string, size int64) *device.Disk {
 
 var errStopped = errors.New("stopped by the test")
 
-// run runs the installer until the machine stops, or it has waited for so
-// long.
+// run runs the installer until the machine stops, or until the installer has waited for limit.
 func (r *room) run(limit time.Duration) error {
 	r.t.Helper()
 	ctx, stop := context.WithCancel(r.t.Context())
@@ -180,7 +179,7 @@ func (r *room) run(limit time.Duration) error {
 	})
 }
 
-// want checks what was said.
+// want checks that all lines were printed.
 func (r *room) want(lines ...string) {
 	r.t.Helper()
 	all := strings.Join(r.said, "\n")
@@ -191,7 +190,7 @@ func (r *room) want(lines ...string) {
 	}
 }
 
-// untouched checks that a disk has what it had.
+// untouched checks that disks still contain their old data.
 func (r *room) untouched(paths ...string) {
 	r.t.Helper()
 	for _, p := range paths {
@@ -208,10 +207,10 @@ func (r *room) untouched(paths ...string) {
 	}
 }
 
-// installed checks that a disk is whole.
+// installed checks that a disk has a complete image, and describes it.
 func (r *room) installed(path string) *media.Info {
 	r.t.Helper()
-	if !r.verified { // reading gigabytes once is enough
+	if !r.verified { // verify once: it reads gigabytes
 		r.verified = true
 		if err := media.Verify(r.t.Context(), path, nil); err != nil {
 			r.t.Error(err)
@@ -226,9 +225,9 @@ func (r *room) installed(path string) *media.Info {
 
 const gb = 1e9
 
-// The right one of two disks is installed, with the Site, and the machine
-// powers off. Whoever forgets the stick in it gets the disk started, again and
-// again, and never another installation: not by this stick, nor by another.
+// TestInstall checks that the disk that the rule selects is installed, with the Site, and that the
+// machine powers off. If the stick stays in the machine, it must start that disk each time and
+// install nothing again. The same applies to another stick.
 func TestInstall(t *testing.T) {
 	r := newRoom(t, siteText, 12*gb, 8*gb)
 	r.c.Disk = "smallest"
@@ -254,7 +253,7 @@ func TestInstall(t *testing.T) {
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
 		t.Errorf("its own work: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
 	}
-	// Another stick, and a disk that came later, which its rule would take.
+	// Attach another stick, and a disk that its rule would select.
 	r.c.Reinstall, r.c.ID = false, "another"
 	r.add("disk3", 7*gb)
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
@@ -275,7 +274,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// A disk that can be plugged in and out is as safe, where the rule picks it.
+// TestInstallsNoEdgebakeDisk checks that an installed disk is not overwritten by another installer,
+// even if it is external and the rule selects it.
 func TestInstallsNoEdgebakeDisk(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.disks[0].Bus, r.c.Disk = "usb", "bus=usb"
@@ -292,7 +292,7 @@ func TestInstallsNoEdgebakeDisk(t *testing.T) {
 	}
 }
 
-// Two machines of one installer have disks of their own GUIDs.
+// TestDisksOfTheirOwn checks that one installer gives the disks of two machines different GUIDs.
 func TestDisksOfTheirOwn(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {
@@ -309,14 +309,15 @@ func TestDisksOfTheirOwn(t *testing.T) {
 	}
 }
 
-// Where the firmware cannot be set, it waits until the stick is gone.
+// TestForgottenStickWithoutFirmware checks that the installer waits until the stick is removed if
+// the firmware's variables cannot be set.
 func TestForgottenStickWithoutFirmware(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	r.bootErr = errors.New("no variables here")
-	// Over the network there is nothing to remove.
+	// After a network boot there is nothing to remove.
 	if err := r.run(5 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
@@ -335,8 +336,8 @@ func TestForgottenStickWithoutFirmware(t *testing.T) {
 	}
 }
 
-// What the rule does not settle is shown, with all that tells disks apart, and
-// nothing is written. It goes on by itself once the machine has changed.
+// TestWaits checks that nothing is written unless the rule selects one usable disk and the
+// Inventory one Site. The message must describe the disks or the machine.
 func TestWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, rule string
@@ -390,7 +391,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// A Site alone may be for one machine, too.
+// TestSiteForOneMachine checks that a single Site is installed only on the machine that it matches.
 func TestSiteForOneMachine(t *testing.T) {
 	r := newRoom(t, siteText+"match: {serial: EB-OTHER}\n", 8*gb)
 	if err := r.run(4 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
@@ -406,7 +407,8 @@ func TestSiteForOneMachine(t *testing.T) {
 	r.installed(r.disks[0].Path)
 }
 
-// A disk that is taken out makes a rule clear.
+// TestGoesOn checks that the installation begins once a removed disk leaves only one that matches
+// the rule.
 func TestGoesOn(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb, 9*gb)
 	other := r.disks[1].Path
@@ -422,7 +424,7 @@ func TestGoesOn(t *testing.T) {
 	r.untouched(other)
 }
 
-// A disk that shows late counts: nothing is decided before.
+// TestLateDisk checks that the list of disks includes one that appears late.
 func TestLateDisk(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	first := r.disks[0].Path
@@ -445,7 +447,7 @@ func TestLateDisk(t *testing.T) {
 	}
 }
 
-// One that shows in the countdown counts too.
+// TestDiskInTheCountdown checks that a disk that appears during the countdown is considered too.
 func TestDiskInTheCountdown(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.c.Disk = "smallest"
@@ -460,7 +462,7 @@ func TestDiskInTheCountdown(t *testing.T) {
 	r.want("nothing was written, checking them again", "INSTALLED tiny on "+r.disks[1].Path)
 	r.untouched(r.disks[0].Path)
 
-	// An edgebake disk that comes late: nothing is installed beside it.
+	// If an edgebake disk appears during the countdown, nothing is installed.
 	had := r.disks[1]
 	r.disks = r.disks[:1]
 	r.each = func(line string) {
@@ -472,7 +474,7 @@ func TestDiskInTheCountdown(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// The disk dies while it is written: the rule does not go on to the next.
+// TestDiskDies checks that no other disk is chosen if the chosen one fails while it is written.
 func TestDiskDies(t *testing.T) {
 	r := newRoom(t, siteText, 7*gb, 8*gb)
 	r.c.Disk = "smallest"
@@ -508,7 +510,7 @@ func TestDiskDies(t *testing.T) {
 	}
 }
 
-// A machine of an inventory gets its own site, and no trace of the others'.
+// TestInventory checks that a machine gets its own Site of an Inventory, and no data of the others.
 func TestInventory(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	r.me = siteconf.Machine{Serial: "whatever", MACs: []string{"52:54:00:00:00:02"}}
@@ -531,7 +533,7 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// The power goes at any moment of an installation: the next start installs.
+// TestInstallAgain interrupts an installation in different steps. The next start must install.
 func TestInstallAgain(t *testing.T) {
 	for _, at := range []string{"write: 0 %", "verify: 90 %"} {
 		r := newRoom(t, siteText, 8*gb)
@@ -555,8 +557,8 @@ func TestInstallAgain(t *testing.T) {
 	}
 }
 
-// What fails is said, and tried again: a disk that vanished, an image that is
-// not the one that the installer was made for.
+// TestFails checks that a failure is reported and tried again: a disk that vanishes, an image that
+// the installer was not made for, and a truncated image.
 func TestFails(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	path := r.disks[0].Path
@@ -593,8 +595,8 @@ func TestFails(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// While it counts down another disk is plugged in under the name of the one that
-// was chosen: that one was not announced, and is not written.
+// TestAnotherDiskUnderItsName replaces the chosen disk during the countdown with another one under
+// the same name. The new disk was not announced, so it must not be written.
 func TestAnotherDiskUnderItsName(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.each = func(line string) {
@@ -610,8 +612,8 @@ func TestAnotherDiskUnderItsName(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// A configuration of another version, or a rule that cannot be read, stops at
-// once.
+// TestConfig checks that a configuration of another version, or with an invalid rule, ends the
+// installer at once.
 func TestConfig(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.c.Version = 99
@@ -634,8 +636,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// The firmware's variables, as a kernel shows them: an entry is made once, and
-// named for the next start. The bytes are as the specification lays them out.
+// TestBootNext checks that bootNext creates one entry, however often it is called, and names it in
+// BootNext. The bytes must be as in the UEFI specification.
 func TestBootNext(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {

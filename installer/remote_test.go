@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// server serves an image; each may answer in place of it.
+// server serves an image. each is called first and may respond instead.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (media.Source, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
@@ -40,7 +40,7 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 	return media.Source{Name: s.URL, Remote: r, Size: r.Size()}, &n
 }
 
-// An image on a server is installed as one on a stick.
+// TestInstallFromServer installs from a server that fails now and then.
 func TestInstallFromServer(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	b, err := os.ReadFile(r.src.Image.Name)
@@ -62,7 +62,7 @@ func TestInstallFromServer(t *testing.T) {
 	}
 	t.Logf("%d requests for %d bytes", n.Load(), len(b))
 
-	// Somebody on the way changes the slot, which no golden digest covers.
+	// The slot is changed in transit. No golden digest covers it.
 	i, err := media.Inspect(r.disks[0].Path)
 	if err != nil {
 		t.Fatal(err)
@@ -85,8 +85,8 @@ func TestInstallFromServer(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// altered is an image with another content and the golden digest of that, as a
-// compressed file with its own slot and one with the slot of the first.
+// altered returns two compressed files of an image with other content: own with the golden digest
+// of that content in its slot, and disguised with the slot of the original image.
 func altered(t *testing.T, image string) (own, disguised []byte) {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "altered.raw")
@@ -182,8 +182,8 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 	return pack(), disguised
 }
 
-// A server that shows the right slot when it is looked at, and another image
-// when that is written, is found out before anything is written.
+// TestServerThatShowsTwoImages uses a server that shows the right slot first and another image
+// during the installation. Nothing may be written.
 func TestServerThatShowsTwoImages(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	own, disguised := altered(t, r.src.Image.Name)

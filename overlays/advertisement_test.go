@@ -18,9 +18,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestAPodsRouterAdvertisement: a pod may send router advertisements, and not every network
-// plugin makes the node's side of the veth pair ignore them. They must not give the node a
-// route.
+// TestAPodsRouterAdvertisement checks that router advertisements of a pod give the node no route.
+// Not every network plugin makes the node's side of the veth pair ignore them.
 func TestAPodsRouterAdvertisement(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "ip", "iproute2")
@@ -29,7 +28,7 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var settings string // sysctls of a network; others are of the whole machine
+	var settings string // sysctls of a network namespace; all others apply to the whole machine
 	for line := range strings.Lines(string(conf)) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " = "); ok && strings.HasPrefix(name, "net.ipv6.") {
 			settings += fmt.Sprintf("echo %s >/proc/sys/%s\n", value, strings.ReplaceAll(name, ".", "/"))
@@ -59,9 +58,9 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	}
 }
 
-// advertise makes the network namespaces of a node and a pod, connected by a veth pair. The
-// pod advertises itself as a router until the node has a default route, or has received
-// enough. Each namespace belongs to a thread, which ends with its goroutine.
+// advertise makes the network namespaces of a node and a pod, connected by a veth pair. The pod
+// advertises itself as a router until the node has a default route, or has received enough
+// advertisements. Each namespace belongs to a thread, which ends with its goroutine.
 func advertise(settings string, enough int) (received int, route bool, err error) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -97,7 +96,7 @@ func advertise(settings string, enough int) (received int, route bool, err error
 	return received, route, err
 }
 
-// advertisements counts the advertisements that this thread's network has received.
+// advertisements counts the advertisements that this thread's network namespace has received.
 func advertisements() (int, error) {
 	counters, err := os.ReadFile("/proc/thread-self/net/snmp6")
 	if err != nil {
@@ -111,7 +110,7 @@ func advertisements() (int, error) {
 	return 0, errors.New("the kernel counts no router advertisements")
 }
 
-// sendAdvertisements sends several each second until stop is closed.
+// sendAdvertisements sends several advertisements each second until stop is closed.
 func sendAdvertisements(stop <-chan struct{}) error {
 	if _, err := shell("ip link set eth0 up\nip addr add fe80::2/64 dev eth0 nodad"); err != nil {
 		return err

@@ -82,7 +82,7 @@ func TestRootGolden(t *testing.T) {
 	golden(t, "root.golden", s.String())
 }
 
-// TestRootIsContentOnly: the root of a plan has the same bytes on any disk.
+// TestRootIsContentOnly checks that the root of a plan has the same bytes on any disk.
 func TestRootIsContentOnly(t *testing.T) {
 	here, elsewhere := testFacts(), testFacts()
 	elsewhere.Info.Partitions = []ondisk.PartitionInfo{{Label: "OTHER", GUID: "99999999-9999-4999-8999-999999999999"}}
@@ -107,8 +107,8 @@ func TestRootIsContentOnly(t *testing.T) {
 	}
 }
 
-// TestSSHKeys: host keys are made on DATA, survive a replaced root, and are made
-// again if a power cut left them incomplete.
+// TestSSHKeys checks that host keys are made on DATA, survive a replaced root, and are made again
+// if a power cut left them incomplete.
 func TestSSHKeys(t *testing.T) {
 	desk.NeedProgram(t, "ssh-keygen", "openssh-client")
 	dir := t.TempDir()
@@ -170,8 +170,8 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
-// TestColdplug: each device is triggered either during boot or once the node is Ready;
-// devices that may lead to a disk, a network or a console during boot.
+// TestColdplug checks that each device is triggered either during boot or once the node is Ready.
+// Devices that may lead to a disk, a network or a console must be triggered during boot.
 func TestColdplug(t *testing.T) {
 	const units = "files/base/usr/lib/systemd/system/"
 	subsystems := func(file, flag string) []string {
@@ -214,8 +214,8 @@ func TestColdplug(t *testing.T) {
 	}
 }
 
-// TestKubeletStart: a flag that an older root's kubeadm left on DATA, and that
-// kubelet 1.35 and later rejects, is removed; all others stay.
+// TestKubeletStart checks that a flag that kubelet 1.35 and later rejects is removed, and that all
+// others stay. The kubeadm of an older root may have left it on DATA.
 func TestKubeletStart(t *testing.T) {
 	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
 	if err != nil {
@@ -268,8 +268,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestUnitsVerify checks our units with systemd-analyze, in a root that has the host's
-// units and empty executables as programs.
+// TestUnitsVerify checks edgebake's units with systemd-analyze, in a root that has the host's units
+// and empty executables as programs.
 func TestUnitsVerify(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	root := t.TempDir()
@@ -381,7 +381,8 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// TestCheckPlaces: the error names the layer of a file in the place of a directory.
+// TestCheckPlaces checks that the error names the layer of a file that is in the place of a
+// directory.
 func TestCheckPlaces(t *testing.T) {
 	node := func(p string, mode uint32, target string) tree.Node {
 		return tree.Node{Path: p, Layer: "base", Inode: &tree.Inode{Mode: mode, Target: target}}
@@ -425,8 +426,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestSplitSystemState: the package database is on the root, and the link on DATA of an
-// updated machine leads to that of the booted root.
+// TestSplitSystemState checks that the package database is on the root, and that DATA has a link to
+// it. After an update, the link leads to the database of the booted root.
 func TestSplitSystemState(t *testing.T) {
 	dir := &tree.Inode{Mode: tree.ModeDir | 0o755}
 	file := &tree.Inode{Mode: tree.ModeRegular | 0o644}
@@ -485,7 +486,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFresh: systemd does not generate files again that Debian's packages have
+// TestFresh checks that systemd does not generate files again that Debian's packages have
 // generated, unless the user's layers contain sources for them.
 func TestFresh(t *testing.T) {
 	img := testImage()
@@ -493,7 +494,7 @@ func TestFresh(t *testing.T) {
 		for _, node := range l.Nodes {
 			if node.Path == "etc/.updated" || node.Path == "var/.updated" {
 				n++
-				// A file older than /usr means the opposite.
+				// If the file were older than /usr, systemd would generate the files again.
 				if node.MTime != testFacts().SourceDate {
 					t.Errorf("%s is of %v", node.Path, node.MTime)
 				}
@@ -532,8 +533,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestUnitsKeepModes: systemd sets the mode of a unit's directory at each start, by default
-// to 0755, whatever tmpfiles.d contains.
+// TestUnitsKeepModes checks that units and tmpfiles.d give a directory the same mode. systemd sets
+// the mode of a unit's directory at each start, by default to 0755.
 func TestUnitsKeepModes(t *testing.T) {
 	const base = "files/base/usr/lib/"
 	modes := map[string]string{}

@@ -26,8 +26,8 @@ func files(paths ...string) (nodes []tree.Node) {
 	return nodes
 }
 
-// The kernels of Debian 13 and of its backports, in November 2026: the files of their
-// packages for these boards.
+// trixie returns files of Debian 13's kernel package for these boards in November 2026, and the
+// kernel's version. backports does the same for the kernel of its backports.
 func trixie() ([]tree.Node, string) {
 	const k = "6.12.107+deb13-arm64"
 	m := "usr/lib/modules/" + k + "/kernel/drivers/"
@@ -103,8 +103,8 @@ func piESP(t *testing.T, nodes []tree.Node, kernel string) (map[string]tree.Node
 	return nodeMap(t, esp), s.String()
 }
 
-// TestPiESP: the files of a system are in the directory that os_prefix names. The
-// firmware ignores os_prefix unless kernel and a device tree are there.
+// TestPiESP checks that the files of a system are in the directory that os_prefix names. The
+// firmware ignores os_prefix unless the kernel and a device tree are there.
 func TestPiESP(t *testing.T) {
 	for name, base := range map[string]func() ([]tree.Node, string){"pi4": trixie, "pi5": backports} {
 		nodes, kernel := base()
@@ -132,7 +132,7 @@ func TestPiESP(t *testing.T) {
 	}
 }
 
-// TestPiESPLacks: the error names all files that the base lacks.
+// TestPiESPLacks checks that the error names all files that the base lacks.
 func TestPiESPLacks(t *testing.T) {
 	nodes, _ := trixie()
 	_, err := ESP(piImage(), testFacts(), slices.DeleteFunc(nodes, func(n tree.Node) bool { return strings.HasPrefix(n.Path, "boot/initrd") }))
@@ -143,8 +143,8 @@ func TestPiESPLacks(t *testing.T) {
 	}
 }
 
-// TestPiCommandLine: a command line that the firmware would truncate is rejected, one that
-// just fits is not; with UEFI, both are accepted.
+// TestPiCommandLine checks that a command line is rejected if the firmware would truncate it, but
+// not if it just fits. With UEFI, both are accepted.
 func TestPiCommandLine(t *testing.T) {
 	img := piImage()
 	line, err := CommandLine(img, testFacts(), "ROOT-A")
@@ -167,7 +167,8 @@ func TestPiCommandLine(t *testing.T) {
 	}
 }
 
-// TestPiPackages: no boot loader for UEFI, and no kernel for virtual machines.
+// TestPiPackages checks that the packages include no boot loader for UEFI, and no kernel for
+// virtual machines.
 func TestPiPackages(t *testing.T) {
 	all := strings.Join(Packages(piImage()), " ")
 	if strings.Contains(all, "systemd-boot") || strings.Contains(all, "shim") || strings.Contains(all, "cloud") || !strings.Contains(all, "linux-image-arm64 ") || !strings.Contains(all, "raspi-firmware") {

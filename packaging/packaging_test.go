@@ -37,13 +37,13 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestMain gives what is made a date, whoever owns the clone.
+// TestMain sets the date of the packages, since git may reject the clone of another user.
 func TestMain(m *testing.M) {
 	os.Setenv("SOURCE_DATE_EPOCH", "1767225600")
 	os.Exit(m.Run())
 }
 
-// makeIn makes packages of the source tree into a directory.
+// makeIn makes packages of the source tree in a new directory and returns their names.
 func makeIn(t *testing.T, p packages) []string {
 	t.Helper()
 	p.src, p.log, p.out = "..", t.Output(), t.TempDir()
@@ -63,8 +63,8 @@ func makeIn(t *testing.T, p packages) []string {
 	return made
 }
 
-// TestPackages makes the packages of this computer's architecture, twice, and
-// uses them as somebody who has nothing else: no source, no Go, an empty home.
+// TestPackages makes the packages of this computer's architecture twice and compares them. It uses
+// them without source tree and Go, and with an empty home directory.
 func TestPackages(t *testing.T) {
 	pace.Takes(t, 60*time.Second)
 	host := packages{arch: []string{runtime.GOARCH}, nodes: []string{runtime.GOARCH}, only: []string{"deb", "container"}}
@@ -85,9 +85,8 @@ func TestPackages(t *testing.T) {
 	t.Run("container", func(t *testing.T) { container(t, find(t, made, ".oci.tar"), root) })
 }
 
-// TestAllPackages makes everything for all architectures, twice: lintian judges
-// the Debian packages, Debian installs one, and the larger container image builds
-// on a base of Debian, without Go.
+// TestAllPackages makes all packages for all architectures twice. lintian checks the Debian
+// packages, dpkg installs one, and the larger container image builds on a Debian base, without Go.
 func TestAllPackages(t *testing.T) {
 	nightly(t)
 	desk.NeedRoot(t, "a chroot in which dpkg installs")
@@ -127,7 +126,7 @@ func TestAllPackages(t *testing.T) {
 	}
 	err = buildtest.Write(work, buildtest.Base(), func(doc string) string {
 		doc = strings.Replace(withoutAgents(doc), "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
-		return strings.Replace(doc, "/etc/motd", "/etc/motd.site", 1) // Debian has the other
+		return strings.Replace(doc, "/etc/motd", "/etc/motd.site", 1) // Debian's base has its own /etc/motd
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -146,8 +145,8 @@ func TestAllPackages(t *testing.T) {
 	within(t, root, env, "edgebake", "version")
 }
 
-// TestModuleCanBeFetched: the module proxy takes our tree only if all its names
-// are allowed in a module, e.g. none is a device of Windows.
+// TestModuleCanBeFetched checks that the module proxy accepts the source tree: all names must be
+// allowed in a module, for example none may be a Windows device.
 func TestModuleCanBeFetched(t *testing.T) {
 	files, err := zip.CheckDir(sourceOnly(t))
 	if err := errors.Join(err, files.Err()); err != nil {
@@ -155,8 +154,8 @@ func TestModuleCanBeFetched(t *testing.T) {
 	}
 }
 
-// TestGoInstall has the Go tool fetch our module from a proxy: edgebake then
-// compiles its programs for nodes in that version.
+// TestGoInstall installs edgebake with the Go tool from a proxy. edgebake must then compile its
+// programs for nodes in the same version.
 func TestGoInstall(t *testing.T) {
 	nightly(t)
 	const version = "v0.0.0-20260101000000-abcdefabcdef"
@@ -185,7 +184,7 @@ func TestGoInstall(t *testing.T) {
 	t.Setenv("GONOSUMDB", "github.com/edgebake/edgebake")
 	t.Setenv("GOFLAGS", "-trimpath")
 	t.Setenv("GOBIN", bin)
-	t.Cleanup(func() { run(t, exec.Command("go", "clean", "-modcache")) }) // all of it is read-only
+	t.Cleanup(func() { run(t, exec.Command("go", "clean", "-modcache")) }) // go makes its module cache read-only
 	dir := t.TempDir()
 	install := exec.Command("go", "install", "github.com/edgebake/edgebake/cmd/edgebake@"+version)
 	install.Dir = dir
@@ -203,12 +202,11 @@ func TestGoInstall(t *testing.T) {
 	}
 }
 
-// sourceOnly copies what belongs to the source, without what was made in its
-// directory.
+// sourceOnly copies the files of the source tree, without build results, to a new directory.
 func sourceOnly(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	// In CI somebody else may own the clone.
+	// In CI, another user may own the clone.
 	list := exec.Command("git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = ".."
 	for name := range strings.SplitSeq(strings.TrimRight(run(t, list), "\x00"), "\x00") {
@@ -231,7 +229,7 @@ func nightly(t *testing.T) {
 	}
 }
 
-// same compares two runs' files.
+// same checks that two runs made the same files.
 func same(t *testing.T, made, again []string) {
 	t.Helper()
 	if len(made) != len(again) {
@@ -268,7 +266,8 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 	return out.String()
 }
 
-// lonely is an installed edgebake where there is nothing else.
+// lonely returns a command that runs an installed edgebake with no other program on PATH and an
+// empty home directory.
 func lonely(t *testing.T, root, dir string, args ...string) *exec.Cmd {
 	bin := filepath.Join(root, "usr/bin")
 	cmd := exec.Command(filepath.Join(bin, "edgebake"), args...)
@@ -283,7 +282,7 @@ func installed(t *testing.T, root string) {
 	run(t, lonely(t, root, dir, "init"))
 	run(t, lonely(t, root, dir, "validate", "image.yaml"))
 
-	// What a first build lacks is told at once, before anything is made.
+	// A first build reports everything that is missing at once, before it makes anything.
 	out, err := lonely(t, root, dir, "build", "image.yaml").CombinedOutput()
 	if err == nil {
 		t.Error("nothing is there to build with, and it was built")
@@ -297,7 +296,7 @@ func installed(t *testing.T, root string) {
 		t.Errorf("the package has them:\n%s", out)
 	}
 
-	// An image from the package is the clone's, byte for byte, also when the
+	// An image built with the package equals one built in the clone, byte for byte, even if the
 	// package's edgebake is called in the clone.
 	if err := buildtest.Write(dir, buildtest.Base(), withoutAgents); err != nil {
 		t.Fatal(err)
@@ -324,8 +323,7 @@ func installed(t *testing.T, root string) {
 	}
 }
 
-// documents follows each link of the package's documents, and each example that they
-// name.
+// documents follows each link in the package's documents, and each example that they name.
 func documents(t *testing.T, root string) {
 	doc := filepath.Join(root, "usr/share/doc/edgebake")
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#([^)]*))?\)|\]\(#([^)]+)\)`)
@@ -378,8 +376,8 @@ func documents(t *testing.T, root string) {
 	}
 }
 
-// quickstart builds the example of that name, copied out of the package to a
-// directory that has nothing else; Go and mmdebstrap alone are stood in for.
+// quickstart validates the examples, copied out of the package to an empty directory, and builds
+// quickstart.yaml. Inputs that require Go and mmdebstrap are replaced.
 func quickstart(t *testing.T, root string) {
 	dir := t.TempDir()
 	examples := filepath.Join(root, "usr/share/doc/edgebake/configs/examples")
@@ -435,11 +433,11 @@ func golden(t *testing.T, report string) string {
 	return r.Golden
 }
 
-// commandLists are the lists of commands in a help, with their headings.
+// commandLists matches the lists of commands in a command's help, with their headings.
 var commandLists = regexp.MustCompile(`(?m)^[A-Z][\w ,]*:\n(?:  [a-z-]+ {2,}.*\n)+`)
 
-// manuals has man render each page: without a warning, and with all words of the
-// command's help.
+// manuals renders each page with man. There must be no warning, and the page must contain all words
+// of the command's help.
 func manuals(t *testing.T, root string) {
 	man := desk.NeedProgram(t, "man", "man-db")
 	pages, err := filepath.Glob(filepath.Join(root, "usr/share/man/man1/*.1.gz"))
@@ -460,7 +458,7 @@ func manuals(t *testing.T, root string) {
 		if usage := "\n  " + strings.Join(command, " "); !strings.Contains(help, usage+" ") && !strings.Contains(help, usage+"\n") {
 			t.Errorf("%s is about no command: %q says\n%s", filepath.Base(page), command, help)
 		}
-		help = commandLists.ReplaceAllString(help, "") // SEE ALSO has them
+		help = commandLists.ReplaceAllString(help, "") // the section SEE ALSO lists them
 		help, _, _ = strings.Cut(help, "\nUse \"")
 		headings := []string{"Usage:", "Examples:", "[command]", "Flags:", "Global"}
 		for _, word := range strings.Fields(strings.ReplaceAll(help, "-h, --help", "")) {
@@ -484,7 +482,7 @@ func completions(t *testing.T, root string) {
 	}
 }
 
-// container runs the image's edgebake where there is nothing but the image.
+// container runs edgebake in a root that contains only the container image.
 func container(t *testing.T, archive, deb string) {
 	index, err := readArchive(t, archive).ImageIndex()
 	if err != nil {
@@ -523,7 +521,7 @@ func container(t *testing.T, archive, deb string) {
 	within(t, root, config.Config.Env, "/usr/bin/edgebake", "inspect", "tiny.raw", "--verify")
 }
 
-// within calls a program of a root file system in it, in its directory /work.
+// within runs a program of a root file system with that root, in the directory /work.
 func within(t *testing.T, root string, env []string, args ...string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
@@ -556,7 +554,7 @@ func readArchive(t *testing.T, archive string) layout.Path {
 	return oci
 }
 
-// imageFor finds an architecture's image.
+// imageFor returns the image for an architecture.
 func imageFor(t *testing.T, index v1.ImageIndex, arch string) v1.Image {
 	t.Helper()
 	m, err := index.IndexManifest()
@@ -608,7 +606,7 @@ func untar(t *testing.T, r io.Reader, dir string) {
 		case tar.TypeReg:
 			data, err2 := io.ReadAll(tr)
 			err = errors.Join(err, err2, os.WriteFile(name, data, fs.FileMode(h.Mode).Perm()))
-		case tar.TypeChar: // of Debian, for root
+		case tar.TypeChar: // Debian's base has devices; root can make them
 			err = errors.Join(err, syscall.Mknod(name, syscall.S_IFCHR|uint32(h.Mode), int(unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)))))
 		case tar.TypeSymlink:
 			err = errors.Join(err, os.Symlink(h.Linkname, name))
@@ -621,10 +619,10 @@ func untar(t *testing.T, r io.Reader, dir string) {
 	}
 }
 
-// programs are those that edgebake calls by name, and the Debian packages that
-// have them. One of "" is there on every Debian.
+// programs maps the programs that edgebake calls by name to the Debian packages that contain them.
+// "" means that every Debian has the program.
 var programs = map[string]string{
-	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // which depends on apt
+	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // mmdebstrap depends on apt
 	"arch-test": "arch-test",
 	"go":        "golang-go",
 	"lsblk":     "", "wipefs": "", "/usr/sbin/wipefs": "", // util-linux
@@ -633,8 +631,8 @@ var programs = map[string]string{
 	"xorriso": "xorriso",
 }
 
-// computed are the calls whose program is not a literal, by file and expression, and
-// what they can be.
+// computed lists the calls whose program is not a literal, by file and expression, with the
+// programs that the expression may name.
 var computed = map[string][]string{
 	"builder/agents.go goCmd":          {"go"},
 	"builder/archive.go name":          {"apt-get", "apt-cache"},
@@ -648,8 +646,8 @@ var computed = map[string][]string{
 	"builder/qemu/trial.go prog.Path":  {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
-// TestProgramsAreDeclared: what edgebake calls stands in the package's fields, and
-// nothing else but the data of those programs.
+// TestProgramsAreDeclared checks that the package recommends or suggests exactly the programs that
+// edgebake calls, and their data.
 func TestProgramsAreDeclared(t *testing.T) {
 	raw, err := os.ReadFile("nfpm.yaml")
 	var config struct{ Recommends, Suggests []string }
@@ -678,8 +676,8 @@ func TestProgramsAreDeclared(t *testing.T) {
 	if got, want := slices.Sorted(maps.Keys(called)), slices.Sorted(maps.Keys(programs)); !slices.Equal(got, want) {
 		t.Errorf("programs that are called: %q, listed: %q", got, want)
 	}
-	// Certificates, keyrings and firmware, which those programs and edgebake read, and
-	// what the kernel runs another architecture's programs with.
+	// The last five are certificates, keyrings and firmware, which edgebake and these programs
+	// read, and the emulator with which the kernel runs programs of another architecture.
 	needed := append(slices.Collect(maps.Values(programs)), "qemu-user-static", "ca-certificates", "debian-archive-keyring", "ovmf", "qemu-efi-aarch64")
 	for _, pkg := range declared {
 		if !slices.Contains(needed, pkg) {
@@ -688,8 +686,8 @@ func TestProgramsAreDeclared(t *testing.T) {
 	}
 }
 
-// calls finds each call of a program in what edgebake is made of, by file and
-// expression; a literal is given.
+// calls returns each call of a program in edgebake's source, by file and expression. The value is
+// the program's name if it is a literal.
 func calls(t *testing.T) map[string]string {
 	t.Helper()
 	list := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}} {{.Dir}}{{end}}", "./cmd/edgebake")
@@ -698,7 +696,7 @@ func calls(t *testing.T) map[string]string {
 	for line := range strings.Lines(run(t, list)) {
 		path, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 		rel, ours := strings.CutPrefix(path, "github.com/edgebake/edgebake/")
-		if !ours || rel == "builder/procgroup" { // which starts what others name
+		if !ours || rel == "builder/procgroup" { // it starts the programs that its callers name
 			continue
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -757,7 +755,7 @@ func isExec(s *ast.SelectorExpr) bool {
 		x.Name == "procgroup" && s.Sel.Name == "Command")
 }
 
-// TestDebianVersion holds the order of versions against dpkg's.
+// TestDebianVersion checks with dpkg that the versions are in the right order.
 func TestDebianVersion(t *testing.T) {
 	dpkg := desk.NeedProgram(t, "dpkg", "dpkg")
 	date := time.Unix(1767225600, 0).UTC()
@@ -771,8 +769,8 @@ func TestDebianVersion(t *testing.T) {
 	}
 }
 
-// TestCheckRelease: a tag whose source says something else is noticed, and what
-// is not a release is not asked.
+// TestCheckRelease checks that a tag is rejected if the source has another version, and that other
+// versions are not checked.
 func TestCheckRelease(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "firstboot")
 	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {
@@ -790,15 +788,15 @@ func TestCheckRelease(t *testing.T) {
 	}
 }
 
-// TestEarlierPackagesGo: README and install.md name packages by patterns, which must
-// match one file each however often they were made.
+// TestEarlierPackagesGo checks which earlier packages are removed. README and install.md name
+// packages by patterns, which must match one file each, however often packages were made.
 func TestEarlierPackagesGo(t *testing.T) {
 	for _, replace := range []bool{true, false} {
 		p := packages{out: t.TempDir(), log: t.Output(), replace: replace}
 		earlier := []string{"edgebake_0.1.0~a_amd64.deb", "edgebake_0.1.0~a_arm64.deb", "edgebake_0.1.0-a.oci.tar", "edgebake-debian_0.1.0-a_amd64.oci.tar", "notes.txt"}
 		now := []string{"edgebake_0.1.0~b_amd64.deb", "edgebake_0.1.0-b.oci.tar", "edgebake-debian_0.1.0-b_amd64.oci.tar"}
 		want := slices.Concat(earlier, now)
-		if replace { // what was not made again stays
+		if replace { // packages that were not made again stay
 			want = slices.Concat([]string{"edgebake_0.1.0~a_arm64.deb", "notes.txt"}, now)
 		}
 		for _, name := range slices.Concat(earlier, now) {

@@ -44,8 +44,8 @@ type server struct {
 	seen  []string // METHOD PATH [RANGE]
 	fault func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool
 	blobs int64 // bytes of blobs that were sent
-	// round counts the calls of faulty. A response that began in an earlier round is not counted:
-	// its client has ended.
+	// round counts the calls of faulty. A response that began in an earlier round is not counted,
+	// since its client has ended.
 	round int
 }
 
@@ -119,7 +119,8 @@ func (s *server) ref(tag string) imageref.Ref {
 	return ref
 }
 
-// patience ends a test that hangs. It is long enough for a very busy machine.
+// patience is the time after which a test counts as hanging. It is long enough for a very busy
+// machine.
 const patience = 2 * time.Minute
 
 // quick returns options without waits, and with parts so small that the test's image has several.
@@ -128,7 +129,7 @@ func quick(t *testing.T) Options {
 		Warn: func(text string) { t.Log("WARNING: " + text) }}
 }
 
-// image copies an image with 8 MiB of noise, which is built once.
+// image writes a copy of an image with 8 MiB of noise. The original is built once.
 func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -291,7 +292,7 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	if disktest.Sum(t, path) != disktest.Sum(t, zst) {
 		t.Error("another file")
 	}
-	// sent does not count the cut responses, but does count the config.
+	// sent counts the config, but not the cut responses.
 	if got := s.sent(); got > before.Stored+64<<10 {
 		t.Errorf("%d bytes were sent again", got-before.Stored)
 	}
@@ -331,7 +332,7 @@ func TestLastByteNeverComes(t *testing.T) {
 	}
 }
 
-// TestPullGoesOnInTheNextRun checks that a run does not fetch again what an earlier run has left.
+// TestPullGoesOnInTheNextRun checks that a run does not fetch again what an earlier run has stored.
 func TestPullGoesOnInTheNextRun(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	zst, raw := image(t, "i.raw.zst", nil), image(t, "i.raw", nil)
@@ -418,8 +419,8 @@ func TestTwoPulls(t *testing.T) {
 	}
 }
 
-// artifact pushes a manifest with that config and those parts under a tag, as a hostile client
-// could.
+// artifact pushes a manifest with that config and those parts under a tag. A hostile client could
+// push the same.
 func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	s.t.Helper()
 	put := func(method, path, contentType string, b []byte) {
@@ -474,7 +475,8 @@ func configOf(t *testing.T, path string) (config, []byte) {
 	return config{Version: 1, Descriptor: desc, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
 }
 
-// TestPullRejects checks that an image other than the described one is rejected and leaves no file.
+// TestPullRejects checks that an image that does not match its description is rejected and leaves
+// no file.
 func TestPullRejects(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	public, private, err := minisign.GenerateKey(nil)
@@ -517,7 +519,7 @@ func TestPullRejects(t *testing.T) {
 	s.artifact("wrong-size", config{Version: 1, Descriptor: good.Descriptor, Stored: 99, Table: []byte("1")}, make([]byte, 100))
 	s.artifact("newer", config{Version: 2}, []byte("x"))
 	s.artifact("no-parts", good)
-	// A frame that cannot be decompressed, under its correct digest.
+	// This frame cannot be decompressed, but its digest is correct.
 	spoilt := slices.Clone(content)
 	copy(spoilt[len(spoilt)/2:], bytes.Repeat([]byte{7}, 1000))
 	s.artifact("spoilt", good, spoilt)
@@ -612,7 +614,7 @@ func TestPullOfSomethingElse(t *testing.T) {
 	}
 }
 
-// flash writes an image to a file that is larger by that many bytes.
+// flash writes an image to a file that is by bytes larger than the image.
 func flash(t *testing.T, image, to string, by int64) {
 	t.Helper()
 	fi, err := os.Stat(image)
@@ -640,7 +642,7 @@ func flash(t *testing.T, image, to string, by int64) {
 	}
 }
 
-// larger returns the image on a larger disk that has old data.
+// larger appends by bytes to the image, which begin with before, like old data on a larger disk.
 func larger(t *testing.T, image string, by int, before string) {
 	t.Helper()
 	f, err := os.OpenFile(image, os.O_WRONLY|os.O_APPEND, 0)
@@ -729,7 +731,8 @@ func TestPushRejects(t *testing.T) {
 	}
 }
 
-// TestDamagedImageGetsNoName checks that an image without its golden digest gets no tag.
+// TestDamagedImageGetsNoName checks that an image that does not match its golden digest gets no
+// tag.
 func TestDamagedImageGetsNoName(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	path := image(t, "i.raw", nil)
@@ -913,8 +916,8 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestPullOntoAFullDisk runs itself again where it can mount a small file system. The next run
-// resumes with the data that has arrived.
+// TestPullOntoAFullDisk runs itself again in a namespace where it can mount a small file system.
+// The next pull resumes with the data that has arrived.
 func TestPullOntoAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=40m none "$0"`, func(t *testing.T, dir string) {
 		s := serve(t, httptest.NewServer)
@@ -965,7 +968,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 	})
 }
 
-// FuzzManifest checks that any manifest is accepted or rejected.
+// FuzzManifest checks that any manifest is accepted or rejected without a crash.
 func FuzzManifest(f *testing.F) {
 	f.Add([]byte(`{"artifact.Type":"`+artifact.Type+`","config":{"digest":"sha256:aa","size":5}}`), []byte(`{"version":1}`))
 	f.Fuzz(func(t *testing.T, doc, conf []byte) {

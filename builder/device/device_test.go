@@ -115,7 +115,7 @@ func TestCards(t *testing.T) {
 // TestFind checks that links are followed, and that other devices are described.
 func TestFind(t *testing.T) {
 	dir := t.TempDir()
-	// The paths must exist: files stand for devices here.
+	// Find resolves links, so the paths must exist: files stand for devices here.
 	real := func(name string) string { return filepath.Join(dir, name) }
 	for _, n := range []string{"sdc", "sda2", "vg-root", "sr0", "sde", "sdz"} {
 		if err := os.WriteFile(real(n), nil, 0o600); err != nil {
@@ -207,7 +207,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestWipefsOfWhatIsMissing checks the fix for a container that has a disk but not its partitions.
+// TestWipefsOfWhatIsMissing checks the fix in the error for a container that has a disk but not its
+// partitions.
 func TestWipefsOfWhatIsMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sdb1")
 	if _, err := askWipefs(t.Context(), path); err == nil || !strings.Contains(err.Error(), "sdb1 is missing in this container") || !strings.Contains(err.Error(), "-v /dev:/dev") {

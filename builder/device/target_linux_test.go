@@ -81,8 +81,8 @@ func TestRealDevices(t *testing.T) {
 	t.Logf("%d disks", len(devices.Disks()))
 }
 
-// TestZeroByHand uses a device that cannot write zeros itself, and that may return old content for
-// discarded blocks.
+// TestZeroByHand zeroes a device that cannot write zeros itself, and that may return old content
+// for discarded blocks.
 func TestZeroByHand(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	d, err := Open(dev)
@@ -186,8 +186,8 @@ func TestOpenOther(t *testing.T) {
 	}
 }
 
-// TestFileAmongDevices rejects a file in /dev, which a program leaves if it writes to a missing
-// disk. It is in memory, so an image written to it would be lost.
+// TestFileAmongDevices checks that a file in /dev is rejected. A program leaves such a file if it
+// writes to a missing disk. It is in memory, so an image written to it would be lost.
 func TestFileAmongDevices(t *testing.T) {
 	if _, err := IsFile("/dev/edgebake-none"); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "truncate") {
 		t.Errorf("%v", err)

@@ -62,8 +62,8 @@ func realistic(b *testing.B) (Spec, fileBlobs) {
 	}}, fileBlobs(d)
 }
 
-// BenchmarkWrite alternately writes a whole image, and has dd write the bytes of its files to the
-// same file system; "x-dd" is the ratio of the times.
+// BenchmarkWrite writes a whole image, then has dd write the bytes of its files to the same file
+// system, in turn; "x-dd" is the ratio of the times.
 func BenchmarkWrite(b *testing.B) {
 	for _, zstd := range []bool{false, true} {
 		b.Run(fmt.Sprintf("zstd=%v", zstd), func(b *testing.B) {
@@ -100,7 +100,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkGolden alternately computes the golden digest, and one plain SHA-256 of the same image;
+// BenchmarkGolden computes the golden digest, then one plain SHA-256 of the same image, in turn;
 // "x-sha256" is the ratio of the times.
 func BenchmarkGolden(b *testing.B) {
 	s, blobs := realistic(b)

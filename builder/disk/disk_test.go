@@ -272,7 +272,7 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 		if auto := p.Name == ondisk.LabelESP || p.Name == ondisk.LabelSlot || p.Name == ondisk.LabelRootB; auto == (p.Attributes == gpt.NoAuto) {
 			t.Errorf("%s has attributes %x", p.Name, p.Attributes)
 		}
-		// The oracles need the partition in its own file.
+		// The other programs need the partition in its own file.
 		part := filepath.Join(t.TempDir(), p.Name)
 		disktest.Oracle(t, "dd", "if="+path, "of="+part, "bs=4M", fmt.Sprintf("skip=%d", p.Start/Align), fmt.Sprintf("count=%d", p.Size/Align), "conv=sparse", "status=none")
 		switch want.FS {
@@ -312,8 +312,8 @@ func TestRawImagePassesEveryOracle(t *testing.T) {
 	}
 }
 
-// TestGoldenDigest computes the digest from the finished image as the decision describes it, and
-// with Golden.
+// TestGoldenDigest computes the digest of the finished image as the decision record describes it,
+// and compares it with Golden.
 func TestGoldenDigest(t *testing.T) {
 	s, blobs := sample()
 	path := filepath.Join(t.TempDir(), "image.raw")
@@ -386,7 +386,7 @@ func TestCompressedImageIsTheRawOne(t *testing.T) {
 	if disktest.Sum(t, raw) != disktest.Sum(t, packed+".out") {
 		t.Error("zstd -d gives another image")
 	}
-	// Holes cost almost nothing: the file has 12 MiB of noise, used three times in part, the
+	// Holes cost almost nothing. The file contains 12 MiB of noise, parts of it three times, the
 	// uncompressed slot, and little else.
 	if st, err := os.Stat(packed); err != nil || st.Size() > 60<<20 {
 		t.Errorf("%v %v", st.Size(), err)

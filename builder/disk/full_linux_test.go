@@ -53,7 +53,7 @@ func fullAndReadOnly(t *testing.T, dir string) {
 			t.Errorf("%s: full while writing: %v", name, err)
 		}
 	}
-	// Too full from the beginning: reported before anything is written.
+	// The disk is too full from the beginning, which is reported before anything is written.
 	fill(30 << 20)
 	err = write(filepath.Join(small, "i"), false)
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "too little for the image of at least") {

@@ -95,8 +95,8 @@ func TestChangedSinceAdmitted(t *testing.T) {
 	}
 }
 
-// TestSessionsShareBlobs checks that simultaneous use of a valid blob by several sessions is no
-// change to any of them.
+// TestSessionsShareBlobs checks that no session sees a change if several use a valid blob at the
+// same time.
 func TestSessionsShareBlobs(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 16<<20)
@@ -237,8 +237,9 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 	}
 }
 
-// TestMarkOfUseIsNoChange checks that using a blob does not change its file, that Prune knows about
-// the use, and that a cache whose blobs have old marks in their own times is pruned as before.
+// TestMarkOfUseIsNoChange checks that using a blob does not change its file, and that Prune knows
+// about the use. In a cache of an older version, the blobs' own times record the last use; Prune
+// must respect these too.
 func TestMarkOfUseIsNoChange(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -247,7 +248,7 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	for _, sha := range []string{used, idle} {
 		age(t, maker, sha, 48*time.Hour)
 	}
-	// Old marks are the blobs' own modification times.
+	// An older version recorded the use in the blob's own modification time.
 	at := time.Now().Add(-48 * time.Hour)
 	if err := errors.Join(os.Remove(maker.markPath(recent)), os.Remove(maker.markPath(older)), os.Chtimes(maker.BlobPath(older), at, at)); err != nil {
 		t.Fatal(err)

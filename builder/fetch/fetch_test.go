@@ -187,8 +187,8 @@ func TestMakeFails(t *testing.T) {
 	}
 }
 
-// TestKill kills a writer in the middle of a recipe. The next writer runs the recipe again without
-// blocking, and removes the files of the dead one.
+// TestKill kills a writer in the middle of a recipe. The next writer must run the recipe again
+// without blocking, and remove the files of the dead one.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_CACHE"); dir != "" {
 		c, err := Open(dir)
@@ -424,7 +424,7 @@ func TestDownloadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The URL does not work: it must not be needed.
+	// The download must not use this URL, which does not work.
 	if got, err := Download(t.Context(), c, []string{"http://127.0.0.1:1/x"}, sha, 1<<20, nil); err != nil || got != sha {
 		t.Errorf("%s %v", got, err)
 	}
@@ -491,8 +491,8 @@ func TestUncompressed(t *testing.T) {
 	}
 }
 
-// TestUncompressedTarWithAMagicName checks that a tar whose first file's name looks like a
-// compression is not uncompressed, nor is a text that begins like bzip2.
+// TestUncompressedTarWithAMagicName checks that a tar is not uncompressed if its first file's name
+// looks like a compression, nor a text that begins like bzip2.
 func TestUncompressedTarWithAMagicName(t *testing.T) {
 	c := open(t, t.TempDir())
 	for _, name := range []string{"BZhome", "BZh91AY&SY", "\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ"} {
@@ -609,7 +609,7 @@ func TestCacheFull(t *testing.T) {
 	}
 }
 
-// TestCacheSourceFails checks that an error of the source is returned without additions.
+// TestCacheSourceFails checks that an error of the source is returned unchanged.
 func TestCacheSourceFails(t *testing.T) {
 	c := open(t, t.TempDir())
 	want := errors.New("the source says why")
@@ -622,7 +622,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestUnknownHost checks that the error names the host and no resolver.
+// TestUnknownHost checks that the error names the host, but not the name server.
 func TestUnknownHost(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {

@@ -98,7 +98,8 @@ func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	}
 }
 
-// TestGoBuildRejectsExperiments: go uses its own file's value if the variable is empty.
+// TestGoBuildRejectsExperiments checks that GOEXPERIMENT in go's env file is rejected: go uses that
+// value if the variable is empty.
 func TestGoBuildRejectsExperiments(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Fatal(err)
@@ -229,7 +230,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
 		t.Errorf("the program says %q, %v", out, err)
 	}
-	// The second build compiles nothing: go needs no module proxy.
+	// The second build compiles nothing, so go needs no module proxy.
 	t.Setenv("GOPROXY", "off")
 	t.Setenv("GOMODCACHE", t.TempDir())
 	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {

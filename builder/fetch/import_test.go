@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestImportWhatChanges checks that bytes on which two readings differ are not stored.
+// TestImportWhatChanges checks that content is not stored if two readings differ.
 func TestImportWhatChanges(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -59,7 +59,7 @@ func TestImportWhatChanges(t *testing.T) {
 	}
 }
 
-// TestImportKey checks that the state of a file that was just written is not used.
+// TestImportKey checks that a file that was just written gets no key from its state.
 func TestImportKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("a"), 0o644); err != nil {
@@ -88,7 +88,7 @@ func TestImportKey(t *testing.T) {
 	check("written", 5*time.Millisecond, false)
 	check("written", -5*time.Millisecond, false)
 	check("written", time.Second, true)
-	// A program that restores a file's time has changed the inode.
+	// A program that restores a file's time still changes the time of the inode.
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,8 @@ func TestImportFile(t *testing.T) {
 		}
 		return len(entries)
 	}
-	// With whole seconds, a file counts as new for longer than a busy machine takes to get here.
+	// The stamp has whole seconds, so a file counts as new for longer than a busy machine takes to
+	// get here.
 	date := func(at time.Time) {
 		t.Helper()
 		if err := os.Chtimes(path, time.Time{}, at); err != nil {

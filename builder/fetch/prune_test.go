@@ -143,8 +143,8 @@ func TestPruneBesideABuild(t *testing.T) {
 	}
 }
 
-// TestPruneRaces looks up blobs while others prune: a blob that Has found stays until the end of
-// the session.
+// TestPruneRaces looks up blobs while other goroutines prune. A blob that Has found must stay until
+// the end of the session.
 func TestPruneRaces(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)

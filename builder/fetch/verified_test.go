@@ -186,7 +186,7 @@ func TestUntouched(t *testing.T) {
 }
 
 // TestMadeOfWhatChanged checks that the result of a recipe is not stored for its key if an input
-// blob changed while it was read.
+// blob changed while the recipe read it.
 func TestMadeOfWhatChanged(t *testing.T) {
 	dir := t.TempDir()
 	made := func(meanwhile func(c *Cache, sha string)) (string, error) {

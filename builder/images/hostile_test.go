@@ -211,8 +211,8 @@ func permute(steps []any, f func([]any)) {
 
 func smallLimits(o *Options) { o.MaxLayer, o.MaxFiles = 1<<20, 1000 }
 
-// TestLayerBombs checks that a few KiB which claim a larger size are rejected, and that the message
-// says where.
+// TestLayerBombs checks that a layer of a few KiB that claims a larger size is rejected, and that
+// the message names the layer.
 func TestLayerBombs(t *testing.T) {
 	zeros := func(n int) imagetest.Layer {
 		return imagetest.Script(imagetest.File("zeros", 0o644, 0, 0, string(make([]byte, n))))
@@ -347,8 +347,8 @@ func sparseTar(t *testing.T, records map[string]string) []byte {
 	return append(out, make([]byte, 1024)...)
 }
 
-// TestDeepPathsAreCheap checks that a deep path costs only its length: layers that declare none of
-// their 1500 nested directories, stacked and laid out on a disk.
+// TestDeepPathsAreCheap checks that a deep path costs only its length. It stacks layers that
+// declare none of their 1500 nested directories, and lays them out on a disk.
 func TestDeepPathsAreCheap(t *testing.T) {
 	deep := func(name string) imagetest.Layer {
 		return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
@@ -426,7 +426,7 @@ func TestCompressionIsSniffed(t *testing.T) {
 	}
 }
 
-// layerOfBytes makes these bytes an image's second layer; raw is its uncompressed tar.
+// layerOfBytes makes these bytes the second layer of an image; raw is the layer's uncompressed tar.
 func layerOfBytes(l *layout, blob, raw []byte, compression string) {
 	diff, _ := l.putRaw(raw)
 	l.change(func(m, c jsonDoc) {
@@ -448,8 +448,8 @@ func tarOf(t *testing.T, l imagetest.Layer) []byte {
 	return buf.Bytes()
 }
 
-// TestZstdWindows checks that every window that containerd accepts is accepted, and that a larger
-// one is not reported as damage.
+// TestZstdWindows checks that every window that containerd accepts is accepted, and that the error
+// for a larger one does not report damage.
 func TestZstdWindows(t *testing.T) {
 	raw := tarOf(t, imagetest.Script(imagetest.File("f", 0o644, 0, 0, "x")))
 	for _, tt := range []struct {
@@ -474,7 +474,7 @@ func TestZstdWindows(t *testing.T) {
 			t.Errorf("nothing is damaged: %v", err)
 		}
 	}
-	// A skippable frame comes first.
+	// This layer begins with a skippable frame.
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	z, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -604,8 +604,8 @@ func with(d jsonDoc, os, arch string) jsonDoc {
 	return d
 }
 
-// TestIndexes checks that the manifest chosen from an index is the one that containerd, which
-// examines only the first fitting entry, finds on the node.
+// TestIndexes checks that edgebake chooses the manifest of an index that containerd finds on the
+// node. containerd examines only the first fitting entry.
 func TestIndexes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entries func(l *layout, ours jsonDoc) []any
@@ -730,8 +730,8 @@ func TestLimitOfBrokenTransfers(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreReadAsContainerdDoes checks that exactly the documents that containerd's types
-// cannot hold are rejected.
+// TestDocumentsAreReadAsContainerdDoes checks that a document is rejected exactly if containerd's
+// types cannot hold it.
 func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 	set := func(key string, v any) func(m, c jsonDoc) {
 		return func(_, c jsonDoc) { c["config"].(jsonDoc)[key] = v }

@@ -131,7 +131,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestNamesOfImages checks images that are named by digest alone.
+// TestNamesOfImages resolves images that are named by digest alone.
 func TestNamesOfImages(t *testing.T) {
 	dir, imgs := writeLayout(t, small("edgebake.test/a:1", "a"))
 	pinned, err := Resolve(t.Context(), newCache(t), imgs, testOptions())
@@ -436,7 +436,7 @@ func FuzzParseRef(f *testing.F) {
 	})
 }
 
-// FuzzApply checks that a damaged layer is at worst rejected.
+// FuzzApply checks that a damaged layer is rejected or unpacked without a crash.
 func FuzzApply(f *testing.F) {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)

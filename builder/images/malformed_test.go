@@ -74,7 +74,7 @@ func unpoisoned(t *testing.T, c *fetch.Cache) {
 	}
 }
 
-// layout is an OCI layout whose documents can be changed.
+// layout is an OCI layout whose documents a test can change.
 type layout struct {
 	t    *testing.T
 	dir  string
@@ -162,7 +162,7 @@ func layerOf(manifest jsonDoc, n int) jsonDoc { return manifest["layers"].([]any
 func TestBadLayouts(t *testing.T) {
 	const ref = "edgebake.test/a:1"
 	cut := func(t *testing.T, l *layout, compression string) {
-		// A consistent manifest of a layer that was cut short when it was made.
+		// The manifest is consistent, but its layer was cut short when it was made.
 		var whole bytes.Buffer
 		raw := bytes.Repeat([]byte("data that compresses "), 10000)
 		if compression == "gzip" {
@@ -408,8 +408,8 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	}
 }
 
-// TestSoleImageOfSeveral checks that the error for the only image of a layout or archive with
-// several says how to choose one.
+// TestSoleImageOfSeveral checks that a request for the only image of a layout or archive that has
+// several fails, and that the error explains how to choose one.
 func TestSoleImageOfSeveral(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	sole := configs.ContainerImage{Ref: Sole, Layout: l.dir}
@@ -527,7 +527,7 @@ func TestRegistry(t *testing.T) {
 			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
 			why := map[string]string{"http": " speaks plain HTTP, not HTTPS; ", "tls": " has a certificate that cannot be verified: "}
 			wantError(t, err, s.host+"/a:1", s.host+why[name], "insecure: true for this host")
-			// The cache now has everything: only the tag is requested again.
+			// The cache now contains all blobs, so only the tag is requested again.
 			before := s.gets.Load()
 			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {
@@ -539,7 +539,7 @@ func TestRegistry(t *testing.T) {
 			if err != nil || s.gets.Load() == before {
 				t.Fatalf("%v after %d requests", err, s.gets.Load()-before)
 			}
-			// With its digest pinned, nothing is requested.
+			// With a pinned digest, nothing is requested.
 			before = s.gets.Load()
 			o := testOptions()
 			o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
@@ -819,7 +819,7 @@ func TestMirrors(t *testing.T) {
 	if r.Images[0].Ref != "registry.invalid/a:1" || dead.gets.Load() == 0 || mirror.gets.Load() == 0 {
 		t.Errorf("%+v; requests %d and %d", r.Images, dead.gets.Load(), mirror.gets.Load())
 	}
-	// A mirror with a path, as a URL, and both.
+	// Try a mirror with a path, a mirror given as a URL, and both.
 	mirror.fail = func(_ http.ResponseWriter, r *http.Request) bool {
 		r.URL.Path = strings.Replace(r.URL.Path, "/copies/of/", "/", 1)
 		return false

@@ -18,7 +18,7 @@ import (
 )
 
 // TestSizesInDescriptors checks that a blob's size in a manifest or an index is compared with the
-// blob, in the cache or not.
+// blob, whether the blob is in the cache or not.
 func TestSizesInDescriptors(t *testing.T) {
 	resize := map[string]func(l *layout, size int) string{
 		"config": func(l *layout, size int) string {
@@ -155,8 +155,8 @@ func TestLimitIsTheSameWithAnyCache(t *testing.T) {
 	wantError(t, err, "edgebake.test/a:1", "layer 1 of 1", "more than 1Mi", "imageStore.maxLayerSize")
 }
 
-// TestKnownLayersNeedNoSource checks that another blob of known contents is read once, and that no
-// source is opened for layers whose blobs were verified.
+// TestKnownLayersNeedNoSource checks that no source is opened for layers whose blobs were verified.
+// A new blob with known contents is still read once.
 func TestKnownLayersNeedNoSource(t *testing.T) {
 	layer := imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))
 	other := layer
@@ -182,7 +182,7 @@ func TestKnownLayersNeedNoSource(t *testing.T) {
 }
 
 // TestDamagedLayerIsNotWanted checks that a damaged cached copy of a layer's blob does not make the
-// image invalid, and is fetched again if it is needed.
+// image invalid, and that the blob is fetched again if it is needed.
 func TestDamagedLayerIsNotWanted(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 	dir := t.TempDir()
@@ -228,8 +228,8 @@ func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
 	return entry["digest"].(string)
 }
 
-// TestMediaTypeIsTheDocuments checks that a digest has one media type on the node, whatever the
-// descriptors that point to it say, with any cache.
+// TestMediaTypeIsTheDocuments checks that the media type on the node is the one in the document,
+// whatever the descriptors and the cache contain.
 func TestMediaTypeIsTheDocuments(t *testing.T) {
 	for name, test := range map[string]struct {
 		own  any // in the document; nil for none

@@ -38,8 +38,8 @@ func tarDir(t *testing.T, dir string) []byte {
 	return buf.Bytes()
 }
 
-// dockerSave makes an archive like old `docker save`: layers by name, one of them a link to another
-// image's, without digests.
+// dockerSave makes an archive as old `docker save` did: layers by name, without digests. One layer
+// is a link to a layer of another image.
 func dockerSave(t *testing.T, refs ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -363,7 +363,7 @@ func TestImagesfromManifests(t *testing.T) {
 	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
 	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml: line 2: the alias *x")
 
-	// The empty file of a failed kubectl, and of a cluster without pods.
+	// The file is empty after a failed kubectl, or if the cluster has no pods.
 	write("empty.yaml", "")
 	write("text.yaml", "The connection to the server localhost:8080 was refused")
 	write("list.yaml", "apiVersion: v1\nkind: List\nitems: []\n")

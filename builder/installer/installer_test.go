@@ -88,8 +88,9 @@ func payload(t *testing.T, image string) *media.Payload {
 	return p
 }
 
-// TestStick checks with oracles that a stick is a valid disk. Its ESP has the image's loader,
-// kernel and initrd, and the installer's files; another partition has the image with its Site.
+// TestStick checks with independent programs that a stick is a valid disk. Its ESP must contain the
+// image's loader, kernel and initrd, and the installer's files; another partition the image with
+// its Site.
 func TestStick(t *testing.T) {
 	p := payload(t, image(t, "tiny.raw.zst", base()))
 	if err := p.Verify(t.Context(), nil); err != nil {
@@ -234,7 +235,7 @@ func unpack(t *testing.T, archive []byte) map[string][]byte {
 	return files
 }
 
-// checkImage reads the image from the stick: it has the Site, and is otherwise as built.
+// checkImage reads the image from the stick and checks that only its slot differs from the build.
 func checkImage(t *testing.T, part string, p *media.Payload) {
 	t.Helper()
 	f, err := os.Open(part)

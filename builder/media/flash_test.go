@@ -127,7 +127,7 @@ func (m *medium) ReadAt(p []byte, off int64) (int, error) {
 
 var random = [16]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 
-// flashTo flashes with a site.
+// flashTo flashes an image to d with a Site; change edits the options.
 func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) (*Flash, *Flashed, error) {
 	t.Helper()
 	s := site()
@@ -304,9 +304,8 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 }
 
-// TestFlashOfAChangingImage checks that PrepareFlash's reads are verified. No digest covers what it
-// reads before the first write: an image that returns another image.json, boot entry or slot then,
-// and its own during the write, gives no bootable disk.
+// TestFlashOfAChangingImage changes data of the image after PrepareFlash has read it. No digest
+// covers those reads, so Write must detect the change, and the disk must not boot.
 func TestFlashOfAChangingImage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, path, 4<<20, false)
@@ -682,8 +681,7 @@ func command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestTrim checks that the removed bytes are zero, and that the rest begins and ends with other
-// bytes.
+// TestTrim checks that trim removes only zeros, and that the rest begins and ends with other bytes.
 func TestTrim(t *testing.T) {
 	for _, x := range []struct {
 		set    []int64 // bytes that are not zero
@@ -708,8 +706,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// TestWhoFailed checks that an unreadable image is not reported as an error of the disk, nor the
-// reverse.
+// TestWhoFailed checks that an unreadable image is not reported as an error of the disk, and a
+// failing disk not as an error of the image.
 func TestWhoFailed(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

@@ -12,7 +12,7 @@ import (
 )
 
 // TestStampOnAFullDisk runs itself again in a namespace where it can mount a small file system. The
-// sparse image's slot has holes there, which a full disk cannot fill.
+// slot of the sparse image has holes, which cannot be filled on a full disk.
 func TestStampOnAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampOnAFullDisk)
 }

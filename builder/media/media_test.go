@@ -175,7 +175,7 @@ func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 	return r
 }
 
-// tired is a slot that fails after a number of writes.
+// tired is a slot whose writes fail after a number of them.
 type tired struct {
 	window
 	left int
@@ -779,7 +779,7 @@ func TestStampingAtOnce(t *testing.T) {
 	<-ended
 }
 
-// TestCopyWithoutHelp copies as on file systems without reflinks and holes.
+// TestCopyWithoutHelp copies as on a file system without reflinks and holes.
 func TestCopyWithoutHelp(t *testing.T) {
 	d := t.TempDir()
 	want := make([]byte, 5<<20)
@@ -917,8 +917,8 @@ func FuzzSBOM(f *testing.F) {
 	})
 }
 
-// TestStampingKeepsWords checks that an error that wraps several keeps its text, and that joined
-// errors are reported one by one.
+// TestStampingKeepsWords checks that an error that wraps several errors keeps its text, and that
+// joined errors are reported one by one.
 func TestStampingKeepsWords(t *testing.T) {
 	m := &Image{path: "i.raw"}
 	a, b := errors.New("one"), errors.New("another")
@@ -932,8 +932,8 @@ func TestStampingKeepsWords(t *testing.T) {
 	}
 }
 
-// TestCopyOfWhatBecameShorter checks that a source that is truncated while it is copied is an error
-// for each way of copying: its missing end would read as zeros.
+// TestCopyOfWhatBecameShorter checks that each way of copying reports a source that is truncated
+// during the copy: its missing end would read as zeros.
 func TestCopyOfWhatBecameShorter(t *testing.T) {
 	d := t.TempDir()
 	src, err := os.Create(filepath.Join(d, "src"))

@@ -55,7 +55,7 @@ func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	return meta, public.String()
 }
 
-// fill writes the image's slot again, with edgebake.json and further files.
+// fill writes the image's slot again, with edgebake.json and the files in more.
 func fill(t *testing.T, m *Image, meta ondisk.SlotInfo, more ...tree.Node) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
@@ -120,8 +120,8 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		do   func(*testing.T, *Image)
-		want string // empty if it is accepted
-		// site: stamping a Site repairs the slot.
+		want string // part of the error; empty if the image is accepted
+		// site means that stamping a Site repairs the slot.
 		site bool
 	}{
 		{"as it was built", func(*testing.T, *Image) {}, "", true},
@@ -294,7 +294,7 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 		return path
 	}
 	good, other := made("good", &private), made("other", &private)
-	// The frames of one image with the index of another; each is signed.
+	// Combine the frames of one image with the index of another; each of them is signed.
 	a, indexA := openIndex(t, good)
 	_, indexB := openIndex(t, other)
 	mixed := filepath.Join(dir, "mixed.raw.zst")

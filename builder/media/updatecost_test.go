@@ -55,7 +55,7 @@ func TestCostOfImages(t *testing.T) {
 		return path
 	}
 	first := made("first", strings.Repeat("1", 32), image("edgebake.test/app:1", noise[1<<20:2<<20]))
-	// The former version has half of this layer too.
+	// The former image also contains half of this layer.
 	second := made("second", strings.Repeat("2", 32), image("edgebake.test/app:2", slices.Concat(noise[2<<20:5<<19], noise[3<<19:2<<20])))
 	for _, c := range []struct {
 		from, to string

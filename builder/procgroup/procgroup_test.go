@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestRunEndsChildren runs a parent that leaves the interrupt to its child, with each reaction of
-// the child to it.
+// TestRunEndsChildren runs a parent that leaves the interrupt to its child. The child reacts to it
+// in different ways.
 func TestRunEndsChildren(t *testing.T) {
 	const parent = `trap 'echo heard' INT; sh -c "$0"; echo "child: $?"; exit 3`
 	for name, c := range map[string]struct {

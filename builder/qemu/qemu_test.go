@@ -213,7 +213,7 @@ func TestOverlayOfADisk(t *testing.T) {
 	}
 }
 
-// FuzzVersion checks that a parsed version occurs in the text.
+// FuzzVersion checks that the text contains each version that is parsed from it.
 func FuzzVersion(f *testing.F) {
 	f.Add("QEMU emulator version 10.0.3 (Debian 1:10.0.3+ds-0+deb13u1)\nCopyright\n")
 	f.Add("QEMU emulator version 9.")

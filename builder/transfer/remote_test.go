@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// server serves b; each may respond in its place.
+// server serves b. each is called first and may respond instead.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (*Remote, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
@@ -77,8 +77,8 @@ func TestRemote(t *testing.T) {
 	}
 }
 
-// TestRemoteRefuses checks that a response other than the range, or from another image than before,
-// is an error.
+// TestRemoteRefuses checks that a response with another range than requested, or from another image
+// than before, is an error.
 func TestRemoteRefuses(t *testing.T) {
 	b := noise(1 << 10)
 	for want, each := range map[string]func(n int64, w http.ResponseWriter, q *http.Request) bool{

@@ -46,7 +46,7 @@ func TestImpatient(t *testing.T) {
 		if _, err := io.ReadFull(resp.Body, first); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * time.Minute) // as if the disk were full
+		time.Sleep(10 * time.Minute) // the reader is slow, as on a full disk
 		got, err := io.ReadAll(resp.Body)
 		// Bytes that arrived meanwhile are read at once; the last ones take 29 s more.
 		want := 29*time.Second + 10*time.Minute + 29*time.Second + 30*time.Second
@@ -56,8 +56,8 @@ func TestImpatient(t *testing.T) {
 	})
 }
 
-// TestSend checks that a body that the server does not read ends at the limit, but not one that it
-// reads slowly, nor a late response.
+// TestSend checks that sending a body ends at the limit if the server does not read it. A server
+// that reads slowly or responds late must not end it.
 func TestSend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for name, tt := range map[string]struct {

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// files is a Root: a path that ends in / is a directory, contents that begin
-// with -> are a link.
+// files is a Root. A path that ends in / is a directory, and content that begins with -> is the
+// target of a link.
 type files map[string]string
 
 func (f files) Lstat(p string) (Found, error) {

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// need skips the test if an oracle is missing; in CI that is a failure.
+// need skips the test if a program that it compares with is missing; in CI it fails the test.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	if !ok {
@@ -55,7 +55,7 @@ func TestNetworkdReadsIt(t *testing.T) {
 	if n < 10 {
 		t.Fatalf("only %d files to read", n)
 	}
-	// An invalid file, for which networkd must print a warning.
+	// networkd must print a warning for this invalid file.
 	if err := os.WriteFile(filepath.Join(dir, "99-bad.network"), []byte("[Match]\nName=x\n[Network]\nNoSuchKey=1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -133,8 +133,8 @@ func networkFiles(t *testing.T, file string) map[string]string {
 	return out
 }
 
-// TestZeroMachine: without a machine, a name that depends on it is omitted; a machine
-// without the required value is an error.
+// TestZeroMachine checks that a name that depends on the machine is omitted without one, and that a
+// machine without the required value is an error.
 func TestZeroMachine(t *testing.T) {
 	site := &configs.Site{NodeName: "n-{{.Serial}}"}
 	raw, err := Render(site, Machine{}, nil)
@@ -152,8 +152,8 @@ func TestZeroMachine(t *testing.T) {
 	}
 }
 
-// FuzzRender: every accepted Site can be rendered, Ignition's library accepts the
-// result (Render checks it), and a second result is the same.
+// FuzzRender checks that every accepted Site can be rendered, that Ignition's library accepts the
+// result (Render checks it), and that a second result is the same.
 func FuzzRender(f *testing.F) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {
@@ -191,7 +191,7 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
-// FuzzEditHosts: other lines stay, in order, and a second edit changes nothing.
+// FuzzEditHosts checks that all other lines stay in order, and that a second edit changes nothing.
 func FuzzEditHosts(f *testing.F) {
 	f.Add([]byte("127.0.0.1 localhost\n# BEGIN a\nx\n# END a\ny"))
 	f.Add([]byte("# BEGIN a\n# BEGIN a\nx\n# END a\n"))

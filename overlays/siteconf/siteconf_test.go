@@ -222,7 +222,7 @@ func exampleSite(t testing.TB) []byte {
 	return doc
 }
 
-// kubeadm before 1.31 reads v1beta3, whose flags are a map.
+// TestJoinOfOlderKubeadm checks the v1beta3 that kubeadm before 1.31 reads, whose flags are a map.
 func TestJoinOfOlderKubeadm(t *testing.T) {
 	site, err := configs.ParseSite("site.yaml", exampleSite(t))
 	if err != nil {
