@@ -30,11 +30,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrLink means that a path leads through a link that another user may have made.
+// ErrLink means that a path leads through a link that a user other than root may have made.
 var ErrLink = errors.New("it is a link in a directory that others may write to, and is not followed")
 
-// Root is the directory in which all paths begin, "/" on a node. Absolute links begin there
-// too.
+// Root is the directory in which all paths start, "/" on a node. Absolute links start there too.
 type Root struct{ Dir string }
 
 // Owner holds the permissions and the owner of a file.
@@ -43,11 +42,12 @@ type Owner struct {
 	UID, GID int
 }
 
-// place is the end of a path: an open directory and a name in it.
+// place is the end of a path: an open directory, and a name in it.
 type place struct {
 	dir  *os.File
 	name string
-	// theirs: others may change the names in it, or in a directory on the way to it.
+	// theirs: users other than root may change the names in dir, or
+	// in a directory on the way to it.
 	theirs bool
 }
 
@@ -57,7 +57,7 @@ func (p *place) close() error { return p.dir.Close() }
 // child returns the place of another name in the same directory.
 func (p *place) child(name string) *place { return &place{dir: p.dir, name: name, theirs: p.theirs} }
 
-// maxLinks is the largest number of links in one path, as in the kernel.
+// maxLinks is the maximum number of links in one path, as in the kernel.
 const maxLinks = 40
 
 // walker resolves a path.
@@ -65,7 +65,7 @@ type walker struct {
 	stack []*place // open directories from Root on; their names are unused
 	todo  []string
 	links int
-	// make creates missing directories, and moves aside what is in the way.
+	// make creates missing directories, and moves aside files that are in the way.
 	make bool
 }
 
@@ -82,7 +82,7 @@ func (w *walker) close() {
 	}
 }
 
-// at resolves p to its directory; mk makes missing directories.
+// at opens the directory of p; mk creates missing directories.
 func (r Root) at(p string, mk bool) (*place, error) {
 	return r.walk(p, mk, false)
 }
@@ -140,7 +140,7 @@ func elements(p string) []string {
 	return out
 }
 
-// judge sets d.theirs.
+// judge sets d.theirs from the owner and mode of d, and from its parent.
 func (w *walker) judge(d *place) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(d.fd(), &st); err != nil {
@@ -155,7 +155,7 @@ func (w *walker) judge(d *place) error {
 
 // step enters a directory, or follows a link.
 func (w *walker) step(name string) error {
-	if name == ".." { // only from a link: path.Clean removed those of p
+	if name == ".." { // only from a link: path.Clean removed those in p
 		if len(w.stack) > 1 {
 			w.pop()
 		}
@@ -201,7 +201,7 @@ func (w *walker) enter(name string) error {
 	return nil
 }
 
-// goOn continues at a link's target.
+// goOn continues at the target of a link.
 func (w *walker) goOn(target string) error {
 	if w.links++; w.links > maxLinks {
 		return unix.ELOOP
@@ -215,12 +215,12 @@ func (w *walker) goOn(target string) error {
 	return nil
 }
 
-// lastLink continues at the target if the last element of a path is a link, and reports
-// whether it is.
+// lastLink reports whether the last element of a path is a link.
+// If so, it continues at the target.
 func (w *walker) lastLink(name string) (bool, error) {
 	target, err := readlink(w.top().fd(), name)
 	if err != nil {
-		return false, nil // not a link: opening it shows what it is
+		return false, nil // not a link: opening it shows its type
 	}
 	if w.top().theirs {
 		return false, ErrLink
@@ -242,11 +242,11 @@ type Info struct {
 	fs.FileInfo
 	// Link is the target of a symbolic link.
 	Link string
-	// Theirs: others may replace the file.
+	// Theirs: users other than root may replace the file.
 	Theirs bool
 }
 
-// Lstat describes the file at p, and follows no link at its end.
+// Lstat describes the file at p. It does not follow a link at the end of p.
 func (r Root) Lstat(p string) (Info, error) {
 	at, err := r.at(p, false)
 	if err != nil {
@@ -271,8 +271,7 @@ func (r Root) Lstat(p string) (Info, error) {
 	return i, nil
 }
 
-// IsDir reports whether a path is a directory, or a link to one that may be
-// followed.
+// IsDir reports whether p is a directory, or a link to one that may be followed.
 func (r Root) IsDir(p string) bool {
 	at, err := r.follow(p)
 	if err != nil {
@@ -286,11 +285,11 @@ func (r Root) IsDir(p string) bool {
 	return f.Close() == nil
 }
 
-// MaxFile is the size of the largest file that ReadFile reads, in bytes.
+// MaxFile is the maximum size of a file that ReadFile reads, in bytes.
 const MaxFile = 64 << 20
 
-// ReadFile returns the contents and the FileInfo of the same open file, whatever happens to
-// its name. A link at the end is followed if only root can have made it.
+// ReadFile returns the contents and the FileInfo of the same open file, even if the file is
+// replaced meanwhile. A link at the end is followed if only root can have made it.
 func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 	at, err := r.follow(p)
 	if err != nil {
@@ -330,7 +329,7 @@ func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 	return nil, nil, &fs.PathError{Op: "read", Path: p, Err: errors.New("it grew while it was read")}
 }
 
-// open opens the file at the place, and follows no link.
+// open opens the file at the place. It does not follow a link.
 func (p *place) open(flags int) (*os.File, error) {
 	fd, err := unix.Openat(p.fd(), p.name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -66,8 +66,8 @@ func (r Root) Symlink(target, p string) error {
 	})
 }
 
-// ChownLink changes the owner of a symbolic link. It fails for any other file, by which
-// another user may have replaced the link.
+// ChownLink changes the owner of a symbolic link. It fails if another
+// user has replaced the link by a file.
 func (r Root) ChownLink(p string, uid, gid int) error {
 	at, err := r.at(p, false)
 	if err != nil {
@@ -119,18 +119,18 @@ func (r Root) replace(p string, create func(at *place, tmp string) error) error 
 	if err == nil {
 		err = at.takeOver(tmp)
 	}
-	// After success too: renaming one hard link over another of the same file does nothing.
+	// Unlink after success too: renaming one hard link over another of the same file does nothing.
 	if err = errors.Join(err, at.unlink(tmp)); err != nil {
 		return &fs.PathError{Op: "replace", Path: p, Err: err}
 	}
 	return syncDir(at.dir)
 }
 
-// marker is part of all temporary names.
+// marker is a part of all temporary names.
 const marker = ".edgebake-"
 
-// temporary returns a temporary name. It is fixed where only root may write, so that the next
-// attempt removes what a power cut left.
+// temporary returns a temporary name. Where only root may write, the name is fixed, so that the
+// next attempt removes leftovers of a power cut.
 func (p *place) temporary() string {
 	if !p.theirs {
 		return p.prefix() + "new"
@@ -149,8 +149,8 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// sweep removes temporary files that a power cut left. Where others may write, their
-// names are random: it removes all that look like one, among the first 10000 files.
+// sweep removes temporary files that a power cut left. Where others may write, their names are
+// random, so it removes all matching ones among the first 10000 files.
 func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
@@ -190,8 +190,8 @@ func (p *place) unlink(name string) error {
 	return err
 }
 
-// takeOver renames tmp to the name of the place. A directory that another user put there is
-// moved aside.
+// takeOver renames tmp to the name of the place. A directory that
+// another user has put there is moved aside.
 func (p *place) takeOver(tmp string) error {
 	const tries = 3
 	for n := 1; ; n++ {
@@ -205,7 +205,7 @@ func (p *place) takeOver(tmp string) error {
 	}
 }
 
-// aside renames the file in the way, so that its owner can find it.
+// aside renames a file that is in the way, so that its owner can still find it.
 func (p *place) aside() error {
 	const most = 200
 	err := unix.Renameat(p.fd(), p.name, p.fd(), p.name[:min(len(p.name), most)]+".moved-"+random()[:8])
@@ -250,8 +250,8 @@ func (p *place) mkdir(o Owner) error {
 	return p.newDir(o)
 }
 
-// foreign reports whether a directory must not be given to its new owner: where
-// he may write, he may have put another user's directory under this name.
+// foreign reports whether a directory must not be given to the owner in o: a user who may write
+// to the parent may have put another user's directory there.
 func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	if !p.theirs {
 		return false, nil
@@ -263,8 +263,8 @@ func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	return os.Geteuid() == 0 && int(st.Uid) != o.UID, nil
 }
 
-// newDir makes a directory that has its owner and permissions from the start, even after a
-// power cut.
+// newDir makes a directory that never exists without its owner and
+// permissions, not even after a power cut.
 func (p *place) newDir(o Owner) error {
 	tmp := p.temporary()
 	if err := p.sweep(tmp); err != nil {
@@ -278,8 +278,8 @@ func (p *place) newDir(o Owner) error {
 		err = errors.Join(own(d, o), d.Close())
 	}
 	if err == nil {
-		// If another user has made a directory of this name meanwhile, this succeeds only if
-		// it is empty.
+		// If another user has made a directory of this name meanwhile, this
+		// succeeds only if that one is empty.
 		err = unix.Renameat(p.fd(), tmp, p.fd(), p.name)
 	}
 	if err != nil {
@@ -288,8 +288,8 @@ func (p *place) newDir(o Owner) error {
 	return syncDir(p.dir)
 }
 
-// own sets owner and permissions of an open file; only root can change the owner. Chmod
-// follows chown, which clears setuid.
+// own sets owner and permissions of an open file; only root can change the owner.
+// Chmod comes after chown, which clears setuid.
 func own(f *os.File, o Owner) error {
 	if os.Geteuid() == 0 {
 		if err := f.Chown(o.UID, o.GID); err != nil {
@@ -299,8 +299,8 @@ func own(f *os.File, o Owner) error {
 	return f.Chmod(o.Mode)
 }
 
-// Remove removes a file, a link or an empty directory. A directory that is not empty stays. A
-// path that is missing, or leads through another user's link, is not an error.
+// Remove removes a file, a link or an empty directory; a non-empty directory stays. A path that
+// is missing, or leads through another user's link, is not an error.
 func (r Root) Remove(p string) error {
 	at, err := r.at(p, false)
 	if gone(err) {

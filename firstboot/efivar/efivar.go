@@ -1,4 +1,4 @@
-// Package efivar writes variables of the firmware.
+// Package efivar writes UEFI firmware variables.
 package efivar
 
 import (
@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write writes a variable, a file in efivarfs, in one write: its attributes (non-volatile,
-// boot services, runtime) and its value. Without efivarfs it returns errors.ErrUnsupported.
+// Write writes the variable at path in efivarfs: its attributes (non-volatile, boot services,
+// runtime) and its value, in one write. Without efivarfs it returns errors.ErrUnsupported.
 func Write(path string, value []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
@@ -25,8 +25,7 @@ func Write(path string, value []byte) error {
 	return os.WriteFile(path, append(binary.LittleEndian.AppendUint32(nil, attributes), value...), 0o600)
 }
 
-// mutable clears the immutable flag, which the kernel sets
-// on variables that it does not know.
+// mutable clears the immutable flag, which the kernel sets on unknown variables.
 func mutable(path string) error {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Read returns the identity of the machine below root: its host
-// name, the MAC addresses of its physical network cards, and serial
-// number, UUID and asset tag from SMBIOS or the device tree.
+// Read returns the identity of the machine below root: host name, MAC addresses of physical
+// network cards, and serial number, UUID and asset tag from SMBIOS or the device tree.
 func Read(root string) siteconf.Machine {
 	m := siteconf.Machine{
 		Hostname: text(root, "/proc/sys/kernel/hostname"),
@@ -65,7 +64,7 @@ func macs(root string) []string {
 	return append(wired, wireless...)
 }
 
-// contents returns a file's contents, "" if it cannot be read.
+// contents returns the contents of a file; "" if it cannot be read.
 func contents(root, path string) string {
 	b, err := os.ReadFile(filepath.Join(root, path))
 	if err != nil {

@@ -15,30 +15,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A new list of API servers in a Site may be a mistake, and nobody is at the machine to
-// undo it. So the last verified list is kept in addition to the Site's, on disk and in
-// ipvscare's configuration, until an API server of the Site's list is verified too.
+// A new list of API servers in a Site may be a mistake that nobody on site can undo. So the last
+// verified list stays in use, on disk and in ipvscare's configuration, until an API server of
+// the new list is verified.
 
 const (
-	// ProvenFile holds the list that was verified last, a Proven.
+	// ProvenFile holds the last verified list, as a Proven.
 	ProvenFile = ondisk.StateDir + "/masters.json"
-	// ReportedFormer holds the last list that was reported as not
-	// verified. It lasts until the machine is switched off.
+	// ReportedFormer holds the last list that was reported as unverified. A reboot removes it.
 	ReportedFormer = ondisk.RunMark + "former-masters"
 )
 
-// Proven is a list of API servers of which one has shown a certificate of the cluster's CA.
+// Proven is a list of API servers, at least one of which has shown a
+// certificate of the cluster's CA.
 type Proven struct {
 	Masters []string `json:"masters"`
-	// CA are the pins of that CA. A list of a cluster that this machine has left is not used.
+	// CA holds the pins of that CA. A list from a cluster that this machine has left is ignored.
 	CA []string `json:"ca"`
-	// Learned are the API servers that ipvscare had learned in addition to the list
-	// when a Site brought another one: over the years they may have replaced the
-	// whole list, and ipvscare drops learned API servers when its list changes.
+	// Learned are the API servers that ipvscare had learned in addition to Masters when a Site
+	// brought another list. ipvscare then drops them, although they may have replaced all of
+	// Masters.
 	Learned []string `json:"learned,omitempty"`
 }
 
-// former returns the API servers of the list, and those learned in addition to it.
+// former returns the API servers of the list, and those that ipvscare learned in addition.
 func (p *Proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
@@ -70,8 +70,8 @@ func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	})
 }
 
-// fitsVIP reports whether the Site's VIP can forward to an
-// API server, which must be of the same address family.
+// fitsVIP reports whether the Site's VIP can forward to an API server:
+// both must have the same address family.
 func fitsVIP(site *configs.Site, master string) bool {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil || site.IPVS.Disabled {
@@ -82,7 +82,7 @@ func fitsVIP(site *configs.Site, master string) bool {
 		return false
 	}
 	addr, err := netip.ParseAddr(host)
-	return err != nil || addr.Unmap().Is4() == vip.Is4() // a name is looked up in the VIP's family
+	return err != nil || addr.Unmap().Is4() == vip.Is4() // the VIP's family is used to look up a name
 }
 
 // configuredMasters returns ipvscare's list: the Site's API servers, and the former ones while
@@ -91,12 +91,12 @@ func configuredMasters(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, FormerMasters(e, site))
 }
 
-// maxLearned is the number of API servers that ipvscare learns at most.
+// maxLearned is the maximum number of API servers that ipvscare learns.
 const maxLearned = 64
 
-// LearnedMasters returns the API servers that ipvscare has learned from the cluster in
-// addition to the configured ones: over the years all API servers of a Site may be replaced.
-// Those that ipvscare learned for another list or in another cluster do not count.
+// LearnedMasters returns the API servers that ipvscare has learned from the cluster in addition
+// to the configured ones, which may have been replaced over the years. Those learned for another
+// list or in another cluster do not count.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil
@@ -115,8 +115,8 @@ func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	return out
 }
 
-// learnedBeside returns the API servers that ipvscare has learned for virtual servers for
-// which like returns true.
+// learnedBeside returns the API servers that ipvscare has learned for the
+// virtual servers for which like returns true.
 func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
 	b := e.Contents(ondisk.IPVSLearned)
 	if b == nil {
@@ -145,7 +145,7 @@ func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []
 	return out
 }
 
-// sameMaster compares two "host:port", in ipvscare's spelling or a person's.
+// sameMaster compares two "host:port", which may differ in spelling.
 func sameMaster(a, b string) bool {
 	x, errX := netip.ParseAddrPort(a)
 	y, errY := netip.ParseAddrPort(b)
@@ -160,7 +160,7 @@ func MastersOf(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(configuredMasters(e, site), LearnedMasters(e, site))
 }
 
-// WithFormerMasters returns the Site with configuredMasters as its list.
+// WithFormerMasters returns a copy of the Site with configuredMasters as its list.
 func WithFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = configuredMasters(e, site)
@@ -194,8 +194,8 @@ func saveLearned(e *machine.Env, site *configs.Site) error {
 	return writeProven(e, p)
 }
 
-// mastersProven reports whether the Site's list is verified: by the record, otherwise by
-// asking its API servers.
+// mastersProven reports whether the Site's list is verified: as recorded, or
+// else by connecting to its API servers.
 func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
@@ -204,14 +204,14 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 }
 
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
-	// The host's own name does not prove an API server: the serving
-	// certificate of a kubelet may be signed by the same CA for that name.
+	// A certificate with only the host's own name proves nothing: the same CA may have signed the
+	// serving certificate of a kubelet for that name.
 	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
-// MastersSaved reports whether SaveProvenMasters has nothing to do: the
-// list is recorded, or it is not verified yet and that was reported.
+// MastersSaved reports whether SaveProvenMasters has nothing to do: the list is recorded, or
+// it is still unverified and that was reported.
 func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true
@@ -222,7 +222,8 @@ func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool 
 	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(ReportedFormer) == strings.Join(site.Masters, ","))
 }
 
-// SaveProvenMasters records the Site's list once it is verified, and reports while it is not.
+// SaveProvenMasters records the Site's list once it is verified.
+// Until then it reports that it is not.
 func SaveProvenMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := saveLearned(e, site); err != nil {
 		return err

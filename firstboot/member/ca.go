@@ -14,9 +14,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// StaleCA reports whether a machine that is not a node has the CA of an outdated discovery:
-// for another Site, or in an earlier boot for a Site that pins none. API servers are verified
-// with this CA.
+// StaleCA reports whether a machine that is not a node has an outdated CA, with which it would
+// verify API servers: from discovery for another Site, or from an earlier boot if the Site pins
+// none.
 func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
@@ -31,13 +31,13 @@ func StaleCA(e *machine.Env, site *configs.Site) bool {
 // Unpinned reports whether the Site accepts any cluster that answers.
 func Unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
-// AnyPinned reports whether one of the CAs in pem is pinned. A node may trust several while
-// its cluster replaces its CA.
+// AnyPinned reports whether at least one of the CAs in pem is pinned. While a cluster
+// replaces its CA, a node may trust several.
 func AnyPinned(pem []byte, pins []string) bool {
 	return slices.ContainsFunc(CAPins(pem), func(has string) bool { return IsPinned(has, pins) })
 }
 
-// allPinned reports whether there are CAs in pem, and all of them are pinned.
+// allPinned reports whether pem has at least one CA, and all of them are pinned.
 func allPinned(pem []byte, pins []string) bool {
 	have := CAPins(pem)
 	return len(have) > 0 && !slices.ContainsFunc(have, func(has string) bool { return !IsPinned(has, pins) })
@@ -48,7 +48,7 @@ func IsPinned(has string, pins []string) bool {
 	return slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(strings.TrimSpace(p), has) })
 }
 
-// EnrolledCA returns the CA in the node's own kubeconfig, otherwise that in ondisk.KubeCA.
+// EnrolledCA returns the CA in the node's own kubeconfig, or else the one in ondisk.KubeCA.
 func EnrolledCA(e *machine.Env) []byte {
 	if k, err := Credentials(e); err == nil {
 		if c, err := k.Cluster(); err == nil {
@@ -63,7 +63,7 @@ func EnrolledCA(e *machine.Env) []byte {
 // EnrolledPins returns the pins of the CA that the machine enrolled with.
 func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
-// CAPins returns the pins of the CAs in pem, none if pem contains anything else.
+// CAPins returns the pins of the CAs in pem; none if pem contains anything else.
 func CAPins(pem []byte) []string {
 	pins, err := api.Pins(pem)
 	if err != nil {
@@ -72,7 +72,7 @@ func CAPins(pem []byte) []string {
 	return pins
 }
 
-// Discovered reports whether the discovery of this boot is valid for the Site: it has the
+// Discovered reports whether the discovery of this boot is valid for the Site: it used the
 // Site's token, and found the CA on the disk, which the Site pins.
 func Discovered(e *machine.Env, site *configs.Site) bool {
 	conf, ca := e.Contents(DiscoveryFile), e.Contents(ondisk.KubeCA)
@@ -91,20 +91,20 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 	return err == nil && u.Token == site.Credentials.Token.Reveal()
 }
 
-// A CA is valid for ten years. It is issued again with its own key, so that pins and the
-// certificates that it has signed stay valid. A control-plane node gets it with its Site; the
-// first of them publishes it in cluster-info, where workers find it and recognize it by its
-// key.
+// A CA is valid for ten years. It is reissued with its own key, so that pins and the
+// certificates that it has signed stay valid.
+// A control-plane node gets the new one with its Site. The first of them publishes it in
+// cluster-info, where workers recognize it by its key.
 
-// CAEndsSoon returns when the first of these CAs, PEM, ends, and whether that is within
-// api.CAWarning.
+// CAEndsSoon returns the earliest end of these CAs (PEM), and
+// whether it is within api.CAWarning.
 func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 	end, err := api.FirstEnd(cas)
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
-// NewerCA returns the reissued CA of this node, from the Site or from cluster-info
-// of an API server; nil if the CA does not end soon, or was not reissued.
+// NewerCA returns the reissued CA of this node, from the Site or from an API server's
+// cluster-info; nil if the CA does not end soon, or was not reissued.
 func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
 	if _, due := CAEndsSoon(e, have); !due {

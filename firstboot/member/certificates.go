@@ -15,13 +15,13 @@ import (
 )
 
 // certStore is the store of a client-go certificate manager: NAME-DATE.pem files with
-// certificate and key, and NAME-current.pem, a link to the newest. None of them is synced: a
-// power cut soon after a rotation leaves the link and an empty file, and the program does not
-// start.
+// certificate and key, and NAME-current.pem, a link to the newest.
+// The files are not synced: a power cut soon after a rotation leaves an empty file
+// behind the link, and the program cannot start.
 type certStore struct {
 	Dir, Name string
-	// Replaceable: the program requests another certificate if it has none, but not if the one
-	// it has is broken.
+	// Replaceable: the program requests a new certificate if the file is
+	// missing, but not if it is broken.
 	Replaceable bool
 }
 
@@ -36,8 +36,8 @@ func CertStores() []certStore {
 
 func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
-// RestoreCertificates links to the newest usable certificate where a power cut damaged the
-// current one. It must run before kubelet and yurthub start.
+// RestoreCertificates makes each link to a damaged certificate point to the newest usable one.
+// It must run before kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range CertStores() {
@@ -127,8 +127,8 @@ func LoadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, erro
 	return pair.Leaf, nil
 }
 
-// removeBrokenPair removes kubelet's self-signed certificate if it is unusable: kubelet makes
-// another one, but only if the files are missing.
+// removeBrokenPair removes kubelet's self-signed certificate if it is unusable: kubelet
+// replaces it only if the files are missing.
 func removeBrokenPair(e *machine.Env, cert, key string) error {
 	if !slices.ContainsFunc([]string{cert, key}, e.Exists) {
 		return nil

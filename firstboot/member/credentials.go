@@ -15,23 +15,22 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Redirected reports whether kubelet is redirected to yurthub.
+// Redirected reports whether kubelet's arguments redirect it to yurthub.
 func Redirected(e *machine.Env) bool {
 	return openyurt.IsRedirected(string(e.Contents(KubeadmFlags)))
 }
 
-// Name returns the node's name in kubelet's certificate, valid or not; "" on a machine that is
-// not a node.
+// Name returns the node's name in kubelet's certificate, valid or not;
+// "" on a machine that is not a node.
 func Name(e *machine.Env) string {
 	cert, _ := Enrolment(e)
 	return NodeIn(cert)
 }
 
-// NodeUser is the prefix of a kubelet's user name in the cluster, before the node's name.
+// NodeUser is the part of a kubelet's user name before the node's name.
 const NodeUser = servercert.NodeUser
 
-// NodeIn returns the node's name in kubelet's certificate; "" if cert is nil or another
-// user's.
+// NodeIn returns the node's name in kubelet's certificate; "" if cert is nil or not a kubelet's.
 func NodeIn(cert *x509.Certificate) string {
 	if cert == nil {
 		return ""
@@ -43,14 +42,14 @@ func NodeIn(cert *x509.Certificate) string {
 	return name
 }
 
-// Is reports whether the machine has credentials of a cluster, even if they have expired or
-// are not valid yet.
+// Is reports whether the machine has credentials of a cluster. They may
+// have expired, or not be valid yet.
 func Is(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || OutOfTime(err)
 }
 
-// KubeletServer returns the server and the tls-server-name in kubelet.conf.
+// KubeletServer returns the server URL and the tls-server-name in kubelet.conf.
 func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
@@ -63,8 +62,8 @@ func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	return c.Server, c.TLSServerName, nil
 }
 
-// LeadsToHub reports whether kubelet.conf leads to yurthub, which has the node's own
-// certificate then.
+// LeadsToHub reports whether kubelet.conf names yurthub as its server.
+// yurthub then has the node's own certificate.
 func LeadsToHub(kubeletConf *api.Kubeconfig) bool {
 	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
@@ -75,7 +74,7 @@ func KubeletConfig(e *machine.Env) (*api.Kubeconfig, error) {
 	return e.KubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
-// Credentials returns the kubeconfig with this node's own certificate.
+// Credentials returns the kubeconfig that has this node's own certificate.
 func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
@@ -84,8 +83,8 @@ func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	return ownKubeconfig(e, k)
 }
 
-// ownKubeconfig returns the kubeconfig with this node's own certificate: kubelet.conf or, if
-// that leads to yurthub, yurthub's.
+// ownKubeconfig returns the kubeconfig that has this node's own certificate: kubelet.conf, or
+// yurthub's kubeconfig if kubelet.conf names yurthub.
 func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !LeadsToHub(kubeletConf) {
 		return kubeletConf, nil
@@ -93,8 +92,8 @@ func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig
 	return e.KubeconfigAt(openyurt.Identity, "yurthub's credentials")
 }
 
-// OtherForm returns an error if the node enrolled with the other form of yurthub than its
-// image has (pod: as a static pod).
+// OtherForm returns an error if the node enrolled with a form of yurthub other than the
+// image's. pod: the image's form is a static pod.
 func OtherForm(e *machine.Env, pod bool) error {
 	k, err := KubeletConfig(e)
 	if err != nil || LeadsToHub(k) == pod {
@@ -104,11 +103,11 @@ func OtherForm(e *machine.Env, pod bool) error {
 		"run `firstboot reset` on the machine, and join it again with a new token")
 }
 
-// ResetForName is the fix for a worker that is enrolled under another name; a control-plane
-// node cannot be reset.
+// ResetForName is the fix for a worker that is enrolled under another name.
+// A control-plane node cannot be reset.
 const ResetForName = "run `firstboot reset` on the machine to join under the new name, or restore the former nodeName"
 
-// SameName returns an error if name, the Site's, is not the node's name in cert.
+// SameName returns an error if the node's name in cert is not name, the one in the Site.
 func SameName(cert *x509.Certificate, name, fix string) error {
 	if is := NodeIn(cert); is != name {
 		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
@@ -116,8 +115,8 @@ func SameName(cert *x509.Certificate, name, fix string) error {
 	return nil
 }
 
-// NodeClient returns a client with the node's own certificate, for the endpoint and not for
-// yurthub.
+// NodeClient returns a client with the node's own certificate. It
+// connects to the endpoint, not to yurthub.
 func NodeClient(e *machine.Env) (*api.Client, error) {
 	k, err := Credentials(e)
 	if err != nil {

@@ -24,24 +24,24 @@ var (
 	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// Enrolled returns nil if the node has valid credentials of the cluster. It
-// only reads files, so it works offline. It parses them, since kubeadm and
-// kubelet do not sync what they write, and a power cut leaves empty files.
+// Enrolled returns nil if the node has valid credentials of the cluster. It works offline: it
+// only reads and parses files, which may be empty after a power cut, since kubeadm and kubelet
+// do not sync them.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
 	return err
 }
 
-// EnrolledOrEarly reports whether the node is enrolled, or would be with a clock that is not
-// behind.
+// EnrolledOrEarly reports whether the node is enrolled, or has a certificate that
+// is not valid yet by this machine's clock.
 func EnrolledOrEarly(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || errors.Is(err, ErrEarly)
 }
 
-// Enrolment returns the node's certificate, and the error of Enrolled; with errExpired and
-// ErrEarly it returns both. The files are read each time, since kubeadm and kubelet may change
-// them during a pass, but the same contents are parsed once.
+// Enrolment returns the node's certificate and the error of Enrolled; both with errExpired and
+// ErrEarly. It reads the files each time, since kubeadm and kubelet may change them during a
+// pass, but parses the same contents once.
 func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
@@ -84,11 +84,11 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// OutOfTime reports whether an error of Enrolled is about the certificate's dates only: the
-// machine is a node anyway.
+// OutOfTime reports whether an error of Enrolled only concerns the certificate's
+// dates: the machine still counts as a node.
 func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
-// errCut describes a file that a power cut has damaged.
+// errCut means that a power cut has damaged a file.
 var errCut = errors.New("it is empty or truncated, perhaps by a power failure")
 
 func leadsToServer(e *machine.Env, kubeconfig []byte) (*api.Kubeconfig, error) {
@@ -124,8 +124,8 @@ func isCA(b []byte) error {
 	return nil
 }
 
-// KubeletCert reads the client certificate of kubelet, or
-// that of yurthub if kubelet connects through it.
+// KubeletCert reads kubelet's client certificate, or yurthub's if
+// kubelet connects through yurthub.
 func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := Credentials(e)
 	if err != nil {
@@ -146,9 +146,8 @@ func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// identityFiles are the credentials and settings without which the node cannot return to the
-// cluster once the token is wiped. Other files are on the same file system, so that syncing
-// these syncs them too.
+// identityFiles returns the files without which the node cannot return to the cluster once the
+// token is wiped. Syncing them syncs their whole file system, and so the other files on it.
 func identityFiles(e *machine.Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, KubeadmFlags, ondisk.KubeCA, openyurt.Identity}, KubeletKeys(e)...)
 	for _, s := range CertStores() {
@@ -160,8 +159,8 @@ func identityFiles(e *machine.Env) []string {
 	})
 }
 
-// SyncCredentials syncs the node's credentials, so that after a power cut the machine is still
-// a node.
+// SyncCredentials syncs the node's credentials, so that the machine
+// is still a node after a power cut.
 func SyncCredentials(e *machine.Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)

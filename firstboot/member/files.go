@@ -11,35 +11,35 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// LeavingFile marks that the machine is leaving its cluster. The next run completes that,
-// since half of the credentials are useless.
+// LeavingFile marks that the machine is leaving its cluster. After an interruption the next run
+// completes that, since half of the credentials are useless.
 const LeavingFile = ondisk.StateDir + "/leaving"
 
-// ControlPlaneMark records the documents and the proxy that the control plane's pods and
-// kubelet's settings were made from, once they are on the disk.
+// ControlPlaneMark identifies the documents and the proxy from which the control plane's pods
+// and kubelet's settings were made. It is written after them.
 const ControlPlaneMark = ondisk.StateDir + "/control-plane"
 
 const (
-	// On /run, since the token must not be on a disk: while it is needed, it is read from the
-	// slot again after each start.
+	// hubBootstrapDir is on /run, since the token must not be on a disk. The token is read from the
+	// slot again after each boot, while it is needed.
 	hubBootstrapDir = ondisk.RunDir + "/yurthub"
 	// HubBootstrap is the kubeconfig with which yurthub requests its certificates.
 	HubBootstrap = hubBootstrapDir + "/bootstrap-hub.conf"
 )
 
-// Files that may hold the token are on /run, which loses it with the power.
+// Files that may hold the token are on /run, which is lost at a reboot.
 const (
 	DiscoveryFile = ondisk.RunDir + "/discovery.conf"
 	JoinFile      = ondisk.RunDir + "/join.yaml"
 	BootstrapRun  = ondisk.RunDir + "/bootstrap-kubelet.conf"
-	// BootstrapConf is where kubeadm writes the token for kubelet. It is made a link to /run
-	// beforehand, since deleted data stays in the free blocks of a disk.
+	// BootstrapConf is where kubeadm writes the token for kubelet. It is first made a link to /run,
+	// since deleted data stays readable in a disk's free blocks.
 	BootstrapConf = ondisk.KubernetesDir + "/bootstrap-kubelet.conf"
 	KubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
 	KubeletPKI    = "/var/lib/kubelet/pki"
 	ClientCert    = KubeletPKI + "/kubelet-client-current.pem"
 	// PendingKey is the key for which kubelet has requested a certificate. With it, the next
-	// attempt continues with the same CSR, which may be about to be approved.
+	// attempt continues the same CSR, which may soon be approved.
 	PendingKey = KubeletPKI + "/kubelet-client.key.tmp"
 )
 
@@ -66,26 +66,27 @@ func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
 	return out
 }
 
-// ReadyMark marks that the cluster has shown this node Ready once, which cannot be observed
-// offline.
+// ReadyMark marks that the cluster has reported this node as Ready once. It is
+// recorded, since it cannot be observed offline.
 const ReadyMark = ondisk.StateDir + "/ready"
 
-// TokenFiles may hold the token, or link to it.
+// TokenFiles lists files that may hold the token, or link to it.
 var TokenFiles = []string{DiscoveryFile, JoinFile, BootstrapRun, BootstrapConf, HubBootstrap}
 
-// ClusterFiles returns the files that belong to the cluster of this machine, except its
+// ClusterFiles returns this machine's files of its cluster, except the
 // credentials, which kubeadm and kubelet keep.
 func ClusterFiles(e *machine.Env) []string {
 	return slices.Concat(TokenFiles, ServingCerts(e), []string{JoinedFile, JoinedCluster})
 }
 
-// ResetFiles are further files that a reset removes.
+// ResetFiles lists further files that a reset removes.
 var ResetFiles = []string{ReadyMark, RecordFile, ProvenFile, ControlPlaneMark}
 
 // KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.
 var KubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
-// kubelet's serving certificate and key if its cluster has not set serverTLSBootstrap.
+// ServingCert and ServingKey are kubelet's serving certificate and key if its
+// cluster has not set serverTLSBootstrap.
 const (
 	ServingCert = KubeletPKI + "/kubelet.crt"
 	ServingKey  = KubeletPKI + "/kubelet.key"

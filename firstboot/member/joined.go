@@ -19,28 +19,28 @@ import (
 // JoinedFile holds a JoinedAs.
 const JoinedFile = ondisk.StateDir + "/joined.json"
 
-// JoinedAs records the machine and its Site at the join: facts that cannot be
-// observed later, and settings that kubeadm and kubelet use only when they join.
+// JoinedAs records the machine and its Site at the join: facts that cannot be found out later,
+// and settings that kubeadm and kubelet use only when they join.
 type JoinedAs struct {
 	Machine siteconf.Machine `json:"machine"`
-	// Was is the former name of a member that joins again: the join removes the credentials
-	// that had it.
+	// Was is the former name of a member that joins again. The join
+	// removes the credentials with that name.
 	Was    string          `json:"was,omitempty"`
 	Taints []configs.Taint `json:"taints,omitempty"`
 	// KubeletExtraArgs are the arguments that kubelet runs with now.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
-	// TryingArgs are the arguments that are being tried: kubelet may run with them, or may not
-	// start; nil if there are none.
+	// TryingArgs are arguments on trial: kubelet may run with them, or may
+	// fail to start; nil if there are none.
 	TryingArgs map[string]string `json:"tryingArgs,omitzero"`
 	CRISocket  string            `json:"criSocket"`
 	// Labels are the labels that first boot gave the Node, at the join or later.
 	Labels map[string]string `json:"labels,omitempty"`
-	// TokenForgotten: a token that is in the slot now is not the one of this join.
+	// TokenForgotten: the token of this join was forgotten, so one in the slot is a new one.
 	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
-// ReadJoinedAs reads JoinedFile; false if there is no valid one. Each Check and Run reads it
-// again, since other phases and `firstboot reset` write it.
+// ReadJoinedAs reads JoinedFile; ok is false if there is no valid one. Each Check and Run reads
+// it again, since other phases and `firstboot reset` change it.
 func ReadJoinedAs(e *machine.Env) (JoinedAs, bool) {
 	var j JoinedAs
 	b := e.Contents(JoinedFile)
@@ -58,8 +58,8 @@ func (j JoinedAs) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveJoin records the machine and its Site at a join. A machine that joins again keeps the
-// facts that its name was made from.
+// SaveJoin records the machine and its Site at a join. When it joins again, it
+// keeps the facts from which its name was made.
 func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
 	if e.Exists(JoinedCluster) { // it may join another cluster now
@@ -77,8 +77,8 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	}.Write(e)
 }
 
-// NoteSocketKept adds a note if kubelet still uses the container runtime of the join, not
-// the Site's.
+// NoteSocketKept adds a note if kubelet still uses the container runtime
+// of the join instead of the Site's.
 func NoteSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
 		e.Note("criSocket of the Site is not in effect: kubelet still uses %s, as at the join. To fix: join the node again (`firstboot reset`, and a new token), or restore the former criSocket", j.CRISocket)
@@ -95,9 +95,9 @@ func Union(a, b map[string]string) map[string]string {
 	return out
 }
 
-// RemarkTaints adds a note on taints that the Site has gained or lost since the join, as far
-// as the Node differs: a node may not change its taints. A taint that a person removed from
-// the Node is not reported.
+// RemarkTaints adds a note on taints that the Site has gained or lost since the join, which a
+// node may not change itself. It skips taints that the Node already has or that a person has
+// removed.
 func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
@@ -116,7 +116,7 @@ func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	}
 }
 
-// replaced reports whether taints has t, perhaps with another value.
+// replaced reports whether taints has t with the same or another value.
 func replaced(taints []configs.Taint, t configs.Taint) bool {
 	return slices.ContainsFunc(taints, func(o configs.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect })
 }
@@ -128,8 +128,8 @@ func taintWord(t configs.Taint) string {
 	return t.Key + "=" + t.Value + ":" + t.Effect
 }
 
-// LeftLabels returns the labels that first boot gave the Node and the Site no longer has,
-// except OpenYurt's, which a revert removes.
+// LeftLabels returns the Node's labels that first boot set and the Site does not have now.
+// OpenYurt's are omitted, since a revert removes them.
 func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	want := siteconf.KubeletLabels(site)
 	out := map[string]string{}
@@ -143,8 +143,8 @@ func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// SaveLabels records the labels that first boot has given the Node. It reads the file again,
-// since a reset may have changed it.
+// SaveLabels records the labels that first boot has set on the Node. It reads
+// JoinedFile again, since a reset may have changed it.
 func SaveLabels(e *machine.Env, site *configs.Site) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok {
@@ -154,7 +154,7 @@ func SaveLabels(e *machine.Env, site *configs.Site) error {
 	return j.Write(e)
 }
 
-// SaveForgotten records that the token of the join is forgotten.
+// SaveForgotten records that the token of the join was forgotten.
 func SaveForgotten(e *machine.Env) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok || j.TokenForgotten {

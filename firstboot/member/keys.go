@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ParseSigner parses a private key, PEM. No error quotes any of it.
+// ParseSigner parses a private key (PEM). Its errors do not quote the key.
 func ParseSigner(text []byte) (crypto.Signer, error) {
 	b, _ := pem.Decode(text)
 	if b == nil {
@@ -34,7 +34,8 @@ func ParseSigner(text []byte) (crypto.Signer, error) {
 
 func anyError[T any](key T, err error) (any, error) { return key, err }
 
-// KeysInPlace checks the cluster's keys on this machine, for when the slot no longer has them.
+// KeysInPlace checks the cluster's keys on this machine, which
+// are needed once the slot has none.
 func KeysInPlace(e *machine.Env, site *configs.Site) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {

@@ -10,23 +10,23 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Both systems of a machine use one /var/lib/kubelet. A kubelet of another
-// minor version changes the files there, and kubelet does not promise that
-// an earlier one can read them. So the files of the former version are kept
-// when a system of another one boots, and restored when the former system
-// does. The record of all this is one file, which is replaced atomically.
+// Both roots of a machine share /var/lib/kubelet. A kubelet of another minor version changes the
+// files there, and an earlier one may not be able to read them afterwards.
+// So the files of the former version are kept when a root with another version boots, and
+// restored when the former root boots. KubeletRecord holds all of this, and is replaced
+// atomically.
 
 const (
-	// KubeletRecord records which kubelet the files in /var/lib/kubelet are for. The first
-	// update to another minor version makes it.
+	// KubeletRecord records to which kubelet the files in /var/lib/kubelet belong. The first
+	// update to another minor version creates it.
 	KubeletRecord = ondisk.StateDir + "/kubelet.json"
-	// KubeletInstanceConfig has this node's own part of kubelet's settings.
+	// KubeletInstanceConfig holds kubelet's settings that are specific to this node.
 	KubeletInstanceConfig = "/var/lib/kubelet/instance-config.yaml"
 )
 
 const kubeletRecordVersion = 1
 
-// keptKubeletFiles are kubelet's settings and the state of its managers.
+// keptKubeletFiles lists kubelet's settings, and the state of its managers.
 var keptKubeletFiles = []string{
 	ondisk.KubeletConfig, KubeletInstanceConfig, KubeadmFlags,
 	"/var/lib/kubelet/cpu_manager_state", "/var/lib/kubelet/memory_manager_state", "/var/lib/kubelet/dra_manager_state",
@@ -37,27 +37,27 @@ var keptKubeletFiles = []string{
 // KubeletFiles is the contents of KubeletRecord.
 type KubeletFiles struct {
 	Version int `json:"version"`
-	// Minor is the minor version of Kubernetes that the files are for.
+	// Minor is the minor version of the kubelet to which the files belong.
 	Minor int `json:"minor"`
-	// ConfigMinor is the minor version of the kubeadm that wrote
-	// config.yaml; 0: files of Former may have been restored.
+	// ConfigMinor is the minor version of the kubeadm that wrote config.yaml; 0 if
+	// files of Former may have been restored.
 	ConfigMinor int `json:"configMinor"`
-	// Former has the files of the version before; nil: there was none.
+	// Former holds the files of the previous version; nil if there was none.
 	Former *FormerKubelet `json:"former,omitempty"`
 }
 
-// FormerKubelet has the files of a kubelet of another minor version.
+// FormerKubelet holds the files of a kubelet of another minor version.
 type FormerKubelet struct {
 	Minor       int               `json:"minor"`
 	ConfigMinor int               `json:"configMinor"`
-	Files       map[string][]byte `json:"files"` // a missing one did not exist
-	// KubeletExtraArgs and TryingArgs are those of JoinedAs, which are in the kept flags.
+	Files       map[string][]byte `json:"files"` // a file that is not listed did not exist
+	// KubeletExtraArgs and TryingArgs are the fields of JoinedAs that match the kept flags.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
 	TryingArgs       map[string]string `json:"tryingArgs,omitzero"`
 }
 
-// ReadKubeletFiles returns the record. Its Minor is 0 if there is none that this program
-// knows.
+// ReadKubeletFiles returns the record. Its Minor is 0 if there is no
+// record that this program can read.
 func ReadKubeletFiles(e *machine.Env) KubeletFiles {
 	var k KubeletFiles
 	if b := e.Contents(KubeletRecord); b != nil {
@@ -82,7 +82,7 @@ func (k KubeletFiles) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveKubelet records which kubelet's files these are, for a system that boots next.
+// SaveKubelet records the present kubelet's minor version, for the system that boots next.
 func SaveKubelet(e *machine.Env, minor int) error {
 	if ReadKubeletFiles(e).Minor == 0 {
 		return KubeletFiles{Minor: minor, ConfigMinor: minor}.Write(e)
@@ -90,23 +90,22 @@ func SaveKubelet(e *machine.Env, minor int) error {
 	return nil
 }
 
-// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's
-// kubelet, of a minor version of Kubernetes. It must be called before
-// kubelet starts. Without a record the files belong to this kubelet.
+// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet of the given
+// minor version. It must run before kubelet starts. Without a record, the files belong to this
+// kubelet.
 func TakeOverKubelet(e *machine.Env, minor int) error {
 	k := ReadKubeletFiles(e)
 	switch {
 	case minor == 0 || k.Minor == 0, k.Minor == minor && k.ConfigMinor == minor:
 		return nil
 	case k.Minor == minor:
-		// kubeadm replaces files in place, so a power cut leaves some of them empty.
+		// kubeadm replaces files in place, so a power cut may leave some of them empty.
 		if k.Former == nil || isKubeletConfig(e.Contents(ondisk.KubeletConfig)) == nil && isKubeadmFlags(e.Contents(KubeadmFlags)) == nil {
 			return nil
 		}
 		return k.Former.restore(e)
 	case k.Former != nil && k.Former.Minor == minor:
-		// If the power is cut here and the other system boots, its
-		// kubeadm writes the settings again.
+		// If the power is cut here and the other root boots, kubeadm there writes the settings again.
 		if err := (KubeletFiles{Minor: k.Minor, Former: k.Former}).Write(e); err != nil {
 			return err
 		}
@@ -123,14 +122,14 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 	return KubeletFiles{Minor: minor, ConfigMinor: k.ConfigMinor, Former: former}.Write(e)
 }
 
-// restorable reports whether a copy exists of a file of
-// kubelet that kubeadm may be rewriting.
+// restorable reports whether the record has a copy of a kubelet
+// file that kubeadm may be rewriting.
 func restorable(e *machine.Env, path string) bool {
 	k := ReadKubeletFiles(e)
 	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
 }
 
-// readFormerKubelet reads the present files, which the record describes.
+// readFormerKubelet reads the present files in /var/lib/kubelet, which belong to k.
 func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 	f := &FormerKubelet{Minor: k.Minor, ConfigMinor: k.ConfigMinor, Files: map[string][]byte{}}
 	for _, p := range keptKubeletFiles {
@@ -153,7 +152,7 @@ func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 func (f *FormerKubelet) restore(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("restoring the files of kubelet v1.%d: %w", f.Minor, err) }
 	if f.Files[ondisk.KubeletConfig] == nil {
-		return nil // the machine was no node then
+		return nil // the machine was not a node then
 	}
 	for _, p := range keptKubeletFiles {
 		b, ok := f.Files[p]

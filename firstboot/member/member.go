@@ -10,27 +10,27 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// For an untrusted stick, a machine that was a member of a cluster
-// stays one, even without credentials: joining again begins with
-// their removal, and may fail. Only a reset makes the machine blank.
+// For an untrusted stick, a machine that was ever a member of a cluster still is one, even
+// without credentials: a new join removes them first, and may fail. Only a reset ends this.
 
-// RecordFile records the membership. It is written before any other trace of it is removed.
+// RecordFile records the membership. It is written before any other
+// trace of the membership is removed.
 const RecordFile = ondisk.StateDir + "/member.json"
 
 // RecordVersion is the version of a Record that this program writes.
 const RecordVersion = 1
 
-// Record means that the machine was a member of a cluster, and names that cluster.
+// Record means that the machine is or was a member of a cluster. It identifies that cluster.
 type Record struct {
 	Version int `json:"version"`
-	// Node is the name in the certificate of the last enrolment, and CA are the pins of its
-	// CA. Both are empty once the machine has left that cluster for another one.
+	// Node is the name in the certificate of the last enrolment; CA holds the pins of its CA. Both
+	// are empty once the machine has left that cluster for another.
 	Node string   `json:"node,omitempty"`
 	CA   []string `json:"ca,omitempty"`
 }
 
-// ReadRecord reads the record. ok is also true for a record that is unreadable or of a later
-// release.
+// ReadRecord reads the record. ok is also true if the record is
+// unreadable or from a later release.
 func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	if !e.Exists(RecordFile) {
 		return r, false
@@ -41,13 +41,13 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	return r, true
 }
 
-// RecordToSave returns the record to write, nil if the present one is right.
+// RecordToSave returns the record to write; nil if the present one is correct.
 func RecordToSave(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
 	want := Record{Version: RecordVersion, Node: Name(e), CA: EnrolledPins(e)}
 	switch {
 	case e.Exists(LeavingFile):
-		// Remaining credentials of the former cluster do not count.
+		// Credentials that remain from the former cluster do not count.
 		if ok && have.Node == "" && len(have.CA) == 0 {
 			return nil
 		}
@@ -83,23 +83,22 @@ func (r Record) Write(e *machine.Env) error {
 	return nil
 }
 
-// HasJoined reports whether this machine is or was a member of a cluster, even if its
-// certificate has expired, its credentials are damaged or a new join has failed. So a wrong
-// clock, which others on the network can cause, does not make it count as blank.
+// HasJoined reports whether this machine is or was a member of a cluster, whatever the state of
+// its credentials. So an attacker on the network who changes its clock cannot make it count as a
+// new machine.
 func HasJoined(e *machine.Env) bool {
 	_, was := ReadRecord(e)
 	return was || Is(e) || e.Exists(ReadyMark)
 }
 
-// Node returns the name under which this machine is or was enrolled in a cluster, "" if
-// unknown.
+// Node returns the name with which this machine is or was enrolled in a cluster; "" if unknown.
 func Node(e *machine.Env) string {
 	r, _ := ReadRecord(e)
 	return cmp.Or(Name(e), r.Node)
 }
 
-// Pins returns the CA pins of the cluster that this machine is or was a member of, none if
-// unknown.
+// Pins returns the CA pins of the cluster of which this machine is
+// or was a member; none if unknown.
 func Pins(e *machine.Env) []string {
 	if Is(e) {
 		return EnrolledPins(e)

@@ -14,15 +14,16 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// EveryAPIServerIsNamed reports whether the certificate of every API server has the endpoint's
-// name. kubelet drops tls-server-name when it writes its kubeconfig, so only then may it join
-// through the endpoint. An API server that does not answer may lack the name.
+// EveryAPIServerIsNamed reports whether every API server's certificate has the endpoint's
+// name; one that does not answer counts as without.
+// Only then may kubelet join through the endpoint, since it drops
+// tls-server-name when it writes its kubeconfig.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// AskNames asks all API servers at once whether their certificate has one of names. The errors
-// are in the order of masters.
+// AskNames checks in parallel whether each API server's certificate has one of
+// names. The errors are in the order of masters.
 func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -35,8 +36,8 @@ func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	return errs
 }
 
-// Names caches which names the certificates of the API servers have. Each name is asked for
-// once: an API server may show another certificate for another name.
+// Names caches which names the API servers' certificates have. Each name is checked with its own
+// connection, since an API server may show another certificate for it.
 type Names struct {
 	endpoint string
 	masters  []string
@@ -56,8 +57,8 @@ func (c *Names) ask(ctx context.Context, e *machine.Env, name string) []error {
 	return c.answers[name]
 }
 
-// named counts the API servers whose certificate has name. The error joins those of the
-// others.
+// named counts the API servers whose certificate has name. The
+// error joins the errors of all others.
 func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
@@ -69,14 +70,13 @@ func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, er
 	return n, errors.Join(errs...)
 }
 
-// Shared returns kubelet's tls-server-name for the endpoint: "", which means the endpoint's
-// own name, if the certificates have that; otherwise the name that kubeadm puts into all of
-// them, and that the yurthubs of other nodes have too. If neither is in all certificates, it
-// is the more frequent one.
+// Shared returns kubelet's tls-server-name for the endpoint. It is "", the endpoint's own name,
+// if all certificates have that; otherwise the name that kubeadm puts into all certificates.
+// If neither is in all certificates, Shared returns the more frequent one.
 func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
-		return "", nil // no other name can be in more of them
+		return "", nil // no other name can be in more certificates
 	}
 	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	switch {
@@ -86,15 +86,15 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 		return api.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have a name
+	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have one of the names
 		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("reading the names in the API servers' certificates: %w", sharedErr)
 }
 
-// Fit reports whether kubelet may keep name: it is in the certificates of all API servers that
-// answer, or no other name is in more of them. api.SharedName is given up once all API servers
-// have the endpoint's name.
+// Fit reports whether kubelet may keep name: all API servers that answer have it, or no other
+// name is more frequent. api.SharedName does not fit once all API servers have the endpoint's
+// name.
 func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
@@ -113,8 +113,8 @@ func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	return true
 }
 
-// Away counts the API servers that answer with a certificate of the CA, whatever its names,
-// and those that do not.
+// Away counts the API servers that answer with a certificate of the CA,
+// with any name, and those that do not.
 func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {

@@ -16,7 +16,7 @@ import (
 // errUnread means that the Node could not be read.
 var errUnread = errors.New("its Node cannot be read")
 
-// ReadNode reads a Node from the API server in kubelet.conf, not through yurthub.
+// ReadNode reads a Node directly from an API server, not through yurthub.
 func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -31,7 +31,7 @@ func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, erro
 	return n, nil
 }
 
-// ReadyNow returns an error unless the Node is Ready by the report of the running kubelet.
+// ReadyNow returns an error unless the running kubelet has reported the Node as Ready.
 func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if ready, why := n.Ready(); !ready {
 		return fmt.Errorf("node %s is not Ready: %s", n.Metadata.Name, why)
@@ -39,7 +39,7 @@ func ReadyNow(ctx context.Context, e *machine.Env, n *api.Node) error {
 	return Reported(ctx, e, n)
 }
 
-// OwnNode reads this machine's Node, and returns the client that it used.
+// OwnNode reads this machine's Node. It also returns the client that it used.
 func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *api.Node, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -55,8 +55,8 @@ func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *ap
 // ErrNoNode means that the API server has no Node of that name.
 var ErrNoNode = errors.New("the cluster has no Node")
 
-// Reported returns an error unless kubelet runs and has reported to the cluster since it was
-// started: until then the Node shows its former status, for most of a minute.
+// Reported returns an error unless kubelet is running and has reported to the cluster since its
+// start. Until then, most of a minute, the Node shows its former status.
 func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
@@ -65,7 +65,7 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if err != nil {
 		return err
 	}
-	// A report of this boot may be dated by a clock that was set since.
+	// A report of this boot may carry the time of a clock that was set since.
 	earliest := since.Now
 	if id := machine.BootID(e); id != "" && n.Status.NodeInfo.BootID == id {
 		earliest = since.Earlier()
@@ -77,23 +77,22 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	return nil
 }
 
-// kubelet registers its Node once after it starts. A Node that is deleted later stays away
-// until kubelet starts again.
+// kubelet registers its Node once after its start. A Node that is deleted later
+// stays missing until kubelet starts again.
 const (
-	// registerTime is the time that kubelet needs to register while the API server answers:
-	// the pauses between its attempts grow to 7 s.
+	// registerTime is the time that kubelet needs to register with an API server that
+	// answers: its pauses between attempts grow to 7 s.
 	registerTime = 20 * time.Second
-	// registerAgain is the least time between two restarts of kubelet for its registration:
-	// something else may prevent that, for example a webhook.
+	// registerAgain is the minimum time between two restarts of kubelet for its
+	// registration, which e.g. a webhook may prevent.
 	registerAgain = 10 * time.Minute
 )
 
-// Absence measures how long the cluster has had no Node of this machine.
+// Absence measures how long this machine's Node has been missing in the cluster.
 type Absence struct{ since time.Time }
 
-// End restarts kubelet once the Node has been missing for registerTime. It does not if the API
-// servers may be of another cluster than the machine joined: kubelet would register there, and
-// stop its pods.
+// End restarts kubelet once the Node has been missing for registerTime, but not if the API
+// servers may belong to another cluster: kubelet would register there, and stop its pods.
 func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {

@@ -17,15 +17,16 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster may be re-created with its former keys. The certificates of its API
-// servers do not show that, and a kubelet that connects to it stops its pods, since
-// the new cluster has none for it. So a node that is Ready records UIDs that only
-// its own cluster has, and ipvscare (package ipvs) sends no traffic to any other.
+// A cluster may be recreated with its former keys, which the certificates of its API servers do
+// not show. A kubelet that connects to it would stop its pods, since the new cluster has none
+// for it.
+// So a Ready node records UIDs that only its own cluster has, and ipvscare (package
+// ipvs) sends traffic to no other cluster.
 
-// JoinedCluster is the file of that record.
+// JoinedCluster is the file with these UIDs.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
-// ReadJoinedCluster returns the record, nil if there is no usable one.
+// ReadJoinedCluster returns the record; nil if there is no usable one.
 func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
 	if json.Unmarshal(e.Contents(JoinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
@@ -34,9 +35,9 @@ func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	return j
 }
 
-// ClusterNow identifies the cluster that this node is Ready in by the UIDs of cluster-info, of
-// the Node and, if the node may read it, of the API servers' Service. It is nil if
-// cluster-info cannot be read.
+// ClusterNow identifies the cluster in which this node is Ready by the UIDs of cluster-info, of
+// the Node and, if readable, of the API servers' Service. It returns nil if cluster-info cannot
+// be read.
 func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -56,13 +57,11 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToSave returns the record that must replace the present
-// one, nil if that is correct or there is no better one.
-//
-// A person may publish cluster-info again, and later delete the Node:
-// nothing in a record that is never updated would match then. So new values
-// are accepted from an API server that still shows one of the recorded UIDs.
-// If a server shows none of them, the error is ErrOtherCluster.
+// ClusterToSave returns the record that must replace the present one; nil if that one is correct
+// or there is no better one. If a server shows no recorded UID, the error is ErrOtherCluster.
+// The record must follow changes: if cluster-info is published again and the Node deleted later,
+// no old UID would match. New UIDs are accepted from an API server that shows at least one
+// recorded UID.
 func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server
@@ -78,12 +77,12 @@ func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *a
 	case *noted == *now:
 		return nil, nil
 	}
-	// The answers through the endpoint may be from two API servers.
+	// Two requests through the endpoint may be answered by two different API servers.
 	return clusterShown(ctx, e, site, noted)
 }
 
-// clusterShown returns the cluster of an API server that shows cluster-info, the Node and at
-// least one recorded UID; nil if that equals the record, or no API server shows both.
+// clusterShown returns the UIDs from an API server that shows cluster-info, the Node and at
+// least one recorded UID; nil if they equal the record, or no API server does.
 func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
 	masters := MastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
@@ -125,33 +124,33 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return nil, nil
 }
 
-// showTimeout bounds the check of API servers. Each check takes three
-// connections, each of which takes a second or more by satellite.
+// showTimeout bounds the check of the API servers. It takes three connections, and
+// each may take a second or more by satellite.
 const showTimeout = 20 * time.Second
 
-// ErrOtherCluster means that an API server is of another cluster than the node joined.
+// ErrOtherCluster means that an API server belongs to a cluster other
+// than the one that the node joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// errCertRefused means that an API server's cluster-info is not the recorded one, and
-// that the server rejects the node's certificate, so nothing else can be compared.
+// errCertRefused means that an API server's cluster-info differs from the recorded one, and that
+// the server rejects the node's certificate, so no other UID can be compared.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
-// CannotShow reports whether unclear, from CheckRecreated, is
-// permanent: the node's certificate has expired or is not valid
-// yet, so API servers reject it and cannot prove their cluster.
+// CannotShow reports whether unclear, from CheckRecreated, is permanent: the node's certificate
+// is expired or not valid yet, so API servers reject it and cannot prove their cluster.
 func CannotShow(e *machine.Env, unclear error) bool {
 	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
 }
 
-// Recreated reports whether the API servers that answer are of another cluster than the node
-// joined, with the same keys.
+// Recreated reports whether the API servers that answer belong to a
+// recreated cluster with the same keys.
 func Recreated(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	again, _ := CheckRecreated(ctx, e, site)
 	return again
 }
 
-// CheckRecreated is Recreated, with the reason (unclear) why API servers could not prove
-// their cluster, e.g. that their certificates are not valid yet by this machine's clock.
+// CheckRecreated is Recreated. unclear is the reason why API servers could not prove their
+// cluster, e.g. certificates that are not valid yet by this machine's clock.
 func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
 	if noted == nil || !Is(e) {
@@ -174,7 +173,7 @@ func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (ag
 	return false, err
 }
 
-// askEach calls ask for all masters at once; the errors are in the order of masters.
+// askEach calls ask for all masters in parallel; the errors are in the order of masters.
 func askEach(ctx context.Context, masters []string, ask func(ctx context.Context, i int) error) []error {
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
@@ -187,8 +186,8 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 	return errs
 }
 
-// directClient returns a client for one API server, not the endpoint, with the node's
-// certificate.
+// directClient returns a client with the node's certificate for one
+// API server instead of the endpoint.
 func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
 	name, err := api.ServerName(ctx, e.Dial, e.Now, master, EnrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
@@ -202,7 +201,7 @@ func directClient(ctx context.Context, e *machine.Env, site *configs.Site, maste
 	return c, nil
 }
 
-// showsCluster asks one API server for cluster-info, the Node and the API servers' Service.
+// showsCluster reads cluster-info, the Node and the API servers' Service from one API server.
 // One recorded UID is enough, as it is for ipvscare.
 func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	c, err := directClient(ctx, e, site, master)
@@ -235,7 +234,7 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return cmp.Or(noInfo, ErrOtherCluster)
 }
 
-// RecreatedNote is the note for a node whose API servers are of another cluster.
+// RecreatedNote is the note for a node whose API servers belong to another cluster.
 func RecreatedNote(e *machine.Env) string {
 	noted := ReadJoinedCluster(e)
 	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as unreachable. To fix: restore the former cluster; or, to join the new one, which stops the node's pods, put a token of it into site.yaml, in the slot or on a stick",

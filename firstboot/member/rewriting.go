@@ -5,8 +5,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Rewriting adds to a fix, which rewrites this machine's
-// disk, a warning about the data that is lost.
+// Rewriting adds a warning about the data on the disk to a fix
+// that overwrites this machine's disk.
 func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):
