@@ -14,11 +14,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// changeable is this machine as a worker node that can be converted or reverted in place.
+// changeable describes this machine, a worker node that can be converted or reverted in place.
 type changeable struct {
 	node   string
 	image  ondisk.ImageInfo
-	active *site.Active // nil if there is none
+	active *site.Active // nil if the machine has no Site
 }
 
 func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
@@ -55,9 +55,8 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	return name, nil
 }
 
-// isHubNode reports whether this is a complete OpenYurt node: kubelet is
-// redirected to yurthub, and the Node has all labels. It is false after
-// an interrupted convert, which the next convert continues.
+// isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to yurthub,
+// and the Node has all labels. It is false after an interrupted convert.
 func isHubNode(e *machine.Env, n *api.Node) bool {
 	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

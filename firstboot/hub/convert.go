@@ -17,36 +17,36 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Paths of yurthub's unit: on a converted node, and in an image.
+// UnitFile is the path of yurthub's unit on a converted node; BakedUnit is its path in an image.
 const (
 	UnitFile  = "/etc/systemd/system/" + openyurt.Unit
 	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 )
 
-// Recorded lists the files and units that convert, revert and reset change.
+// Recorded lists the files and units that convert, revert and reset record.
 var Recorded = run.Recorded{
 	Files: []string{member.KubeadmFlags, EnvFile, openyurt.KubeletConf, UnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
 }
 
-// ConvertOptions configure the OpenYurt node that a native one becomes.
+// ConvertOptions configure the OpenYurt node that a native node becomes.
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the URLs of the API servers for yurthub, first the one that never
-	// changes; empty: kubelet's present server, and the Site's API servers.
+	// Servers are the URLs of the API servers for yurthub; the first must never change. If empty:
+	// kubelet's present server, and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
 	OpenPort  bool
-	// LocalClients are users that may use yurthub, as yurthub.localClients of a Site.
+	// LocalClients are the user IDs that may use yurthub, like yurthub.localClients of a Site.
 	LocalClients []int
 	Extra        []string
 }
 
-// Convert makes a running native node an OpenYurt node, and keeps its pods. Every step is
-// checked; if one fails, those before it are undone. If it was killed, running it again
-// continues it, and Revert undoes it.
+// Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step
+// fails, all steps are undone. An interrupted convert is continued by running it again, and
+// undone by Revert.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
@@ -79,8 +79,9 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready. If an interrupted convert has already
-// redirected kubelet, kubelet may not have reported yet; the remaining steps wait for that.
+// convertible rejects a node that is not Ready. An interrupted convert may have redirected
+// kubelet, which then may not have reported yet: it is accepted, since later steps wait for
+// that.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {
@@ -90,7 +91,7 @@ func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 		"see `journalctl -u kubelet -u containerd` on the machine, and convert it once it is Ready")
 }
 
-// poolAccepts returns an error if the Node cannot get into the pool.
+// poolAccepts returns an error if the Node cannot be put into the pool.
 func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error {
 	if err := poolFits(ctx, e, h); err != nil {
 		return err
@@ -102,8 +103,8 @@ func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error 
 	return nil
 }
 
-// alreadyHub returns the error for a node that is an OpenYurt node already. It is not changed:
-// a change that failed could only be undone by making the node native.
+// alreadyHub returns the error for a node that already is an OpenYurt node. Its settings are not
+// changed, since undoing a failed change would make the node native.
 func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
@@ -137,12 +138,12 @@ func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.A
 type conversion struct {
 	hub          hub
 	image        ondisk.ImageInfo
-	labels       map[string]string // the Node's new ones
-	labelsBefore map[string]any    // OpenYurt's that the Node had
+	labels       map[string]string // the Node's new OpenYurt labels
+	labelsBefore map[string]any    // the OpenYurt labels that the Node had
 }
 
-// steps returns the steps in order: nothing that kubelet depends on is changed before yurthub
-// serves, and the labels come last, since the cluster acts on them.
+// steps returns the steps in order: kubelet's settings change only once yurthub serves, and the
+// labels come last, since the cluster acts on them.
 func (c *conversion) steps() []run.Phase {
 	turn := RedirectPhase(c.image.Kubernetes, c.labels)
 	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
@@ -197,8 +198,8 @@ func (c *conversion) yurthub() run.Phase {
 			}
 			return serveHub(ctx, e, c.hub)
 		},
-		// An interrupted convert may have redirected kubelet before this one began: without
-		// yurthub it would be cut off.
+		// An interrupted convert may have redirected kubelet already.
+		// Without yurthub it would be cut off.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Redirected(e) || e.Exists(kubeadm.KubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
@@ -224,7 +225,7 @@ func (c *conversion) label() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if c.labelsBefore == nil {
-				return nil // not read, so not changed
+				return nil // they were not read, so not changed
 			}
 			return member.PatchLabels(ctx, e, c.hub.Node, c.labelsBefore)
 		},

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubForConvert returns the yurthub that a convert sets up on this node.
+// hubForConvert returns the configuration of the yurthub that a convert sets up on this node.
 func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
@@ -52,8 +52,8 @@ func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *sit
 	}}, nil
 }
 
-// canRunHub checks that the machine has what yurthub needs, and returns the version of its
-// program.
+// canRunHub checks that the machine has what yurthub needs. It returns
+// the version of yurthub's program.
 func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version string, err error) {
 	if o.NodePool == "" {
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
@@ -83,8 +83,8 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	return version, portsClosable(ctx, e)
 }
 
-// serversFor returns the servers in o; if there are none, kubelet's present server and the
-// Site's API servers.
+// serversFor returns the servers in o. If o has none: kubelet's present
+// server and the Site's API servers.
 func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string, error) {
 	server, _, err := member.KubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
@@ -99,8 +99,8 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 	return servers, nil
 }
 
-// addressTowards returns this node's address. The source address is the last choice:
-// that of a connection to the machine's own VIP may be any of its addresses.
+// addressTowards returns this node's address. The source address towards server is the last
+// choice: towards the machine's own VIP, it may be any of the machine's addresses.
 func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -119,8 +119,8 @@ func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server str
 	return ip.String(), nil
 }
 
-// hasDummy reports whether the kernel has dummy interfaces. It loads the module, as it may be
-// missing on a node that edgebake did not build.
+// hasDummy reports whether the kernel has dummy interfaces. It loads the module first, which may
+// not be loaded on a node that edgebake did not build.
 func hasDummy(ctx context.Context, e *machine.Env) bool {
 	const module = "/sys/module/dummy"
 	if !e.Exists(module) {
@@ -131,7 +131,7 @@ func hasDummy(ctx context.Context, e *machine.Env) bool {
 	return e.Exists(module)
 }
 
-// internalIP returns the address by which the cluster knows the node, "" if there is none.
+// internalIP returns the node's InternalIP in the cluster; "" if there is none.
 func internalIP(n *api.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
@@ -141,8 +141,8 @@ func internalIP(n *api.Node) string {
 	return ""
 }
 
-// hubProgram asks yurthub's program for its release, e.g. v1.7; "" if it was built by hand,
-// without one.
+// hubProgram runs yurthub's program to get its release, e.g. v1.7;
+// "" if it was built without one.
 func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
@@ -155,7 +155,7 @@ func hubProgram(ctx context.Context, e *machine.Env) (release string, err error)
 	return openyurt.Reported(out.String()), nil
 }
 
-// CheckServers reports all servers that are not URLs that yurthub accepts.
+// CheckServers returns an error for each server whose URL yurthub does not accept.
 func CheckServers(servers []string) error {
 	var errs []error
 	for _, s := range servers {
@@ -166,8 +166,8 @@ func CheckServers(servers []string) error {
 	return errors.Join(errs...)
 }
 
-// certHasOwnName checks that a server's certificate has the host in its URL, since yurthub has
-// no tls-server-name.
+// certHasOwnName checks that a server's certificate has the host name in its URL, since
+// yurthub does not support a tls-server-name.
 func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byte) error {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -179,8 +179,8 @@ func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byt
 	return err
 }
 
-// usableServers returns the servers that yurthub can verify. One that does not answer now
-// stays, if another one answers.
+// usableServers returns the servers whose certificates yurthub can verify. A server that
+// does not answer now stays if another one answers.
 func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error

@@ -2,7 +2,7 @@
 // pod. It redirects kubelet to yurthub, closes its ports to others, and converts a running
 // node to OpenYurt and back.
 //
-// Package openyurt describes what a release of yurthub needs; this
-// package installs that on a machine. convert.go and revert.go have
-// the steps of Convert and Revert; ports.go has the rules for ports.
+// Package openyurt describes the needs of each yurthub release; this package installs them.
+// convert.go and revert.go have the steps of Convert and Revert; ports.go has the rules for
+// ports.
 package hub

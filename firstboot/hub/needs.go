@@ -18,10 +18,10 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub silently waits for objects and rights that the cluster lacks.
-// First boot looks for them, and reports those that are missing.
+// yurthub waits silently if objects or rights are missing in the cluster. First boot
+// looks for them, and reports what is missing.
 
-// csrList has the fields of certificate requests that are used here.
+// csrList has the used fields of a list of CertificateSigningRequests.
 type csrList struct {
 	Metadata struct {
 		Continue string `json:"continue"`
@@ -47,11 +47,11 @@ type csr struct {
 	} `json:"status"`
 }
 
-// maxCSRPages bounds a list: a yurthub that is not approved sends a request every four
-// minutes, and the cluster keeps it for a day.
+// maxCSRPages bounds a list: an unapproved yurthub sends a request every four
+// minutes, and the cluster keeps each for a day.
 const maxCSRPages = 50
 
-// listCSRs lists the requests to a signer.
+// listCSRs lists the certificate requests to a signer.
 func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) {
 	path := "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=200&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
 	var all []csr
@@ -70,14 +70,14 @@ func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) 
 	return all, nil
 }
 
-// nodePool has the field of a NodePool that is used here.
+// nodePool has the used field of a NodePool.
 type nodePool struct {
 	Spec struct {
 		Type string `json:"type"` // Edge or Cloud
 	} `json:"spec"`
 }
 
-// poolOf returns h's need of a NodePool, with its resource and the fix if it is missing.
+// poolOf returns h's need for a NodePool: its resource, and the fix if it is missing.
 func poolOf(h hub) openyurt.Need {
 	for _, n := range h.Needs() {
 		if n.Kind == openyurt.NeedPool {
@@ -87,8 +87,8 @@ func poolOf(h hub) openyurt.Need {
 	return openyurt.Need{}
 }
 
-// poolFits checks, with the node's own rights, whether the node can be in its pool. It returns
-// nil if that is unknown.
+// poolFits checks with the node's own rights whether the node can be in its
+// pool. It returns nil if that is unknown.
 func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := member.NodeClient(e)
 	if err != nil {
@@ -110,19 +110,19 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	case what == "":
 	case h.Cloud:
 		return run.NeedsPerson(fmt.Errorf("NodePool %s %s", h.Pool, what), fix)
-	default: // it works anyway
+	default: // the node works anyway
 		e.Note("NodePool %s %s: %s", h.Pool, what, fix)
 	}
 	return nil
 }
 
-// missingForHub checks, with the node's own rights, what yurthub needs in the cluster. It
-// returns what is missing; nil if nothing is known to be.
+// missingForHub checks with the node's own rights whether the cluster has what yurthub needs. It
+// returns an error for what is missing; nil if nothing is known to be missing.
 func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if h.IsPod() && member.Enrolled(e) != nil {
-		return missingIdentity(ctx, e, h) // there is no certificate for the other requests
+		return missingIdentity(ctx, e, h) // without a certificate, the other requests are impossible
 	}
 	c, err := member.NodeClient(e)
 	if err != nil {
@@ -150,7 +150,7 @@ func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 var errNobodyAnswers = errors.New("no API server answers the node")
 
 // missingApproval returns an error if yurthub's request for its server certificate is not
-// approved. kubelet may send such a request too, with the machine's name.
+// approved. A request of kubelet's, with the machine's name, does not count.
 func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ServerSigner)
 	switch {
@@ -164,11 +164,11 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	return nil
 }
 
-// missingRight returns an error if err, the API server's answer to a
-// list, shows that the node lacks a right, or the cluster a CRD.
+// missingRight returns an error if err, the answer to a list request, shows that the
+// node lacks a right or the cluster lacks a CRD.
 func missingRight(n openyurt.Need, err error, namespace string) error {
 	code, kind := api.Code(err), n.Resource.Kind
-	if n.Resource.Version == "" { // Kubernetes' own kind, which always exists
+	if n.Resource.Version == "" { // a built-in kind, which always exists
 		if code == 403 {
 			return run.Advise(fmt.Errorf("nodes may not list %ss in %s, which yurthub needs", kind, namespace), n.Fix)
 		}
@@ -186,8 +186,8 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 	return nil
 }
 
-// judgeCSRs returns an error if yurthub's last request for a certificate of this kind is not
-// approved. After a denial, yurthub soon sends another.
+// judgeCSRs returns an error if yurthub's latest request for a certificate of this kind is not
+// approved. After a denial, yurthub soon sends another request.
 func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	var newest, denied csr
 	for _, r := range csrs {
@@ -224,7 +224,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 		"find out what denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
-// requestOf returns the certificate request in r; an empty one if there is none.
+// requestOf returns the certificate request in r; an empty one if r has no valid request.
 func requestOf(r csr) *x509.CertificateRequest {
 	if block, _ := pem.Decode(r.Spec.Request); block != nil {
 		if req, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
@@ -234,7 +234,7 @@ func requestOf(r csr) *x509.CertificateRequest {
 	return &x509.CertificateRequest{}
 }
 
-// state returns the last decision with its message, or "pending".
+// state returns the latest decision with its message; "pending" if there is none.
 func (r csr) state() (state, why string) {
 	state = "pending"
 	for _, cond := range r.Status.Conditions {

@@ -20,12 +20,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// In the form staticPod, yurthub has its own identity, which it gets
-// with the bootstrap token. kubelet has none: it connects through
-// yurthub from its first start, and is not redirected later.
+// As a static pod (form staticPod), yurthub gets its own identity with the bootstrap token.
+// kubelet has none: it connects through yurthub from its first start, and is never redirected.
 
-// PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub, its only way to the
-// cluster.
+// PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub.
+// kubelet reaches the cluster only through it.
 func PodJoinPhase(active *site.Active) run.Phase {
 	labels := openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)
 	return run.Phase{
@@ -40,7 +39,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 				}
 				flags := e.Contents(member.KubeadmFlags)
 				if e.Exists(kubeadm.KubeletRestart) || string(registering(flags, labels)) != string(flags) {
-					return run.Todo, nil // the Site names another pool now
+					return run.Todo, nil // the pool in the Site has changed
 				}
 				return run.Done, nil
 			}
@@ -68,7 +67,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 	}
 }
 
-// podJoined reports whether kubeadm's part is done, and yurthub can request its identity.
+// podJoined reports whether kubeadm's part is done and yurthub can request its identity.
 func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.Exists(p) {
@@ -77,10 +76,10 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 	}
 	conf, err := e.Read(member.HubBootstrap)
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
-		return false, nil // of another boot, or with another token
+		return false, nil // it is from another boot, or has another token
 	}
 	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
-		return false, nil // the Site has another name for it now
+		return false, nil // the Site's name for this machine has changed
 	}
 	if !openyurt.IsRedirected(string(e.Contents(member.KubeadmFlags))) {
 		return false, nil
@@ -135,7 +134,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	}{
 		{member.HubBootstrap, boot},
 		{openyurt.KubeletConf, []byte(openyurt.Kubeconfig)},
-		// kubeadm waits for this file of kubelet's.
+		// kubeadm waits until this file of kubelet's exists.
 		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
 		{openyurt.Manifest, h.PodManifest()},
 	} {
@@ -150,9 +149,8 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	s.KubeletExtraArgs = openyurt.JoinedArgs(s.KubeletExtraArgs, gate)
 	err = kubeadm.Join(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
-		// This is kubeadm's last step. It goes through yurthub, for which kubeadm waits a
-		// minute, but approving yurthub's requests may take longer. The next phase reports
-		// what is missing.
+		// This is kubeadm's last step. It goes through yurthub, and kubeadm waits only a minute, but
+		// approving yurthub's requests may take longer. The next phase reports what is missing.
 		if done, perr := podJoined(ctx, e, active); done && perr == nil {
 			e.Log.Info("kubeadm joined, but could not annotate the Node, which a later phase does", "error", err)
 			return nil
@@ -161,12 +159,12 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	return err
 }
 
-// SocketAnnotation is where kubeadm before 1.34 reads the socket of a node's container runtime
-// when it upgrades the node.
+// SocketAnnotation is the annotation from which kubeadm before 1.34 reads the socket of a
+// node's container runtime during an upgrade.
 const SocketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
-// NodeMissing returns why OpenYurt keeps the Node of a Site out of the cluster; nil if
-// unknown.
+// NodeMissing returns the reason why OpenYurt does not let the Node of a
+// Site into the cluster; nil if unknown.
 func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
@@ -175,7 +173,7 @@ func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error
 	return poolFits(ctx, e, h)
 }
 
-// AnnotateSocket sets the annotation that kubeadm could not set at the end of its join.
+// AnnotateSocket sets SocketAnnotation if kubeadm could not do so at the end of its join.
 func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -190,8 +188,8 @@ func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) er
 	return nil
 }
 
-// hubServer returns the server for yurthub.conf, where it never
-// changes: the first that answers and that yurthub can verify.
+// hubServer returns the server for yurthub.conf, which never changes there: the first one that
+// answers and whose certificate yurthub can verify.
 func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
@@ -205,15 +203,15 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
-// UndoPodJoin removes the files of podJoin and of the programs that it started.
+// UndoPodJoin removes the files made by podJoin and by the programs that it started.
 func UndoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
 	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err
 	}
 	if ran {
-		// kubelet leaves its pods running when it stops, and keeps those that it finds:
-		// yurthub would continue with its former configuration.
+		// kubelet does not stop pods when it stops, and keeps running pods when it starts: yurthub
+		// would continue with its former configuration.
 		if err := removeHubPod(ctx, e, socket); err != nil {
 			return err
 		}
@@ -238,7 +236,7 @@ func removeHubPod(ctx context.Context, e *machine.Env, socket string) error {
 	return nil
 }
 
-// missingIdentity checks, with the bootstrap token, the state of yurthub's first request.
+// missingIdentity checks with the bootstrap token the state of yurthub's first request.
 func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := e.ClientAt(member.HubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
@@ -266,8 +264,8 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	return run.Advise(errors.New("yurthub has not requested its client certificate yet"), h.Logs())
 }
 
-// makeManifests makes kubelet's directory of static pods if it is missing, for root alone as
-// kubeadm does.
+// makeManifests creates kubelet's directory of static pods if it is missing.
+// Only root can read it, as with kubeadm.
 func makeManifests(e *machine.Env) error {
 	if e.Exists(ondisk.ManifestsDir) {
 		return nil

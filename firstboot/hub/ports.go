@@ -16,17 +16,16 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub authenticates no client and acts with the node's rights: on its proxy's
-// ports, which pods reach at PodAddress and other nodes at any address of the node
-// that they have a route to, and on the pool's port, which is for other nodes of the
-// pool. A fourth port serves health and profiles, and accepts tokens. So the kernel
-// accepts packets from root and from the node's pods, and drops the rest.
+// yurthub authenticates no client and acts with the node's rights. Pods reach its proxy's ports
+// at PodAddress, other nodes at any address of the node that they can route to. The pool's port
+// is for other nodes of the pool. A fourth port serves health and profiles, and accepts tokens.
+// So the kernel accepts packets only from root and from the node's pods.
 //
-// kubelet connects to the proxy without TLS, as root. While yurthub is down, another user's
-// process could listen on these ports, so whatever it sends from them is dropped. The
-// answer to a connection request must be root's: a listener with a full queue answers with SYN
-// cookies, and those packets have no user. A connection that was established anyway could also
-// send data without a user, by closing its socket at once.
+// kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's
+// process could listen on these ports, so all packets that it sends from them are dropped.
+// Answers to connection requests are accepted only from root's sockets: the SYN cookies of a
+// listener with a full queue have no user. Without this rule a connection could be established,
+// and send data without a user by closing its socket at once.
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"
@@ -37,8 +36,8 @@ const (
 	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// PortRules returns the nftables rules, for IPv4 and IPv6. Loading them replaces the tables
-// atomically, so that the ports are never open.
+// PortRules returns the nftables rules for IPv4 and IPv6. Loading them replaces the
+// tables atomically, so the ports are never open.
 //
 //   - Packets of this node's own processes have the user who opened the socket. Those of pods,
 //     forwarded ones and the kernel's resets have none, and match no rule in output.
@@ -95,7 +94,7 @@ table bridge TABLE {
 `))
 }
 
-// Ports configures the rules for yurthub's ports.
+// Ports holds the settings of the rules for yurthub's ports.
 type Ports struct {
 	Open    bool  // the pool's port is open to other nodes of the pool
 	Clients []int // users of this node, in addition to root
@@ -145,8 +144,8 @@ WantedBy=timers.target
 	return files
 }
 
-// closePorts loads the rules, and installs what keeps them in the kernel. yurthub does not
-// start without them, now or at later boots.
+// closePorts loads the rules, and installs the units that keep them in the kernel. yurthub does
+// not start without the rules, now or at later boots.
 func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	files := portFiles(p)
 	wrote := false
@@ -182,7 +181,7 @@ func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) erro
 	return closePorts(ctx, e, Ports{Open: site.Yurthub.OpenPort, Clients: site.Yurthub.LocalClients, pod: true})
 }
 
-// portsClosed reports whether the rules are in the kernel.
+// portsClosed reports whether the kernel has the rules.
 func portsClosed(ctx context.Context, e *machine.Env) bool {
 	for _, family := range []string{"inet", "bridge"} {
 		var out strings.Builder
@@ -194,10 +193,10 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// OpenPorts removes the rules after yurthub was removed.
+// OpenPorts removes the rules and their units. It is called after yurthub was removed.
 func OpenPorts(ctx context.Context, e *machine.Env) error {
 	if e.Exists(PortsKubelet) {
-		// First, so that kubelet does not wait for rules that are gone.
+		// Remove it first, so that kubelet does not wait for rules that are gone.
 		if err := e.Remove(PortsKubelet); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
@@ -227,7 +226,7 @@ func OpenPorts(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// portsClosable checks with nft whether this kernel can load the rules. It changes nothing.
+// portsClosable checks with nft whether this kernel can load the rules. It does not load them.
 func portsClosable(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
 	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(Ports{}))), Output: &out})

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Files that yurthub, and first boot for it, leave on the disk, in the order of their removal.
-// The check for leftovers uses the same lists, so that an interrupted removal is noticed.
+// These lists have the files that yurthub, and first boot for it, leave on the disk, in removal
+// order. The check for leftovers uses them too, to notice an interrupted removal.
 var (
 	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by OpenPorts
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
@@ -22,11 +22,11 @@ var (
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
 )
 
-// hubLeft reports whether anything of yurthub is left. A unit of the image does not count: it
-// stays, and its condition keeps it from starting.
+// hubLeft reports whether any file of yurthub is left. The unit of an image does not count:
+// it stays, and its condition prevents its start.
 func hubLeft(e *machine.Env) bool { return slices.ContainsFunc(hubLeavings, e.Exists) }
 
-// Remove removes yurthub with all its files, and its unit.
+// Remove removes yurthub with all its files and its unit.
 func Remove(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := removeHubFiles(ctx, e, image); err != nil {
 		return err
@@ -39,7 +39,7 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	// systemd has loaded these files with units that may stay, since the image has them.
+	// systemd has loaded these files as parts of units that may stay, since the image has them.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
@@ -60,11 +60,11 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	return forgetHub(e)
 }
 
-// removeDummy removes yurthub's interface with the address at which pods look for it: a
-// yurthub that was killed leaves it.
+// removeDummy removes the interface with the address at which pods look for
+// yurthub. A killed yurthub leaves it behind.
 func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	args := string(e.Contents(EnvFile))
-	if y := image.Yurthub; y != nil { // kubeadm has removed the manifest with a pod's arguments
+	if y := image.Yurthub; y != nil { // kubeadm has removed the manifest, which had a pod's arguments
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
 	for _, n := range openyurt.DummyNames(args) {
@@ -78,8 +78,8 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 	return nil
 }
 
-// forgetHub removes yurthub's identity, its cache and the kubeconfigs
-// that lead to it. Their directory may be part of the image, and stays.
+// forgetHub removes yurthub's identity, its cache and the kubeconfigs that name it as server.
+// Their directory may be part of the image, and stays.
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
@@ -89,8 +89,8 @@ func forgetHub(e *machine.Env) error {
 	return nil
 }
 
-// removeUnit removes the unit if first boot wrote it. That of an image stays, and its
-// condition keeps it from starting.
+// removeUnit removes the unit if first boot wrote it. A unit in the image
+// stays, and its condition prevents its start.
 func removeUnit(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(UnitFile) {
 		return nil

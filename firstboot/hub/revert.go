@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Revert makes an OpenYurt node native again, and keeps its pods.
+// Revert makes an OpenYurt node native again. Its pods keep running.
 func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
@@ -43,7 +43,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, error) {
 	for _, s := range steps {
 		if s.Name == ReadyStep {
-			continue // it shows how a change went, not whether one is needed
+			continue // this step checks a change, and does not show whether one is needed
 		}
 		v, err := s.Look(ctx, e)
 		if err != nil {
@@ -60,12 +60,12 @@ func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, erro
 type reversion struct {
 	node             string
 	image            ondisk.ImageInfo
-	labelsBefore     map[string]any    // OpenYurt's that the Node had
-	registeredBefore map[string]string // those that kubelet registered with
+	labelsBefore     map[string]any    // the OpenYurt labels that the Node had
+	registeredBefore map[string]string // the OpenYurt labels that kubelet registered with
 }
 
-// steps returns the steps in order. The labels come first: with a pool and without the other
-// label, the cluster would convert the node again.
+// steps returns the steps in order. The labels come first: as long as the Node has the
+// pool's label, the cluster would convert it again.
 func (r *reversion) steps() []run.Phase {
 	return []run.Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
 }
@@ -132,11 +132,11 @@ func (r *reversion) yurthub() run.Phase {
 	}
 }
 
-// ReadyStep is the name of the step that waits for the node to be Ready.
+// ReadyStep is the name of the step that waits until the node is Ready.
 const ReadyStep = "node-ready"
 
-// stillReady waits until the node is Ready by the report of the running kubelet. through:
-// kubelet must go through yurthub.
+// stillReady waits until the running kubelet has reported the node as Ready.
+// through: kubelet must connect through yurthub.
 func stillReady(name string, through bool) run.Phase {
 	return run.Phase{
 		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
@@ -156,8 +156,8 @@ func stillReady(name string, through bool) run.Phase {
 	}
 }
 
-// ensureKubelet checks that kubelet runs with the arguments that were written for it: on
-// a node that edgebake did not build, its unit may read its flags from another file.
+// ensureKubelet checks that kubelet runs with the arguments written for it. On a node that
+// edgebake did not build, kubelet's unit may read its flags from another file.
 func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {

@@ -23,37 +23,37 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Files of first boot on an OpenYurt node, in addition to OpenYurt's own.
+// Files that first boot writes on an OpenYurt node, in addition to OpenYurt's own.
 const (
 	EnvFile = ondisk.YurthubEnv
-	// hubKept is a copy of EnvFile on DATA, for a root that is exchanged while the API servers
-	// are out of reach.
+	// hubKept is a copy of EnvFile on DATA, for a new root that boots
+	// while the API servers are unreachable.
 	hubKept    = ondisk.StateDir + "/yurthub.env"
 	NFTFile    = ondisk.EtcDir + "/yurthub.nft"
 	DropinFile = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
 	hubSysctl  = "/etc/sysctl.d/80-edgebake-yurthub.conf"
 )
 
-// hub is first boot's configuration of a yurthub.
+// hub is first boot's configuration of yurthub.
 type hub struct {
 	openyurt.Hub
 	openPort bool  // the pool's port is open to other nodes of the pool
-	clients  []int // users that may use it, in addition to root
+	clients  []int // user IDs that may use yurthub, in addition to root
 
-	// The method through makes Hub.Servers from these.
+	// The method through makes Hub.Servers from these fields.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
-	keep     string   // the server in the identity of a static pod; "": it has none
+	keep     string   // the server in the identity of a static pod; "": no identity yet
 }
 
 // closePortDropin loads the rules for yurthub's ports before yurthub, or the kubelet that runs
-// it. If that fails, systemd tries again instead of starting it.
+// it, starts. If that fails, systemd retries instead of starting it.
 const closePortDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
 `
 
-// hubOf returns the hub of a Site, without its Servers.
+// hubOf returns the hub for a Site, without its Servers.
 func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	s, info := active.Site, active.Image.Yurthub
 	if info == nil {
@@ -69,7 +69,7 @@ func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	switch {
 	case h.IsPod() && h.Image == "":
 		return hub{}, run.NeedsPerson(errors.New("this image names no container image of yurthub"), "build the Image again, with yurthub.image")
-	case !h.IsPod() && h.NodeIP == "": // a pod does not need it
+	case !h.IsPod() && h.NodeIP == "": // a static pod does not need it
 		return hub{}, errors.New("this node's address is not known yet")
 	}
 	h.LBMode = cmp.Or(h.LBMode, openyurt.LBPriority)
@@ -82,7 +82,7 @@ func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	return h, nil
 }
 
-// hubIdentityServer returns the server in yurthub.conf; "" if there is none yet.
+// hubIdentityServer returns the server in yurthub.conf; "" if there is none.
 func hubIdentityServer(e *machine.Env) string {
 	k, err := e.ParseKubeconfig(e.Contents(openyurt.Identity))
 	if err != nil {
@@ -95,9 +95,10 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// through returns the hub with its servers. withEndpoint: the API servers' certificates have
-// the endpoint's name. The server in yurthub.conf stays in the list: without it, yurthub would
-// wipe its identity, and the token that could replace it is gone.
+// through returns h with its servers; withEndpoint: all API servers'
+// certificates have the endpoint's name.
+// The server in yurthub.conf always stays in the list. Otherwise yurthub would wipe its
+// identity, and the token to replace it is gone.
 func (h hub) through(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
@@ -110,7 +111,7 @@ func (h hub) through(withEndpoint bool) hub {
 	return h
 }
 
-// hubFiles returns the files that yurthub needs, by path.
+// hubFiles returns the contents of the files that yurthub needs, by path.
 func hubFiles(h hub) map[string][]byte {
 	files := portFiles(h.ports())
 	if h.IsPod() {
@@ -131,8 +132,7 @@ func hubInPlace(e *machine.Env, h hub) bool {
 	return true
 }
 
-// Phase makes yurthub run with its certificates, and waits until it has synced its first
-// lists.
+// Phase makes yurthub run with its certificates, and waits until its first lists are synced.
 func Phase(active *site.Active) run.Phase {
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -149,7 +149,7 @@ func Phase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
 			if err == nil {
-				err = closePorts(ctx, e, h.ports()) // first: yurthub may run already
+				err = closePorts(ctx, e, h.ports()) // first: yurthub may be running already
 			}
 			if err != nil {
 				return err
@@ -160,15 +160,15 @@ func Phase(active *site.Active) run.Phase {
 			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
 				if _, permanent := run.Fix(err); permanent && !onDisk {
-					return err // a yurthub that runs stays
+					return err // a running yurthub stays
 				}
-				// Without OpenYurt's webhooks the node works anyway; with them there is no
+				// Without OpenYurt's webhooks the node works anyway. With them there is no
 				// Node yet, and the last phase reports why.
 				e.Log.Warn("the node's pool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, active.Site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
-				// Its root was exchanged: yurthub continues with its former servers.
+				// The root was exchanged: yurthub continues with its former servers.
 				withEndpoint, err = keptEndpoint(e, active.Site)
 			}
 			switch {
@@ -185,20 +185,20 @@ func Phase(active *site.Active) run.Phase {
 	})
 }
 
-// servingPhase completes the phase that makes yurthub serve, for a node that joins and for one
-// that is converted.
+// servingPhase completes the phase that makes yurthub serve, for nodes that
+// join and for nodes that are converted.
 func servingPhase(p run.Phase) run.Phase {
 	p.Name, p.Doc, p.Timeout = "yurthub", "yurthub has its certificates and serves", 6*time.Minute
 	return p
 }
 
-// hubServes reports whether yurthub runs with its last configuration, behind the rules for its
-// ports, and is ready.
+// hubServes reports whether yurthub is ready with its last configuration,
+// and the rules for its ports are loaded.
 func hubServes(ctx context.Context, e *machine.Env) bool {
 	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
 }
 
-// serveHub starts yurthub, whose ports must be closed, and waits until it is ready.
+// serveHub starts yurthub, whose ports must already be closed, and waits until it is ready.
 func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	if err := startHub(ctx, e, h); err != nil {
 		return err
@@ -206,8 +206,8 @@ func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	return waitForHub(ctx, e, h)
 }
 
-// checkHubRelease returns an error if yurthub's program in the image is not of the release
-// that the Image names, whose flags it gets.
+// checkHubRelease returns an error if the image's yurthub program is of another release than the
+// Image names, since its flags depend on the release.
 func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	info := image.Yurthub
 	if info == nil || info.Form == openyurt.FormStaticPod {
@@ -227,9 +227,9 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	return nil
 }
 
-// hubOnDisk returns h with the servers that are on the disk, if the
-// disk has this hub. Whether the endpoint is among them was decided
-// by asking the API servers; offline, that decision holds.
+// hubOnDisk returns h with the servers on the disk, if the disk has this hub. Whether these
+// include the endpoint was decided with the API servers, and stays so while they are
+// unreachable.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
@@ -239,8 +239,8 @@ func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	return h, false
 }
 
-// hubRestart marks that yurthub must be restarted after a change. It is on /run: a boot is a
-// restart.
+// hubRestart marks that yurthub must be restarted after a change. It is on
+// /run, since a boot restarts yurthub anyway.
 const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
 func startHub(ctx context.Context, e *machine.Env, h hub) error {
@@ -251,7 +251,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		if err := makeManifests(e); err != nil {
 			return err
 		}
-		// kubelet watches the directory, and re-creates the pod when it changes.
+		// kubelet watches the directory, and recreates the pod when it changes.
 		if _, err := e.Write(openyurt.Manifest, h.PodManifest(), machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
@@ -262,7 +262,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		return err
 	}
 	if hubInPlace(e, h) && state == "active" && !e.Exists(hubRestart) {
-		return nil // it runs as it should, and is waited for
+		return nil // it runs with this configuration; the caller waits for it
 	}
 	if err := e.WriteFile(hubRestart, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("preparing yurthub: %w", err)
@@ -284,9 +284,9 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 	return e.Remove(hubRestart)
 }
 
-// endpointInCert reports whether yurthub, which has no tls-server-name, can verify the API
-// servers by the endpoint's name. It is false if one certificate lacks it, since IPVS may lead
-// to any of them. API servers that do not answer are checked again later.
+// endpointInCert reports whether yurthub, which has no tls-server-name, can verify all API
+// servers by the endpoint's name: IPVS may lead to any of them. API servers that do not answer
+// are checked again later.
 func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
@@ -309,7 +309,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 }
 
 // endpointHolds reports whether the endpoint may stay in yurthub's list: the certificate of an
-// API server that has come back, or is new, may lack its name.
+// API server that is new or was unreachable may lack its name.
 func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Site) bool {
 	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true
@@ -318,7 +318,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 	return err != nil || has
 }
 
-// keptEndpoint returns the last result of endpointInCert, from the files on DATA.
+// keptEndpoint returns the last result of endpointInCert, as the files on DATA show it.
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
@@ -341,8 +341,8 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// waitForHub waits until yurthub is ready. Meanwhile it reports what is missing in the
-// cluster, which yurthub itself does not.
+// waitForHub waits until yurthub is ready. Meanwhile it reports what the
+// cluster lacks, since yurthub itself does not.
 func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	tries := 0
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second}, func() error {
@@ -350,8 +350,8 @@ func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 		if bad == nil {
 			return nil
 		}
-		// First after 20 s, then every half minute: thousands of nodes may wait for the same
-		// thing.
+		// First after 20 s, then every half minute, since thousands of
+		// nodes may have the same problem.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
 				e.Waiting("yurthub to be ready: %s", run.WithAdvice(missing))

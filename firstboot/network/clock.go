@@ -21,11 +21,12 @@ import (
 const clockDoc = "a clock that is not in the past"
 
 // ClockPhase sets a clock that is behind to the latest moment that has certainly passed: the
-// image's date, the Site's date of stamping (which stamped returns in seconds since the
-// epoch), or the start of a certificate of the cluster. Boards without a battery start in
-// 1970, where no certificate is valid yet. A clock that follows a time server is left alone. A
-// time server is also asked before this node's certificate counts as expired or not valid yet,
-// and before a control-plane node makes its first certificates.
+// image's date, the Site's date of stamping (stamped returns it in seconds since the epoch), or
+// the start of a certificate of the cluster. Boards without a battery start in 1970, where no
+// certificate is valid.
+// A clock that follows a time server is not changed. Time servers are also waited for before
+// this node's certificate counts as out of time, and before a control-plane node makes its first
+// certificates.
 func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
@@ -65,7 +66,7 @@ func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machin
 	}
 }
 
-// raiseClock sets the clock to floor if it is behind.
+// raiseClock sets the clock to floor if the clock is behind it.
 func raiseClock(e *machine.Env, floor time.Time) error {
 	if !e.Now().Before(floor) {
 		return nil
@@ -77,17 +78,17 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	return nil
 }
 
-// AskedNTP marks that time servers were waited for since this machine was switched on.
+// AskedNTP marks that first boot has waited for time servers in this boot.
 const AskedNTP = ondisk.RunMark + "asked-ntp"
 
-// clockFloor returns a moment that has certainly passed.
+// clockFloor returns the latest moment that has certainly passed.
 func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 	return time.Unix(max(image.SourceDate, CredibleStamp(image, stamped)), 0)
 }
 
 // LearnTime sets the clock to the start of a certificate that discovery found to be not valid
-// yet, and reports whether it did. It needs a pinned CA: otherwise anybody could move the
-// clock. The time is not kept for later boots, since the signer's clock may have been ahead.
+// yet, and reports whether it did. It needs a pinned CA: otherwise anybody could change the
+// clock. The time is not saved, since the signer's clock may have been ahead.
 func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
@@ -96,13 +97,13 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 	return true, raiseClock(e, early.From)
 }
 
-// beganTimeout bounds the requests of begun.
+// beganTimeout bounds the requests of the function begun.
 const beganTimeout = 2 * time.Second
 
-// begun returns the latest start of a certificate that is not valid yet,
-// of another machine of the cluster or of this node's enrolment; zero if
-// there is none. The certificates are verified with the CA of the Site
-// or of the enrolment, so that nobody else can move the clock.
+// begun returns the latest start of a not yet valid certificate of another machine of the
+// cluster, or of this node's enrolment; zero if there is none.
+// The certificates are verified with the CA of the Site or of the enrolment, so
+// that nobody else can change the clock.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganTimeout)
 	defer cancel()
@@ -135,15 +136,15 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 		})
 	}
 	wg.Wait()
-	// A control-plane node signs its own certificate, which only shows its own clock.
+	// A control-plane node signs its own certificate, which therefore only shows its own clock.
 	if cert, err := member.Enrolment(e); errors.Is(err, member.ErrEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
 		from = append(from, cert.NotBefore)
 	}
 	return slices.MaxFunc(append(from, time.Time{}), time.Time.Compare)
 }
 
-// clusterCAs returns the CAs of the cluster and of its etcd, PEM, as far as this machine has
-// trusted ones.
+// clusterCAs returns the trusted CAs (PEM) of the cluster and of its
+// etcd; nil if this machine has none.
 func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
 	case member.Is(e):
@@ -162,7 +163,7 @@ func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	return ca, etcdCA
 }
 
-// validAt reports whether a client certificate is of this CA, and both are valid at that time.
+// validAt reports whether this CA signed a client certificate, and both are valid at that time.
 func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	pool, err := api.Pool(ca)
 	if err != nil {
@@ -172,7 +173,8 @@ func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	return err == nil
 }
 
-// CredibleStamp returns the date of stamping; 0 if this image cannot have been stamped then.
+// CredibleStamp returns the date of stamping; 0 if this image
+// cannot have been stamped at that date.
 func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	first, last := image.StampDates()
 	if t := time.Unix(stamped, 0); t.Before(first) || t.After(last) {
@@ -181,7 +183,7 @@ func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	return stamped
 }
 
-// clockSynced reports whether the clock follows a time server; false if unknown.
+// clockSynced reports whether the clock follows a time server; false if that is unknown.
 func clockSynced(ctx context.Context, e *machine.Env) bool {
 	synced, err := e.ClockSynced(ctx)
 	if err != nil {
@@ -190,17 +192,18 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPTimeout bounds the wait for a time server that a certificate depends on: a Site without
-// a time server must still join. ntpFirst is for a control-plane node without certificates.
+// NTPTimeout bounds the wait for a time server if a certificate's validity depends on the clock;
+// without any time server the Site must still join. ntpFirst is for a control-plane node without
+// certificates.
 const (
 	NTPTimeout = time.Minute
 	ntpFirst   = 30 * time.Second
-	ntpRetry   = 10 // checks of the clock, 2 s apart, until time servers are asked again
+	ntpRetry   = 10 // number of checks, 2 s apart, after which the time client is restarted
 	Timesyncd  = "systemd-timesyncd.service"
 )
 
-// WaitForNTP waits for patience at most until the clock follows a time server, and reports
-// whether it does.
+// WaitForNTP waits until the clock follows a time server, for patience at
+// most. It reports whether the clock does.
 func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(patience)
@@ -210,7 +213,7 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		synced = clockSynced(ctx, e)
 		tries++
 		if !synced && tries%ntpRetry == 0 {
-			// Without a restart it would try again only in five minutes.
+			// Without a restart, the time client would try again only after five minutes.
 			if err := e.Unit(ctx, "try-restart", Timesyncd); err != nil {
 				return false, fmt.Errorf("restarting the time client: %w", err)
 			}
@@ -226,12 +229,12 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// JudgeOutOfTime judges a node's certificate that has expired or is not valid
-// yet: nil if the clock was corrected meanwhile. An expired certificate is an
-// error that a person must fix only if the clock follows a time server.
+// JudgeOutOfTime judges a node's certificate that is expired or not valid yet; nil if the clock
+// was corrected meanwhile. Only a person can fix an expired certificate, but that is certain
+// only if the clock follows a time server.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
-	synced := clockSynced(ctx, e) // before the clock is read again
+	synced := clockSynced(ctx, e) // must come before the clock is read again
 	err := member.Enrolled(e)
 	switch {
 	case err == nil:

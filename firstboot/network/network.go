@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Reach connects to all API servers at once. It returns the first that answers, otherwise the
-// errors of all.
+// Reach connects to all API servers in parallel. It returns the first one
+// that answers, or else the errors of all.
 func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -51,7 +51,7 @@ func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error
 	return "", fmt.Errorf("no API server answers: %w", errors.Join(errs...))
 }
 
-// Owners of blocks in /etc/hosts.
+// Names of first boot's blocks in /etc/hosts.
 const (
 	NodeOwner     = "edgebake node"
 	EndpointOwner = "edgebake endpoint"
@@ -100,12 +100,12 @@ func Phase(site *configs.Site) run.Phase {
 	}
 }
 
-// check is the phase's Check if no settings are waiting to be loaded. reached: an API server
-// has just answered.
+// check is the Check of Phase while no settings wait to be loaded.
+// reached: an API server has just answered.
 func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool) run.Verdict {
 	joined := member.EnrolledOrEarly(e)
 	if NodeAddress(e) == "" && !joined {
-		return run.Todo // whether or not an API server answers
+		return run.Todo // even if an API server answers
 	}
 	if !reached {
 		if _, err := Reach(ctx, e, member.MastersOf(e, site)); err != nil {
@@ -122,9 +122,9 @@ func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool
 	return run.Done
 }
 
-// checkOffline judges a member of the cluster that reaches no API server: it does not wait for
-// one. ipvscare may still reach one, for example by an address that DNS no longer returns;
-// that does not prove new network settings.
+// checkOffline judges a cluster member that reaches no API server; it need not wait for one.
+// ipvscare may still reach one, e.g. at an address that DNS no longer returns, but that does not
+// prove new network settings.
 func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
 	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 		return run.Done
@@ -132,9 +132,9 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 	return run.Unknown
 }
 
-// presentAddr returns the node's present address, if the machine still has it on the way to
-// any API server. A machine with two cards may have different addresses on the way to
-// different API servers; its address must not depend on which of them answers first.
+// presentAddr returns the node's recorded address if it is still the source address towards any
+// API server. With two network cards these addresses may differ, and the node's must not depend
+// on which API server answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -150,7 +150,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	found := make([]bool, len(masters))
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
-	for i, m := range masters { // at once: each may take until the timeout
+	for i, m := range masters { // in parallel: each may take until the timeout
 		wg.Go(func() {
 			src, err := nodeAddr(ctx, e, site, m)
 			found[i], errs[i] = err == nil && src == present, err
@@ -163,14 +163,14 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s leads to no API server", present)}, errs...)...)
 }
 
-// firstAddr returns the node's address on the way to the first API server in the list that
-// answers; if none answers, to the first that has a route.
+// firstAddr returns the source address towards the first API server in the list that answers; if
+// none answers, towards the first one with a route.
 func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	masters := member.MastersOf(e, site)
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
 	for i, m := range masters {
-		if len(masters) > 1 { // otherwise there is no choice
+		if len(masters) > 1 { // with only one, there is no choice
 			wg.Go(func() { errs[i] = machine.Answers(ctx, e, m) })
 		}
 	}
@@ -194,8 +194,8 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 	return netip.Addr{}, errors.Join(bad...)
 }
 
-// nodeAddr returns this node's own address on the way to an API server, in the family of the
-// VIP: an API server known by name may have addresses of both, of which IPVS uses one.
+// nodeAddr returns this node's source address towards an API server, in the VIP's address
+// family: a name may have addresses of both families, and IPVS uses one.
 func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
 	ways, err := APIServerAddrs(ctx, e, site, master)
 	if err != nil {
@@ -205,7 +205,7 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	for _, way := range ways {
 		src, err := e.Source(ctx, way)
 		if err == nil && site.IPVS.Disabled && len(ways) > 1 {
-			// Only an attempt shows which family works.
+			// Only a connection attempt shows which family works.
 			err = machine.Answers(ctx, e, way)
 		}
 		if err == nil {
@@ -216,8 +216,8 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
 }
 
-// APIServerAddrs returns an API server's addresses,
-// "host:port", of the VIP's family; without IPVS, all.
+// APIServerAddrs returns an API server's addresses as "host:port": those of
+// the VIP's family, or all without IPVS.
 func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -247,20 +247,20 @@ func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 	return out, nil
 }
 
-// NodeLine returns the node's own line in /etc/hosts. Without it kubeadm and kubelet ask DNS
-// for the node's name, which takes half a minute if no server answers.
+// NodeLine returns the node's own line in /etc/hosts. Without it, kubeadm and kubelet look up
+// the node's name in DNS, which takes half a minute if no server answers.
 func NodeLine(e *machine.Env, addr netip.Addr) siteconf.HostsEntry {
 	return siteconf.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
 
-// StartTimeout is how long a network may take to start: DHCP, spanning tree, a Wi-Fi association.
+// StartTimeout is how long a network may take to start: DHCP, spanning tree, Wi-Fi association.
 const StartTimeout = 75 * time.Second
 
-// Timeout is enough for trying the new settings, the former ones and the new ones again.
+// Timeout is long enough to try the new settings, the former ones, and the new ones again.
 const Timeout = 6 * time.Minute
 
-// Use waits until the network settings in place reach u, and then keeps them. Otherwise
-// it tries the former ones; former reports whether they are in place again.
+// Use waits until the present network settings reach u, and then keeps them as good. Otherwise
+// it tries the former ones; former reports whether these are in place again.
 func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
@@ -272,7 +272,7 @@ func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former b
 			return found, former, errors.Join(found.Err, err)
 		}
 	}
-	if found.Extent == everything && !former && IsNew(e) { // the former ones are kept already, and their trial stays on record
+	if found.Extent == everything && !former && IsNew(e) { // the former ones are kept already, and their trial must stay on record
 		err = SaveGood(e)
 	}
 	return found, former, err
@@ -292,12 +292,12 @@ func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string) (st
 	return found, err
 }
 
-// networkDirs hold the settings that may cut a node off.
+// networkDirs lists the directories whose settings may cut a node off.
 var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
 
 const goodNetwork = ondisk.StateDir + "/network"
 
-// OwnHostPort returns the address of the machine's own API server.
+// OwnHostPort returns the address and port of the machine's own API server.
 func OwnHostPort(site *configs.Site) string {
 	_, port, err := net.SplitHostPort(site.Masters[0])
 	if err != nil {
@@ -306,9 +306,9 @@ func OwnHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// OfflineHealthy judges a boot of a node that was Ready before and reaches no API server now:
-// kubelet and ipvscare must run, and there must be a route towards the API servers. Without a
-// route, a new system may lack the driver of the network card.
+// OfflineHealthy judges a boot of a once Ready node that reaches no API server: kubelet and
+// ipvscare must run, and a route to the API servers must exist. Without a route, a new system
+// may lack the network card's driver.
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
@@ -323,7 +323,7 @@ func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }
 
-// NodeAddress returns the address that the network phase wrote, also offline; "" if none.
+// NodeAddress returns the address that Phase wrote to /etc/hosts; "" if there is none.
 func NodeAddress(e *machine.Env) string {
 	inside := false
 	for line := range strings.Lines(string(e.Contents("/etc/hosts"))) {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// newAddr returns the node's address if it has none yet, or no longer its former one.
+// newAddr returns the node's address if it has none yet, or has lost its former one.
 func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	usual, err := firstAddr(ctx, e, site)
 	subnets := site.NodeSubnets()
@@ -23,7 +23,7 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 		return usual, err
 	}
 	var src netip.Addr
-	// The interface may not be the one that leads to the API servers.
+	// The interface with the address may not be the one that leads to the API servers.
 	err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() (err error) {
 		e.Waiting("an address in %s (nodeIP)", subnets[0])
 		src, err = inSubnet(e, site, subnets[0], usual)
@@ -35,9 +35,9 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 	return src, nil
 }
 
-// BothAddresses returns the node's address and, after a comma, one of the
-// other family; "" if there is none, or none that is permanent. An error
-// means that the machine does not have an address that nodeIP requires.
+// BothAddresses returns the node's address and, after a comma, a permanent address of the other
+// family; "" if it has none. An error means that the machine lacks an address that nodeIP
+// requires.
 func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	own, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -55,8 +55,8 @@ func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	return site.Network.BothAddresses(own.String()), nil
 }
 
-// inSubnet returns the machine's address in subnet: preferred, otherwise the lowest. The
-// interfaces of pods and Services do not count.
+// inSubnet returns the machine's address in subnet: preferred if the machine has it, otherwise
+// the lowest. Interfaces of pods and Services do not count.
 func inSubnet(e *machine.Env, site *configs.Site, subnet netip.Prefix, preferred netip.Addr) (netip.Addr, error) {
 	all, err := e.Addresses()
 	if err != nil {
@@ -86,7 +86,7 @@ func inSubnet(e *machine.Env, site *configs.Site, subnet netip.Prefix, preferred
 	return slices.MinFunc(fitting, netip.Addr.Compare), nil
 }
 
-// madeDevices returns the interfaces that networkd makes: VLANs, bonds, bridges, tunnels.
+// madeDevices returns the interfaces that networkd creates: VLANs, bonds, bridges, tunnels.
 func madeDevices(e *machine.Env) map[string]bool {
 	made := map[string]bool{}
 	files, err := filepath.Glob(e.Path("/etc/systemd/network/*.netdev"))

@@ -14,8 +14,7 @@ import (
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
 
-// WPAUnits returns the wpa_supplicant units whose settings, or the links that enable them, are
-// among paths.
+// WPAUnits returns the wpa_supplicant units whose settings, or enabling links, are in paths.
 func WPAUnits(paths []string) []string {
 	var out []string
 	for _, p := range paths {
@@ -32,8 +31,8 @@ func WPAUnits(paths []string) []string {
 	return out
 }
 
-// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present file.
-// Without a file it must stop: it would continue with the settings that it has loaded.
+// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present settings
+// file. Without a file it must stop, since it would keep the settings that it has loaded.
 func WPAVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
 	if e.Exists(wpaConf + card + ".conf") {

@@ -21,13 +21,13 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// The network settings that last reached an API server, or from a control-plane node
-// another machine, are kept. If a corrected Site's settings reach nothing and the
-// kept ones do, these are restored, since nobody may be at the machine to undo a
-// typing error. A boot during a trial begins with the Site's settings again.
+// First boot keeps the network settings that last reached an API server (on a control-plane
+// node: another machine). If a corrected Site's settings reach less than the kept ones, the
+// kept ones are restored, since nobody may be at the machine to undo a typing error. A boot
+// during such a trial starts with the Site's settings again.
 
-// netFile is a file of the network settings, or a link that enables a unit, or a link to
-// /dev/null that masks a file of the image.
+// netFile is a file of the network settings, a link that enables a unit, or a link to /dev/null
+// that masks a file of the image.
 type netFile struct {
 	Mode fs.FileMode `json:"mode"`
 	UID  int         `json:"uid,omitempty"` // networkd, which is not root, must read keys in .netdev files
@@ -55,14 +55,14 @@ func Files(e *machine.Env) (map[string]netFile, error) {
 }
 
 const (
-	// settingsDepth is more than the daemons read, which is one level of drop-ins.
+	// settingsDepth is greater than the depth that the daemons read: one level of drop-ins.
 	settingsDepth = 4
-	// maxSetting is more bytes than any file of settings has.
+	// maxSetting is more than the size of any settings file, in bytes.
 	maxSetting = 1 << 20
 )
 
-// collectSettings adds the files and links below dir to out. A Site may give such a directory
-// to a user, so no link is followed, and special and large files are skipped.
+// collectSettings adds the files and links below dir to out. A Site may make a user own such a
+// directory, so no link is followed, and special and large files are skipped.
 func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFile) error {
 	entries, err := os.ReadDir(e.Path(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -97,7 +97,7 @@ func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFi
 	return nil
 }
 
-// wpaLinks returns the links by which a boot starts wpa_supplicant.
+// wpaLinks returns the links that start wpa_supplicant at boot.
 func wpaLinks(e *machine.Env) (map[string]netFile, error) {
 	paths, err := filepath.Glob(e.Path("/etc/systemd/system/*.wants/wpa_supplicant@*.service"))
 	if err != nil {
@@ -137,8 +137,8 @@ func goodFiles(e *machine.Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// IsNew reports whether the settings in place have not reached anything yet. Settings that
-// networkd has not loaded do not count as new, since nothing can be found out about them.
+// IsNew reports whether the present settings have not reached anything yet. Settings that
+// networkd has not loaded do not count as new, since they cannot be tested.
 func IsNew(e *machine.Env) bool {
 	now, err := Files(e)
 	if err != nil || e.Exists(unloadedNetwork) {
@@ -148,7 +148,7 @@ func IsNew(e *machine.Env) bool {
 	return !ok || digestOf(now) != digestOf(good)
 }
 
-// SaveGood records the settings in place as good.
+// SaveGood records the present settings as good.
 func SaveGood(e *machine.Env) error {
 	now, err := Files(e)
 	if err != nil {
@@ -164,17 +164,17 @@ func SaveGood(e *machine.Env) error {
 	return forgetTrial(e)
 }
 
-// trial is saved before the former network settings are tried in place of the Site's: after a
-// power cut the next boot puts the Site's back.
+// trial is saved before the former network settings are tried in place of the Site's. After a
+// power cut, the next boot uses it to restore the Site's.
 type trial struct {
-	// State is which of the two settings are in place.
+	// State shows which settings are in place.
 	State trialState `json:"state"`
-	// New are the Site's settings, which have reached nothing.
+	// New are the Site's settings, which have reached nothing so far.
 	New map[string]netFile `json:"new"`
 	// Count is how often the former settings were tried.
 	Count int `json:"count"`
-	// Boot is the boot in which the last trial began, and At its time, in seconds since the
-	// epoch.
+	// Boot identifies the boot in which the last trial began. At is the time at
+	// which it began, in seconds since the epoch.
 	Boot string `json:"boot"`
 	At   int64  `json:"at"`
 }
@@ -182,16 +182,16 @@ type trial struct {
 type trialState string
 
 const (
-	onTrial    trialState = "trial"  // the former settings, perhaps in part
+	onTrial    trialState = "trial"  // the former settings, perhaps only in part
 	keptFormer trialState = "former" // the former settings reach more, and stay
-	keptNew    trialState = "new"    // the former settings reach no more
+	keptNew    trialState = "new"    // the former settings do not reach more
 )
 
-// TrialFile records the trial of former network settings.
+// TrialFile records the trial of the former network settings.
 const TrialFile = goodNetwork + "/trial.json"
 
-// TrialPauses are the pauses before each trial: an uplink that is dead must not make a node
-// change its addresses forever. After the last one, only a boot begins another trial.
+// TrialPauses are the pauses before each trial: a dead uplink must not make a node change its
+// addresses forever. After the last one, only a reboot allows another trial.
 var TrialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
 func readTrial(e *machine.Env) (*trial, bool) {
@@ -217,7 +217,7 @@ func (t *trial) write(e *machine.Env) error {
 	return nil
 }
 
-// MayTry reports whether there are former settings, and it is time to try them.
+// MayTry reports whether former settings exist, and it is time to try them.
 func MayTry(e *machine.Env) bool {
 	if _, ok := goodFiles(e); !ok || !IsNew(e) {
 		return false
@@ -233,10 +233,11 @@ func MayTry(e *machine.Env) bool {
 	return since < 0 || since >= TrialPauses[t.Count] // negative: the clock was set back
 }
 
-// rollBack tries the former settings if those in place do not reach everything. The former
-// ones stay if they reach more and the new ones, tried again, still do not: the network
-// itself may have started meanwhile, for example after a power cut of the building. It
-// returns how much the settings in place reach, and whether they are the former ones.
+// rollBack tries the former settings if those in place do not reach everything. The former ones
+// stay only if they reach more than the new ones do, even when tried again: the network may have
+// started meanwhile.
+// It returns the reach of the settings that are in place then, and
+// whether they are the former ones.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {
@@ -279,20 +280,20 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	return u.wait(ctx, e), true, nil
 }
 
-// TrialCutOff reports whether a trial of former settings was interrupted.
+// TrialCutOff reports whether a trial of the former settings was interrupted.
 func TrialCutOff(e *machine.Env) bool {
 	t, ok := readTrial(e)
 	return ok && t.State == onTrial
 }
 
-// takeBack puts the Site's settings back in place of those on trial.
+// takeBack replaces the settings on trial by the Site's.
 func takeBack(ctx context.Context, e *machine.Env) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
 	former, _ := goodFiles(e) // if there are none, setNetwork compares the settings in place
-	// The attempt's time may be up, but the settings must be put back.
+	// The attempt may have timed out, but the settings must be put back.
 	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err
 	}
@@ -300,15 +301,15 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 	return t.write(e)
 }
 
-// EndTrial puts the Site's settings back before another Site is applied: remains of the former
-// ones would stay forever. applied: a Site was applied to this root.
+// EndTrial restores the Site's settings before another Site is applied: otherwise remains of the
+// former ones would stay forever. applied: a Site was applied to this root.
 func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
 	if !applied {
-		// The trial was on another root. Its files would count as the image's on this one.
+		// The trial was on another root. On this root, its files would count as the image's.
 		return forgetTrial(e)
 	}
 	now, err := Files(e)
@@ -330,9 +331,8 @@ func forgetTrial(e *machine.Env) error {
 	return nil
 }
 
-// setNetwork makes files the network settings. before are settings that daemons may have
-// loaded: each daemon that a difference concerns, perhaps a removed file, loads its settings
-// again.
+// setNetwork makes files the network settings. Daemons may have loaded the settings in before:
+// each daemon with a difference, including removed files, loads its settings again.
 func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
 	now, err := Files(e)
 	if err != nil {
@@ -356,7 +356,7 @@ func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]ne
 			return fmt.Errorf("removing network setting %s: %w", p, err)
 		}
 		for dir := filepath.Dir(p); inNetworkDirs(dir); dir = filepath.Dir(dir) {
-			// A directory that is not empty stays.
+			// e.Remove keeps a directory that is not empty.
 			if err := e.Remove(dir); err != nil {
 				return fmt.Errorf("removing network setting %s: %w", dir, err)
 			}
@@ -387,12 +387,12 @@ func has(files map[string]netFile, p string, f netFile) bool {
 	return ok && is.equal(f)
 }
 
-// wpaTimeout is how long a Wi-Fi unit may take to start: it waits for its card, which may be
-// missing.
+// wpaTimeout is how long a Wi-Fi unit may take to start: it waits for its
+// network card, which may be missing.
 const wpaTimeout = 30 * time.Second
 
-// Load makes the daemons load the settings at these paths. Wi-Fi that does not start must not
-// keep the others from being tried.
+// Load makes the daemons load the settings at these paths. A Wi-Fi unit that does not start must
+// not keep the other settings from being loaded.
 func Load(ctx context.Context, e *machine.Env, paths []string) error {
 	links, err := wpaLinks(e)
 	if err != nil {

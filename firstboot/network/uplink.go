@@ -17,12 +17,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Uplink is what the network of a node must reach. Settings that reach it are kept, and
-// restored if others reach less.
+// Uplink defines what a node must reach over the network. Settings that reach it are
+// kept, and restored if later settings reach less.
 type Uplink struct {
-	// peers names what must be reached, e.g. "an API server".
+	// peers names the machines that must be reached, e.g. "an API server".
 	peers string
-	// wait waits until everything is reached, for StartTimeout at most.
+	// wait waits until the peers are reached, for StartTimeout at most.
 	wait func(ctx context.Context, e *machine.Env) Reached
 }
 
@@ -31,21 +31,21 @@ type Reached struct {
 	Extent Extent
 	// by is the API server that answered; empty on a control-plane node.
 	by string
-	// Err is the reason if not everything was reached.
+	// Err is the reason why not everything was reached.
 	Err error
 }
 
-// Extent is how much of the network works.
+// Extent describes how much of the network works.
 type Extent int
 
-// Extents, each including those before it.
+// Each extent includes those before it.
 const (
 	Nothing    Extent = iota
 	OwnAddress        // enough to start a control-plane node
 	everything
 )
 
-// toAPIServers returns the Uplink of a node that has no API server of its own.
+// toAPIServers returns the Uplink of a node without its own API server.
 func toAPIServers(masters []string) Uplink {
 	return Uplink{"an API server", func(ctx context.Context, e *machine.Env) Reached {
 		master, err := waitForAPIServer(ctx, e, masters)
@@ -57,7 +57,7 @@ func toAPIServers(masters []string) Uplink {
 }
 
 // ToNeighbours returns the Uplink of a control-plane node: its own address, and another
-// control-plane node or a gateway. If there is neither, the address is enough.
+// control-plane node or a gateway. If the Site has neither of these, the address is enough.
 func ToNeighbours(site *configs.Site) Uplink {
 	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env) Reached {
 		r := Reached{}
@@ -79,8 +79,8 @@ func ToNeighbours(site *configs.Site) Uplink {
 	}}
 }
 
-// HasOwnAddress returns nil if this machine has its Site's address, by which the other
-// control-plane nodes know it.
+// HasOwnAddress returns nil if this machine has the address in its Site, at which
+// the other control-plane nodes reach it.
 func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	own := site.Self().Address
 	src, err := e.Source(ctx, OwnHostPort(site))
@@ -94,16 +94,16 @@ func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) erro
 }
 
 const (
-	// GatewayPort is any port: a gateway that rejects a connection is reached too.
+	// GatewayPort may be any port: a gateway that rejects a connection counts as reached too.
 	GatewayPort = "53"
-	// neighbourTimeout is more than the three seconds after which the kernel reports that no
-	// host has an address.
+	// neighbourTimeout is longer than the three seconds after which the kernel
+	// reports that no host has the address.
 	neighbourTimeout = 6 * time.Second
 )
 
-// NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A
-// rejected connection is an answer: the host runs. A gateway that drops the connection
-// counts as reached too, since for a missing one the kernel reports an error.
+// NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A rejected
+// connection counts as an answer. So does a connection that a gateway drops, since the kernel
+// reports an error if the gateway is missing.
 func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
@@ -142,7 +142,7 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	}
 	var errs []error
 	answered := false
-	for range all { // so that no goroutine outlives this call
+	for range all { // wait for all, so that no goroutine outlives this call
 		a := <-answers
 		if a.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", a.addr, machine.PlainNet(a.err)))
@@ -157,8 +157,8 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	return fmt.Errorf("no other control-plane node and no gateway answers: %w", errors.Join(errs...))
 }
 
-// GatewaysOf returns the gateways on the interface with the machine's own address:
-// those in the kernel's routes and those in the Site, since the routes may be wrong.
+// GatewaysOf returns the gateways on the interface with the machine's own address: those in the
+// kernel's routes, which may be wrong, and those in the Site.
 func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	own, err := netip.ParseAddr(site.Self().Address)
 	if err != nil {
@@ -200,14 +200,14 @@ func GatewaysOf(e *machine.Env, site *configs.Site) []string {
 	return out
 }
 
-// route is a route of the kernel; via is unspecified if there is no gateway.
+// route is a kernel route; via is unspecified if the route has no gateway.
 type route struct {
 	card string
 	to   netip.Prefix
 	via  netip.Addr
 }
 
-// routes reads the kernel's routes of one address family.
+// routes reads the kernel's routes for one address family.
 func routes(e *machine.Env, v4 bool) []route {
 	var out []route
 	if v4 {
@@ -241,8 +241,8 @@ func routes(e *machine.Env, v4 bool) []route {
 	return out
 }
 
-// procIPv4 parses an address in /proc/net/route. It is in the machine's byte order, which is
-// little-endian on all machines that edgebake makes images for.
+// procIPv4 parses an address in /proc/net/route. It is in the machine's byte order:
+// little-endian on all architectures that edgebake supports.
 func procIPv4(text string) (netip.Addr, error) {
 	n, err := strconv.ParseUint(text, 16, 32)
 	return netip.AddrFrom4([4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}), err
