@@ -228,8 +228,8 @@ func (b *run) copyBlob(sha, path string) error {
 // ProgramEnv returns the environment in which edgebake's programs are compiled.
 func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
 
-// CompileProgram compiles one of edgebake's programs from the source tree src. The result has the
-// same bytes as the program in edgebake's package and that of make (AGENT in the Makefile).
+// CompileProgram compiles one of edgebake's programs from the source tree src. The program in
+// edgebake's package and the one that make compiles (AGENT in the Makefile) have the same bytes.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
 	if errors.Is(err, fetch.ErrNoGo) {

@@ -17,9 +17,9 @@ const (
 	maxFirmware       = 32 << 20
 )
 
-// boards returns the boards without UEFI that the base's kernel supports, if the image is for
-// such hardware. An unsupported board or bootloader is a warning; a kernel that supports none
-// is an error.
+// boards returns the boards without UEFI that the base's kernel supports, if the image is for such
+// hardware. It warns about boards and bootloaders that the base does not support. A kernel that
+// supports no board is an error.
 func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	if b.img.Hardware != configs.RaspberryPi {
 		return nil, nil

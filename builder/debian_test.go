@@ -222,7 +222,7 @@ func processState(t *testing.T, pid string) string {
 	return after[:1]
 }
 
-// TestDebianInterrupted ends edgebake alone. The fake mmdebstrap leaves the interrupt to its
+// TestDebianInterrupted interrupts only edgebake. The fake mmdebstrap leaves the interrupt to its
 // children and then removes its files.
 func TestDebianInterrupted(t *testing.T) {
 	notes, _ := interrupt(t, `

@@ -26,7 +26,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// siteVersions are the versions of Site documents that the image's firstboot reads.
+// siteVersions lists the versions of Site documents that the image's firstboot reads.
 var siteVersions = []string{configs.Version}
 
 // Result of a build.

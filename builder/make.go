@@ -104,8 +104,8 @@ func (b *executor) input(name string) plan.Input {
 	return b.inputs[name]
 }
 
-// missingInputs returns the inputs that are not in the cache, except container images: those
-// that Go compiles, and the others.
+// missingInputs returns the inputs that are not in the cache, except container images. compile
+// lists the inputs that Go compiles, rest all others.
 func (b *executor) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {

@@ -57,9 +57,9 @@ func namedBy(img *configs.Image, dir string) []named {
 	return list
 }
 
-// LookForFiles returns errors for files and directories that an Image names and that do not
-// exist, and for a containerd whose store cannot be baked. Relative paths start at dir. The
-// programs in a directory are not checked. The warnings are those of a build.
+// LookForFiles returns errors for missing files and directories that an Image names, and for a
+// containerd whose store cannot be baked. Relative paths start at dir. It does not check the
+// programs in a directory. It returns the same warnings as a build.
 func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
@@ -166,8 +166,8 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay returns an error if the Image cannot use the overlay directory; dir is that of the
-// Image.
+// checkOverlay returns an error if the Image in the directory dir cannot use the overlay directory
+// path.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
 	switch {

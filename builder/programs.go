@@ -23,7 +23,7 @@ type programSet struct {
 	field   string // of the Image, for messages
 	source  configs.Source
 	version string // required version
-	// programs are their names, and their paths on the node.
+	// programs lists the names of the programs and their paths on the node.
 	programs []program
 	// recipe returns the recipe that compiles the programs.
 	recipe func() (fetch.GoRecipe, error)
@@ -36,7 +36,7 @@ type programSet struct {
 
 type program struct{ name, path string }
 
-// sidecars are the suffixes under which release servers publish a digest.
+// sidecars lists the suffixes under which release servers publish a digest.
 var sidecars = []string{".sha256", ".sha256sum"}
 
 // programSets returns the program sets of an Image.

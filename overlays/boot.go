@@ -93,8 +93,7 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	return strings.Join(append(args, img.Kernel.Args...), " "), nil
 }
 
-// efiNames are the file names of boot loaders in UEFI and Debian for an
-// architecture.
+// efiNames contains the file names of the boot loaders in UEFI and in Debian, for one architecture.
 type efiNames struct{ sdboot, shim, second, mok string }
 
 func efiFor(arch string) (efiNames, error) {

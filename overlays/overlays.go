@@ -131,10 +131,9 @@ var masked = []string{
 	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
-// noGenerators are systemd's generators for features that no image uses.
-// systemd runs each of them before any unit and at each daemon-reload, which
-// kubeadm does several times; each costs as much as a small unit. They are
-// masked with a link to /dev/null, which an overlay can replace.
+// noGenerators lists systemd's generators for features that no image uses. systemd runs each of
+// them before any unit and at each daemon-reload, which kubeadm does several times. They are masked
+// with a link to /dev/null, which an overlay can replace.
 var noGenerators = []string{
 	"systemd-gpt-auto-generator",         // the boot entry names all partitions
 	"systemd-hibernate-resume-generator", // no machine hibernates

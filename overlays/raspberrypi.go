@@ -12,10 +12,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// The firmware of a Raspberry Pi reads config.txt from the first FAT partition
-// of the disk (with a GPT, the ESP). Its os_prefix names the directory of the
-// kernel, initrd, command line, device trees and overlays. So each system is
-// one directory, and an update is another directory and one changed line.
+// The firmware of a Raspberry Pi reads config.txt from the first FAT partition of the disk (with a
+// GPT, the ESP). Its os_prefix names the directory of the kernel, initrd, command line, device
+// trees and overlays. So each system is one directory. An update adds another directory and changes
+// one line.
 
 // piFirmware lists the files that a Raspberry Pi 4 loads first, independent of os_prefix. A
 // Raspberry Pi 5 has them in its EEPROM.
@@ -175,9 +175,8 @@ func (e *esp) deviceTrees(dir, kver string, boards []string) (names []string) {
 
 const overlaysReadme = "The firmware takes overlays from this directory because this file is here.\n"
 
-// overlays adds the overlays of the firmware package. The firmware uses this
-// directory only if it contains a README; otherwise it uses the one at the root
-// of the partition.
+// overlays adds the overlays of the firmware package. The firmware uses this directory only if it
+// contains a README; otherwise it uses the directory overlays at the root of the partition.
 func (e *esp) overlays(dir string) {
 	for _, p := range slices.Sorted(maps.Keys(e.from)) {
 		if path.Dir(p) == piFirmwareDir+"/overlays" && path.Ext(p) == ".dtbo" && e.from[p].IsRegular() {

@@ -14,9 +14,9 @@ import (
 // FileLayer returns the layer name of the node of files[index].
 func FileLayer(index int) string { return fmt.Sprintf("files[%d]", index) }
 
-// Files returns the layers of Image.files: one with the files that may only be
-// added, and one with those that may replace others. open opens the source of
-// files[index]; load stores its content where the tree can refer to it.
+// Files returns two layers of Image.files: the files that may only be added, and the files that may
+// replace others. open opens the source of files[index]; load stores its content where the tree can
+// refer to it.
 func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, error), open func(index int) (io.ReadCloser, error)) ([]tree.Layer, error) {
 	add := &layer{now: f.SourceDate}
 	replace := &layer{now: f.SourceDate}

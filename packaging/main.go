@@ -352,7 +352,7 @@ func (p *packages) normalize(root string) error {
 	})
 }
 
-// programDirs are the directories for programs.
+// programDirs lists the directories for programs.
 var programDirs = []string{"usr/bin", "usr/lib/edgebake"}
 
 // debs writes the Debian packages.

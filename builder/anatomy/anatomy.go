@@ -43,7 +43,7 @@ type Anatomy struct {
 	Plan       string `json:"plan"`
 	Golden     string `json:"golden"`
 	Slot       string `json:"slot"` // the slot's state
-	// Size is the size of the disk, Stored that of the file, in bytes.
+	// Size is the size of the disk and Stored the size of the file, in bytes.
 	Size       int64            `json:"size"`
 	Stored     int64            `json:"stored"`
 	Partitions []Partition      `json:"partitions"`

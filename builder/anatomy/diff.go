@@ -104,8 +104,7 @@ func sideOf(path string, i *media.Info) Side {
 	return Side{path, i.Image.Name, i.Image.Plan, i.Slot.Golden}
 }
 
-// facts compares the fields of image.json, except those that are listed
-// separately.
+// facts compares the fields of image.json, except the lists that Difference contains separately.
 func facts(a, b ondisk.ImageInfo) ([]Change, error) {
 	flat := func(i ondisk.ImageInfo) (map[string]string, error) {
 		i.Images, i.Partitions, i.Plan = nil, nil, ""

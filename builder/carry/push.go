@@ -208,7 +208,7 @@ type digested struct {
 	err    error
 }
 
-// digests hashes the parts in order, each while the one before is sent.
+// digests hashes the parts in order. It hashes a part while the previous one is sent.
 func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 	out := make(chan digested, 1)
 	go func() {

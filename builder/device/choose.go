@@ -34,7 +34,7 @@ func Choose(ctx context.Context, path string) (*Chosen, error) {
 		return c, fmt.Errorf("flashing %s: %w", d, err)
 	}
 	if isFile := d.Sector == 0; out.IsFile() != isFile {
-		err = ErrChanged // the refusals are those of a file or a disk, but the path is now the other kind
+		err = ErrChanged // the refusals are not those of this kind (disk or file)
 	} else {
 		d.Size, d.Sector = out.Size, out.Sector
 		err = out.stillIs(ctx, d)

@@ -35,11 +35,11 @@ type Disk struct {
 	Removable bool   `json:"removable,omitempty"`
 	// Holds lists the disk's contents for the person who decides: "sda1 ext4 ROOT".
 	Holds []string `json:"holds,omitempty"`
-	// Refusals are the reasons not to overwrite it; empty if it may be
+	// Refusals lists the reasons not to overwrite the disk. It is empty if the disk may be
 	// overwritten.
 	Refusals []string `json:"refusals,omitempty"`
-	// Members are the Refusals about unused parts of RAIDs, LVM and the like: overwriting loses
-	// only their data.
+	// Members lists those Refusals that are about parts of RAIDs, LVM and the like. If there are no
+	// other Refusals, these parts are unused, and overwriting loses only their data.
 	Members []string `json:"-"`
 }
 
@@ -95,7 +95,7 @@ func ask(ctx context.Context) ([]byte, error) {
 	return out, nil
 }
 
-// Devices are all block devices of a computer.
+// Devices contains all block devices of a computer.
 type Devices struct{ top []node }
 
 // List lists the block devices of this computer.
@@ -310,11 +310,11 @@ func (n *node) walk(do func(*node)) {
 	}
 }
 
-// systemMounts are the mount points of a running system.
+// systemMounts lists the mount points of a running system.
 var systemMounts = []string{"/", "/boot", "/boot/efi", "/efi", "/usr", "/var", "/home"}
 
-// members maps libblkid's file system types to the larger storage that such a device is a part of.
-// Types of firmware RAIDs differ by vendor: see memberOf.
+// members maps libblkid's file system types to the kind of storage that such devices form. Types of
+// firmware RAIDs differ by vendor: see memberOf.
 var members = map[string]string{
 	"LVM2_member": "LVM", "LVM1_member": "LVM", "linux_raid_member": "a Linux RAID",
 	"zfs_member": "a ZFS pool", "bcache": "a bcache", "drbd": "a DRBD volume", "drbdmanage_control_volume": "a DRBD volume",
@@ -331,8 +331,8 @@ func memberOf(fstype string) string {
 	return what
 }
 
-// refusals returns all reasons not to overwrite a disk, and those of them about membership in
-// larger storage.
+// refusals returns all reasons not to overwrite a disk, as out. lost lists those of them that are
+// about membership in larger storage.
 func (n *node) refusals() (out, lost []string) {
 	add := func(format string, args ...any) string {
 		s := fmt.Sprintf(format, args...)

@@ -33,7 +33,7 @@ const (
 	pickTerm = "smallest or largest"
 )
 
-// buses are lsblk's names of transports. An SD card is on bus sd, an eMMC on mmc.
+// buses lists lsblk's names of transports. An SD card is on bus sd, an eMMC on mmc.
 var buses = append([]string{"nvme", "sata", "sas", "mmc", "virtio", "ata", "scsi"}, external...)
 
 // external lists the buses of disks that are not part of the machine: removable disks and those of

@@ -49,10 +49,10 @@ type Reader struct {
 	AskHidden func(prompt string) (string, error)
 	Warn      func(configs.Problems)
 	Now       time.Time
-	// TokenFile contains a bootstrap token that replaces the document's. Without it, a Site that
-	// has no token gets the one in TokenVariable.
+	// TokenFile contains a bootstrap token that replaces the document's token. If TokenFile is
+	// empty, a Site without a token gets the token in TokenVariable.
 	TokenFile string
-	Identity  string // age identity file; "" means that of IdentityVariable
+	Identity  string // age identity file; "" means the file in IdentityVariable
 	Ignition  string // Ignition config that replaces the Site's ignitionFile
 }
 

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// subdirs are the directories of a cache.
+// subdirs lists the directories of a cache.
 var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
 // private creates the cache's directories for this user alone, and rejects directories to which

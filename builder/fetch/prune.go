@@ -126,8 +126,8 @@ type Limits struct {
 
 // Pruned is the result of Prune.
 type Pruned struct {
-	// Freed are the removed blobs, Left the remaining ones. InUse is the part of Left that the
-	// limits would remove but a running build may need.
+	// Freed counts the removed blobs and Left the remaining ones. InUse counts those of Left that
+	// the limits would remove but a running build may need.
 	Freed, Left, InUse Amount
 }
 

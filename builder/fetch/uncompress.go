@@ -17,7 +17,8 @@ import (
 	"github.com/ulikunitz/xz/lzma"
 )
 
-// compressions are detected by the first bytes, not by the file name.
+// compressions lists the supported compressions. They are detected by the first bytes, not by the
+// file name.
 var compressions = []struct {
 	name   string
 	magics []string

@@ -241,8 +241,8 @@ type ociFiles struct {
 	index manifestDoc
 }
 
-// Annotations with the names of an index's images: that of the OCI specification, whose value is a
-// full reference or only a tag, and containerd's.
+// Annotations for the name of an image in an index. The value of OCI's annotation is a full
+// reference or only a tag.
 const (
 	annotationRefName   = "org.opencontainers.image.ref.name"
 	annotationImageName = "io.containerd.image.name"

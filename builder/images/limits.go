@@ -21,13 +21,13 @@ const (
 	// imageLayers is the limit of all layers of an image together, as a multiple of one layer's
 	// limit.
 	imageLayers = 4
-	// holeShare limits the holes of sparse files in all images to this fraction of a layer's limit:
-	// holes add no bytes to an image.
+	// holeShare limits the holes of sparse files: in all images together they may have 1/holeShare
+	// of a layer's limit. Holes add no bytes to an image.
 	holeShare = 8
 	// pathBytes limits the average length of a path.
 	pathBytes = 256
-	// stepsPerFile limits the average number of elements in a path, including
-	// those of symbolic links.
+	// stepsPerFile limits the average number of elements in a path, including the targets of its
+	// symbolic links.
 	stepsPerFile = 200
 
 	// maxLayers is the number of directories that overlayfs stacks (OVL_MAX_STACK). mountOptions is

@@ -33,10 +33,10 @@ type Listing struct {
 	Notes []string
 }
 
-// List returns all images that an Image needs: its own images, those that its manifests run, the
-// sandbox and, if yurthub is a static pod, yurthub. An image listed in images keeps the source
-// given there. Paths are relative to dir. If List returns an error, the Listing has the images that
-// could be read.
+// List returns all images that an Image needs: the listed ones, those that its manifests run, the
+// sandbox and, if yurthub is a static pod, yurthub. A source in the field images takes precedence.
+// Paths are relative to dir. If List returns an error, the Listing has the images that could be
+// read.
 func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
 	have := map[imageref.Ref]bool{}

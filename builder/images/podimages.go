@@ -214,7 +214,8 @@ var (
 )
 
 // scalar records a text whose context shows that it is an image: the value of a key or variable
-// with such a name, a flag's value, or a reference with a registry's name.
+// with a name such as image, the value of a flag, or a reference that begins with a registry's
+// host.
 func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	text, key := n.Value, ""
 	if len(path) > 0 {

@@ -202,8 +202,7 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.warn(e.Error() + "; " + goOn)
 }
 
-// endpointErrors are the errors of a registry and its mirrors, each with its
-// own fix.
+// endpointErrors lists the errors of a registry and its mirrors, each with its own fix.
 type endpointErrors []*registry.Error
 
 func (es endpointErrors) join() error {

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Settings are a person's settings of an installer.
+// Settings contains the settings of an installer that a person makes.
 type Settings struct {
 	Disk      string // rule that selects the disk of the machine
 	Then      string // after the installation: ondisk.ThenPowerOff or ThenReboot

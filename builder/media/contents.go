@@ -35,8 +35,8 @@ const (
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// In bytes: Size of the partition, Reserve after its file system, Free in the file system, and
-	// Bytes of its files. The rest is the file system's metadata.
+	// Sizes in bytes: Size of the partition, Reserve after its file system, Free in the file
+	// system, and Bytes of its files. The rest is the file system's metadata.
 	Size    int64 `json:"size"`
 	Reserve int64 `json:"reserve"`
 	Free    int64 `json:"free"`

@@ -36,7 +36,7 @@ type FlashOptions struct {
 	Slot []byte
 	// Stamp configures the stamping; only Now and Undated are used.
 	Stamp StampOptions
-	// Size is the size of the disk and Sector that of its sectors, in bytes; Sector is 0 for a
+	// Size is the size of the disk and Sector the size of its sectors, in bytes. Sector is 0 for a
 	// file.
 	Size, Sector int64
 	// Random determines the disk's own GUIDs.

@@ -303,7 +303,7 @@ func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	return nil
 }
 
-// digest computes the golden digest from those of the chunks.
+// digest computes the golden digest from the digests of the chunks.
 func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }

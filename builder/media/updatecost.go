@@ -102,7 +102,7 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 // overhead is the number of bytes of the requests themselves.
 func (c *UpdateCost) overhead() int64 { return int64(c.Requests) * update.RequestBytes }
 
-// seeds are the digests of the chunks on a machine's own disk.
+// seeds is the set of the digests of all chunks on a machine's own disk.
 type seeds map[[32]byte]bool
 
 func (s seeds) has(sum [32]byte) bool { return s[sum] }

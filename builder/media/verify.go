@@ -102,7 +102,7 @@ func withFix(err error) error {
 	return fmt.Errorf("%s: %s", problem, fix)
 }
 
-// notAsBuilt returns an error that names the partitions that differ from those that were built.
+// notAsBuilt returns an error that names the partitions that differ from the build.
 func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	var differ []string
 	for _, label := range slices.Sorted(maps.Keys(built.Parts)) {

@@ -38,8 +38,8 @@ type Target struct {
 	Name, Arch string
 	Date       time.Time
 	Lock       string // file of the lock; empty if none is written
-	// suffix distinguishes its files from those of the document's other images; empty if there are
-	// none.
+	// suffix distinguishes the target's files from the files of the document's other images. It is
+	// empty for a single image.
 	suffix string
 }
 

@@ -39,7 +39,7 @@ type Plan struct {
 	// SourceDate is the time, in seconds since the epoch, of everything that has no time of its
 	// own.
 	SourceDate int64 `json:"sourceDate"`
-	// Inputs are the things to be fetched or made, by name.
+	// Inputs maps names to the inputs to be fetched or made.
 	Inputs map[string]Input `json:"inputs"`
 	// Layers are merged in this order. The files that edgebake renders come after
 	// the programs and before the user's overlays.

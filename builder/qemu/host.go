@@ -71,7 +71,7 @@ func parseVersion(out string) (Version, error) {
 	return Version{major, minor}, err
 }
 
-// firmwares are the paths where distributions install UEFI firmware, best first: the code, and the
+// firmwares lists the paths of UEFI firmware in distributions, best first: the code, and the
 // initial variables. 4M variants come first: 2M ones have too little space for Secure Boot's lists.
 var firmwares = map[string][][2]string{
 	"amd64": {
@@ -174,10 +174,10 @@ func Overlay(ctx context.Context, image, overlay string, size int64) error {
 // ProbeLimit is the usual limit for Probe. The firmware needs a few seconds.
 const ProbeLimit = 15 * time.Second
 
-// Probe returns the accelerator that works for guests of an architecture and, if that is not KVM,
-// the reason. It runs the firmware, without a disk, until its clock has ticked. This tests a guest
-// in 64-bit mode, with paging and timer interrupts; a /dev/kvm that exists or even opens proves
-// nothing. QEMU is killed after limit.
+// Probe returns the accelerator that works for guests of an architecture and, if it is not KVM, the
+// reason. It runs the firmware without a disk until its clock has ticked. This tests a guest in
+// 64-bit mode, with paging and timer interrupts; that /dev/kvm opens proves nothing. QEMU is killed
+// after limit.
 func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
 	if arch != runtime.GOARCH {
 		return TCG, fmt.Sprintf("the guest is %s and this machine %s", arch, runtime.GOARCH)

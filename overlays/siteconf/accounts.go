@@ -10,7 +10,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 )
 
-// Lines are the lines of an account file, split at colons.
+// Lines contains the lines of an account file, split at colons.
 type Lines [][]string
 
 // ParseLines parses an account file.
@@ -48,7 +48,7 @@ func (l Lines) without(name string) Lines {
 	return slices.DeleteFunc(slices.Clone(l), func(row []string) bool { return row[0] == name })
 }
 
-// Accounts are the users and groups of a system, from passwd and group.
+// Accounts contains the users and groups of a system, from passwd and group.
 type Accounts struct{ Users, Groups Lines }
 
 // Group returns the line of a group, by name or, as useradd does, by number.
@@ -70,7 +70,7 @@ type AccountProblem struct {
 	Msg   string
 }
 
-// AccountProblems are the problems of one user or group.
+// AccountProblems lists the problems of one user or group.
 type AccountProblems []AccountProblem
 
 func (p *AccountProblems) add(field, format string, args ...any) {

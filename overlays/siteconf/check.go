@@ -390,7 +390,7 @@ func kindOf(m fs.FileMode) string {
 	return "file"
 }
 
-// unitDirs are the directories in which systemd searches for units.
+// unitDirs lists the directories in which systemd searches for units.
 var unitDirs = []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/usr/local/lib/systemd/system/"}
 
 // units reports units to enable that do not exist.

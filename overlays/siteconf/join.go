@@ -16,23 +16,23 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Join has the inputs of a join besides the Site.
+// Join contains the inputs of a join that are not in the Site.
 type Join struct {
 	NodeName string
 	// NodeIP is kubelet's --node-ip; empty: kubelet chooses an address.
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is the time that kubeadm waits for kubelet to be healthy; 0:
-	// kubeadm's default. For kubelet's certificate, which a thousand nodes may
-	// request at once, it waits four times as long.
+	// Timeout is the time that kubeadm waits for kubelet to be healthy; 0 means kubeadm's default.
+	// kubeadm waits four times as long for kubelet's certificate, which a thousand nodes may
+	// request at once.
 	Timeout time.Duration
 	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
 }
 
-// joinConfiguration is the part of kubeadm.k8s.io/v1beta4 that nodes need, and
-// of v1beta3, the only version that kubeadm before 1.31 supports.
+// joinConfiguration contains the fields of kubeadm.k8s.io/v1beta4 that nodes need. It also serves
+// for v1beta3, the only version that kubeadm before 1.31 supports.
 type joinConfiguration struct {
 	APIVersion       string           `yaml:"apiVersion"`
 	Kind             string           `yaml:"kind"`

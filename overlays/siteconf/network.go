@@ -166,11 +166,10 @@ func MadeDevice(file string) (name string, ok bool) {
 // vlanOf returns the key of an interface (VLAN -1) or of one of its VLANs.
 func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
 
-// lastResorts returns routes of last resort, by interface. If nothing provides
-// a default route in the family of Services, or in both, the first interface
-// with addresses of the family gets one. Without any route to a Service's
-// address, programs in the host's network cannot connect to it, although
-// kube-proxy would redirect the connection.
+// lastResorts returns routes of last resort, by interface. If the address family of Services has no
+// default route, each family without one gets such a route on the first interface with addresses of
+// the family. Without any route to a Service's address, programs in the host's network cannot
+// connect to it, although kube-proxy would redirect the connection.
 func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string {
 	routes := map[[2]int]string{}
 	n := configs.Network{Interfaces: ifaces}
@@ -244,10 +243,9 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 	return b.String()
 }
 
-// withoutCarrier is for the only interface: an edge node keeps its address
-// while the cable is unplugged, even through a reboot, so that its pods and
-// yurthub keep working. With two interfaces the unplugged one must not be used.
-// A VLAN has no carrier if its parent has none.
+// withoutCarrier is for a machine's only interface: the node keeps its address while the cable is
+// unplugged, even through a reboot, so that its pods and yurthub keep working. With two interfaces,
+// the unplugged one must not be used. A VLAN has no carrier if its parent has none.
 const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
@@ -301,10 +299,9 @@ func (a addressed) gatewayRoute(b *strings.Builder) {
 	}
 }
 
-// learned limits the settings accepted from DHCP servers and routers: never a
-// host name, because the node's name is the Site's. The Site's own servers
-// replace theirs. The lease is requested by MAC address, because the machine ID
-// is new at first boot.
+// learned limits the settings that are accepted from DHCP servers and routers. The host name is
+// never accepted, since the Site names the node. The Site's DNS and NTP servers replace those of
+// the network. The lease is requested by MAC address, because the machine ID is new at first boot.
 func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	var route, use string
 	if a.NoDefaultRoute {

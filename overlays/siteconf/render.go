@@ -28,11 +28,10 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	return encode(*cfg)
 }
 
-// Config returns the operating system settings of a Site on a machine as an
-// Ignition config, merged with the Site's inline config and then with
-// userIgnition (the slot's config.ign; may be nil). Settings that are in two of
-// them are an error. For the zero Machine, a node name that depends on the
-// machine is omitted.
+// Config returns the operating system settings of a Site on a machine as an Ignition config. It
+// merges them with the Site's inline config and with userIgnition (the slot's config.ign; may be
+// nil). A setting in two of these is an error. For the zero Machine, it omits a node name that
+// depends on the machine.
 func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, error) {
 	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	name, err := NodeName(site, m)
@@ -179,8 +178,8 @@ func renderUser(u configs.User) types.PasswdUser {
 // directly.
 func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
 
-// privateNetworks are the networks that are not routed on the internet: RFC
-// 1918, RFC 6598, RFC 4193 and link-local.
+// privateNetworks lists the networks that are not routed on the internet: RFC 1918, RFC 6598, RFC
+// 4193 and link-local.
 var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
 
 // ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. The API

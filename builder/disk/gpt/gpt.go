@@ -36,7 +36,7 @@ const (
 const NoAuto = uint64(1) << 63
 
 // Sizes of a logical sector in bytes. A table counts in sectors, so it is not found on a disk with
-// the other sector size.
+// sectors of another size.
 const (
 	Sector512  = 512
 	Sector4096 = 4096
@@ -295,7 +295,8 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 	return t, t.check()
 }
 
-// header has the one field of a header that read needs: the sector of the other header.
+// header contains the only header field that read needs: the sector of the other copy of the
+// header.
 type header struct{ other uint64 }
 
 func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
