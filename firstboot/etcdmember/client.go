@@ -14,13 +14,12 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds how much of an answer is read, in bytes; a member takes a few hundred.
+// maxAnswer bounds how many bytes of an answer are read; each member in it takes a few hundred.
 const maxAnswer = 1 << 20
 
 // AskPeer asks a control-plane node's port 2380 for its state, its bootstrap permission and the
-// IDs of the members in its data. An answer that is neither etcd's nor first boot's proves
-// nothing, and counts as none. etcd answers /members without a quorum, to any client
-// certificate of its CA.
+// IDs of the members in its data. An answer of any other program counts as none.
+// etcd answers /members without a quorum, for any client certificate of its CA.
 func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer
@@ -55,12 +54,12 @@ func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []
 	return peer, ids
 }
 
-// BlankPath is the only path that a control-plane node without data serves on port 2380.
-// Everything else is 404: etcd of its peers exits on an answer that it does not expect.
+// BlankPath is the only path that a control-plane node without data serves on port 2380. All
+// others return 404, since its peers' etcd exits on an unexpected answer.
 const BlankPath = "/edgebake/seat"
 
-// Answer is the answer at BlankPath. Older programs, without bootstrap permissions,
-// expect exactly {"seat":"blank"}: they take this for no answer, and wait.
+// Answer is the answer at BlankPath. Older programs, without bootstrap permissions, only accept
+// exactly {"seat":"blank"}. To them this is no answer, so they wait.
 type Answer struct {
 	Seat   string `json:"seat"`
 	Ticket string `json:"ticket"`
@@ -71,8 +70,8 @@ const (
 	seatSpent = "spent"
 )
 
-// BlankAnswer returns the answer of a machine without data. spent: its bootstrap permission
-// was used before.
+// BlankAnswer returns the answer of a machine without data. spent: its
+// bootstrap permission has been used before.
 func BlankAnswer(ticket string, spent bool) Answer {
 	if spent {
 		return Answer{seatSpent, ticket}
@@ -80,8 +79,8 @@ func BlankAnswer(ticket string, spent bool) Answer {
 	return Answer{seatBlank, ticket}
 }
 
-// ServeBlank returns the handler of a control-plane node without data. It answers while blank
-// returns true, since a person may put data back.
+// ServeBlank returns the HTTP handler of a control-plane node without data. It answers only
+// while blank returns true, since a person may restore the data.
 func ServeBlank(a Answer, blank func() bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != BlankPath || r.Method != http.MethodGet || !blank() {
@@ -89,7 +88,7 @@ func ServeBlank(a Answer, blank func() bool) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// An error means that the peer is gone; it will ask again.
+		// An error means that the peer has closed the connection; it will ask again.
 		_ = json.NewEncoder(w).Encode(a)
 	})
 }
@@ -111,8 +110,8 @@ func ask(ctx context.Context, client *http.Client, method, url string, body []by
 	return resp.StatusCode, answer, err
 }
 
-// Client is a client of one member's JSON gateway: a client library would be larger than first
-// boot.
+// Client is a client of one member's JSON gateway. A client library
+// would be larger than all of first boot.
 type Client struct {
 	HTTP *http.Client
 	URL  string // https://ADDRESS:2379
@@ -157,8 +156,8 @@ type memberAnswer struct {
 
 func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, m.IsLearner} }
 
-// Members lists the members; it needs a quorum. (A list that is
-// not linearizable comes from one member, and may be outdated.)
+// Members lists the members. It needs a quorum: a list that is not linearizable
+// comes from one member, and may be outdated.
 func (e Client) Members(ctx context.Context) ([]Member, error) {
 	_, out, err := e.List(ctx)
 	return out, err
@@ -184,8 +183,8 @@ func (e Client) List(ctx context.Context) (cluster string, members []Member, err
 	return answer.Header.ClusterID, members, nil
 }
 
-// Active reports whether this member is connected to member id, whose machine
-// then runs. It becomes false within seconds after that machine stops.
+// Active reports whether this member is connected to member id, whose machine is then running.
+// It becomes false within seconds after that machine stops.
 func (e Client) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
@@ -214,7 +213,7 @@ func (e Client) Remove(ctx context.Context, id string) error {
 	return e.call(ctx, "remove", map[string]string{"ID": id}, &struct{}{})
 }
 
-// AddLearner adds a member without a vote: a blank disk must not complete a quorum.
+// AddLearner adds a member without a vote, since a blank disk must not complete a quorum.
 func (e Client) AddLearner(ctx context.Context, peerURL string) (Member, error) {
 	var answer struct{ Member memberAnswer }
 	err := e.call(ctx, "add", map[string]any{"peerURLs": []string{peerURL}, "isLearner": true}, &answer)
@@ -226,8 +225,8 @@ func (e Client) Promote(ctx context.Context, id string) error {
 	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
 }
 
-// Snapshot writes the member's database to w, as etcdctl saves it, and verifies the SHA-256 at
-// its end.
+// Snapshot writes the member's database to w in etcdctl's format,
+// and verifies the SHA-256 at its end.
 func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s for a snapshot: %w", e.URL, err) }
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+"/v3/maintenance/snapshot", strings.NewReader("{}"))
@@ -278,24 +277,24 @@ func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of the cluster
-// and its members: members of two bootstraps, or of a bootstrap and a restore, never accept
-// each other.
+// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of the cluster and
+// its members. Members of two different bootstraps or restores therefore never accept each
+// other.
 func Token(cluster, beginning string) string {
 	return cluster + "-" + strings.NewReplacer("-", "", ":", "").Replace(beginning)
 }
 
-// RestoreArgs returns the command that makes a data directory of a snapshot, for a cluster of
-// one member. Revisions rise far above those that clients may have seen, and older ones count
-// as compacted, so that every watch begins again.
+// RestoreArgs returns the command that makes a data directory from a snapshot, for a cluster
+// with one member. Revisions jump far above all that clients may have seen, and older ones count
+// as compacted, so every watch starts again.
 func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
 	return []string{"etcdutl", "snapshot", "restore", snapshot, "--data-dir", dataDir, "--name", name,
 		"--initial-cluster", name + "=" + peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster-token", token,
 		"--bump-revision", "1000000000", "--mark-compacted"}
 }
 
-// InitialCluster returns etcd's --initial-cluster for a Join: the members, with this
-// control-plane node under its name.
+// InitialCluster returns etcd's --initial-cluster for a Join: the members,
+// with name for this control-plane node.
 func InitialCluster(members []Member, self Member, name string) string {
 	var parts []string
 	for _, m := range members {

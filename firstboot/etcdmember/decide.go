@@ -1,25 +1,24 @@
-// Package etcdmember decides whether a control-plane node (master) may start etcd, and how. A seat
-// is a membership in etcd.
+// Package etcdmember decides whether a control-plane node (a master) may start etcd,
+// and how. In names and messages, a seat is a node's membership in etcd.
 //
-// Every control-plane node is stamped with the same keys and the same list of control-plane
-// nodes, so each could start an empty etcd with the cluster's ID. If the cluster exists, or
-// existed, that loses acknowledged writes, and nothing reports an error. So etcd starts only
-// after a decision, made from what the disk and the other control-plane nodes show. A disk
-// that was flashed again shows nothing.
+// All control-plane nodes are stamped with the same keys and the same list of nodes, so each
+// could start an empty etcd with the cluster's ID. If the cluster exists, or existed before,
+// that loses acknowledged writes without any error. So each start is decided from the data on
+// the disk and the answers of the other nodes. A disk that was flashed again has no data.
 //
 // Decide is pure: package controlplane collects its input, and carries out the decision.
 // Maintenance maintains the databases of running members.
 //
 // Invariants:
-//   - A node with a blank disk bootstraps a cluster only if every other control-plane node
-//     was seen either blank with the same bootstrap permission (the birth ticket of the
-//     docs) or newborn, and that permission is valid.
-//   - A control-plane node that was once a member and is lost prevents that forever; one
+//   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permission
+//     (the birth ticket in the docs), and only if it has seen every other control-plane node
+//     as blank with the same permission, or as leaderless.
+//   - A lost control-plane node that was once a member prevents a bootstrap forever. A node
 //     that does not answer delays it.
-//   - Data of another cluster is never started, and a membership whose machine runs is never
-//     taken over.
-//   - What could lose data requires a person's instruction that names the control-plane node
-//     to keep.
+//   - Data of another cluster is never started, and a membership whose machine is running is
+//     never taken over.
+//   - An action that could lose data requires an instruction from a person that names the
+//     control-plane node to keep.
 package etcdmember
 
 import (
@@ -30,22 +29,22 @@ import (
 	"time"
 )
 
-// PeerState is the state of another control-plane node, as its answer shows it.
+// PeerState is the state of another control-plane node, according to its answer.
 type PeerState int
 
-// States of a peer, by the answer of its port 2380.
+// States of a peer, according to the answer at its port 2380.
 const (
-	// Silent: no answer. The node may be off, cut off, or have all the data.
+	// Silent: no answer. The node may be off, disconnected, or have all the data.
 	Silent PeerState = iota
-	// Blank: its first boot answers that it has no data, and waits for its own decision.
+	// Blank: first boot there answers that the node has no data, and waits for its own decision.
 	Blank
-	// Leaderless: etcd runs, and has never had a leader (no member has a client URL).
+	// Leaderless: etcd is running there, and has never had a leader (no member has a client URL).
 	Leaderless
-	// InUse: a member has a client URL, so the cluster has accepted writes, whether or not it
-	// has a quorum now.
+	// InUse: a member has a client URL, so the cluster has accepted
+	// writes, with or without a quorum now.
 	InUse
-	// Spent: its first boot answers that it has no data, and that it has used its Site's
-	// bootstrap permission or request before. It bootstraps nothing.
+	// Spent: first boot there answers that the node has no data, and that the bootstrap permission
+	// or request in its Site was already used. It bootstraps nothing.
 	Spent
 )
 
@@ -53,12 +52,12 @@ const (
 type Peer struct {
 	Name  string
 	State PeerState
-	// Ticket is the bootstrap permission in its Site, if it is Blank or Spent; empty if its
-	// program knows none.
+	// Ticket is the bootstrap permission in its Site if it is Blank or Spent; empty if
+	// its program does not support permissions.
 	Ticket string
 }
 
-// Member is a member of etcd in the list of a quorum.
+// Member is an etcd member as a quorum lists it.
 type Member struct {
 	ID       string
 	Name     string // empty until it has started for the first time
@@ -69,16 +68,16 @@ type Member struct {
 // Disk describes the data on this machine's disk.
 type Disk struct {
 	// WAL: there is a write-ahead log, so this member has run here. (A start that etcd
-	// rejected leaves a database without one.)
+	// rejected leaves a database without a log.)
 	WAL bool
-	// Cluster is the cluster's ID that first boot recorded before it started etcd; empty:
-	// there is no record, and the data is never served.
+	// Cluster is the cluster's ID, which first boot recorded before it started etcd. If it is
+	// empty, there is no record, and the data is never served.
 	Cluster string
-	// Member and Etcd are the IDs, of etcd's own, of the member and the cluster of the log;
-	// empty if the log does not have them.
+	// Member and Etcd are etcd's own IDs of the member and the cluster in the
+	// log; empty if the log does not have them.
 	Member, Etcd string
-	// Continued: the request to continue was carried out: the named control-plane
-	// node has continued with this data, or another one has joined it.
+	// Continued: the request to continue was carried out: the named node has continued
+	// with this data, or this node has joined it.
 	Continued bool
 }
 
@@ -87,11 +86,11 @@ type Former int
 
 // States of a former membership.
 const (
-	// Gone: its machine does not run, or there is no former membership.
+	// Gone: its machine is not running, or there is no former membership.
 	Gone Former = iota
-	// Watched: not known yet.
+	// Watched: it is not known yet.
 	Watched
-	// Alive: another machine runs with it.
+	// Alive: another machine is running with that membership.
 	Alive
 )
 
@@ -103,31 +102,30 @@ const (
 	NoTicket Ticket = iota
 	ValidTicket
 	ExpiredTicket
-	// UsedTicket: this machine has bootstrapped the cluster with it, or was in the cluster,
-	// and that data is no longer on its disk.
+	// UsedTicket: with this permission, this machine has bootstrapped the cluster or was
+	// in it, and the data is gone from its disk.
 	UsedTicket
 )
 
-// Request is an explicit request of a person in the Site.
+// Request is the operator's explicit request in the Site.
 type Request struct {
-	// ContinueFrom names the control-plane node whose data is kept after a permanent loss of
-	// the quorum. Empty: there is no such request.
+	// ContinueFrom names the control-plane node whose data is kept after a permanent loss
+	// of the quorum; empty if there is no request.
 	ContinueFrom string
-	// Restore: the named control-plane node begins with a snapshot, not with its own data.
+	// Restore: the named node starts from a snapshot instead of its own data.
 	Restore bool
-	// Restored: this machine, the named one, has recorded that it did so before. That data is
-	// no longer on its disk, or the Site had other requests meanwhile.
+	// Restored: this machine is the named node, and has recorded that it did so before. That data
+	// is gone from its disk, or the Site had other requests meanwhile.
 	Restored bool
-	// Absent are control-plane nodes that are dead on arrival: the cluster is bootstrapped
-	// without them.
+	// Absent lists control-plane nodes that never worked: the cluster is bootstrapped without them.
 	Absent []string
 }
 
-// View is the input of a decision.
+// View is the input of Decide.
 type View struct {
 	Self    string
 	PeerURL string // this machine's, https://ADDRESS:2380
-	// Cluster is the id of the Site's cluster.
+	// Cluster is the ID of the Site's cluster.
 	Cluster string
 	Disk    Disk
 	Peers   []Peer // all other control-plane nodes of the Site
@@ -136,22 +134,20 @@ type View struct {
 	Members []Member
 	// Etcd is etcd's own ID of the quorum's cluster; empty if unknown.
 	Etcd string
-	// Former is the state of the former membership, for a blank disk; FormerWhy is the reason.
+	// Former is the state of the former membership, if the disk is blank. FormerWhy is its reason.
 	Former    Former
 	FormerWhy string
-	// DeadLearner is the ID of another machine's learner that has never started, and
-	// that no member has been connected to for LearnerTimeout; empty if there is none.
+	// DeadLearner is the ID of another machine's learner that has never started, and to which no
+	// member was connected for LearnerTimeout; empty if there is none.
 	DeadLearner string
 	Ticket      Ticket
-	// TicketID identifies this Site's bootstrap permission, for comparison with those of the
-	// peers.
+	// TicketID identifies this Site's bootstrap permission, to compare it with those of the peers.
 	TicketID string
-	// Dates describes the permission's end and this machine's time, which may be wrong.
+	// Dates describes the end of the permission and this machine's time, which may be wrong.
 	Dates   string
 	Request Request
-	// Counted: etcd of the named control-plane node runs without a quorum, and has listed this
-	// disk's member for a while. (If it continues without the others, it drops them within
-	// moments.)
+	// Counted: etcd of the named node is running without a quorum, and has listed this disk's
+	// member for a while. (If it continued without the others, it would drop them within moments.)
 	Counted bool
 }
 
@@ -160,9 +156,9 @@ type Action int
 
 // Actions of a control-plane node.
 const (
-	Wait  Action = iota // and look again
-	Stop                // and ask a person
-	Start               // etcd, with the data on the disk
+	Wait  Action = iota // decide again later
+	Stop                // decide again later, and ask a person for help
+	Start               // start etcd with the data on the disk
 	// Birth: start etcd with initial-cluster-state new.
 	Birth
 	// Join: remove the former memberships, add a learner, start etcd with
@@ -183,8 +179,8 @@ func (a Action) String() string {
 // Decision is an Action with its parameters and its reason.
 type Decision struct {
 	Do Action
-	// Remove are the IDs of the members to remove before a Join: this control-plane node's
-	// former ones, and a dead learner.
+	// Remove lists the IDs of the members to remove before a Join: former
+	// memberships of this node, and a dead learner.
 	Remove   []string
 	Why, Fix string
 }
@@ -218,12 +214,12 @@ func (v View) withData() Decision {
 	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
 }
 
-// fixChooseOneCopy is the fix if the Site says to continue from this machine, but the others have a
-// quorum: a person must choose whose data is kept.
+// fixChooseOneCopy is the fix if the Site requests to continue from this machine, but the others
+// have a quorum: a person must choose whose data is kept.
 const fixChooseOneCopy = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
 
-// withoutRecord decides for data without a record of its cluster, which no request makes this
-// machine serve.
+// withoutRecord decides for data without a record of its cluster. No request
+// can make this machine serve such data.
 func (v View) withoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "this disk has data of etcd, but no record of its cluster",
 		Fix: "keep this disk, and switch the others on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
@@ -233,8 +229,8 @@ func (v View) withoutRecord() Decision {
 	return d
 }
 
-// rewriting returns fix, which overwrites this machine's disk, or keeping if the
-// Site says to continue from this machine, whose disk may then hold the only copy.
+// rewriting returns fix, which overwrites this machine's disk. If the Site requests to continue
+// from this machine, it returns keeping, since the disk may have the only copy.
 func (v View) rewriting(fix, keeping string) string {
 	if v.Request.ContinueFrom == v.Self {
 		return keeping
@@ -242,8 +238,8 @@ func (v View) rewriting(fix, keeping string) string {
 	return fix
 }
 
-// member reports whether m is the member of the log. Another member may have this
-// control-plane node's name and address, if it was added after the log's was removed.
+// member reports whether m is the member in the log. Another member may have this node's name
+// and address if it was added after the one in the log was removed.
 func (v View) member(m Member) bool {
 	if v.Disk.Member == "" {
 		return v.Own(m)
@@ -251,8 +247,8 @@ func (v View) member(m Member) bool {
 	return m.ID == v.Disk.Member
 }
 
-// Own reports whether m has this control-plane node's name or address. A member that has not
-// started yet has no name.
+// Own reports whether m has this node's name or address. A member
+// that has not started yet has no name.
 func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
@@ -297,8 +293,8 @@ func (v View) blank() Decision {
 	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the birth ticket is valid"}
 }
 
-// tickets delays a bootstrap while the blank machines have different bootstrap permissions, or
-// one of them has used its own: etcd's cluster ID depends on the permission.
+// tickets delays a bootstrap while the blank nodes have different bootstrap permissions, or one
+// of them has already used its own: etcd's cluster ID depends on the permission.
 func (v View) tickets() (d Decision, wait bool) {
 	var older, other []string
 	for _, p := range v.Peers {
@@ -342,7 +338,7 @@ func (v View) join() Decision {
 		case v.Own(m), m.Learner && m.ID == v.DeadLearner:
 			d.Remove = append(d.Remove, m.ID)
 		case m.Learner && m.NeverStarted():
-			// etcd accepts one learner at a time.
+			// etcd accepts only one learner at a time.
 			return Decision{Do: Wait, Why: fmt.Sprintf("another control-plane node (%s) is joining", orUnnamed(m)),
 				Fix: fmt.Sprintf("switch it on; if its etcd does not start within %s, its membership is removed", LearnerTimeout)}
 		case m.Learner:
@@ -353,15 +349,15 @@ func (v View) join() Decision {
 	return d
 }
 
-// LearnerTimeout is how long a learner that has never started may keep others waiting. Its
-// machine may be slow to start etcd.
+// LearnerTimeout is how long a learner that has never started may keep other nodes
+// waiting: its machine may be slow to start etcd.
 const LearnerTimeout = 10 * time.Minute
 
-// NeverStarted reports whether the member's etcd has never been in touch with the others,
-// which is when it reports its name.
+// NeverStarted reports whether the member's etcd has never connected to the
+// others, which is when it reports its name.
 func (m Member) NeverStarted() bool { return m.Name == "" }
 
-// hexID formats an ID like etcdctl.
+// hexID formats an ID as etcdctl does.
 func hexID(id string) string {
 	if n, err := strconv.ParseUint(id, 10, 64); err == nil {
 		return strconv.FormatUint(n, 16)
@@ -376,27 +372,27 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued decides if a person has given up the data of lost control-plane nodes, and named
-// one node whose data the cluster continues with.
+// continued decides if a person has given up the data of lost nodes, and has named one
+// node with whose data the cluster continues.
 func (v View) continued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
-		return v.withData() // this member may be what the named one lacks for a quorum
+		return v.withData() // the named node may lack this member for a quorum
 	case from == v.Self:
 		return v.continuedFromSelf()
 	}
 	return v.continuedFromPeer(from)
 }
 
-// inQuorum reports whether the cluster has a quorum, and lists this control-plane node's data.
+// inQuorum reports whether the cluster has a quorum that lists this node's data.
 func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// continuedFromSelf is continued on the named node.
+// continuedFromSelf decides like continued, on the named node.
 func (v View) continuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
@@ -408,7 +404,7 @@ func (v View) continuedFromSelf() Decision {
 	case !v.Disk.WAL:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
-		return v.withData() // nothing has to be given up
+		return v.withData() // no data has to be given up
 	case v.Quorum:
 		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but the others have a quorum without it", Fix: "remove continueFrom from the Site"}
 	case v.Request.Restored && v.Disk.Cluster == "":
@@ -423,11 +419,11 @@ func (v View) continuedFromSelf() Decision {
 	return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
 }
 
-// continuedFromPeer is continued on the other nodes.
+// continuedFromPeer decides like continued, on the other nodes.
 func (v View) continuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
-		return v.withData() // nothing has to be given up
+		return v.withData() // no data has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
 		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, but " + from + " does not list it as a member yet", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
@@ -440,21 +436,21 @@ func (v View) continuedFromPeer(from string) Decision {
 	return v.join()
 }
 
-// restoredBefore stops: the restore was carried out before, and another one would lose what
-// was written since.
+// restoredBefore stops: the restore was already carried out, and
+// repeating it would lose all later writes.
 func (v View) restoredBefore() Decision {
 	return Decision{Do: Stop, Why: "this machine has already carried out this request or a later one, and its data is gone",
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
-// DoneBefore is why a restore is not carried out although the disk has data.
+// DoneBefore is the reason why a restore is not carried out although the disk has data.
 const DoneBefore = "this machine has already carried out this request or a later one, and its disk has newer data, so it does not restore the snapshot; " + restoreAgain
 
 const restoreAgain = "to restore it again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Request.Absent, name) }
 
-// in returns the names of the peers in a state.
+// in returns the names of the peers in state s.
 func (v View) in(s PeerState) []string {
 	var names []string
 	for _, p := range v.Peers {

@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// ReadLog reads the IDs of the member and its cluster, as etcd's API writes them, from the log
-// in dir (…/member/wal). wal reports whether there is a log; one whose first write was cut off
-// has no IDs.
+// ReadLog reads the IDs of the member and its cluster, in the format of etcd's API, from the log
+// in dir (…/member/wal). wal reports whether there is a log. A log whose first write was
+// interrupted has no IDs.
 //
 // Every file of a log begins with a checksum and the metadata.
 func ReadLog(dir string) (wal bool, member, cluster string, err error) {
@@ -57,11 +57,11 @@ func readHead(path string) ([]byte, error) {
 	return head[:n], nil
 }
 
-// metadataRecord is the type of the record with the IDs of member and cluster.
+// metadataRecord is the type of the record with the IDs of the member and the cluster.
 const metadataRecord = 1
 
 // metadata finds the IDs in the first records of a log. A record is its length (56 bits, then
-// the padding after it) and a protobuf message of type, checksum and data.
+// the length of its padding) and a protobuf message with type, checksum and data.
 func metadata(head []byte) (member, cluster uint64, ok bool) {
 	for len(head) >= 8 {
 		frame := binary.LittleEndian.Uint64(head)
@@ -83,8 +83,8 @@ func metadata(head []byte) (member, cluster uint64, ok bool) {
 	return 0, 0, false
 }
 
-// fields returns the numbers and byte strings of a protobuf message by field, up to the first
-// that it cannot decode.
+// fields returns the numbers and byte strings of a protobuf message by field number. It
+// stops at the first field that it cannot decode.
 func fields(message []byte) (numbers map[uint64]uint64, data map[uint64][]byte) {
 	numbers, data = map[uint64]uint64{}, map[uint64][]byte{}
 	next := func() (uint64, bool) {

@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	// defaultQuota is etcd's default in bytes, for members that do not report theirs (before
-	// 3.6).
+	// defaultQuota is etcd's default quota in bytes, for members before
+	// 3.6, which do not report theirs.
 	defaultQuota = 2 << 30
-	// worthwhile is how many unused bytes a database must have to be defragmented.
+	// worthwhile is the minimum number of unused bytes for which a database is defragmented.
 	worthwhile = 64 << 20
-	// statusTimeout bounds one member's answer.
+	// statusTimeout bounds the status request to one member.
 	statusTimeout = 8 * time.Second
 )
 
@@ -26,12 +26,12 @@ type Status struct {
 	Member   string // its ID
 	Leader   string // the leader's ID
 	Revision int64
-	// Size is the size of the database on the disk, InUse the part of it that holds data, in
-	// bytes. etcd rejects writes once Size has reached Quota.
+	// Size is the size of the database on the disk in bytes; InUse is the part that holds data.
+	// etcd rejects writes once Size has reached Quota.
 	Size, InUse, Quota int64
 }
 
-// Status asks this member for its status.
+// Status requests this member's status.
 func (e Client) Status(ctx context.Context) (Status, error) {
 	var a struct {
 		Header struct {
@@ -53,7 +53,7 @@ func (e Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// number returns n, 0 for a field that was left out.
+// number returns n; 0 for a field that was omitted.
 func number(n json.Number) int64 {
 	v, _ := strconv.ParseInt(n.String(), 10, 64)
 	return v
@@ -62,8 +62,8 @@ func number(n json.Number) int64 {
 // Crowded reports whether the database has reached 80 % of its quota.
 func (s Status) Crowded() bool { return s.Size >= s.Quota/10*8 }
 
-// Fragmented reports whether so much of the database is unused that the member should be
-// defragmented.
+// Fragmented reports whether the database has so much unused space that
+// the member should be defragmented.
 func (s Status) Fragmented() bool {
 	unused := s.Size - s.InUse
 	return unused >= worthwhile && (unused >= s.Size/2 || s.Crowded())
@@ -93,35 +93,35 @@ func (e Client) Disarm(ctx context.Context, a Alarm) error {
 	return e.post(ctx, "to clear an alarm", "/v3/maintenance/alarm", map[string]string{"action": "DEACTIVATE", "memberID": a.Member, "alarm": a.Kind}, &struct{}{})
 }
 
-// Compact drops what was overwritten or deleted before a revision.
+// Compact drops values that were overwritten or deleted before a revision.
 func (e Client) Compact(ctx context.Context, revision int64) error {
 	return e.post(ctx, "to compact its history", "/v3/kv/compaction", map[string]any{"revision": strconv.FormatInt(revision, 10), "physical": true}, &struct{}{})
 }
 
-// Defragment returns the unused part of the database to the file system. The member does not
-// answer meanwhile.
+// Defragment returns the unused space of the database to the file system.
+// The member does not answer meanwhile.
 func (e Client) Defragment(ctx context.Context) error {
 	return e.post(ctx, "to defragment its database", "/v3/maintenance/defragment", struct{}{}, &struct{}{})
 }
 
-// Maintenance is the etcd maintenance by one member.
+// Maintenance is the etcd maintenance that one member carries out.
 type Maintenance struct {
 	Own  Client
 	Name string // this machine's
 	// Others are the other members, by name.
 	Others map[string]Client
-	// Space returns an error if bytes more do not fit on the
-	// disk of a member's machine: a full disk stops etcd.
+	// Space returns an error if bytes more do not fit on the disk of a member's
+	// machine, since a full disk stops etcd.
 	Space func(ctx context.Context, member string, bytes int64) error
 }
 
-// Maintained is the result of Keep.
+// Maintained is the result of Maintenance.Run.
 type Maintained struct {
 	// Healthy: every member answers and votes, and none has an alarm.
 	Healthy bool
-	// Notes are for a person.
+	// Notes are messages for the operator.
 	Notes []string
-	// Done lists the changes.
+	// Done lists the changes that were made.
 	Done []string
 }
 
@@ -140,9 +140,9 @@ type voter struct {
 	Status
 }
 
-// Run checks all databases. On the leader's machine, so on one at a time, it also frees
-// space: on one member after the other, its own last, and only while all answer, since a
-// member does not answer while it is defragmented.
+// Run checks all databases. On the leader's machine it also frees space, on one member after the
+// other and its own last. It only does so while all members answer, since a member does not
+// answer while it is defragmented.
 func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	var f Maintained
 	members, err := u.Own.Members(ctx)
@@ -161,8 +161,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	f.Healthy = len(alarms) == 0
 	full := f.alarms(alarms, members)
 	if lead && len(full) > 0 {
-		// The API server's own compaction is a write, which etcd rejects now. An error is
-		// ignored: nothing may have been written since the last compaction.
+		// The API server's own compaction is a write, which etcd rejects now. The error is
+		// ignored, since there may be nothing new to compact.
 		if u.Own.Compact(ctx, own.Revision) == nil {
 			f.did("compacted etcd's history")
 		}
@@ -171,8 +171,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	f.Healthy = f.Healthy && len(away) == 0
 	crowded := false
 	for _, v := range voters {
-		// Until its next write, a member counts the space that a compaction
-		// freed as used, and there are no writes while the alarm is active.
+		// Until its next write, a member counts the space that a compaction freed as used, and
+		// there are no writes while the alarm is active.
 		due := v.Fragmented() || len(full) > 0 && v.Crowded()
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
@@ -191,9 +191,9 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	return f, nil
 }
 
-// Healthy returns everything that is wrong with etcd: each of the named members must be
-// listed, each listed member must vote, answer and follow the leader, and there must be no
-// alarm. Then one member can stop without the loss of the quorum, if there are three or more.
+// Healthy returns all problems of etcd: each named member must be listed; each listed member
+// must vote, answer and follow the leader; and no alarm may be active.
+// A healthy etcd of three or more members keeps its quorum if one of them stops.
 func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	members, err := u.Own.Members(ctx)
 	if err != nil {
@@ -249,8 +249,8 @@ func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, me
 	}
 }
 
-// alarms adds notes on alarms that only a person can handle, and returns those about a full
-// database.
+// alarms adds notes about alarms that only a person can handle, and
+// returns those about a full database.
 func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	for _, a := range alarms {
 		name := nameOf(members, a.Member)
@@ -266,7 +266,7 @@ func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	return full
 }
 
-// nameOf returns the name of a member, or the ID of one that is not listed.
+// nameOf returns the name of a member; if it is not listed, its ID.
 func nameOf(members []Member, id string) string {
 	for _, m := range members {
 		if m.ID == id {
@@ -276,8 +276,8 @@ func nameOf(members []Member, id string) string {
 	return id
 }
 
-// voters asks all members for their status, this machine's last. away are the names of those
-// that did not answer or do not vote.
+// voters requests the status of all members, this machine's last. away has the names
+// of those that did not answer or do not vote.
 func (u Maintenance) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
 	slices.SortFunc(members, func(a, b Member) int {
 		if (a.ID == own) != (b.ID == own) {
@@ -299,7 +299,7 @@ func (u Maintenance) voters(ctx context.Context, members []Member, own string) (
 	return voters, away
 }
 
-// status is etcd.Status with a timeout: a machine that is off does not answer.
+// status is etcd.Status with a timeout, since a machine that is off does not answer.
 func status(ctx context.Context, etcd Client) (Status, error) {
 	if etcd.HTTP == nil {
 		return Status{}, errors.New("it is not in the Site")

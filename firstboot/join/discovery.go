@@ -78,8 +78,8 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			}
 			server, name := "https://"+found.Master, found.ServerName
 			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, active.Site.Endpoint) && endpointAnswers(ctx, e, active.Site) == nil {
-				// Then the join survives a dead API server, and kubelet need not be redirected
-				// and restarted afterwards.
+				// Through the endpoint the join survives a dead API server, and kubelet need not
+				// be redirected and restarted afterwards.
 				server, name = active.Site.EndpointURL(), ""
 			}
 			conf, err := api.NewKubeconfig(api.Cluster{
@@ -97,23 +97,23 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 	}
 }
 
-// OwnDiscovery is DiscoveryOf, but a member that joins again finds only the cluster that it
-// enrolled in, even if its Site has no pins.
+// OwnDiscovery is DiscoveryOf, except that a member that joins again finds only the cluster
+// that it enrolled in, even if its Site has no pins.
 func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
 	d := DiscoveryOf(e, active)
 	if len(d.CA) > 0 {
 		return d
 	}
-	// A machine whose join failed is no member, but its record has the pins. If it moved to
-	// the cluster of its Site, none of them is among the Site's.
+	// A machine whose join failed is not a member, but its record has the cluster's pins. If it
+	// moves to its Site's cluster, none of these is among the Site's pins.
 	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
 		d.Pins, d.SkipPins = own, false
 	}
 	return d
 }
 
-// ownPins returns the CA pins of the cluster that the machine is or was a member of, without
-// those that its Site excludes.
+// ownPins returns the CA pins of the cluster of which the machine is or was a member,
+// without pins that its Site does not have.
 func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := member.Pins(e)
 	if member.Unpinned(site) {
@@ -122,12 +122,12 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 	return slices.DeleteFunc(own, func(pin string) bool { return !member.IsPinned(pin, site.CAPins()) })
 }
 
-// startTime is more than an API server needs after its start
-// to load its tokens, or a cluster to sign cluster-info.
+// startTime is longer than an API server needs to load its tokens after its
+// start, or a cluster to sign cluster-info.
 const startTime = 20 * time.Second
 
-// FindCluster is api.Discover with advice in its errors. API servers that reject the token and
-// do not show whether they are ready are asked again after startTime.
+// FindCluster is api.Discover with advice in its errors. It waits for startTime and tries again
+// if the API servers may reject the token only because they have just started.
 func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
 	found, err := api.Discover(ctx, d)
 	waited := false
@@ -140,7 +140,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if joined.AllAre(err, api.ErrSignature) {
-		// Right after a change, cluster-info still has the former signature.
+		// Right after a change, cluster-info still has the old signature.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
@@ -157,7 +157,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 }
 
 // tokenIsRefused reports whether all API servers that answer reject the token, at least one of
-// them permanently. waited: those that do not show whether they are ready have had time to
+// them permanently. waited: API servers that do not show whether they are ready have had time to
 // start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
@@ -172,16 +172,17 @@ func tokenIsRefused(err error, waited bool) bool {
 	return forGood
 }
 
-// answered reports whether an error of discovery is from an API server, not from the network.
+// answered reports whether an error of discovery comes from an API
+// server and not from the network.
 func answered(err error) bool {
 	return api.Code(err) != 0 || slices.ContainsFunc([]error{
 		api.ErrPin, api.ErrSignature, api.ErrToken, api.ErrUnsigned, api.ErrNoClusterInfo, api.ErrAnonymous, api.ErrCA, api.ErrServerName,
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// JudgeDiscovery separates transient failures from those that a person must fix. One address
-// of another cluster, or one wrong certificate, may be a typo while the right API servers are
-// out of reach: only if all fail like this, the run stops. waited is as in tokenIsRefused.
+// JudgeDiscovery separates transient failures from those that a person must fix. One address of
+// another cluster or one wrong certificate may be a typo while the right API servers are
+// unreachable, so the run stops only if all fail this way. waited is as in tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
@@ -230,8 +231,8 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// NameIsFree returns an error if n, the cluster's Node of this name, is Ready. A stale Node is
-// only reported.
+// NameIsFree returns an error if n, the cluster's Node with this name, is Ready and
+// another machine's. A stale Node is only reported.
 func NameIsFree(e *machine.Env, n *api.Node, name string) error {
 	if n == nil {
 		return nil // no such Node, or the token may not read Nodes; kubeadm checks again

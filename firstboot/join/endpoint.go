@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// toEndpoint redirects kubelet.conf from the API server of the join to the endpoint.
+// toEndpoint changes the server in kubelet.conf from the API server of the join to the endpoint.
 func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) error {
 	server, name, err := member.KubeletServer(e)
 	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
@@ -34,8 +34,8 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 }
 
 // runAgainLater reports whether first boot must run periodically, and whether its timer runs.
-// An API server that is away may come back with a certificate that lacks kubelet's name for
-// it, new API servers may still be unverified, and a CA that ends soon may be issued again.
+// It must while an API server is unreachable (its certificate may lack kubelet's name for it),
+// a new list of API servers is unverified, or a CA ends soon and may be reissued.
 func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -48,6 +48,6 @@ func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, name
 	if answer == 0 {
 		return running, running // offline: first boot itself keeps running
 	}
-	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is issued again
+	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is reissued
 	return away > 0 || due || len(member.FormerMasters(e, site)) > 0, running
 }

@@ -31,8 +31,8 @@ func ForgetPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			// kubeadm and kubelet do not sync their files, and without
-			// them only the token could join the machine again.
+			// kubeadm and kubelet do not sync these files. If they were lost, only the
+			// token could make the machine join again.
 			if err := member.SyncCredentials(e); err != nil {
 				return err
 			}

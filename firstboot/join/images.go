@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// ImagesPhase imports the container images of an Image with imageStore.mode import. Otherwise
-// they are in containerd's store already, and there is nothing to do.
+// ImagesPhase imports the container images of an Image with imageStore.mode import. Other
+// Images have them in containerd's store already.
 func ImagesPhase() run.Phase {
 	return run.Phase{
 		Name: "images", Doc: "the image's container images are in containerd's store", Timeout: time.Hour,

@@ -20,7 +20,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// IPVSPhase keeps the API servers reachable through the endpoint, with ipvscare or /etc/hosts.
+// IPVSPhase keeps the API servers reachable through the endpoint, using ipvscare or /etc/hosts.
 func IPVSPhase(site *configs.Site) run.Phase {
 	if site.IPVS.Disabled {
 		return hostsPhase(site)
@@ -58,7 +58,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				e.Note("%s", member.RecreatedNote(e))
 				return run.Unknown, nil
 			case member.CannotShow(e, unclear):
-				return run.Unknown, nil // the next phase reports that the certificate has expired
+				return run.Unknown, nil // the next phase reports the expired certificate
 			}
 			return run.Todo, nil
 		},
@@ -104,9 +104,8 @@ func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	return append(doc, '\n'), nil
 }
 
-// balanced returns the masters that can be behind the Site's VIP,
-// each once. Former ones may repeat the Site's in another spelling,
-// or be the present endpoint or VIP, which ipvscare rejects.
+// balanced returns the masters that can be behind the Site's VIP, without duplicates. Former
+// masters may be spelled differently, or be the present endpoint or VIP, which ipvscare rejects.
 func balanced(site *configs.Site, masters []string) []string {
 	vip, vipErr := netip.ParseAddr(site.VIP)
 	seen := map[string]bool{}
@@ -132,9 +131,9 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 	return nil
 }
 
-// CleanIPVS makes ipvscare remove its rules, which its configuration describes. A damaged one
-// is written again for site, or removed if site has no IPVS: ipvscare's own record lasts until
-// the machine is switched off, which removes the rules too.
+// CleanIPVS makes ipvscare remove its rules, which it finds through its configuration. A damaged
+// one is first written again for site. If site has no IPVS it is removed, since ipvscare also has
+// a record of its own, which lasts until a reboot removes the rules anyway.
 func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
@@ -159,9 +158,10 @@ func ipvsConfigReadable(e *machine.Env) bool {
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// StartIPVSCare starts ipvscare's unit. The unit has started when it serves, or when it has
-// found no IP_VS in this kernel and maintains /etc/hosts. A running ipvscare rereads a changed
-// list; it is restarted if it does not serve an unchanged one.
+// StartIPVSCare starts ipvscare's unit, which has started when ipvscare serves, or
+// maintains /etc/hosts because the kernel has no IP_VS.
+// A running ipvscare rereads a changed list. It is restarted if it
+// does not serve an unchanged one.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -180,13 +180,13 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 	return nil
 }
 
-// WaitForEndpoint waits until the endpoint leads to an API server. If the API servers are of
-// another cluster, or cannot show theirs, it returns false without an error, since Check
+// WaitForEndpoint waits until the endpoint leads to an API server. If the API servers belong to
+// another cluster, or cannot prove theirs, it returns false without an error, since Check
 // reports that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := endpointAnswers(ctx, e, site)
 	if err != nil {
-		// Only the endpoint: until it is served, a connection to it costs the API servers nothing.
+		// Retry only the endpoint: until it is served, connecting to it costs the API servers nothing.
 		_ = e.Retry(ctx, machine.Wait{Every: time.Second, For: serveTimeout, Gently: true}, func() error { return machine.Answers(ctx, e, site.EndpointHostPort()) })
 		err = endpointAnswers(ctx, e, site)
 	}
@@ -203,8 +203,8 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 	return true, nil
 }
 
-// hostsPhase works without ipvscare: /etc/hosts maps the endpoint to one API server, and to
-// another when that one fails.
+// hostsPhase works without ipvscare: /etc/hosts maps the endpoint to one API
+// server, and to another one when that fails.
 func hostsPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
@@ -240,11 +240,11 @@ func hostsPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// serveTimeout is how long ipvscare may take to serve.
+// serveTimeout is how long ipvscare may take until it serves the endpoint.
 const serveTimeout = 30 * time.Second
 
-// endpointAnswers returns an error if the endpoint does not answer although an API server
-// does; nil if none is in reach.
+// endpointAnswers returns an error if the endpoint does not answer although an API
+// server does; nil if no API server is reachable.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	err := machine.Answers(ctx, e, site.EndpointHostPort())
 	if err == nil {
@@ -256,8 +256,7 @@ func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) er
 	return fmt.Errorf("the endpoint %s does not answer on this machine, but the API servers do: %w", site.EndpointHostPort(), machine.PlainNet(err))
 }
 
-// setEndpointHosts maps the endpoint to one API server in /etc/hosts, unless ipvscare serves
-// it.
+// setEndpointHosts maps the endpoint to one API server in /etc/hosts, unless ipvscare does that.
 func setEndpointHosts(ctx context.Context, e *machine.Env, site *configs.Site, master string) error {
 	if !site.IPVS.Disabled {
 		return e.SetHosts(ctx, network.EndpointOwner) // ipvscare writes the line

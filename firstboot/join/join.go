@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Phase runs kubeadm join, then redirects kubelet to the endpoint.
+// Phase runs kubeadm join, and then redirects kubelet to the endpoint.
 func Phase(active *site.Active) run.Phase {
 	var asked *member.Names // set by Run, for the next Check
 	return run.Phase{
@@ -29,7 +29,8 @@ func Phase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if active.Site.NodeType == configs.NodeNative && member.Redirected(e) {
-				// After a convert, or a change of nodeType in the Site. No phase maintains yurthub now.
+				// This happens after a convert, or a change of nodeType in the
+				// Site. No phase maintains yurthub now.
 				e.Note("this node uses yurthub, but its Site has nodeType: native. To fix: set nodeType to edge or cloud, or run `firstboot revert`")
 			}
 			server, name, err := member.KubeletServer(e)
@@ -72,7 +73,7 @@ func Phase(active *site.Active) run.Phase {
 			if member.Enrolled(e) == nil {
 				return nil // the join succeeded: the next attempt does the rest
 			}
-			// The discovered cluster may be why the join failed.
+			// The join may have failed because of the discovered cluster.
 			return errors.Join(kubeadm.UndoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}

@@ -26,20 +26,20 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env when the machine joins. Later
-// changes of the Site are written to the same file, and kubelet is restarted. If it does not
-// start with the new arguments, it gets the former ones back: a mistake in a Site must not
-// take down a running node.
+// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env at the join. After a change of
+// the Site, first boot writes them there and restarts kubelet.
+// If kubelet does not start with the new arguments, it gets the former ones back: a
+// mistake in a Site must not stop a running node.
 
-// RefusedArgs is the file of the arguments with which kubelet did not start. It lasts until
-// the machine is switched off.
+// RefusedArgs is the file with the arguments with which kubelet
+// did not start. A reboot removes it.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 const (
 	// argsTimeout is how long kubelet may take to become healthy.
 	argsTimeout = 2 * time.Minute
-	// argsSteady is how long kubelet must have been active: it reports healthy before it has
-	// started everything that its arguments may break.
+	// argsSteady is how long kubelet must have been active: it reports that it is healthy
+	// before it has started everything that bad arguments may break.
 	argsSteady = 30 * time.Second
 )
 
@@ -84,14 +84,14 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 }
 
 // twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster; "" if kubelet
-// finds one address, or the Site sets them.
+// finds its one address itself, or the Site sets the addresses.
 func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j member.JoinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
 	both, err := network.BothAddresses(e, site)
 	if err != nil {
-		// The second address may appear later: kubelet keeps its arguments until then.
+		// The second address may appear later. Until then kubelet keeps its arguments.
 		e.Log.Info("the node's second address is unknown", "error", err)
 		both = ""
 		if last := j.KubeletExtraArgs["node-ip"]; strings.HasPrefix(last, network.NodeAddress(e)+",") {
@@ -104,7 +104,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	dual, err := dualStack(ctx, e)
 	if err != nil {
 		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
-		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as in its last arguments
+		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as recorded in its last arguments
 	}
 	if !dual {
 		return ""
@@ -112,7 +112,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	return both
 }
 
-// dualStack reports whether the cluster's Services have IPv4 and IPv6 addresses.
+// dualStack reports whether the cluster's Services have both IPv4 and IPv6 addresses.
 func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -129,8 +129,8 @@ func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	return slices.ContainsFunc(ranges, is4) && slices.ContainsFunc(ranges, is6), nil
 }
 
-// changeArgs restarts kubelet with the wanted arguments, and with the former ones if it does
-// not start.
+// changeArgs restarts kubelet with the wanted arguments. If kubelet does not
+// start, it gets the former ones back.
 func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
@@ -144,15 +144,16 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if err := kubeadm.WriteConfDir(e, want); err != nil {
 		return err
 	}
-	// The file may also have arguments of an interrupted trial.
+	// The file may also have the arguments of an interrupted trial.
 	ours := member.Union(former, j.TryingArgs)
 	next := withArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
 	if changed == "" {
-		changed = "config-dir" // only its files changed
+		changed = "config-dir" // only the files in that directory have changed
 	}
 	e.Waiting("kubelet to start with other arguments (%s)", changed)
-	// After an interrupted trial, kubelet does not run with the former arguments.
+	// After an interrupted trial, kubelet does not run with the former
+	// arguments, so they are not tested.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -180,7 +181,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
-	// Valid for this boot, so that kubelet is not restarted again and again.
+	// RefusedArgs lasts for this boot, so that kubelet is not restarted again and again.
 	b, err := json.Marshal(want)
 	if err != nil {
 		return fmt.Errorf("recording the arguments that kubelet rejects: %w", err)
@@ -200,7 +201,7 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 }
 
 // withArgs returns kubeadm-flags.env with the arguments in before replaced by those in after.
-// Arguments that redirect kubelet to yurthub stay, at the end.
+// Arguments that redirect kubelet to yurthub stay at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unredirect(args)
@@ -243,8 +244,8 @@ func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz answers
-// 200.
+// awaitKubelet waits until kubelet's unit has been active for
+// argsSteady and /healthz returns 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsTimeout}, func() error { return kubeletHealthy(ctx, e) })
 	if err != nil {
@@ -253,7 +254,7 @@ func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// kubeletHealthy checks kubelet's unit and, like kubeadm, its /healthz.
+// kubeletHealthy checks kubelet's unit and, as kubeadm does, its /healthz.
 func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return errors.Join(fmt.Errorf("its unit is %s", state), err)

@@ -22,15 +22,15 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// HubNode has the checks that an OpenYurt node adds to ReadyPhase; each func may be nil.
+// HubNode has the checks that an OpenYurt node adds to ReadyPhase. Each func may be nil.
 type HubNode struct {
-	// Missing returns why the Node may be missing in the cluster; nil if unknown.
+	// Missing returns the reason why the Node may be missing in the cluster; nil if unknown.
 	Missing func(context.Context, *machine.Env) error
 	// Ready completes the Node once it is Ready.
 	Ready func(context.Context, *machine.Env) error
 }
 
-// ReadyPhase waits until the cluster shows the Node Ready, with the Site's labels.
+// ReadyPhase waits until the cluster reports the Node as Ready, with the Site's labels.
 func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 	r := &readiness{active: active, hub: hub}
 	return run.Phase{
@@ -43,17 +43,17 @@ func ReadyPhase(active *site.Active, hub HubNode) run.Phase {
 type readiness struct {
 	active *site.Active
 	hub    HubNode
-	// joined is the record of the join; noted reports whether there is one.
+	// joined is the record of the join; noted reports whether it exists.
 	joined member.JoinedAs
 	noted  bool
-	// Results of the last look:
+	// Results of the last call of look:
 	node        *api.Node // last version seen
 	otherLabels bool      // its labels differ from the Site's
-	// reporters are the machines that the Node has shown so far.
+	// reporters lists the machines that the Node has shown so far.
 	reporters reporters
 }
 
-// look reads the Node, and returns an error unless it is Ready with the Site's labels.
+// look reads the Node. It returns an error unless the Node is Ready and has the Site's labels.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -114,7 +114,7 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	note, err := member.ClusterToSave(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
-		// Without ipvscare, kubelet uses these API servers already.
+		// Without ipvscare, kubelet is using these API servers already.
 		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *member.ReadJoinedCluster(e))
 	case errors.Is(err, member.ErrOtherCluster):
 		e.Note("%s", member.RecreatedNote(e))
@@ -125,8 +125,8 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	return run.Done, nil
 }
 
-// await waits for the node to be Ready, sets its labels as far as the cluster allows, and
-// records its state.
+// await waits until the node is Ready, sets its labels as far as the cluster
+// allows, and records the node's state.
 func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
@@ -178,8 +178,9 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	return run.ErrConfirmed
 }
 
-// labelOwn sets the Site's labels that the Node lacks, as far as a node may, and reports whether it
-// tried and what was rejected. A Node left by an earlier machine keeps that machine's labels.
+// labelOwn sets missing labels of the Site on the Node, as far as a node may, and reports
+// whether it tried and which labels were rejected. A Node that an earlier machine left keeps
+// that machine's labels.
 func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -187,7 +188,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	if err != nil {
 		return false, nil
 	}
-	// OpenYurt's two labels go together: the cluster acts on one without the other.
+	// OpenYurt's two labels are set together, since the cluster acts on one without the other.
 	pair, rest := map[string]string{}, map[string]string{}
 	for k, v := range missingLabels(active.Site, n) {
 		if openyurt.IsLabel(k) {
@@ -212,7 +213,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	return true, refused
 }
 
-// unlabelOwn removes labels that the Site no longer has from the Node.
+// unlabelOwn removes the Node's labels that were removed from the Site.
 func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[string]string) error {
 	gone := map[string]any{}
 	for k := range labels {
@@ -229,7 +230,7 @@ func unlabelOwn(ctx context.Context, e *machine.Env, name string, labels map[str
 	return nil
 }
 
-// missingLabels returns the labels of the Site that the Node lacks.
+// missingLabels returns the labels of the Site that the Node does not have.
 func missingLabels(site *configs.Site, n *api.Node) map[string]string {
 	out := siteconf.KubeletLabels(site)
 	maps.DeleteFunc(out, func(k, v string) bool {
@@ -247,7 +248,8 @@ func labelList(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// saveCluster records the cluster that shows n as this machine's Node, for ipvscare too.
+// saveCluster records the cluster that shows n as this machine's
+// Node. ipvscare uses the record too.
 func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
 	note, err := member.ClusterToSave(ctx, e, active.Site, n)
 	if note == nil || err != nil {

@@ -18,15 +18,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ReportedVIP is the file with the VIP that was reported to be in the cluster's service range. It
-// lasts until the machine is switched off.
+// ReportedVIP is the file with the VIP that was reported to be in the
+// cluster's service range. A reboot removes it.
 const ReportedVIP = ondisk.RunMark + "vip"
 
-// ClusterFiles belong to the cluster of this machine.
+// ClusterFiles lists this package's files that belong to the machine's cluster.
 var ClusterFiles = []string{ReportedVIP}
 
-// VIPPhase checks that no Service has the VIP: on this node the VIP
-// leads to the API servers. Only a member may query the cluster.
+// VIPPhase checks that no Service has the VIP as its address, since on this node the VIP leads
+// to the API servers. Only a member may query the cluster.
 func VIPPhase(site *configs.Site) run.Phase {
 	const fix = "choose another vip in site.yaml, outside of the cluster's service ranges (kubeadm: networking.serviceSubnet)"
 	return run.Phase{
@@ -38,7 +38,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			in, service, err := vipInCluster(ctx, e, site)
 			switch {
 			case err != nil:
-				// Offline, or the cluster does not let nodes read this.
+				// The node is offline, or the cluster does not let nodes read this.
 				e.Log.Info("whether the VIP is free in the cluster is unknown", "error", err)
 				return run.Done, nil
 			case service != "" && !e.Exists(member.ReadyMark):
@@ -55,7 +55,7 @@ func VIPPhase(site *configs.Site) run.Phase {
 			}
 			line := fmt.Sprintf("the VIP %s is in the cluster's service range %s: no Service has it now, but this node could not reach one that gets it; %s", site.VIP, in, fix)
 			if service != "" {
-				// A user who may create Services must not stop nodes that were Ready.
+				// Only a note: a user who may create Services must not stop nodes that were Ready.
 				line = fmt.Sprintf("the VIP %s is the address of the cluster's Service %s, which this node cannot reach; %s", site.VIP, service, fix)
 			}
 			e.Log.Warn(line)
@@ -65,8 +65,8 @@ func VIPPhase(site *configs.Site) run.Phase {
 	}
 }
 
-// vipInCluster returns the service range that contains the VIP, if any, and the Service that
-// has it, as "namespace/name".
+// vipInCluster returns the service range that contains the VIP, if any, and the
+// Service whose address it is, as "namespace/name".
 func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in netip.Prefix, service string, err error) {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil {
@@ -87,8 +87,8 @@ func vipInCluster(ctx context.Context, e *machine.Env, site *configs.Site) (in n
 	if i < 0 {
 		return in, "", nil
 	}
-	// With a field selector the answer is small. It matches only a
-	// Service's first address, and API servers before 1.31 answer 400.
+	// A field selector keeps the answer small. It only matches a Service's first
+	// address, and API servers before 1.31 answer 400.
 	if vip.Is4() == ranges[0].Addr().Is4() {
 		service, err = serviceWith(ctx, c, vip, "&fieldSelector="+url.QueryEscape("spec.clusterIP="+vip.String()))
 		if api.Code(err) != 400 {
@@ -152,14 +152,14 @@ func parsePrefixes(texts []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// maxServices bounds the search among Services, in pages of servicesPage.
+// maxServices is the maximum number of Services to search, in pages of servicesPage.
 const (
 	servicesPage = 250
 	maxServices  = 20_000
 )
 
-// serviceWith returns the Service with this address among those that selector matches; "" if
-// there is none.
+// serviceWith returns the Service with this address among those that
+// match selector; "" if there is none.
 func serviceWith(ctx context.Context, c *api.Client, addr netip.Addr, selector string) (string, error) {
 	next := ""
 	for range maxServices / servicesPage {

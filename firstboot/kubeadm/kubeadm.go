@@ -18,21 +18,22 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// joinTimeout is how long kubeadm waits for kubelet to be healthy, and a quarter of how long it waits
-// for kubelet's certificate. Another attempt would queue another request behind the first.
+// joinTimeout is how long kubeadm waits until kubelet is healthy, and a quarter of its wait for
+// kubelet's certificate. The waits are long, since another attempt would only queue a second
+// request.
 const joinTimeout = 2 * time.Minute
 
 // shortLived turns off garbage collection in Go programs that run only briefly: kubeadm, and
-// the kubelet that kubeadm asks for its version.
+// the kubelet that kubeadm runs to get its version.
 var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 
-// kubeadm runs kubeadm with args, and with the proxy of site, which may be nil. Its output is
-// logged at level; the error has the last lines.
+// kubeadm runs kubeadm with args, and with the proxy of site, which may be nil. It logs the
+// output at level. An error contains the last lines.
 func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog.Level, args ...string) error {
 	env := slices.Clone(shortLived)
 	switch {
 	case site == nil:
-	case site.ControlPlane != nil: // kubeadm copies it into the pods of the control plane
+	case site.ControlPlane != nil: // kubeadm copies the proxy into the control plane's pods
 		env = append(env, siteconf.ControlPlaneProxyEnv(site)...)
 	default:
 		env = append(env, siteconf.ProxyEnv(site)...)
@@ -47,11 +48,11 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 	return nil
 }
 
-// Join runs `kubeadm join` with the discovery file. s is the active Site with more arguments
-// for kubelet; ignore are preflight checks that fail because first boot has run.
+// Join runs `kubeadm join` with the discovery file. s is the active Site, perhaps with more
+// arguments for kubelet. ignore lists preflight checks that fail because first boot has run.
 func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
-	// The token is in the discovery file: only then does kubeadm keep its tls-server-name.
-	// First boot has already written the CA that kubeadm would write.
+	// The token is in the discovery file instead: only then does kubeadm keep the file's
+	// tls-server-name. First boot has already written the CA file that kubeadm would write.
 	s.Credentials = configs.Credentials{}
 	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only alone
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
@@ -73,17 +74,17 @@ func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Si
 	return nil
 }
 
-// Settings of one machine for kubeadm, in addition to the Site's documents.
+// Local and Arg are settings of one machine for kubeadm, in addition to the Site's documents.
 type (
 	Local = kubeadmdocs.Local
 	Arg   = kubeadmdocs.Arg
 )
 
-// initFile is the configuration of kubeadm init for this machine.
+// initFile is the configuration file for kubeadm init on this machine.
 const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
-// Init runs phases of `kubeadm init` with the Site's documents and l, which applies to all of
-// the phases.
+// Init runs phases of `kubeadm init` with the Site's documents and
+// l, which applies to all phases.
 func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
 	board := siteconf.LocalKubeadm(active.Image, active.Site)
 	l.Kubernetes, l.EtcdTag, l.DNSTag = board.Kubernetes, board.EtcdTag, board.DNSTag
@@ -100,12 +101,12 @@ func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, pha
 			return err
 		}
 	}
-	// It may hold a token.
+	// The file may hold a token.
 	return e.Remove(initFile)
 }
 
-// Reset runs `kubeadm reset`; active may be nil. Its output is logged for debugging only,
-// since first boot does the cleanup that it recommends.
+// Reset runs `kubeadm reset`; active may be nil. The output is logged at debug level only, since
+// first boot does the cleanup that it recommends.
 func Reset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
@@ -132,9 +133,9 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// UndoJoin removes the files that kubeadm join and kubelet wrote, except for keep, so that the
-// next attempt begins as the first one did. (kubeadm reset would do more: it empties
-// /etc/kubernetes/manifests, where an image may have put pods.)
+// UndoJoin removes the files that kubeadm join and kubelet wrote, except keep, so that the next
+// attempt starts like the first one. kubeadm reset would also empty /etc/kubernetes/manifests,
+// where an image may have pods.
 func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
@@ -156,14 +157,14 @@ func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	return nil
 }
 
-// joinFiles are the files that a join writes. config.yaml, without which kubelet does not
-// start, is removed first.
+// joinFiles lists the files that a join writes. config.yaml, without which
+// kubelet does not start, is removed first.
 var joinFiles = []string{
 	ondisk.KubeletConfig, ondisk.KubeletConf, member.BootstrapConf, member.BootstrapRun, member.JoinFile, member.KubeadmFlags,
 	member.KubeletInstanceConfig, member.KubeletRecord,
 }
 
-// OtherName is the fix for a node name that the cluster already has.
+// OtherName returns the fix for a node name that the cluster already has.
 func OtherName(name string) string {
 	return fmt.Sprintf("if the old machine is gone: kubectl delete node %s; else give this one another nodeName in site.yaml", name)
 }

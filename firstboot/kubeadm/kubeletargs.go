@@ -12,8 +12,9 @@ import (
 
 // On a metered link kubelet sends an unchanged status once an hour instead of every five
 // minutes, which costs 2.6 MB a day. Its lease still shows that it is alive, and changes are
-// sent at once. The setting has no flag, so it is in a configuration directory. That is on
-// DATA: kubelet does not start without it, e.g. on a new root.
+// sent at once.
+// The setting has no flag, so it is in a configuration directory, on DATA: kubelet does not
+// start without the directory, e.g. on a new root.
 const (
 	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	MeteredConfFile = KubeletConfDir + "/50-metered.conf"
@@ -24,24 +25,24 @@ nodeStatusReportFrequency: 1h
 `
 )
 
-// SiteArgs returns the Site's arguments for kubelet, and those that follow from its other
-// fields.
+// SiteArgs returns the Site's arguments for kubelet, including those that
+// follow from other fields of the Site.
 func SiteArgs(active *site.Active) map[string]string {
 	want := member.Union(active.Site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && active.Site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&
-		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // earlier kubelets do not read such a directory
+		!kubeadmdocs.Before(active.Image.Kubernetes, 30) { // earlier kubelets do not support the directory
 		want["config-dir"] = KubeletConfDir
 	}
 	return want
 }
 
-// LacksConfDir reports whether kubelet's configuration directory is needed, but missing or
-// outdated.
+// LacksConfDir reports whether kubelet needs its configuration directory, and
+// the directory is missing or outdated.
 func LacksConfDir(e *machine.Env, want map[string]string) bool {
 	return want["config-dir"] == KubeletConfDir && string(e.Contents(MeteredConfFile)) != MeteredConf
 }
 
-// WriteConfDir writes kubelet's configuration directory if it is needed.
+// WriteConfDir writes kubelet's configuration directory if kubelet needs it.
 func WriteConfDir(e *machine.Env, want map[string]string) error {
 	if !LacksConfDir(e, want) {
 		return nil

@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// WithSettings extends a phase in which kubeadm joins: kubeadm also writes kubelet's
-// settings again when the system has another minor version of Kubernetes than the
-// kubeadm that wrote them. Until then kubelet runs with the former settings.
+// WithSettings extends a phase in which kubeadm joins. If the system has another minor version
+// than the kubeadm that wrote kubelet's settings, kubeadm also writes them again. Until then
+// kubelet runs with the former settings.
 func WithSettings(join run.Phase, active *site.Active) run.Phase {
 	minor := kubeadmdocs.Minor(active.Image.Kubernetes)
 	p := join
@@ -37,12 +37,12 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 		if !otherSettings(e, minor) {
 			return join.Run(ctx, e)
 		}
-		if err := member.TakeOverKubelet(e, minor); err != nil { // of a kubeadm that was killed
+		if err := member.TakeOverKubelet(e, minor); err != nil { // those of a kubeadm that was killed
 			return err
 		}
 		if member.Is(e) {
 			if err := writeSettings(ctx, e, active.Site, minor); err != nil {
-				return errors.Join(err, member.TakeOverKubelet(e, minor)) // kubeadm may have left a file empty
+				return errors.Join(err, member.TakeOverKubelet(e, minor)) // kubeadm may have left an empty file
 			}
 			if v, err := join.Check(ctx, e); err == nil && v == run.Done {
 				return nil
@@ -53,7 +53,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 	return p
 }
 
-// otherSettings reports whether this node's settings are of another minor version.
+// otherSettings reports whether this node's kubelet settings are from another minor version.
 func otherSettings(e *machine.Env, minor int) bool {
 	k := member.ReadKubeletFiles(e)
 	return k.Minor != 0 && (k.Minor != minor || k.ConfigMinor != minor) && e.Exists(ondisk.KubeletConf)
@@ -74,7 +74,7 @@ func writeSettings(ctx context.Context, e *machine.Env, site *configs.Site, mino
 	return k.Write(e)
 }
 
-// removeBackups removes kubeadm's copies of the files that it replaced.
+// removeBackups removes kubeadm's copies of the files that it has replaced.
 func removeBackups(e *machine.Env) error {
 	list, err := filepath.Glob(e.Path(ondisk.KubernetesDir + "/tmp/kubeadm-kubelet-*"))
 	if err != nil {
@@ -88,7 +88,7 @@ func removeBackups(e *machine.Env) error {
 	return nil
 }
 
-// serverVersion asks the API server in kubelet.conf for its version.
+// serverVersion returns the version of the API server in kubelet.conf.
 func serverVersion(ctx context.Context, e *machine.Env) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 // Facts returns the identity of this machine.
 func (e *Env) Facts() siteconf.Machine { return facts.Read(e.Root) }
 
-// Partition is a partition as the kernel shows it.
+// Partition describes a partition as the kernel reports it.
 type Partition struct {
 	Name  string // "nvme0n1p2"
 	Label string // GPT partition name
@@ -44,8 +44,8 @@ func (d *Disk) Part(label string) *Partition {
 	return nil
 }
 
-// mountsAt returns the directories in /sys/dev/block of the block devices mounted at a place,
-// in the order in which they were mounted.
+// mountsAt returns the directories in /sys/dev/block of the block devices
+// mounted at place, in mounting order.
 func (e *Env) mountsAt(place string) (devices []string, err error) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
@@ -65,8 +65,8 @@ func (e *Env) mountsAt(place string) (devices []string, err error) {
 
 func (e *Env) isPartition(device string) bool { return e.Exists(filepath.Join(device, "partition")) }
 
-// MountedFrom returns the names of the partition mounted at a
-// place and of its disk, "" if no partition is mounted there.
+// MountedFrom returns the names of the partition mounted at place and of its
+// disk; "" if no partition is mounted there.
 func (e *Env) MountedFrom(place string) (part, disk string) {
 	devices, _ := e.mountsAt(place)
 	for _, d := range slices.Backward(devices) { // the last mount hides the others
@@ -77,17 +77,17 @@ func (e *Env) MountedFrom(place string) (part, disk string) {
 	return "", ""
 }
 
-// LoaderPart returns the PARTUUID of the partition that the boot loader was started from, ""
-// if the loader does not report it.
+// LoaderPart returns the PARTUUID of the partition from which the boot loader was
+// started; "" if the loader does not report it.
 func (e *Env) LoaderPart() string { return strings.ToLower(loaderText(e.Contents(LoaderPartFile))) }
 
-// CountedEntry returns the path below ESPDir of the boot entry whose tries the loader counted
-// in this boot, "" if it has counted none.
+// CountedEntry returns the path below ESPDir of the boot entry whose tries the loader
+// counted at this boot; "" if it counted none.
 func (e *Env) CountedEntry() string {
 	return strings.ReplaceAll(loaderText(e.Contents(BootCountFile)), `\`, "/")
 }
 
-// loaderText decodes a variable of the boot loader: attributes, then UTF-16.
+// loaderText decodes a boot loader's variable: attributes, then UTF-16.
 func loaderText(b []byte) string {
 	var s strings.Builder
 	for i := 4; i+1 < len(b); i += 2 {
@@ -104,17 +104,17 @@ const (
 	BootCountFile  = "/sys/firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 )
 
-// EntryName is what the file name of a boot entry says.
+// EntryName is the information in the file name of a boot entry.
 type EntryName struct {
 	Root string // ROOT-A or ROOT-B
-	// Trial is set if boots are counted, with Left tries remaining. systemd
-	// removes the count once UnitHealthy has finished.
+	// Trial: the loader counts the boots, and Left tries remain. systemd removes
+	// the count once UnitHealthy has finished.
 	Trial bool
 	Left  int
 }
 
-// entryName matches the file names of edgebake's entries. On trial they contain the number of
-// tries left and of those that failed (Automatic Boot Assessment).
+// entryName matches the file names of edgebake's entries. On trial they contain the numbers of
+// remaining and of failed tries (Automatic Boot Assessment).
 var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
 
 // ParseEntryName parses the file name of a boot entry; ok is false if it is not edgebake's.
@@ -127,7 +127,7 @@ func ParseEntryName(file string) (n EntryName, ok bool) {
 	return EntryName{Root: "ROOT-" + strings.ToUpper(m[1]), Trial: m[2] != "", Left: left}, true
 }
 
-// ESPDir is where systemd mounts the EFI system partition when it is used.
+// ESPDir is where systemd mounts the EFI system partition on demand.
 const ESPDir = "/efi"
 
 // DisksWith lists the disks that have a partition with this PARTUUID.
@@ -153,9 +153,9 @@ func (e *Env) DisksWith(partUUID string) []string {
 	return out
 }
 
-// RootDisk returns the disk that this system was started from, with the partition mounted at
-// /. Other disks may carry the same labels. A pass looks it up only once; use LookUpRootDisk
-// if the sizes of partitions may have changed.
+// RootDisk returns the disk from which this system was started, with the partition mounted at /.
+// Other disks may have the same labels. A pass looks it up only once; use LookUpRootDisk if
+// partition sizes may have changed.
 func (e *Env) RootDisk() (*Disk, error) {
 	if e.cache != nil && e.cache.disk != nil {
 		return e.cache.disk, nil
@@ -222,15 +222,15 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
-// Limits, since a stick may claim hundreds of partitions.
+// These limits are needed since a stick may claim hundreds of partitions.
 const (
 	MaxSticks = 8
 	MaxProbes = 64
 )
 
 // RemovableSlots lists the devices on USB sticks and cards that may hold a Site: partitions
-// named EDGEBAKE, and FAT file systems with that label, which any laptop can make, in a
-// partition or on the whole device.
+// named EDGEBAKE, and FAT file systems with that label, in a partition or on the whole device.
+// Any laptop can create the latter.
 func (e *Env) RemovableSlots() (out []string) {
 	for p := range e.removable {
 		if len(out) == MaxSticks {
@@ -243,7 +243,8 @@ func (e *Env) RemovableSlots() (out []string) {
 	return out
 }
 
-// RemovableParts lists the partitions of USB sticks and cards, and devices without partitions.
+// RemovableParts lists the partitions of USB sticks and cards. A device
+// without partitions is listed itself.
 func (e *Env) RemovableParts() (out []string) {
 	for p := range e.removable {
 		out = append(out, "/dev/"+p.Name)
@@ -260,7 +261,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 	}
 	root, err := e.RootDisk()
 	if err != nil {
-		return // any of them might be the disk of this system
+		return // any disk might be the one of this system
 	}
 	probes := 0
 	for _, en := range entries {
@@ -291,8 +292,8 @@ func (e *Env) removable(yield func(Partition) bool) {
 	}
 }
 
-// isRemovable reports whether people plug a disk in and out. The kernel's
-// attribute "removable" concerns the medium in a drive; it is 0 for an SD card.
+// isRemovable reports whether people plug a disk in and out. The kernel's attribute "removable"
+// is about the medium in a drive, and is 0 for an SD card.
 func (e *Env) isRemovable(disk string) bool {
 	switch {
 	case e.Text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
@@ -311,8 +312,8 @@ func (e *Env) isRemovable(disk string) bool {
 	return false
 }
 
-// labelled reports whether a device has a FAT file system
-// with the slot's label. It reads nothing else.
+// labelled reports whether a device has a FAT file system with the
+// slot's label. It reads only the label.
 func (e *Env) labelled(dev string) bool {
 	label, err := e.SlotLabel(dev) // usually there is another file system
 	return err == nil && label == ondisk.LabelSlot

@@ -24,10 +24,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Env is everything that a phase may touch, by subject. Files below Root are read directly;
-// whatever changes the machine, waits or communicates is one of the funcs.
+// Env has everything that a phase may use, by subject. Files below Root are read directly. All
+// changes of the machine, waits and communication go through the funcs.
 type Env struct {
-	// Root is where every path begins: "/" on a node.
+	// Root is the directory in which all paths start: "/" on a node.
 	Root string
 	Log  *slog.Logger
 
@@ -62,16 +62,15 @@ type Randomness struct {
 	Random func(n int) []byte
 }
 
-// Files changes files below Root, where all paths begin.
+// Files changes files below Root, where all paths start.
 type Files struct {
-	// WriteFile replaces a file atomically, even if the power is cut, and makes missing
-	// directories.
+	// WriteFile replaces a file atomically, even during a power cut, and makes missing directories.
 	WriteFile func(path string, data []byte, o Owner) error
 	// Stream is WriteFile for contents that are too large for memory.
 	Stream func(path string, o Owner, write func(io.Writer) error) error
 	// Rename moves a file or a directory within a file system. It fails if to exists.
 	Rename func(from, to string) error
-	// Symlink and Link replace what is at path atomically, unless it is a directory.
+	// Symlink and Link atomically replace the file at path, unless it is a directory.
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
@@ -80,25 +79,25 @@ type Files struct {
 	Remove func(path string) error
 	// RemoveAll removes path and everything below it.
 	RemoveAll func(path string) error
-	// WriteTree makes dir, which must not exist, and below it the nodes that walk passes to
-	// its argument, parents first: with owners, devices, extended attributes and times.
+	// WriteTree makes dir, which must not exist, and below it the nodes that walk yields, parents
+	// first, with their owners, devices, extended attributes and times.
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
-	// Sync syncs these files and directories, and the whole file systems that hold them.
+	// Sync syncs these files and directories, and the whole file systems that they are on.
 	Sync func(paths ...string) error
-	// Lock locks a file that root owns with flock(2), as other
-	// programs do, until release is called.
+	// Lock locks a file owned by root with flock(2), which other programs
+	// use too, until release is called.
 	Lock func(ctx context.Context, path string) (release func(), err error)
 }
 
-// UnitStart is when a unit was started. The clock may have been set since.
+// UnitStart is the time at which a unit was started. The clock may have been set since.
 type UnitStart struct {
 	Now  time.Time // by the present clock
 	Then time.Time // by the clock at that time
 }
 
-// Earlier is for comparison with times recorded in this boot, by either clock. Times that may
-// be of an earlier boot must be compared with Now: if the clock was behind, Then may be before
-// them.
+// Earlier returns the time to compare with times that were recorded in this boot, by either
+// clock. Times that may be from an earlier boot must be compared with Now: Then may be before
+// them if the clock was behind.
 func (s UnitStart) Earlier() time.Time {
 	if s.Then.Before(s.Now) {
 		return s.Then
@@ -108,24 +107,24 @@ func (s UnitStart) Earlier() time.Time {
 
 // Programs runs programs, and controls systemd's units.
 type Programs struct {
-	// Run runs a program to its end.
+	// Run runs a program, and waits until it ends.
 	Run func(ctx context.Context, c Cmd) error
-	// Unit applies a verb of systemctl and waits for its job: start, stop, restart,
+	// Unit applies a systemctl verb to a unit and waits for its job: start, stop, restart,
 	// try-restart, reload, enable, disable, daemon-reload (without a unit).
 	Unit func(ctx context.Context, verb, unit string) error
 	// UnitState returns the ActiveState of a unit: active, activating, inactive, failed.
 	UnitState func(ctx context.Context, unit string) (string, error)
 	// UnitSince returns when an active unit was started.
 	UnitSince func(ctx context.Context, unit string) (UnitStart, error)
-	// BootClock returns when the parts of this boot began; FirstBoot is now.
+	// BootClock returns when the parts of this boot started; FirstBoot is the present time.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
 // Platform changes settings of the kernel and the firmware.
 type Platform struct {
 	SetHostname func(name string) error
-	// SetFirmwareVar sets a UEFI variable, which rewriting the disk does not remove. It
-	// returns ErrUnsupported on a machine without UEFI.
+	// SetFirmwareVar sets a UEFI variable, which survives rewriting the disk. It returns
+	// ErrUnsupported on a machine without UEFI.
 	SetFirmwareVar func(path string, value []byte) error
 }
 
@@ -134,7 +133,7 @@ type Network struct {
 	Dial api.DialFunc
 	// Listen accepts connections at one of this machine's own addresses.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
-	// Source returns the node's own address on the way to addr ("host:port").
+	// Source returns the node's source address towards addr ("host:port").
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
 	// Addresses returns the addresses of this machine's interfaces that are up.
 	Addresses func() ([]InterfaceAddr, error)
@@ -143,8 +142,8 @@ type Network struct {
 	// Post sends body to an https URL, through the proxy in these environment variables
 	// ("HTTPS_PROXY=…", "NO_PROXY=…"). If ca (PEM) is not empty, only that CA is trusted.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
-	// Get requests an http or https URL; proxy is as in Post. The response may have any
-	// status. The error is ErrRedirect if a redirect was rejected.
+	// Get requests an http or https URL; proxy is as in Post. The response may have any status. If
+	// a redirect was rejected, the error is ErrRedirect.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
@@ -157,19 +156,20 @@ type InterfaceAddr struct {
 	Addr      netip.Addr
 }
 
-// Slots reads and writes the slots of this machine's disk and of sticks, by device.
+// Slots reads and writes the slots on this machine's disk and on
+// sticks. Each func gets the slot's device.
 type Slots struct {
 	// SlotLabel reads only the label of a FAT file system.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
-	// SlotFile copies one file, which may be large, from a device's FAT file system.
+	// SlotFile copies one file from a device's FAT file system to w; the file may be large.
 	SlotFile func(device, name string, w io.Writer) error
 	// WriteSlot replaces a slot atomically, even if the power is cut.
 	WriteSlot func(device string, c *slot.Contents) error
 	// ReadClaims and WriteClaim read and write the claims on a stick.
 	ReadClaims func(device string) ([]slot.Claim, error)
 	WriteClaim func(device string, c slot.Claim) error
-	// ScrubSlot rewrites a slot, readable or not, with site and without secrets.
+	// ScrubSlot rewrites a slot, even an unreadable one, with site and without secrets.
 	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error
 	ReportSlot func(device string, text, json []byte) error
 }
@@ -178,83 +178,83 @@ type Slots struct {
 type FileSystems struct {
 	// FSUUID reads the UUID of the ext4 file system on a device.
 	FSUUID func(device string) ([16]byte, error)
-	// FSSize returns the size in bytes of the file system mounted at path, without its
-	// metadata.
+	// FSSize returns the size in bytes of the file system mounted at path,
+	// without the file system's metadata.
 	FSSize func(path string) (int64, error)
 	// FSFree returns the free bytes of the file system mounted at path.
 	FSFree func(path string) (int64, error)
-	// OpenDevice opens a partition, or a file, which it creates for writing. Opening a mounted
-	// partition for writing fails.
+	// OpenDevice opens a partition or a file; for writing, it creates a missing file. It
+	// fails for writing to a mounted partition.
 	OpenDevice func(path string, write bool) (Device, error)
 }
 
-// Device is an open partition, or a file in place of one.
+// Device is an open partition, or a regular file used like one.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
 	Name() string
 	Size() (int64, error)
-	// Sync waits until everything is written. Later reads come from the medium.
+	// Sync waits until everything is written. Later reads are from the medium.
 	Sync() error
 	Close() error
 }
 
-// Output receives messages in addition to the log.
+// Output prints messages outside of the log.
 type Output struct {
-	// Console prints a line for the person at the machine.
+	// Console prints a line on the machine's consoles.
 	Console func(line string)
 	// Notify notifies systemd: "READY=1", "STATUS=…", "WATCHDOG=1".
 	Notify func(state string)
 }
 
-// pass is set by a run: see OnWaiting, OnNote and BeginPass.
+// pass holds the state that a run sets: see OnWaiting, OnNote and BeginPass.
 type pass struct {
 	// waiting receives what the running phase waits for.
 	waiting func(what string)
 	// noting receives each Note.
 	noting func(what string)
-	// cache holds what this pass has looked up; nil: nothing is cached.
+	// cache holds the lookups of this pass; nil: nothing is cached.
 	cache *passCache
 }
 
 // Owner holds the permissions and the owner of a file.
 type Owner = beneath.Owner
 
-// owns reports whether a file has this owner. Only root can
-// change owners, so the result is always true for other users.
+// owns reports whether a file has this owner. It is always true unless run as
+// root, since only root can change owners.
 func owns(o Owner, st fs.FileInfo) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
 }
 
-// Mode returns the Owner of a file of root's with permissions m.
+// Mode returns the Owner of a file that root owns, with permissions m.
 func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
 
 // Cmd is a program to run.
 type Cmd struct {
 	Args []string
 	Env  []string // in addition to the inherited ones
-	// Output receives stdout and stderr. If it is nil, the error contains the end of both.
+	// Output receives stdout and stderr. If it is nil, the error contains their last lines.
 	Output io.Writer
 	Stdin  io.Reader
 }
 
-// OnWaiting sets the func that receives what the running phase waits for, or nil.
+// OnWaiting sets the func that receives what the running phase waits for; it may be nil.
 func (e *Env) OnWaiting(f func(what string)) { e.waiting = f }
 
 // OnNote sets the func that receives each note.
 func (e *Env) OnNote(f func(what string)) { e.noting = f }
 
-// Waiting reports what the running phase waits for: on the status line, in the state and in
-// the report. Repeating the same text costs nothing.
+// Waiting reports what the running phase waits for, on the status line, in the state and
+// in the report. Repeating a text has no cost.
 func (e *Env) Waiting(format string, args ...any) {
 	if e.waiting != nil {
 		e.waiting(fmt.Sprintf(format, args...))
 	}
 }
 
-// Note adds to the report, and prints once on the console, that a
-// part of the Site is not in effect although the node continues.
+// Note reports that a part of the Site is not in effect although the node continues. The
+// text is in the report, and once on the console.
 func (e *Env) Note(format string, args ...any) {
 	if e.noting != nil {
 		e.noting(fmt.Sprintf(format, args...))
@@ -265,8 +265,8 @@ func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// Contents returns a file's contents, nil if there is none. A file that cannot be read counts
-// as missing, and is logged.
+// Contents returns the contents of a file; nil if it is missing. An unreadable
+// file counts as missing, and is logged.
 func (e *Env) Contents(path string) []byte {
 	b, err := e.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
@@ -275,7 +275,7 @@ func (e *Env) Contents(path string) []byte {
 	return b
 }
 
-// Text returns Contents without the white space around them, for files of the kernel.
+// Text returns Contents without surrounding white space, for short files, e.g. the kernel's.
 func (e *Env) Text(path string) string { return strings.TrimSpace(string(e.Contents(path))) }
 
 func (e *Env) Exists(path string) bool {
@@ -283,8 +283,8 @@ func (e *Env) Exists(path string) bool {
 	return err == nil
 }
 
-// Write replaces path unless its contents, permissions and owner are right already, and
-// reports whether it did.
+// Write replaces path unless its contents, permissions and owner are already right.
+// It reports whether it replaced the file.
 func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 	if old, err := e.Read(path); err == nil && string(old) == string(data) {
 		if st, err := os.Lstat(e.Path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && owns(o, st) {
@@ -314,17 +314,17 @@ func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (
 	}
 }
 
-// Wait is the pace at which Retry tries.
+// Wait configures how often and how long Retry tries.
 type Wait struct {
 	Every time.Duration
 	// For is the time after which Retry gives up; 0: only when its context ends.
 	For time.Duration
-	// Gently makes the pauses grow to an eighth of the time waited so far, at most to
-	// mostGently: a thousand machines may wait for the same API server.
+	// Gently makes pauses grow to an eighth of the time waited so far, up to mostGently, since a
+	// thousand machines may wait for the same API server.
 	Gently bool
 }
 
-// mostGently is the longest pause of a gentle Wait.
+// mostGently is the longest pause of a Wait with Gently.
 const mostGently = 10 * time.Second
 
 // Retry calls try until it succeeds or the wait is over. It returns
@@ -341,7 +341,7 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
-			return false, last // ctx interrupted try, whose error explains nothing
+			return false, last // ctx interrupted try, so its present error explains nothing
 		}
 		last = err
 		return last == nil || w.For > 0 && e.Now().After(began.Add(w.For)), nil
@@ -349,12 +349,11 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
-// JobTimeout is how long to wait for the job of one unit.
-// systemd continues the job even if the caller stops waiting.
+// JobTimeout is how long to wait for the job of one unit. systemd continues the job afterwards.
 const JobTimeout = 15 * time.Second
 
-// BoundedUnit is Unit, but waits for the job at most for
-// patience: a unit may wait for a missing card, or for a server.
+// BoundedUnit is Unit, but waits for the job for patience at most: the unit may itself
+// wait, e.g. for a missing card or for a server.
 func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -2,7 +2,8 @@ package machine
 
 import "strings"
 
-// OneLine returns the text of an error, perhaps a joined one, on one line.
+// OneLine returns the text of an error on one line, with "; "
+// between the lines of a joined error.
 func OneLine(err error) string {
 	if err == nil {
 		return ""

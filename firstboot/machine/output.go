@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Tail is a Writer that passes lines to Log, and keeps the last 40 for an error.
+// Tail is a Writer that passes lines to Log, and keeps the last 40 for error messages.
 type Tail struct {
 	mu    sync.Mutex
 	Log   func(string)
@@ -37,7 +37,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	}
 }
 
-// Last returns the kept lines that look like errors, otherwise the last three.
+// Last returns the kept lines that look like errors; if there are none, the last three.
 func (t *Tail) Last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,14 +10,14 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// passCache holds the results of lookups, and the connections, of one pass.
+// passCache holds the lookups and the connections of one pass.
 type passCache struct {
-	disk       *Disk          // the one that this system was started from
+	disk       *Disk          // the disk from which this system was started
 	transports api.Transports // to API servers
-	ends       []func()       // run at the end of the pass
+	ends       []func()       // called at the end of the pass
 
 	mu          sync.Mutex
-	kubeconfigs map[string]*api.Kubeconfig // by their text; they must not be changed
+	kubeconfigs map[string]*api.Kubeconfig // by their text; the values must not be changed
 	pairs       map[[sha256.Size]byte]*tls.Certificate
 	signed      map[[sha256.Size]byte]struct{} // pairs of a certificate and the CA that signed it
 }
@@ -40,15 +40,15 @@ func (k *passCache) close() {
 	}
 }
 
-// AtEndOfPass runs end when the pass is over. Outside of a pass it does nothing.
+// AtEndOfPass registers end to be called when the pass is over.
+// Outside of a pass it does nothing.
 func (e *Env) AtEndOfPass(end func()) {
 	if e.cache != nil {
 		e.cache.ends = append(e.cache.ends, end)
 	}
 }
 
-// once returns the value of key, and creates it if it is missing. Concurrent callers may both
-// create it.
+// once returns the value of key. It creates a missing value; concurrent callers may both do so.
 func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func() (V, error)) (V, error) {
 	mu.Lock()
 	v, ok := all[key]
@@ -65,7 +65,7 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 	return v, err
 }
 
-// ParseKubeconfig parses a kubeconfig, each text only once in a pass.
+// ParseKubeconfig parses a kubeconfig. In a pass, each text is parsed only once.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
 	if e.cache == nil {
@@ -74,7 +74,7 @@ func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
 }
 
-// ParsePair parses a certificate and its key, each pair only once in a pass.
+// ParsePair parses a certificate and its key. In a pass, each pair is parsed only once.
 func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	parse := func() (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
@@ -99,7 +99,7 @@ func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 	return pair, nil
 }
 
-// SignedBy verifies the signature of a certificate, only once in a pass.
+// SignedBy verifies the signature of a certificate. In a pass, each one is verified only once.
 func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
 	if e.cache == nil {
 		return cert.CheckSignatureFrom(ca)
@@ -117,7 +117,7 @@ func digest(a, b []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// Transports returns the connections of this pass, nil outside of one.
+// Transports returns the connections of this pass; nil outside of a pass.
 func (e *Env) Transports() *api.Transports {
 	if e.cache == nil {
 		return nil
@@ -134,7 +134,7 @@ func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 	return c, err
 }
 
-// KubeconfigAt reads the kubeconfig at path; whose names it in errors.
+// KubeconfigAt reads the kubeconfig at path; whose describes it in errors.
 func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 	text, err := e.Read(path)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// HasRoute returns nil if this machine has an address and a route for any of
-// the API servers.
+// HasRoute returns nil if this machine has an address and a route
+// towards at least one API server.
 func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	var errs []error
 	try := func(addr string) bool {
@@ -36,8 +36,8 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 			return nil
 		}
 	}
-	// An API server whose name cannot be resolved now may have any address: try addresses that
-	// only a default route leads to (RFC 5737, RFC 3849).
+	// An API server whose name cannot be resolved now may have any address, so try documentation
+	// addresses, which only a default route leads to (RFC 5737, RFC 3849).
 	if named && (try("192.0.2.1:6443") || try("[2001:db8::1]:6443")) {
 		return nil
 	}
@@ -47,7 +47,7 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 // ProbeTimeout bounds the connection to one API server.
 const ProbeTimeout = 4 * time.Second
 
-// PlainNet removes the address from a dial error, for callers that name it themselves.
+// PlainNet removes the address from a dial error, for callers that print it themselves.
 func PlainNet(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Err != nil {
@@ -67,7 +67,7 @@ func Answers(ctx context.Context, e *Env, addr string) error {
 	return conn.Close()
 }
 
-// LocalGet sends an HTTP request to a server on this node. body is cut off after 4096 bytes.
+// LocalGet sends an HTTP request to a server on this node. body is truncated to 4096 bytes.
 func LocalGet(ctx context.Context, e *Env, addr, path string) (body string, code int, err error) {
 	conn, err := e.Dial(ctx, "tcp", addr)
 	if err != nil {
