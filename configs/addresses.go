@@ -14,7 +14,7 @@ import (
 // Subnet is an address of the machine with its network.
 type Subnet struct {
 	netip.Prefix
-	Path string // of the field
+	Path string // path of the field that has the address
 }
 
 // Subnets returns the valid addresses of all interfaces and VLANs.
@@ -30,8 +30,8 @@ func (n *Network) Subnets() []Subnet {
 	return out
 }
 
-// UsesDHCP reports whether an interface or VLAN gets addresses, and perhaps DNS servers,
-// from DHCP or a router.
+// UsesDHCP reports whether any interface or VLAN gets addresses, and perhaps DNS servers, from DHCP
+// or from router advertisements.
 func (n *Network) UsesDHCP() bool {
 	for _, a := range n.addressings() {
 		if a.DHCP || a.AcceptRA {
@@ -41,8 +41,8 @@ func (n *Network) UsesDHCP() bool {
 	return len(n.Interfaces) == 0
 }
 
-// validateVIPUse reports fields that contain the VIP, and a VIP inside one of
-// the machine's networks.
+// validateVIPUse reports fields whose address is the VIP, and a VIP inside one of the machine's
+// networks.
 func (s *Site) validateVIPUse(probs *Problems) {
 	vip, err := netip.ParseAddr(s.VIP)
 	if err != nil || s.IPVS.Disabled {
@@ -89,8 +89,8 @@ func (s *Site) validateVIPUse(probs *Problems) {
 	}
 }
 
-// validateMasterUse reports API servers in the machine's own networks whose
-// address is that of this machine, or cannot be that of any machine.
+// validateMasterUse reports API servers whose address is this machine's own, or is one in this
+// machine's networks that no machine can have.
 func (s *Site) validateMasterUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	for i, m := range s.Masters {
@@ -100,7 +100,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 			continue
 		}
 		if s.NodeType == NodeControlPlane {
-			continue // it is one of the API servers
+			continue // a control-plane node is itself one of the API servers
 		}
 		if strings.EqualFold(host, s.NodeName) {
 			probs.Add(path, "%s is this node itself (nodeName); give a control-plane node", host)
@@ -126,8 +126,8 @@ func (s *Site) validateMasterUse(probs *Problems) {
 	}
 }
 
-// validateServerUse reports servers whose address is that of this machine, or
-// of no machine.
+// validateServerUse reports servers whose address is this machine's own, or is one that no machine
+// can have.
 func (s *Site) validateServerUse(probs *Problems) {
 	subnets := s.Network.Subnets()
 	nobody := func(path, host string) {
@@ -179,9 +179,9 @@ func (s *Site) validateServerUse(probs *Problems) {
 	}
 }
 
-// OtherAddress returns the first static address of the other family on the
-// interface with the address own, or the zero Addr. Addresses from DHCP or a
-// router do not count, because kubelet's --node-ip must not change.
+// OtherAddress returns the first static address of the other family on the interface that has the
+// address own, or the zero Addr. Addresses from DHCP or a router do not count, because kubelet's
+// --node-ip must not change.
 func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	for _, addressing := range n.addressings() {
 		has, other := false, netip.Addr{}
@@ -203,8 +203,8 @@ func (n Network) OtherAddress(own netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// BothAddresses returns an address of a node and its OtherAddress, separated by
-// a comma, or "" if there is no other address.
+// BothAddresses returns own and its OtherAddress, separated by a comma, or "" if there is no
+// OtherAddress.
 func (n Network) BothAddresses(own string) string {
 	addr, err := netip.ParseAddr(own)
 	if err != nil {

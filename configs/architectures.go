@@ -12,15 +12,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// fieldArch may have one value or a list.
+// fieldArch is the name of a field that may have one value or a list.
 const fieldArch = "arch"
 
-// Architectures returns the architectures that images can be built for, as Go names them.
+// Architectures returns the architectures for which images can be built, as Go names them.
 func Architectures() []string { return []string{"amd64", "arm64"} }
 
-// ParseImages parses an Image document and returns one Image per architecture:
-// those in archs, or if that is empty, those in the field arch. A problem of
-// several Images is reported once.
+// ParseImages parses an Image document and returns one Image per architecture. The architectures
+// are archs or, if archs is empty, those in the field arch. A problem that several Images have is
+// reported once.
 func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -29,7 +29,7 @@ func ParseImages(name string, data []byte, archs ...string) ([]*Image, error) {
 	return d.Images(archs...)
 }
 
-// Images is like ParseImages for a document that was read before.
+// Images is like ParseImages, for a document that has been read already.
 func (d *Document) Images(archs ...string) ([]*Image, error) {
 	doc := d.Document
 	if doc.Kind != KindImage {
@@ -43,7 +43,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	var all Problems
 	for i, n := range nodes {
 		one := doc
-		if i > 0 { // decoding modifies the tree
+		if i > 0 { // read it again: decoding modifies the tree
 			one, _ = strict.Read(doc.File, d.Data, documentFormat)
 		}
 		if n != nil {
@@ -73,7 +73,7 @@ func (d *Document) Images(archs ...string) ([]*Image, error) {
 	return images, nil
 }
 
-// sharedDigests reports a digest that is given for two different files.
+// sharedDigests reports a digest that two different files have.
 func sharedDigests(a, b *Image) (probs Problems) {
 	check := func(path string, a, b *FileSource) {
 		if a != nil && b != nil && (a.File != b.File || a.URL != b.URL) && a.SHA256 != "" && a.SHA256 == b.SHA256 {
@@ -103,12 +103,12 @@ func ListedArchitectures(data []byte) []string {
 	case yamltree.Text(n) != "" && !yamltree.IsNull(n):
 		return []string{n.Value}
 	}
-	return []string{Architectures()[0]} // the default
+	return []string{Architectures()[0]} // the default of the field
 }
 
-// architectures returns the value of the field arch for each Image: the given
-// ones, at the position of the field, or those of the document (nil means the
-// default).
+// architectures returns a value of the field arch for each Image: each given architecture, or each
+// one in the document. A nil value means the default. Given ones get the position of the field in
+// the document.
 func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	n := yamltree.Get(doc.Root, fieldArch)
 	if len(given) > 0 {
@@ -144,7 +144,7 @@ func architectures(doc *strict.Document, given []string) ([]*yaml.Node, error) {
 	return nodes, doc.Probs.Err()
 }
 
-// archInPath stands for the architecture in fields with the tag path.
+// archInPath stands for the architecture in fields that have the tag path.
 const archInPath = "{arch}"
 
 // expandPaths replaces {arch} in paths.
@@ -156,7 +156,7 @@ func (i *Image) expandPaths() {
 	})
 }
 
-// PackagesFor returns the packages for an architecture, without the " [ARCH]" in their items.
+// PackagesFor returns the packages for an architecture, without the " [ARCH]" of their items.
 func (b *DebianBase) PackagesFor(arch string) []string {
 	var all []string
 	for _, p := range b.Packages {
@@ -168,7 +168,7 @@ func (b *DebianBase) PackagesFor(arch string) []string {
 	return all
 }
 
-// PackageIsFor reports whether an item of packages is for an architecture.
+// PackageIsFor reports whether an item of packages applies to an architecture.
 func PackageIsFor(item, arch string) bool {
 	_, only, _ := strings.Cut(item, " ")
 	return only == "" || only == "["+arch+"]"

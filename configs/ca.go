@@ -10,12 +10,11 @@ import (
 	"github.com/edgebake/edgebake/configs/forms"
 )
 
-// CAPins returns the accepted hashes of the cluster's CA: caCertHashes and
-// those of the certificates in caCert. If there are none, the node joins any
-// cluster.
+// CAPins returns the accepted hashes of the cluster's CA: those in caCertHashes and those of the
+// certificates in caCert. If there are none, the node joins any cluster.
 func (s *Site) CAPins() []string {
 	pins := slices.Clone(s.CACertHashes)
-	certs, _ := forms.ParseCA(s.CACert) // a valid Site has valid ones or none
+	certs, _ := forms.ParseCA(s.CACert) // in a valid Site, caCert is empty or valid
 	for _, c := range certs {
 		if pin := caPin(c); !slices.ContainsFunc(pins, func(p string) bool { return strings.EqualFold(p, pin) }) {
 			pins = append(pins, pin)
@@ -29,8 +28,8 @@ func caPin(c *x509.Certificate) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// validateCA validates caCert and caFile. Only the edgebake command (atDesk)
-// reads caFile.
+// validateCA validates caCert and caFile. atDesk is set in the edgebake command, which is the only
+// program that reads caFile.
 func (s *Site) validateCA(atDesk bool, probs *Problems) {
 	switch {
 	case s.CACert != "" && s.CAFile != "":

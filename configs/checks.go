@@ -15,8 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// FieldChecks are the functions of the tag check. Those for secrets do not
-// quote the value.
+// FieldChecks are the functions for the tag check. Those for secrets do not quote the value.
 var FieldChecks = strict.Checks{
 	"imageName":       matching(imageName, "is not an image's name: lower-case letters, digits, -, _ and ., at most 63, with a letter or digit at both ends"),
 	"suite":           matching(suiteName, "is not the name of a suite, e.g. trixie"),
@@ -74,8 +73,8 @@ var FieldChecks = strict.Checks{
 	"endpoint":     badEndpoint,
 }
 
-// matching returns a check for a pattern; words follow the quoted value in its
-// message.
+// matching returns a check that a value matches a pattern. In its message, words follow the quoted
+// value.
 func matching(form *regexp.Regexp, words string) func(string) string {
 	return func(s string) string {
 		if form.MatchString(s) {
@@ -201,7 +200,7 @@ func badMAC(s string) string {
 	return ""
 }
 
-// badCardMAC is badMAC for an address that systemd must be able to parse.
+// badCardMAC is like badMAC, but also requires that systemd can parse the address.
 func badCardMAC(s string) string {
 	if _, err := net.ParseMAC(s); err != nil {
 		return fmt.Sprintf("%q is not the MAC address of an interface, e.g. 52:54:00:12:34:56", strict.Shorten(s))
@@ -209,7 +208,7 @@ func badCardMAC(s string) string {
 	return badMAC(s)
 }
 
-// badPSK checks a passphrase or a key of IEEE 802.11.
+// badPSK returns why s is neither a passphrase nor a key of IEEE 802.11, or "".
 func badPSK(s string) string {
 	if !pskHex.MatchString(s) && (len(s) < 8 || len(s) > 63 || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r > 0x7e })) {
 		return "must be 8 to 63 printable ASCII characters, or 64 hexadecimal digits"
@@ -247,7 +246,8 @@ func badCAHash(s string) string {
 	return matching(forms.CAHash, "is not sha256: followed by 64 hexadecimal digits")(s)
 }
 
-// badNodePool is also used for a flag of firstboot convert, see CheckHub.
+// badNodePool returns why s is not the name of a node pool, or "". It also checks a flag of
+// firstboot convert; see CheckHub.
 func badNodePool(s string) string {
 	if forms.IsDNSName(s) && len(s) <= 63 {
 		return ""
@@ -316,10 +316,10 @@ func badEndpoint(s string) string {
 	return ""
 }
 
-// repeats is the set of texts that occurred in a list.
+// repeats is the set of texts that have occurred in a list.
 type repeats map[string]bool
 
-// again reports whether text occurred before, and adds it.
+// again reports whether text has occurred before, and records it.
 func (r repeats) again(text string) bool {
 	was := r[text]
 	r[text] = true

@@ -115,7 +115,7 @@ func (m ControlPlaneMember) PeerURL() string {
 	return "https://" + net.JoinHostPort(m.Address, EtcdPeerPort)
 }
 
-// Self returns this machine's entry in the members of a valid Site.
+// Self returns this machine's entry in the Site's members. The Site must be valid.
 func (s *Site) Self() ControlPlaneMember {
 	for _, m := range s.ControlPlane.Members {
 		if m.Name == s.NodeName {
@@ -125,8 +125,7 @@ func (s *Site) Self() ControlPlaneMember {
 	panic("BUG: the member of a Site that was not validated")
 }
 
-// Birth returns BirthUntil as a time, or zero if the cluster cannot be
-// initialized with this Site.
+// Birth returns BirthUntil as a time; zero if this Site may not initialize the cluster.
 func (c *SiteControlPlane) Birth() time.Time {
 	t, err := time.Parse(time.RFC3339, c.BirthUntil)
 	if err != nil {
@@ -135,8 +134,8 @@ func (c *SiteControlPlane) Birth() time.Time {
 	return t
 }
 
-// validateControlPlane validates the fields for control-plane nodes, and that
-// other nodes do not have them.
+// validateControlPlane validates the fields for control-plane nodes. Other nodes must not have
+// them.
 func (s *Site) validateControlPlane(credentials bool, probs *Problems) {
 	if s.NodeType != NodeControlPlane {
 		if s.ControlPlane != nil {
@@ -249,8 +248,8 @@ func hostOf(hostPort string) string {
 	return host
 }
 
-// validateKubeadmDocuments validates kubeadm's documents, and that they agree
-// with the Site.
+// validateKubeadmDocuments validates the kubeadm documents, and checks that they agree with the
+// Site.
 func (s *Site) validateKubeadmDocuments(probs *Problems) {
 	const path = "controlPlane.kubeadm"
 	docs, bad := kubeadm.ReadText(s.ControlPlane.Kubeadm)
@@ -295,18 +294,18 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 // EtcdDataDir is etcd's data directory.
 const EtcdDataDir = "/var/lib/etcd"
 
-// KubernetesCA is the Base of the CA that all members of a cluster trust.
+// KubernetesCA is the Base of the CA that every component of a cluster trusts.
 const KubernetesCA = "ca"
 
 // ClusterCA is one of a cluster's CAs.
 type ClusterCA struct {
-	// Base is the path of its files, without .crt or .key, in kubeadm's
-	// directory of certificates.
+	// Base is the path of the CA's files without .crt or .key, relative to kubeadm's certificate
+	// directory.
 	Base string
-	Name string // common name, as in kubeadm
-	// Of returns its pair in a cluster's keys.
+	Name string // common name, the same as kubeadm's
+	// Of returns the CA's pair from a cluster's keys.
 	Of    func(*ClusterKeys) *KeyPair
-	field string // of ClusterKeys
+	field string // name of the field in ClusterKeys
 }
 
 // ClusterCAs returns all CAs of a cluster.
@@ -318,8 +317,7 @@ func ClusterCAs() []ClusterCA {
 	}
 }
 
-// validate checks that each key matches its certificate, and that the Site pins
-// the cluster's CA.
+// validate checks that each key matches its certificate, and that the Site pins the cluster's CA.
 func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 	pins, field := s.CACertHashes, "caCertHashes"
 	if len(pins) == 0 {

@@ -2,15 +2,15 @@ package configs
 
 import "net/netip"
 
-// ServicesAreV4 reports whether the cluster's Services are assumed to have IPv4
-// addresses, which is the case if the VIP does.
+// ServicesAreV4 reports whether the cluster's Services are assumed to have IPv4 addresses. They are
+// assumed to have the family of the VIP.
 func (s *Site) ServicesAreV4() bool {
 	vip, err := netip.ParseAddr(s.VIP)
 	return err != nil || vip.Is4()
 }
 
-// GivesDefaultRoute reports whether a gateway, a route, DHCP or router
-// advertisements may provide a default route of a family.
+// GivesDefaultRoute reports whether a default route of a family may come from a gateway, a route,
+// DHCP or router advertisements.
 func (n *Network) GivesDefaultRoute(v4 bool) bool {
 	for _, a := range n.addressings() {
 		g, err := netip.ParseAddr(a.Gateway)
@@ -28,12 +28,12 @@ func (n *Network) GivesDefaultRoute(v4 bool) bool {
 	return false
 }
 
-// learns reports whether DHCP or a router may provide addresses and routes of a
-// family.
+// learns reports whether addresses and routes of a family may come from DHCP or router
+// advertisements.
 func (a Addressing) learns(v4 bool) bool { return a.DHCP || a.AcceptRA && !v4 }
 
-// NeedsRoute reports whether the interface has addresses of a family that come
-// without a default route.
+// NeedsRoute reports whether the interface has addresses of a family, but no default route with
+// them.
 func (a Addressing) NeedsRoute(v4 bool) bool {
 	if v4 && a.DHCP && a.NoDefaultRoute {
 		return true

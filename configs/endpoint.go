@@ -2,9 +2,8 @@ package configs
 
 import "net"
 
-// apiServerPort returns the port of the first API server, which is also that of
-// the endpoint. The VIP can forward to API servers on different ports, but has
-// only one port itself.
+// apiServerPort returns the port of the first API server, which is also the port of the endpoint.
+// API servers may have different ports, but the VIP that forwards to them has only one.
 func (s *Site) apiServerPort() string {
 	_, port, err := net.SplitHostPort(s.Masters[0])
 	if err != nil {
@@ -20,6 +19,6 @@ func (s *Site) EndpointHostPort() string { return net.JoinHostPort(s.Endpoint, s
 // valid.
 func (s *Site) EndpointURL() string { return "https://" + s.EndpointHostPort() }
 
-// VIPHostPort returns the virtual server's address, for example
-// "10.103.97.2:6443". The Site must be valid.
+// VIPHostPort returns the address and port of the virtual server, for example "10.103.97.2:6443".
+// The Site must be valid.
 func (s *Site) VIPHostPort() string { return net.JoinHostPort(s.VIP, s.apiServerPort()) }

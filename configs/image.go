@@ -297,14 +297,14 @@ type ImageStore struct {
 	MaxFiles int64 `yaml:"maxFiles,omitempty" json:"maxFiles,omitempty" jsonschema:"minimum=1,maximum=1000000000"`
 }
 
-// RenderFile executes the text of a file that has template: true.
+// RenderFile renders the text of a file that has template: true.
 func (i *Image) RenderFile(text string) (string, error) { return templates.File(text, i) }
 
 // MaxLayer returns MaxLayerSize in bytes, or 0 if it is not set.
 func (s *ImageStore) MaxLayer() int64 {
 	n, err := forms.ParseSize(s.MaxLayerSize)
 	if err != nil {
-		return 0 // Validate reports it
+		return 0 // Validate reports the error
 	}
 	return n
 }

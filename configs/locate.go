@@ -2,15 +2,15 @@ package configs
 
 import "github.com/edgebake/edgebake/configs/strict"
 
-// Locate returns the position of a field of a document, or of the nearest value
-// around it; 0, 0 if data is not a document.
+// Locate returns the position of a field in a document, or of the nearest enclosing value. It
+// returns 0, 0 if data is not a document.
 func Locate(name string, data []byte, path string) (line, col int) {
 	at := located(name, data).Find(path)
 	return at.Line, at.Col
 }
 
-// LocateSite sets the positions of problems of a Site that were found by
-// comparing it with an image or a cluster.
+// LocateSite sets the positions of problems that were found by comparing a Site with an image or a
+// cluster.
 func LocateSite(name string, data []byte, probs Problems) Problems {
 	doc := located(name, data)
 	for i := range probs {
@@ -21,9 +21,8 @@ func LocateSite(name string, data []byte, probs Problems) Problems {
 	return probs
 }
 
-// LocateInventory does the same for an Inventory; sites[i] are the problems of
-// its i-th site. A problem of a field that only defaults sets is reported
-// there, once for all sites.
+// LocateInventory is like LocateSite for an Inventory; sites[i] are the problems of its i-th site.
+// If only defaults sets the field, the problem is reported in defaults, once for all sites.
 func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	r := inventoryReport{doc: located(name, data)}
 	for i, probs := range sites {
@@ -36,7 +35,7 @@ func LocateInventory(name string, data []byte, sites []Problems) Problems {
 	return r.doc.Probs
 }
 
-// located reads a document that was read before without errors.
+// located reads a document that has been read before without errors.
 func located(name string, data []byte) *strict.Document {
 	doc, probs := strict.Read(name, data, documentFormat)
 	if probs != nil {

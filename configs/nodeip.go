@@ -21,8 +21,8 @@ func badNodeSubnets(s string) string {
 	return bad
 }
 
-// parseNodeSubnets parses a CIDR or an address, or one per family separated by
-// a comma. bad is the problem, or "".
+// parseNodeSubnets parses a CIDR or an address, or one of each family separated by a comma. bad
+// describes the problem; "" if there is none.
 func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	if s == "" {
 		return nil, ""
@@ -51,9 +51,8 @@ func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 	return subnets, ""
 }
 
-// validateNodeIP reports a nodeIP that no address of this machine matches. It
-// checks addresses only if all are static and no Ignition config can add
-// others.
+// validateNodeIP reports a nodeIP that none of this machine's addresses matches. It does not report
+// it if DHCP, a router or an Ignition config may add addresses.
 func (s *Site) validateNodeIP(probs *Problems) {
 	subnets := s.NodeSubnets()
 	if len(subnets) == 0 {
@@ -69,7 +68,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 		return
 	}
 	var own []netip.Addr
-	learned := map[bool]bool{} // families (IPv4: true) with addresses from DHCP or a router
+	learned := map[bool]bool{} // families (true: IPv4) with addresses from DHCP or a router
 	for _, a := range s.Network.addressings() {
 		learned[true] = learned[true] || a.DHCP
 		learned[false] = learned[false] || a.DHCP || a.AcceptRA

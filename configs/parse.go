@@ -33,7 +33,7 @@ var documentFormat = &strict.Format{
 	KindHint:   "; an Image describes what is baked, a Site what is stamped, an Inventory many Sites, a Cluster what is minted",
 }
 
-// limits limits the cost of untrusted documents from sticks.
+// limits returns limits on the cost of documents from sticks, which are untrusted.
 func limits(kind string) strict.Limits {
 	switch kind {
 	case KindInventory:
@@ -44,7 +44,7 @@ func limits(kind string) strict.Limits {
 	return strict.DefaultLimits
 }
 
-// ParseSite parses a Site as a person writes it. The error is Problems.
+// ParseSite parses a Site that a person has written. Its error is of type Problems.
 func ParseSite(name string, data []byte) (*Site, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -67,19 +67,18 @@ func ParsePublicSite(name string, data []byte) (*Site, error) {
 	return site, nil
 }
 
-// ErrGivenToken means that a token given separately from the document is
-// invalid.
+// ErrGivenToken means that a token that was given outside of the document is invalid.
 var ErrGivenToken = errors.New("the given token is not a bootstrap token: " + forms.TokenWords + " (`kubeadm token create` makes one)")
 
-// Document is a document whose YAML and kind have been read. It can be decoded
+// Document is a document whose YAML has been parsed and whose kind is known. It can be decoded only
 // once.
 type Document struct {
 	*strict.Document
 	Data []byte // the input
 }
 
-// Read parses the YAML of a document and checks its version and kind. The error
-// is Problems.
+// Read parses the YAML of a document, and checks its version and kind. Its error is of type
+// Problems.
 func Read(name string, data []byte) (*Document, error) {
 	doc, probs := strict.Read(name, data, documentFormat)
 	if probs != nil {
@@ -88,8 +87,8 @@ func Read(name string, data []byte) (*Document, error) {
 	return &Document{doc, data}, nil
 }
 
-// Site decodes and validates a Site. If the Site has no token, or if forced is
-// set, it gets token, unless that is zero.
+// Site decodes and validates a Site. If the Site has no token, or forced is set, its token becomes
+// token, unless that is zero.
 func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	site := new(Site)
 	var bad error
@@ -110,8 +109,8 @@ func (d *Document) Site(token Secret, forced bool) (*Site, error) {
 	return site, nil
 }
 
-// Inventory decodes and validates an Inventory; token and forced are as in
-// Site.
+// Inventory decodes and validates an Inventory. token and forced have the same meaning as in
+// Document.Site.
 func (d *Document) Inventory(token Secret, forced bool) (*Inventory, error) {
 	inv, err := parseInventory(d.Document, token.IsZero())
 	if err != nil || token.IsZero() {

@@ -16,17 +16,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// mergedInventory is an Inventory as the user wrote it. It is needed for
-// encoding, because in a Site a field that is set to false or removed looks
-// like an empty one.
+// mergedInventory is an Inventory as the user wrote it. Encoding needs it: in a decoded Site, a
+// field that is set to false or removed cannot be distinguished from an empty one.
 type mergedInventory struct {
 	name     string
 	defaults *yaml.Node
 	sites    []*yaml.Node
 }
 
-// ParseInventory parses an Inventory. Each of its Sites is complete and valid.
-// The error is Problems; those of defaults are reported once.
+// ParseInventory parses an Inventory. Each of its Sites is complete and valid. Its error is of type
+// Problems; those in defaults are reported once.
 func ParseInventory(name string, data []byte) (*Inventory, error) {
 	d, err := Read(name, data)
 	if err != nil {
@@ -35,7 +34,7 @@ func ParseInventory(name string, data []byte) (*Inventory, error) {
 	return d.Inventory(Secret{}, false)
 }
 
-// setToken sets the token of the sites without one; with forced, of all.
+// setToken sets the token of all sites that have none; with forced, of all sites.
 func (inv *Inventory) setToken(token Secret, forced bool) {
 	m := inv.merged
 	credentials := yamltree.Mapping()
@@ -101,7 +100,7 @@ func parseInventory(doc *strict.Document, credentials bool) (*Inventory, error) 
 	return inv, nil
 }
 
-// merge completes each Site with the defaults.
+// merge completes each Site with the fields of defaults.
 func (inv *Inventory) merge(doc *strict.Document) {
 	m := &mergedInventory{name: doc.File, defaults: yamltree.Mapping()}
 	if n := yamltree.Get(doc.Root, "defaults"); n != nil && n.Kind == yaml.MappingNode {
@@ -133,8 +132,8 @@ func (inv *Inventory) merge(doc *strict.Document) {
 	}
 }
 
-// DefaultSpread returns the default of spreadSeconds for a number of Sites: a
-// hundred machines per second. 0 means that the minimum is sufficient.
+// DefaultSpread returns the default of spreadSeconds for a number of Sites: one second per hundred
+// machines. 0 means that the minimum is sufficient.
 func DefaultSpread(sites int) int {
 	if seconds := sites / 100; time.Duration(seconds)*time.Second > ondisk.BootSpread {
 		return min(seconds, 600)
@@ -142,18 +141,17 @@ func DefaultSpread(sites int) int {
 	return 0
 }
 
-// site returns the i-th Site merged with defaults, as far as it can be decoded.
+// site returns the i-th Site merged with defaults. It leaves out fields that cannot be decoded.
 func (m *mergedInventory) site(i int) Site {
 	node := mergeNodes("", yamltree.Without(m.defaults, "apiVersion", "kind", "match"), yamltree.Without(m.sites[i], "name", "match"))
 	var s Site
-	// Problems of decoding have been reported for the Inventory.
+	// These problems of decoding have already been reported for the Inventory.
 	strict.New("", node, limits(KindInventory)).DecodeInto(&s)
 	s.APIVersion, s.Kind = APIVersion, KindSite
 	return s
 }
 
-// setDefaults sets the fields that neither the site nor the Inventory's
-// defaults set.
+// setDefaults sets fields that are set neither in the site nor in the Inventory's defaults.
 func (s *InventorySite) setDefaults() {
 	if s.Name == "" && !strings.Contains(s.NodeName, "{{") {
 		s.Name = strings.ToLower(s.NodeName)
@@ -164,8 +162,8 @@ func (s *InventorySite) setDefaults() {
 	strict.ApplyDefaults(&s.Site)
 }
 
-// choices are groups of alternative fields: a site that sets one of a group
-// does not inherit the others from defaults.
+// choices are groups of alternative fields. A site that sets one field of a group inherits none of
+// the group from defaults.
 func choices() [][]string {
 	return [][]string{
 		{"caCertHashes", "caCert", "caFile", "unsafeSkipCAVerification"},
@@ -173,8 +171,7 @@ func choices() [][]string {
 	}
 }
 
-// mergeNodes merges over into base, as described in the documentation of
-// Inventory.
+// mergeNodes merges over into base, by the rules in the documentation of Inventory.
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	gone := map[string]bool{}
 	own := map[string]*yaml.Node{}
@@ -216,28 +213,28 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 type inventoryReport struct {
 	doc       *strict.Document
 	undecoded Problems
-	shared    map[Problem][]int // problems without position: the sites that have them
+	shared    map[Problem][]int // problems without position, and the sites that have them
 	order     []Problem
 }
 
-// at reports a problem of a field of the Inventory.
+// at reports a problem of the field at path in the Inventory.
 func (r *inventoryReport) at(path, format string, args ...any) {
 	r.found(strict.NewProblem(path, format, args...))
 }
 
-// found reports a problem without position.
+// found adds the position to a problem and reports it.
 func (r *inventoryReport) found(p Problem) {
 	r.doc.Found(r.undecoded, p)
 }
 
-// under returns the problem of a field below path.
+// under returns the problem with path put before its own path.
 func under(path string, p Problem) Problem {
 	p.Path = strings.TrimSuffix(path+"."+p.Path, ".")
 	return p
 }
 
-// of reports a problem of the i-th Site: in the site if the site sets the
-// field, otherwise in defaults, once for all sites.
+// of reports a problem of the i-th Site. If the site sets the field, the problem is reported there,
+// otherwise in defaults, once for all sites.
 func (r *inventoryReport) of(i int, p Problem) {
 	own := fmt.Sprintf("sites[%d]", i)
 	for path := p.Path; path != ""; path = parent(path) {
@@ -259,7 +256,7 @@ func (r *inventoryReport) of(i int, p Problem) {
 	r.shared[p] = append(r.shared[p], i)
 }
 
-// finish reports the problems that several sites have in common.
+// finish reports the problems that were collected for several sites.
 func (r *inventoryReport) finish(sites int) {
 	for _, p := range r.order {
 		of := r.shared[p]
@@ -285,13 +282,13 @@ func parent(path string) string {
 
 var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 
-// validate reports the problems of the sites, and values that two sites have
-// but only one can.
+// validate reports the problems of the sites, and values that two sites have although only one can
+// have them.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
 		r.at("sites", "needs at least one Site: - name: shop-1, with match: and the fields that differ from defaults")
 	}
-	once := map[string]string{} // value that only one site can have -> the site that has it
+	once := map[string]string{} // maps a value that only one site can have to that site
 	claim := func(i int, path, what, key string) {
 		at := inv.label(i)
 		if first, taken := once[key]; taken && first != at {
@@ -310,7 +307,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 		for _, k := range s.Match.Keys() {
 			claim(i, k.Field, k.Key, k.Key)
 		}
-		// A node name derived from a duplicate name is not a second problem.
+		// If the name is a duplicate, so is the node name derived from it; report only the name.
 		if (s.NodeName != s.Name || once["name "+s.Name] == inv.label(i)) && !(shared && yamltree.Get(inv.merged.sites[i], "nodeName") == nil) {
 			inv.claimNodeName(i, claim)
 		}
@@ -342,15 +339,15 @@ func (inv *Inventory) validateSite(i int, credentials bool, r *inventoryReport) 
 		r.at(own+".nodeType", "control-plane nodes need their own Sites: otherwise, every machine stamped with the Inventory would have the cluster's keys")
 	}
 	for _, p := range s.validate(credentials) {
-		// A node name derived from an invalid name is not a second problem.
+		// If the name is invalid, so is the node name derived from it; report only the name.
 		if p.Path != "nodeName" || s.NodeName != s.Name || siteName.MatchString(s.Name) && len(s.Name) <= 63 {
 			r.of(i, p)
 		}
 	}
 }
 
-// claimer records a value that only one machine can have, or reports a
-// duplicate.
+// claimer records that a site has a value which only one machine can have, or reports that another
+// site has it.
 type claimer func(i int, path, what, key string)
 
 func (inv *Inventory) claimNodeName(i int, claim claimer) {
@@ -361,8 +358,8 @@ func (inv *Inventory) claimNodeName(i int, claim claimer) {
 	claim(i, "nodeName", "the node name "+name, "node "+strings.ToLower(name))
 }
 
-// sharedNodeName reports a node name in defaults that several sites inherit; it
-// is then not reported for each of them.
+// sharedNodeName reports a node name in defaults that several sites inherit. The duplicate is then
+// not reported again for each site.
 func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	given := yamltree.Get(inv.merged.defaults, "nodeName")
 	if given == nil || given.Value == "" || strings.Contains(given.Value, "{{") {
@@ -381,8 +378,8 @@ func (inv *Inventory) sharedNodeName(r *inventoryReport) bool {
 	return true
 }
 
-// claimNetwork claims the network cards and addresses of a site. Sites of
-// different node pools may have equal addresses.
+// claimNetwork claims the network cards and addresses of a site. Sites of different node pools may
+// have equal addresses, because their networks are separate.
 func (inv *Inventory) claimNetwork(i int, claim claimer) {
 	s := &inv.Sites[i].Site
 	for j, f := range s.Network.Interfaces {
@@ -414,9 +411,9 @@ func (inv *Inventory) label(i int) string {
 	return fmt.Sprintf("sites[%d]", i)
 }
 
-// InlineFiles replaces caFile and ignitionFile by the contents of the files,
-// because they do not exist on the machine. read gets the path of a field in
-// the document and the path of its file.
+// InlineFiles replaces caFile and ignitionFile by the contents of these files, because the files do
+// not exist on the machine. read is called with the path of the field in the document and the path
+// of the file.
 func (inv *Inventory) InlineFiles(read func(field, path string) (string, error)) error {
 	var errs []error
 	changed := false
@@ -450,13 +447,13 @@ func (inv *Inventory) InlineFiles(read func(field, path string) (string, error))
 	return nil
 }
 
-// root returns the whole document.
+// root returns the whole document as YAML.
 func (m *mergedInventory) root() *yaml.Node {
 	return yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory), "defaults", m.defaults, "sites", yamltree.List(m.sites...))
 }
 
-// EncodeSlotInventory encodes the Inventory for a slot, with its secrets. The
-// result depends only on its content.
+// EncodeSlotInventory encodes the Inventory for a slot, including its secrets. Equal Inventories
+// give equal bytes.
 func EncodeSlotInventory(inv *Inventory) ([]byte, error) {
 	root := yamltree.Mapping("apiVersion", yamltree.Quoted(APIVersion), "kind", yamltree.Quoted(KindInventory))
 	if d := yamltree.Clean(inv.merged.defaults); len(d.Content) > 0 {

@@ -129,12 +129,12 @@ type Site struct {
 	Updates SiteUpdates `yaml:"updates,omitempty" json:"updates,omitempty"`
 }
 
-// Spread returns SpreadSeconds as a duration, at least the default.
+// Spread returns SpreadSeconds as a duration. It is at least ondisk.BootSpread.
 func (s *Site) Spread() time.Duration {
 	return max(time.Duration(s.SpreadSeconds)*time.Second, ondisk.BootSpread)
 }
 
-// ApplyDefaults sets the defaults of empty fields, as parsing does.
+// ApplyDefaults sets the defaults of empty fields, as parsing a Site does.
 func (s *Site) ApplyDefaults() { strict.ApplyDefaults(s) }
 
 // Credentials is a union: exactly one member is set.
@@ -308,7 +308,7 @@ type VLAN struct {
 // Name returns the name of the VLAN's interface. IDs are unique in a Site.
 func (v *VLAN) Name() string { return fmt.Sprintf("vlan%d", v.ID) }
 
-// Addressing has the fields that interfaces and VLANs have in common.
+// Addressing has the address settings that interfaces and VLANs have in common.
 type Addressing struct {
 	DHCP, AcceptRA, NoDefaultRoute bool
 	Addresses                      []string
@@ -316,17 +316,17 @@ type Addressing struct {
 	Metric, MTU                    int
 }
 
-// Addressing returns the addressing of the interface.
+// Addressing returns the interface's address settings.
 func (f *Interface) Addressing() Addressing {
 	return Addressing{f.DHCP, f.AcceptRA, f.NoDefaultRoute, f.Addresses, f.Gateway, f.Metric, f.MTU}
 }
 
-// Addressing returns the addressing of the VLAN.
+// Addressing returns the VLAN's address settings.
 func (v *VLAN) Addressing() Addressing {
 	return Addressing{v.DHCP, v.AcceptRA, v.NoDefaultRoute, v.Addresses, v.Gateway, v.Metric, v.MTU}
 }
 
-// addressings yields the addressing of each interface and VLAN, with its path.
+// addressings yields the address settings of each interface and VLAN, with the path of each.
 func (n *Network) addressings() iter.Seq2[string, Addressing] {
 	return func(yield func(string, Addressing) bool) {
 		for i := range n.Interfaces {
@@ -414,7 +414,7 @@ type SiteUpdates struct {
 	TimeZone string `yaml:"timeZone,omitempty" json:"timeZone,omitempty" check:"timeZone"`
 }
 
-// Open reports whether a time is in the window.
+// Open reports whether now is in the window.
 func (u SiteUpdates) Open(now time.Time) bool {
 	var w forms.Window
 	zone, err := time.LoadLocation(u.TimeZone)
@@ -424,17 +424,17 @@ func (u SiteUpdates) Open(now time.Time) bool {
 	return err == nil && w.Open(now.In(zone))
 }
 
-// String returns the window with its time zone.
+// String returns the window followed by its time zone.
 func (u SiteUpdates) String() string { return u.Window + " " + cmp.Or(u.TimeZone, "UTC") }
 
-// EncodeSlot encodes the Site for the slot, with its secrets, which no other
-// encoding includes. The result depends only on the Site.
+// EncodeSlot encodes the Site for the slot, including its secrets. Other encodings omit the
+// secrets. Equal Sites give equal bytes.
 func EncodeSlot(s *Site) ([]byte, error) { return encodeSite(s, nil) }
 
 // SlotNode returns the YAML that EncodeSlot encodes.
 func SlotNode(s *Site) *yaml.Node { return strict.Node(s, nil) }
 
-// EncodeSlotFor is like EncodeSlot, but omits fields that are not in known.
+// EncodeSlotFor is like EncodeSlot, but includes only fields in known.
 func EncodeSlotFor(s *Site, known []string) ([]byte, error) {
 	set := map[string]bool{}
 	for _, f := range known {
@@ -451,6 +451,5 @@ func encodeSite(s *Site, keep func(path string) bool) ([]byte, error) {
 	return b, nil
 }
 
-// OpenYurt reports whether the node is an OpenYurt node, whose kubelet uses
-// yurthub.
+// OpenYurt reports whether the node is an OpenYurt node. Its kubelet uses yurthub.
 func (s *Site) OpenYurt() bool { return s.NodeType == NodeEdge || s.NodeType == NodeCloud }

@@ -9,21 +9,19 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// SpreadField is the only field of a Site with a default that depends on the
-// Inventory.
+// SpreadField is the only field of a Site whose default depends on the Inventory.
 const SpreadField = "spreadSeconds"
 
-// SiteFields lists the paths of the fields of a Site, such as
-// "network.interfaces.name". An image contains the list of those that its first
-// boot supports.
+// SiteFields lists the paths of all fields of a Site, such as "network.interfaces.name". Each image
+// contains the list of fields that its first boot supports.
 func SiteFields() []string {
 	all := strict.FieldPaths[Site]()
 	slices.Sort(all)
 	return all
 }
 
-// FieldsBeyond returns the paths of the Site's fields that are not in known,
-// except fields with their default value.
+// FieldsBeyond returns the paths of the Site's fields that are not in known. It omits fields that
+// have their default value.
 func (s *Site) FieldsBeyond(known []string) (beyond []string) {
 	isKnown := map[string]bool{}
 	for _, f := range known {
@@ -50,8 +48,8 @@ func isDefault(f strict.Field) bool {
 	return reflect.DeepEqual(d.Elem().Interface(), f.Value.Interface())
 }
 
-// WritesSpread reports whether the Inventory sets spreadSeconds for its i-th
-// Site, directly or in defaults.
+// WritesSpread reports whether the Inventory sets spreadSeconds for its i-th Site, in the site or
+// in defaults.
 func (inv *Inventory) WritesSpread(i int) bool {
 	return yamltree.Get(inv.merged.defaults, SpreadField) != nil || yamltree.Get(inv.merged.sites[i], SpreadField) != nil
 }

@@ -31,15 +31,14 @@ func (i *Image) SetDefaults() {
 		}
 	}
 	if len(i.Kernel.Consoles) == 0 {
-		// The screen and the first serial port; systemd's status is shown on
-		// both.
+		// The screen and the first serial port. systemd shows its status on both.
 		i.Kernel.Consoles = []string{"tty0", "ttyS0,115200"}
 		if i.Arch == "arm64" {
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA0,115200"}
 		}
 		if i.Hardware == RaspberryPi {
-			// The screen, the serial connector of a 5, and pins 8 and 10 of a
-			// 4: each board has one of the latter two.
+			// The screen, the serial connector of a Raspberry Pi 5, and pins 8 and 10 of a
+			// Raspberry Pi 4. Each board has only one of the two serial ports.
 			i.Kernel.Consoles = []string{"tty0", "ttyAMA10,115200", "ttyS1,115200"}
 		}
 	}
@@ -56,7 +55,7 @@ func (i *Image) SetDefaults() {
 	}
 }
 
-// SourceTime returns SourceDate of a valid Image as a time.
+// SourceTime returns SourceDate as a time. The Image must be valid.
 func (i *Image) SourceTime() time.Time {
 	t, err := time.Parse(time.RFC3339, i.SourceDate)
 	if err != nil {
@@ -75,24 +74,22 @@ var (
 	hostForm          = regexp.MustCompile(`^[a-z0-9.-]+(:[0-9]{1,5})?$`)
 )
 
-// The oldest minor release that was tested.
+// The oldest minor release of Kubernetes that is tested.
 const (
 	oldestKubernetes = 30
 )
 
-// RaspberryPi is the value of hardware for Raspberry Pi boards, which have no
-// UEFI.
+// RaspberryPi is the value of hardware for Raspberry Pi boards, which have no UEFI.
 const RaspberryPi = "raspberry-pi"
 
-// Validate returns all problems of i, or nil. It changes nothing; defaults must
-// be set.
+// Validate returns all problems of i, or nil. It does not change i, whose defaults must be set.
 func (i *Image) Validate() Problems {
 	var probs Problems
 	strict.Check(i, FieldChecks, &probs)
 	if t, err := time.Parse(time.RFC3339, i.SourceDate); err != nil {
 		probs.Add("sourceDate", "%q is not an RFC 3339 date, e.g. 2026-01-31T12:00:00Z", strict.Shorten(i.SourceDate))
 	} else if t.Year() < 1980 || t.Year() > 2107 {
-		// The range of dates in FAT.
+		// FAT can store only these dates.
 		probs.Add("sourceDate", "must be between 1980 and 2107")
 	}
 	if i.Hardware == RaspberryPi {
@@ -116,12 +113,12 @@ func (i *Image) Validate() Problems {
 }
 
 var (
-	// ofUEFI matches packages that boot machines with UEFI.
+	// ofUEFI matches packages for booting machines with UEFI.
 	ofUEFI      = regexp.MustCompile(`^(shim-.*|systemd-boot|systemd-boot-efi.*|grub-efi.*)$`)
 	packageName = regexp.MustCompile(`^[^:=/ ]*`)
 )
 
-// validateRaspberryPi reports settings that contradict boards without UEFI.
+// validateRaspberryPi reports settings that do not work on boards without UEFI.
 func (i *Image) validateRaspberryPi(probs *Problems) {
 	if i.Arch != "arm64" {
 		probs.Add("hardware", "raspberry-pi boards are arm64: set arch: arm64, or hardware: generic for machines with UEFI")
@@ -144,11 +141,11 @@ func (i *Image) validateRaspberryPi(probs *Problems) {
 	}
 }
 
-// networkManagers are packages whose services run DHCP or configure interfaces
-// as soon as they are installed.
+// networkManagers are packages whose services run DHCP or configure interfaces once the package is
+// installed.
 var networkManagers = map[string]bool{"network-manager": true, "dhcpcd": true, "dhcpcd5": true, "ifupdown": true, "ifupdown2": true, "ifupdown-ng": true, "connman": true, "wicd": true, "netplan.io": true, "netscript-2.4": true}
 
-// validateSums requires a digest for files that are downloaded.
+// validateSums requires a digest for each file that is downloaded.
 func (i *Image) validateSums(probs *Problems) {
 	check := func(path string, f *FileSource) {
 		if f != nil && f.URL != "" && f.SHA256 == "" {
@@ -161,8 +158,8 @@ func (i *Image) validateSums(probs *Problems) {
 	}
 }
 
-// validate validates a source; files are the names of the files that are
-// downloaded from a release server for this architecture.
+// validate validates a source. files are the names of the files that are downloaded from a release
+// server for this architecture.
 func (s *Source) validate(path, arch string, files []string, probs *Problems) {
 	if s.URL != nil {
 		s.URL.validate(path+".url", arch, files, probs)
@@ -198,7 +195,7 @@ func (u *URLSource) validate(path, arch string, files []string, probs *Problems)
 // sumName matches a file's name, optionally with an architecture.
 var sumName = regexp.MustCompile(`^((amd64|arm64)/)?[^/]+$`)
 
-// Sum returns the digest of a release's file for an architecture, or "".
+// Sum returns the digest of a file of the release for an architecture, or "".
 func (u *URLSource) Sum(arch, file string) string { return sum(u.SHA256, arch, file) }
 
 // Sum returns the digest of a program for an architecture, or "".
@@ -208,7 +205,7 @@ func sum(sums map[string]string, arch, file string) string {
 	return cmp.Or(sums[arch+"/"+file], sums[file])
 }
 
-// perArch reports whether digests are given per architecture.
+// perArch reports whether the digests are given by architecture.
 func perArch(sums map[string]string) bool {
 	for name := range sums {
 		if strings.Contains(name, "/") {
@@ -286,7 +283,7 @@ func (i *Image) validateContainerd(probs *Problems) {
 		probs.Add("containerd.source", "exactly one of file, goModule, url is required")
 	}
 	var files []string
-	if containerdVersion.MatchString(c.Version) { // otherwise the names of its files are unknown
+	if containerdVersion.MatchString(c.Version) { // without a valid version, the names of its files are unknown
 		files = []string{fmt.Sprintf("containerd-%s-linux-%s.tar.gz", c.Version, i.Arch)}
 	}
 	c.Source.validate("containerd.source", i.Arch, files, probs)
@@ -307,7 +304,7 @@ func (i *Image) validateCrictl(probs *Problems) {
 	}
 }
 
-// badPodCIDR returns why s is not valid for a node's pods, or "".
+// badPodCIDR returns why s cannot be the CIDR of a node's pods, or "".
 func badPodCIDR(s string) string {
 	p, err := netip.ParsePrefix(s)
 	switch {
@@ -371,9 +368,8 @@ func (y *Yurthub) validate(probs *Problems) {
 	validateYurthubArgs("yurthub.extraArgs", y.ExtraArgs, version, probs)
 }
 
-// badImageRef returns why ref is not a full image reference, or "". Short names
-// are rejected because different programs expand them differently, and the node
-// looks images up by their full name.
+// badImageRef returns why ref is not a full image reference, or "". Short names are rejected,
+// because programs expand them differently and the node finds images only by their full name.
 func badImageRef(ref string) string {
 	name, digest, hasDigest := strings.Cut(ref, "@")
 	host, _, hasHost := strings.Cut(name, "/")
@@ -386,7 +382,7 @@ func badImageRef(ref string) string {
 		return fmt.Sprintf("%q is a short name; write it in full: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	case errors.As(err, new(*imageref.UntaggedError)):
 		return fmt.Sprintf("%q has no tag; latest is not assumed, since it changes", strict.Shorten(ref))
-	case err != nil || strings.ToLower(host) != host: // names are case-sensitive
+	case err != nil || strings.ToLower(host) != host: // the registry's name must be in lower case
 		return fmt.Sprintf("%q is not an image reference: REGISTRY/PATH:TAG", strict.Shorten(ref))
 	}
 	return ""
@@ -398,12 +394,12 @@ func (c *ContainerImage) validate(path string, probs *Problems) {
 	}
 }
 
-// validateControlPlane reports missing container images that every control
-// plane runs. Those in manifests are not known yet: stamping checks them.
+// validateControlPlane reports missing container images that every control plane runs. It skips
+// Images with imagesFrom, whose images are not known yet; stamping checks those.
 func (i *Image) validateControlPlane(probs *Problems) {
 	at := slices.Index(i.NodeTypes, NodeControlPlane)
 	if at < 0 || len(i.ImagesFrom) > 0 || !kubeadm.VersionForm.MatchString(i.Kubernetes.Version) {
-		return // for an unknown version the images are unknown too
+		return // if the version is invalid, the images are unknown
 	}
 	if kubeadm.Before(i.Kubernetes.Version, kubeadm.OldestKubernetes) {
 		probs.Add(fmt.Sprintf("nodeTypes[%d]", at), "control-plane needs Kubernetes v1.%d or later", kubeadm.OldestKubernetes)
@@ -421,16 +417,16 @@ func (i *Image) validateControlPlane(probs *Problems) {
 		strings.Join(missing, ", "), more, i.Kubernetes.Version)
 }
 
-// MissingImages returns kubeadm's default images of a control plane that are
-// not listed in images.
+// MissingImages returns those default images of kubeadm's control plane that are not listed in
+// images.
 func (i *Image) MissingImages() []string {
 	always, optional, _ := kubeadm.DefaultImages(i.Kubernetes.Version)
 	return i.lackedImages(append(always, optional...))
 }
 
-// lackedImages returns those of wanted that are not in i.Images, in any
-// registry. The tag of etcd and CoreDNS may differ, because it can be passed to
-// kubeadm; those of Kubernetes' components may not.
+// lackedImages returns those of wanted that i.Images does not have, in any registry. The tag of
+// etcd and CoreDNS may differ, because it can be passed to kubeadm; the tags of Kubernetes'
+// components may not.
 func (i *Image) lackedImages(wanted []kubeadm.Image) (missing []string) {
 	for _, want := range wanted {
 		name := path.Base(want.Name)
@@ -454,15 +450,13 @@ func (i *Image) validateImages(probs *Problems) {
 	}
 }
 
-// identity reports whether an image must not contain the file, because every
-// machine needs its own.
+// identity reports whether a file must not be in an image, because every machine needs its own.
 func identity(p string) bool {
 	host, _ := path.Match("/etc/ssh/ssh_host_*", p)
 	return host || slices.Contains([]string{"/etc/machine-id", "/var/lib/dbus/machine-id", "/var/lib/systemd/random-seed", "/var/lib/systemd/credential.secret"}, p)
 }
 
-// HiddenAtBoot returns what hides a path of the image on a machine that has
-// booted, or "".
+// HiddenAtBoot returns what hides a path of the image once a machine has booted, or "".
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
 		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below " + ondisk.PersistDir + "/kubernetes"},
@@ -517,8 +511,8 @@ func (i *Image) validateFiles(probs *Problems) {
 	}
 }
 
-// spaceOutsideQuotes reports whether the kernel would split a into several
-// arguments.
+// spaceOutsideQuotes reports whether a has a space outside of quotes, at which the kernel would
+// split it into several arguments.
 func spaceOutsideQuotes(a string) bool {
 	for n, part := range strings.Split(a, `"`) {
 		if n%2 == 0 && strings.ContainsAny(part, " \t") {
@@ -528,12 +522,12 @@ func spaceOutsideQuotes(a string) bool {
 	return false
 }
 
-// toAShell are arguments with which a machine never starts kubelet.
+// toAShell are kernel arguments with which a machine boots to a shell and never starts kubelet.
 var toAShell = []string{"1", "s", "S", "single", "rescue", "emergency", "break", "rd.break",
 	"systemd.unit=rescue.target", "systemd.unit=emergency.target", "rd.systemd.unit=rescue.target", "rd.systemd.unit=emergency.target"}
 
-// plainSysctl returns a key of sysctl.d without its optional dash and with dots
-// instead of slashes.
+// plainSysctl returns a key of sysctl.d without its optional dash, and with dots instead of
+// slashes.
 func plainSysctl(key string) string {
 	key = strings.TrimPrefix(key, "-")
 	dot, slash := strings.IndexByte(key, '.'), strings.IndexByte(key, '/')

@@ -29,7 +29,7 @@ func (p *Proxy) validate(probs *Problems) {
 		if u.url == "" {
 			continue
 		}
-		// The URL may contain a password, so messages do not quote it.
+		// The URL may contain a password, so messages must not quote it.
 		login, rest := splitLogin(u.url)
 		_, err := url.ParseRequestURI(u.url)
 		switch bad := forms.BadURL(rest, "http", "https"); {
@@ -46,7 +46,7 @@ func (p *Proxy) validate(probs *Problems) {
 	}
 }
 
-// splitLogin splits off the login, with its @, from a URL.
+// splitLogin splits the login, including its @, off a URL.
 func splitLogin(u string) (login, rest string) {
 	scheme, after, ok := strings.Cut(u, "://")
 	if !ok {
@@ -56,15 +56,15 @@ func splitLogin(u string) (login, rest string) {
 	return after[:at+1], scheme + "://" + after[at+1:]
 }
 
-// gatewayKey is the key in which two default routes must differ.
+// gatewayKey identifies a default route. No two default routes may have the same key.
 type gatewayKey struct {
 	v4     bool
 	metric int
 }
 
-// validatePorts validates bonds and bridges against the other interfaces.
+// validatePorts checks the ports of bonds and bridges against the other interfaces.
 func (n *Network) validatePorts(probs *Problems) {
-	owners := map[string]string{} // port: the field that lists it
+	owners := map[string]string{} // maps each port to the field that lists it
 	named := map[string]int{}
 	for i, f := range n.Interfaces {
 		if f.Name != "" {
@@ -92,8 +92,8 @@ func (n *Network) validatePorts(probs *Problems) {
 	}
 }
 
-// badPort returns the problem of a port of f, or "". owner is another field
-// that lists it, and named has the index of each interface by its name.
+// badPort returns why f cannot have this port, or "". owner is another field that lists the port.
+// named has the index of each interface by its name.
 func (n *Network) badPort(f *Interface, port, owner string, named map[string]int) string {
 	at, listed := named[port]
 	switch {
@@ -122,7 +122,7 @@ func (n *Network) badPort(f *Interface, port, owner string, named map[string]int
 	return ""
 }
 
-// vlanParent returns the interface below a VLAN with this name, or "".
+// vlanParent returns the interface below the VLAN of this name, or "".
 func (n *Network) vlanParent(name string) string {
 	for _, f := range n.Interfaces {
 		for _, v := range f.VLANs {
@@ -134,7 +134,7 @@ func (n *Network) vlanParent(name string) string {
 	return ""
 }
 
-// validateMade validates an interface that edgebake creates.
+// validateMade validates an interface that edgebake creates: a bond or bridge.
 func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	if f.Bond == nil && f.Bridge == nil {
 		return
@@ -146,7 +146,7 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	switch {
 	case f.Bond != nil && f.Bridge != nil:
 		probs.Add(path, "has both bond and bridge: write the bond as its own item, and its name as a port of the bridge")
-	case f.Bond == nil && len(f.Ports()) == 0: // for a bond, the tags report it
+	case f.Bond == nil && len(f.Ports()) == 0: // the tags report a bond without ports
 		probs.Add(path+"."+what, "has no interfaces: name at least one, e.g. eno1")
 	}
 	if f.Name == "" || glob {
@@ -162,11 +162,12 @@ func (f *Interface) validateMade(path string, glob bool, probs *Problems) {
 	}
 }
 
-// takenNames are names of interfaces that cluster networks create on a node.
+// takenNames are names of interfaces that network plugins and other programs of a cluster create on
+// a node.
 var takenNames = []string{"cni0", "docker0", "flannel.1", "kube-ipvs0", "kube-bridge", "cilium_host", "nodelocaldns", "yurthub-dummy0"}
 
-// networkCheck has the values that must be unique among a machine's interfaces,
-// each with its field.
+// networkCheck has the values that must be unique among a machine's interfaces, and the field of
+// each.
 type networkCheck struct {
 	probs    *Problems
 	seen     map[netip.Addr]string
@@ -234,8 +235,8 @@ func (c *networkCheck) vlan(path string, v *VLAN, parentMTU int) {
 	}
 }
 
-// badInterfaceName returns why name is not valid for a network card, or as a
-// pattern of names, or "".
+// badInterfaceName returns why name is not valid as the name of a network card or, with glob, as a
+// pattern of names. It returns "" for a valid one.
 func badInterfaceName(name string, glob bool) string {
 	switch name {
 	case "":
@@ -279,8 +280,8 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	return prefixes
 }
 
-// addresses validates the addresses of an interface. unread means that one has
-// no prefix length, so the gateway may be in its network.
+// addresses validates the addresses of an interface. unread means that one of them has no prefix
+// length, so that the gateway may be in its network.
 func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unread bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
@@ -307,14 +308,14 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 	return prefixes, unread
 }
 
-// isReserved reports whether a is in a reserved network, so that its prefix
-// length does not matter.
+// isReserved reports whether a is in a reserved network. Then the problem is the address, whatever
+// its prefix length.
 func isReserved(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && (a.Is4() && (forms.ThisNetwork.Contains(a) || forms.ReservedV4.Contains(a)) || a.Is4In6())
 }
 
-// badAddress returns the problem of an address with prefix length, or "". p and
-// err are the result of parsing it.
+// badAddress returns what is wrong with an address with prefix length, or "". p and err are the
+// result of parsing text.
 func badAddress(text string, p netip.Prefix, err error) string {
 	usual := func(a netip.Addr) netip.Prefix {
 		return netip.PrefixFrom(a, map[bool]int{true: 24, false: 64}[a.Is4()])
@@ -340,8 +341,8 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	return ""
 }
 
-// gateway validates the default router of an interface with these networks.
-// unread means that it also has a network of unknown size.
+// gateway validates the default router of an interface that has these networks. unread means that
+// the interface also has a network of unknown size.
 func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unread bool) {
 	g, err := netip.ParseAddr(f.Gateway)
 	if err != nil {
@@ -366,8 +367,8 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	c.defaultRoute(path, gatewayKey{g.Is4(), f.Metric})
 }
 
-// OnLink reports whether a gateway outside the interface's networks is reached
-// directly, because all addresses of its family are single ones (/32 or /128).
+// OnLink reports whether a gateway outside the interface's networks is reached directly. It is, if
+// all addresses of its family are single ones (/32 or /128).
 func OnLink(addresses []string, gateway netip.Addr) bool {
 	single := false
 	for _, s := range addresses {
@@ -393,7 +394,7 @@ func singleAddress(prefixes []netip.Prefix, gateway netip.Addr) string {
 	return "192.0.2.1/32"
 }
 
-// defaultRoute records the field of a default route. Several of a family need
+// defaultRoute records the field of a default route. Default routes of the same family need
 // different metrics.
 func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	if other, twice := c.gateways[key]; twice {
@@ -403,16 +404,15 @@ func (c *networkCheck) defaultRoute(path string, key gatewayKey) {
 	c.gateways[key] = path
 }
 
-// Unreachable reports API servers without a route to them, with the fields of a
-// valid Site. It checks only static networks, and not if an Ignition config may
-// add others. The edgebake command rejects such a Site; a machine that already
-// has it continues.
+// Unreachable reports API servers to which the machine has no route. The Site must be valid.
+// Unreachable checks only static networks, and nothing if an Ignition config may add others. The
+// edgebake command rejects such a Site, but a machine that has it already continues.
 func (s *Site) Unreachable() (probs Problems) {
 	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
 		return nil
 	}
 	var direct []netip.Prefix
-	known := map[bool]bool{true: true, false: true} // by family (IPv4: true)
+	known := map[bool]bool{true: true, false: true} // by family (true: IPv4)
 	for _, a := range s.Network.addressings() {
 		for v4 := range known {
 			known[v4] = known[v4] && !a.learns(v4)
@@ -446,8 +446,7 @@ func parsedPrefixes(list []string) (prefixes []netip.Prefix) {
 	return prefixes
 }
 
-// partOf returns forms.HostPart of a for the first prefix in which it is not
-// "".
+// partOf returns the first result of forms.HostPart for a and one of the prefixes that is not "".
 func partOf(prefixes []netip.Prefix, a netip.Addr) string {
 	for _, p := range prefixes {
 		if part := forms.HostPart(p, a); part != "" {
@@ -486,8 +485,8 @@ func (r Route) validate(path string, dhcp bool, prefixes []netip.Prefix, probs *
 	}
 }
 
-// badVia returns the problem of the router of a route, or ""; via and err are
-// the result of parsing text.
+// badVia returns what is wrong with the router of a route, or "". via and err are the result of
+// parsing text.
 func badVia(text string, via netip.Addr, err error, prefixes []netip.Prefix) string {
 	switch {
 	case err != nil:

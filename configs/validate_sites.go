@@ -12,12 +12,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// secretKeySize is the size of a minisign secret key in bytes; a public key has
-// 42.
+// secretKeySize is the size of a minisign secret key in bytes. A public key has 42 bytes.
 const secretKeySize = 158
 
-// NotBeforeTime returns NotBefore of a valid Image as a time, or zero if it is
-// not set.
+// NotBeforeTime returns NotBefore as a time, or zero if it is not set. The Image must be valid.
 func (s *Sites) NotBeforeTime() time.Time {
 	if s.NotBefore == "" {
 		return time.Time{}
@@ -81,7 +79,7 @@ func (i *Image) validateNotBefore(probs *Problems) {
 	}
 }
 
-// publicKey parses a minisign public key, or returns the problem. It never
+// publicKey parses a minisign public key. problem describes what is wrong, or is "". It never
 // quotes the text, which may be a secret key.
 func publicKey(text string) (key minisign.PublicKey, problem string) {
 	const want = "want a minisign public key, the second line of its file (RW...)"

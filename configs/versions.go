@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Versions in the examples, and in messages that show the format.
+// Versions for the examples, and for messages that show the format.
 const (
 	ExampleKubernetes = "v1.37.2"
 	ExampleContainerd = "2.3.7"
@@ -19,8 +19,8 @@ const (
 // newestContainerd is the newest tested minor version of containerd 2.
 const newestContainerd = 4
 
-// endedKubernetes are the minor versions of Kubernetes 1.x without support,
-// with its last day. Source: the release pages of Kubernetes.
+// endedKubernetes maps minor versions of Kubernetes 1.x that are not supported any more to their
+// last day of support. Source: the release pages of Kubernetes.
 var endedKubernetes = map[int]string{
 	30: "28 June 2025",
 	31: "11 November 2025",
@@ -29,8 +29,8 @@ var endedKubernetes = map[int]string{
 	34: "27 October 2026",
 }
 
-// endedContainerd are the series of containerd without support, with its last
-// day. Source: containerd's release policy.
+// endedContainerd maps series of containerd that are not supported any more to their last day of
+// support. Source: containerd's release policy.
 var endedContainerd = map[string]string{
 	"1.7": "30 September 2026",
 	"2.0": "7 November 2025",
@@ -39,19 +39,18 @@ var endedContainerd = map[string]string{
 }
 
 const (
-	// Earlier versions of kubelet ask containerd for its cgroup driver and fall
-	// back to their own configuration, because containerd before 2.0 does not
-	// answer.
+	// kubelet asks containerd for its cgroup driver. containerd before 2.0 does not answer. Then
+	// kubelet before this version falls back to its own configuration.
 	firstKubernetesWithoutFallback = 38
 	// From this version on, kubelet warns if containerd does not answer.
 	firstKubernetesWarning = 36
 )
 
-// debianContainerd has the series of containerd in Debian's releases.
+// debianContainerd maps Debian releases to their series of containerd.
 var debianContainerd = map[string]string{"bookworm": "1.6", "trixie": "1.7"}
 
-// containerdSeries returns the series, for example "2.3" for containerd 2.3.7,
-// or "" if only the base determines it.
+// containerdSeries returns the series, for example "2.3" for containerd 2.3.7. It returns "" if
+// only the base determines the version.
 func (i *Image) containerdSeries() string {
 	if i.Containerd.Debian {
 		if b := i.Base.Debian; b != nil && len(b.Sources) == 0 {
@@ -73,7 +72,7 @@ func (i *Image) containerdField() string {
 	return "containerd.version"
 }
 
-// validatePair rejects versions that do not work together.
+// validatePair rejects combinations of versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
 	if i.Containerd.Debian && i.containerdSeries() == "1.6" {
 		probs.Add("containerd.debian", "Debian %s has containerd 1.6, which is not supported; 1.7 and 2.x are: give a version and a source, e.g. version: %s and source: {goModule: {}}", i.Base.Debian.Suite, ExampleContainerd)
@@ -83,8 +82,8 @@ func (i *Image) validatePair(probs *Problems) {
 	}
 }
 
-// KubernetesWarning returns a warning if a version is not supported any more or
-// newer than those tested, or "".
+// KubernetesWarning returns a warning if a version is not supported any more or is newer than the
+// tested ones. Otherwise it returns "".
 func KubernetesWarning(version string) string {
 	minor, newest := kubeadm.Minor(version), kubeadm.Minor(ExampleKubernetes)
 	switch end, ended := endedKubernetes[minor]; {
@@ -96,8 +95,8 @@ func KubernetesWarning(version string) string {
 	return ""
 }
 
-// Warnings returns settings of a valid Image that are allowed but rarely
-// correct, each with its field.
+// Warnings describes settings of a valid Image that are allowed but rarely correct, each with its
+// field.
 func (i *Image) Warnings() []string {
 	var list []string
 	minor, series := kubeadm.Minor(i.Kubernetes.Version), i.containerdSeries()
@@ -108,7 +107,7 @@ func (i *Image) Warnings() []string {
 		list = append(list, fmt.Sprintf("yurthub.version: %s is certified by OpenYurt up to Kubernetes v1.%d and was tested here up to v1.%d, not with v1.%d", y.Version, openyurt.CertifiedKubernetes, openyurt.NewestKubernetes, minor))
 	}
 	field := i.containerdField()
-	// Debian supports its own package as long as the suite.
+	// Debian supports its own package of containerd for the lifetime of the suite.
 	if end, ok := endedContainerd[series]; ok && !i.Containerd.Debian {
 		list = append(list, fmt.Sprintf("%s: containerd %s has had no security fixes since %s: use %s", field, series, end, ExampleContainerd))
 	}

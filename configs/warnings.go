@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/configs/ignition"
 )
 
-// Limits of resolvers: kubelet and musl use three DNS servers; glibc before
-// 2.26 in a container uses six search domains.
+// Limits of DNS resolvers. kubelet and musl use three DNS servers; glibc before 2.26 in a container
+// uses six search domains.
 const (
 	maxDNSServers    = 3
 	maxSearchDomains = 6
@@ -20,8 +20,8 @@ const (
 // defaultPodCIDR is the default CIDR of pods in an Image.
 var defaultPodCIDR = netip.MustParsePrefix("10.244.0.0/16")
 
-// Default prefix lengths of each node's part of the pod CIDR in
-// kube-controller-manager, by family.
+// Default prefix lengths of the part of the pod CIDR that kube-controller-manager gives each node,
+// by family.
 const (
 	NodeMask4 = 24
 	NodeMask6 = 64
@@ -30,8 +30,8 @@ const (
 // defaultVIP is the default VIP of a Site.
 var defaultVIP = netip.MustParseAddr("10.103.97.2")
 
-// Warnings returns settings of a valid Site that are allowed but rarely
-// correct. Their paths are fields of the Site; see LocateSite.
+// Warnings describes settings of a valid Site that are allowed but rarely correct. Their paths are
+// relative to the Site; see LocateSite.
 func (s *Site) Warnings() Problems {
 	var w Problems
 	s.Network.warnings(&w)
@@ -76,9 +76,9 @@ func (n *Network) warnings(w *Problems) {
 	}
 }
 
-// noDefaultRoute returns what the machine lacks if it has no default route in
-// the family of the VIP, or "". It does not warn if there are other routes or
-// an Ignition config, which may contain the route to Services.
+// noDefaultRoute names the default route that the machine lacks in the family of the VIP, or
+// returns "". It does not warn if other routes or an Ignition config may contain the route to
+// Services.
 func (s *Site) noDefaultRoute() string {
 	v4 := s.ServicesAreV4()
 	if !s.Ignition.IsZero() || s.IgnitionFile != "" || len(s.Unreachable()) > 0 || s.Network.GivesDefaultRoute(v4) ||
@@ -111,7 +111,7 @@ func (inv *Inventory) Warnings() []Problems {
 	return all
 }
 
-// exampleInterface returns the name of the first interface that has one.
+// exampleInterface returns the first interface name that is not a pattern, or an example.
 func exampleInterface(n *Network) string {
 	for _, f := range n.Interfaces {
 		if f.Name != "" && ifaceName.MatchString(f.Name) {
@@ -121,7 +121,7 @@ func exampleInterface(n *Network) string {
 	return "enp1s0"
 }
 
-// matchesName reports whether a pattern matches a plain interface name.
+// matchesName reports whether a pattern matches an interface name that is not a pattern itself.
 func matchesName(pattern, name string) bool {
 	if !strings.ContainsAny(pattern, "*?[") || strings.HasPrefix(pattern, "!") || !ifaceName.MatchString(name) {
 		return false
@@ -130,10 +130,10 @@ func matchesName(pattern, name string) bool {
 	return err == nil && ok
 }
 
-// repeatable are kernel arguments that may be given several times.
+// repeatable are kernel arguments that may be given more than once.
 var repeatable = []string{"console", "earlycon", "earlyprintk", "mtdparts", "memmap", "video", "hugepages", "hugepagesz", "acpi_osi", "systemd.setenv", "systemd.wants", "systemd.mask", "rd.driver.blacklist", "modprobe.blacklist", "module_blacklist", "dyndbg"}
 
-// contradictions warns about kernel arguments that are given with two values.
+// contradictions warns about kernel arguments that are given with two different values.
 func (k *Kernel) contradictions() (warnings []string) {
 	values := map[string]string{}
 	for n, a := range k.Args {

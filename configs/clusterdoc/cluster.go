@@ -1,6 +1,6 @@
-// Package clusterdoc has the Cluster document: control-plane nodes, workers and what they
-// have in common, with the documents of kubeadm that may follow it in its file. It makes
-// the Sites of a Cluster's machines.
+// Package clusterdoc has the Cluster document: control-plane nodes, workers, their common settings,
+// and the kubeadm documents that may follow in the same file. It makes the Sites of a Cluster's
+// machines.
 package clusterdoc
 
 import "github.com/edgebake/edgebake/configs"

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// clusterNet is a CIDR of the cluster, with its field.
+// clusterNet is a CIDR of the cluster and the field that contains it.
 type clusterNet struct {
 	netip.Prefix
 	path, what string
@@ -40,7 +40,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 		c.validatePodSize(p, probs)
 	}
 	for _, s := range services {
-		// The API server keeps an entry for each address.
+		// The API server keeps an entry for each address of the CIDR.
 		if hosts := s.Addr().BitLen() - s.Bits(); hosts > 20 {
 			probs.Add(s.path, "%s is too large: the API server accepts at most 2^20 Services; write %s", s.Prefix, netip.PrefixFrom(s.Addr(), s.Addr().BitLen()-20))
 		} else if hosts < 4 {
@@ -52,7 +52,7 @@ func (c *Cluster) validateNetworks(probs *configs.Problems) {
 		for _, other := range all[:i] {
 			if n.Overlaps(other.Prefix) {
 				at, with := n, other
-				if n.isDefault() && !other.isDefault() { // the user did not write n
+				if n.isDefault() && !other.isDefault() { // n is a default, which the user did not write
 					at, with = other, n
 				}
 				probs.Add(at.path, "%s (%s) overlaps %s (%s, %s); choose networks without common addresses", at.Prefix, at.what, with.Prefix, with.what, with.path)
@@ -94,7 +94,7 @@ func (c *Cluster) parseCIDRs(field string, cidrs []string, what string, probs *c
 	return out
 }
 
-// reserved are the networks that pods and Services cannot use on any node.
+// reserved are networks that pods and Services cannot use on any node.
 var reserved = []struct {
 	netip.Prefix
 	what string
@@ -109,8 +109,8 @@ var reserved = []struct {
 	{netip.MustParsePrefix("ff00::/8"), "the multicast addresses"},
 }
 
-// validatePodSize checks that the CIDR is large enough for all machines: each
-// gets a /24 of IPv4 or a /64 of IPv6, the defaults of the controller manager.
+// validatePodSize checks that the CIDR is large enough for all machines. Each machine gets a /24 of
+// IPv4 or a /64 of IPv6, the defaults of kube-controller-manager.
 func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	perNode := map[bool]int{true: 24, false: 64}[p.Addr().Is4()]
 	machines := len(c.Masters) + len(c.Nodes)
@@ -124,7 +124,7 @@ func (c *Cluster) validatePodSize(p clusterNet, probs *configs.Problems) {
 	}
 }
 
-// validateOverlap reports addresses and networks of machines inside n.
+// validateOverlap reports addresses and networks of machines that are inside n.
 func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	if vip, err := netip.ParseAddr(c.VIP); err == nil && n.Contains(vip.Unmap()) {
 		probs.Add(n.path, "%s (%s) contains the VIP %s: choose another network, or another VIP (vip)", n.Prefix, n.what, vip)
@@ -140,8 +140,8 @@ func (c *Cluster) validateOverlap(n clusterNet, probs *configs.Problems) {
 	}
 }
 
-// overlapMachine reports networks and routes of a machine that overlap n,
-// except the network of address, which has been reported.
+// overlapMachine reports networks and routes of a machine that overlap n. It skips the network that
+// contains address, because that has been reported already.
 func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, address string, probs *configs.Problems) {
 	for _, s := range network.Subnets() {
 		if s.Overlaps(n.Prefix) && (s.Addr().String() != address || !n.Contains(s.Addr())) {
@@ -162,8 +162,8 @@ func (c *Cluster) overlapMachine(n clusterNet, network *configs.Network, path, a
 	}
 }
 
-// leadsToPods reports whether a route leads to the pods of another machine, as
-// in clusters without a network plugin.
+// leadsToPods reports whether a route through another machine leads to that machine's pods.
+// Clusters without a network plugin have such routes.
 func (c *Cluster) leadsToPods(n clusterNet, to netip.Prefix, via string) bool {
 	router, err := netip.ParseAddr(via)
 	if err != nil || n.what != "pods" || to.Bits() <= n.Bits() {

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// File is a Cluster and the documents that follow it in its file.
+// File is a Cluster and the documents that follow it in the same file.
 type File struct {
 	*Cluster
 	// File is the name of the file, for messages; Text is its content.
@@ -22,8 +22,8 @@ type File struct {
 	Warnings configs.Problems
 }
 
-// Parse parses a Cluster and the kubeadm documents after it. The error is
-// Problems. The manifests that it names are checked by manifest.Check.
+// Parse parses a Cluster and the kubeadm documents after it. Its error is of type Problems. It does
+// not check the manifests that the Cluster names; manifest.Check does.
 func Parse(name string, data []byte) (*File, error) {
 	d, err := configs.Read(name, data)
 	if err != nil {
@@ -36,8 +36,8 @@ func Parse(name string, data []byte) (*File, error) {
 	return c, nil
 }
 
-// Read decodes a document that is a Cluster. With an error it also returns what
-// could be decoded, so that its manifests can be checked too.
+// Read decodes a document that is a Cluster. If there is an error, it also returns the fields that
+// it could decode, so that their manifests can be checked too.
 func Read(doc *configs.Document) (*File, error) {
 	f := &File{Cluster: new(Cluster), File: doc.File, Text: doc.Data}
 	err := doc.Parse(configs.KindCluster, f.Cluster, func() configs.Problems {
@@ -60,14 +60,13 @@ func Read(doc *configs.Document) (*File, error) {
 // HasOpenYurt reports whether the cluster runs OpenYurt.
 func (c *Cluster) HasOpenYurt() bool { return c.OpenYurt == nil || *c.OpenYurt }
 
-// TokenLifetime returns TokenTTL of a valid Cluster.
+// TokenLifetime returns TokenTTL as a duration. The Cluster must be valid.
 func (c *Cluster) TokenLifetime() time.Duration {
 	d, _ := time.ParseDuration(c.TokenTTL)
 	return d
 }
 
-// Default CIDRs of pods and Services; the key is whether the control-plane
-// nodes use IPv6.
+// Default CIDRs of pods and Services. The key is true if the control-plane nodes use IPv6.
 var (
 	defaultPods     = map[bool]string{false: "10.244.0.0/16", true: "fd00:244::/56"}
 	defaultServices = map[bool]string{false: "10.96.0.0/16", true: "fd00:96::/112"}
@@ -110,9 +109,8 @@ func (c *Cluster) warnings() configs.Problems {
 	return probs
 }
 
-// withoutDNS warns about machines without a DNS server. CoreDNS does not start
-// on them: kubeadm configures it to forward other names to the machine's DNS
-// servers.
+// withoutDNS warns about machines without a DNS server. CoreDNS does not start on them, because
+// kubeadm configures it to forward other names to the machine's DNS servers.
 func (f *File) withoutDNS() configs.Problems {
 	if yamltree.True(yamltree.At(f.Kubeadm.Of("ClusterConfiguration"), "dns.disabled")) {
 		return nil

@@ -25,14 +25,14 @@ func (c *Cluster) APIServers() []string {
 	return out
 }
 
-// siteFrame returns a Site with the fields that are the same for all machines.
+// siteFrame returns a Site that has only the fields that are the same for all machines.
 func (c *Cluster) siteFrame(nodeType, node string) configs.Site {
 	s := configs.Site{APIVersion: configs.APIVersion, Kind: configs.KindSite, NodeName: node, Masters: c.APIServers(), Endpoint: c.Endpoint, VIP: c.VIP, NodeType: nodeType, Users: c.Users, Report: c.Report.of(node)}
 	strict.ApplyDefaults(&s)
 	return s
 }
 
-// NodeSite returns the Site of one worker of a valid Cluster.
+// NodeSite returns the Site of one worker. The Cluster must be valid.
 func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *configs.Site {
 	s := c.siteFrame(n.NodeType, n.Name)
 	s.NodePool, s.NodeIP, s.Labels, s.Taints, s.Match, s.Network = n.NodePool, n.NodeIP, n.Labels, n.Taints, n.Match, n.Network
@@ -42,9 +42,8 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 	return &s
 }
 
-// ControlPlaneSite returns the Site of one control-plane node of a valid
-// Cluster, without credentials. birth is the time until which the cluster may
-// be initialized; zero means never.
+// ControlPlaneSite returns the Site of one control-plane node, without credentials. The Cluster
+// must be valid. birth is the time until which the cluster may be initialized; zero means never.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Match, s.Network = m.Match, m.Network
@@ -66,9 +65,9 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth ti
 	return &s, nil
 }
 
-// Request rates for kube-controller-manager. It sends two requests for the
-// certificate of each node that joins: 4,000 nodes that start together wait one
-// minute, instead of nearly seven with the default of 20 per second.
+// Request rates of kube-controller-manager. It sends two requests for the certificate of each node
+// that joins. With these rates, 4,000 nodes that start together wait one minute; with the default
+// of 20 requests per second, they would wait nearly seven.
 const (
 	managerQPS   = "kube-api-qps"
 	managerBurst = "kube-api-burst"
@@ -76,8 +75,7 @@ const (
 	ManagerQPS = 150
 )
 
-// setManagerRates sets the rates unless the Cluster's own documents set one of
-// them.
+// setManagerRates sets the rates, unless the Cluster's own kubeadm documents set one of them.
 func setManagerRates(cluster *yaml.Node) {
 	list := yamltree.ListAt(cluster, "controllerManager", "extraArgs")
 	for _, arg := range list.Content {
@@ -93,8 +91,8 @@ func setManagerRates(cluster *yaml.Node) {
 	}
 }
 
-// controlPlaneDocuments returns kubeadm's documents for one control-plane node:
-// those in the Cluster's file, completed with the Cluster's fields.
+// controlPlaneDocuments returns the kubeadm documents for one control-plane node: those in the
+// Cluster's file, completed with fields of the Cluster.
 func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	docs := kubeadm.Documents{
 		f.document("ClusterConfiguration"), f.document("InitConfiguration"), f.document("KubeletConfiguration"),
@@ -139,8 +137,7 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	str(proxy.Root, f.KubeProxy.Mode, "mode")
 	str(proxy.Root, f.KubeProxy.BindAddress, "bindAddress")
 	if f.KubeProxy.Mode == "ipvs" {
-		// kube-proxy removes virtual servers that it did not create, including
-		// ipvscare's.
+		// kube-proxy would remove virtual servers that it did not create, including ipvscare's.
 		bits := 32
 		if strings.Contains(f.VIP, ":") {
 			bits = 128
@@ -150,8 +147,8 @@ func (f *File) controlPlaneDocuments(m *ControlPlaneNode) ([]byte, error) {
 	return append(docs, proxy).Encode()
 }
 
-// nodeIP returns kubelet's --node-ip for a control-plane node: addresses of
-// both families if the cluster has both and the machine has static ones.
+// nodeIP returns kubelet's --node-ip for a control-plane node. It has addresses of both families if
+// the cluster has both and the machine has static addresses of both.
 func (f *File) nodeIP(m *ControlPlaneNode) string {
 	if len(f.ServiceCIDRs) < 2 {
 		return m.Address
@@ -159,15 +156,14 @@ func (f *File) nodeIP(m *ControlPlaneNode) string {
 	return cmp.Or(m.Network.BothAddresses(m.Address), m.Address)
 }
 
-// componentTimeout is the time for a component of the control plane to start.
-// kubeadm uses it for kubelet's startup probe; with its default of four
-// minutes, kubelet would repeatedly kill an API server on a small or busy
-// machine.
+// componentTimeout is the time that kubeadm gives a control-plane component to start. It is also
+// kubelet's startup probe: with the default of four minutes, kubelet would repeatedly kill an API
+// server on a small or busy machine.
 const componentTimeout = "20m0s"
 
 const defaultCRISocket = "unix:///run/containerd/containerd.sock"
 
-// document returns a copy of the user's document of a kind, or a new one.
+// document returns a copy of the user's document of a kind, or a new document.
 func (f *File) document(kind string) kubeadm.Document {
 	root := yamltree.Mapping()
 	if own := f.Kubeadm.Of(kind); own != nil {
@@ -178,7 +174,7 @@ func (f *File) document(kind string) kubeadm.Document {
 	return kubeadm.Document{Kind: kind, Root: root}
 }
 
-// cloneNode copies a tree and replaces aliases by their values.
+// cloneNode copies a tree, and replaces aliases with their values.
 func cloneNode(n *yaml.Node) *yaml.Node {
 	c := *yamltree.Deref(n)
 	c.Anchor, c.Alias = "", nil
@@ -189,7 +185,7 @@ func cloneNode(n *yaml.Node) *yaml.Node {
 	return &c
 }
 
-// addItems adds the items that are not in the list yet.
+// addItems adds those items to a list that it does not have yet.
 func addItems(root *yaml.Node, items []string, path ...string) {
 	list := yamltree.ListAt(root, path...)
 	for _, item := range items {

@@ -18,8 +18,7 @@ import (
 
 const maxTokenTTL = 365 * 24 * time.Hour
 
-// Validate returns all problems of c, or nil. It changes nothing; defaults must
-// be set.
+// Validate returns all problems of c, or nil. It does not change c, whose defaults must be set.
 func (c *Cluster) Validate() configs.Problems {
 	var probs configs.Problems
 	strict.Check(c, checks, &probs)
@@ -50,7 +49,7 @@ func (c *Cluster) Validate() configs.Problems {
 
 var repositoryForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*$`)
 
-// checks are the functions of the tag check in a Cluster.
+// checks are the functions for the tag check in a Cluster.
 var checks = func() strict.Checks {
 	all := maps.Clone(configs.FieldChecks)
 	maps.Copy(all, strict.Checks{"clusterName": badClusterName, "repository": badRepository, "manifestPath": badManifestPath})
@@ -89,11 +88,10 @@ func badManifestPath(s string) string {
 	return ""
 }
 
-// owners maps a value that only one machine can have to the field that contains
-// it.
+// owners maps a value that only one machine can have to the field that has it.
 type owners map[string]string
 
-// take records the field of a value, or reports that another field has it.
+// take records that a field has the value, or reports that another field has it already.
 func (o owners) take(value, path, what string, probs *configs.Problems) {
 	if value == "" {
 		return
@@ -105,8 +103,8 @@ func (o owners) take(value, path, what string, probs *configs.Problems) {
 	o[value] = path
 }
 
-// validateMachines validates masters and nodes, and that no two have the same
-// name, address or match.
+// validateMachines validates masters and nodes. It also checks that no two have the same name,
+// address or match.
 func (c *Cluster) validateMachines(probs *configs.Problems) {
 	names, addresses, marks := owners{}, owners{}, owners{}
 	for i := range c.Masters {
@@ -117,7 +115,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		own := owners{}
 		if a, err := netip.ParseAddr(m.Address); err == nil {
 			addresses.take(a.Unmap().String(), path+".address", "address", probs)
-			own[a.Unmap().String()] = path + ".address" // its own network contains it again
+			own[a.Unmap().String()] = path + ".address" // the machine's own network may contain its address again
 		}
 		takeMatch(m.Match, path+".match", marks, probs)
 		site := c.siteFrame(configs.NodeNative, m.Name)
@@ -135,7 +133,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 		}
 		site := c.NodeSite(n, configs.Secret{}, "")
 		if !slices.Contains([]string{configs.NodeNative, configs.NodeEdge, configs.NodeCloud}, site.NodeType) {
-			site.NodeType, site.NodePool = configs.NodeNative, "" // has been reported
+			site.NodeType, site.NodePool = configs.NodeNative, "" // the wrong node type has been reported already
 		}
 		c.validateSite(site, path, probs)
 		takeSubnets(&n.Network, path, addresses, nil, probs)
@@ -145,7 +143,7 @@ func (c *Cluster) validateMachines(probs *configs.Problems) {
 
 func (c *Cluster) validateName(name, path string, names owners, probs *configs.Problems) {
 	if name == "" {
-		return // required
+		return // a required field; reported elsewhere
 	}
 	if strings.Contains(name, "{{") {
 		probs.Add(path, "%q is a template, but each machine of a Cluster needs a name", strict.Shorten(name))
@@ -163,7 +161,7 @@ func (c *Cluster) validateName(name, path string, names owners, probs *configs.P
 
 func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems) {
 	if m.Address == "" {
-		return // required
+		return // a required field; reported elsewhere
 	}
 	a, err := netip.ParseAddr(m.Address)
 	switch {
@@ -204,8 +202,7 @@ func takeSubnets(n *configs.Network, path string, addresses, own owners, probs *
 	}
 }
 
-// takeMatch validates a machine's match, if it has one, and records its
-// members.
+// takeMatch validates a machine's match, if there is one, and records its members.
 func takeMatch(m configs.Match, path string, marks owners, probs *configs.Problems) {
 	if m.IsZero() {
 		return
@@ -216,12 +213,11 @@ func takeMatch(m configs.Match, path string, marks owners, probs *configs.Proble
 	}
 }
 
-// machineFields are the fields of a Site that a machine of a Cluster also has.
+// machineFields are the fields of a Site that each machine of a Cluster has too.
 var machineFields = []string{"nodePool", "nodeType", "nodeIP", "labels", "taints", "network"}
 
-// validateSite reports the problems of a machine's Site that are in the
-// machine's own fields. A VIP in one of the machine's networks is reported once
-// for all machines.
+// validateSite reports those problems of a machine's Site that are in the machine's own fields. If
+// the VIP is inside machines' networks, that is reported only for the first machine.
 func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.Problems) {
 	var found configs.Problems
 	site.ValidateRules(&found)
@@ -239,8 +235,8 @@ func (c *Cluster) validateSite(site *configs.Site, path string, probs *configs.P
 	}
 }
 
-// validateShared reports problems of the fields that the Cluster and the Site
-// of every machine have in common.
+// validateShared reports problems of fields that are the same in the Cluster and in every machine's
+// Site.
 func (c *Cluster) validateShared(probs *configs.Problems) {
 	site := c.siteFrame(configs.NodeNative, "")
 	c.Report.validate(probs)

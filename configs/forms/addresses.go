@@ -9,12 +9,11 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// hexNumber matches the last label of a host name that inet_aton(3) parses as a
+// hexNumber matches the last label of a host name if inet_aton(3) would parse that label as a
 // number.
 var hexNumber = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)$`)
 
-// IsLoopbackName reports whether name refers to the machine itself on every
-// machine.
+// IsLoopbackName reports whether every machine resolves name to itself.
 func IsLoopbackName(name string) bool {
 	name = strings.TrimSuffix(strings.ToLower(name), ".")
 	switch name {
@@ -25,7 +24,7 @@ func IsLoopbackName(name string) bool {
 		strings.HasPrefix(name, "localhost4.") || strings.HasPrefix(name, "localhost6.")
 }
 
-// IPv4 networks and addresses that cannot belong to a host.
+// IPv4 networks whose addresses cannot belong to a host.
 var (
 	ThisNetwork = netip.MustParsePrefix("0.0.0.0/8")
 	ReservedV4  = netip.MustParsePrefix("240.0.0.0/4")
@@ -51,8 +50,8 @@ func BadMachine(a netip.Addr) string {
 	return ""
 }
 
-// BadServer returns why a cannot be the address of a server that every program
-// on the node can reach, or "".
+// BadServer returns why a cannot be the address of a server that all programs on the node can
+// reach, or "".
 func BadServer(a netip.Addr) string {
 	if bad := BadMachine(a.WithZone("")); bad != "" {
 		if a.Is4In6() {
@@ -81,14 +80,15 @@ func BadRouter(a netip.Addr) string {
 	return BadMachine(a)
 }
 
-// ServiceAddrs are kubeadm's default addresses of the cluster's API and DNS. No
-// machine can use them, because kube-proxy redirects their traffic.
+// ServiceAddrs are the addresses that kubeadm by default gives the cluster's API and DNS. A machine
+// cannot use them, because kube-proxy redirects their traffic.
 var ServiceAddrs = map[netip.Addr]string{
 	netip.MustParseAddr("10.96.0.1"):  "the Service kubernetes",
 	netip.MustParseAddr("10.96.0.10"): "the cluster's DNS",
 }
 
-// HostPart returns "network" or "broadcast" if a is that address of p, else "".
+// HostPart returns "network" or "broadcast" if a is the network or broadcast address of p,
+// otherwise "".
 func HostPart(p netip.Prefix, a netip.Addr) string {
 	if !a.Is4() || !p.Contains(a) || p.Bits() >= 31 {
 		return ""

@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// maxCA is the maximum size of caCert in bytes: a few certificates.
+// maxCA is the maximum size of caCert in bytes. It is enough for a few certificates.
 const maxCA = 64 << 10
 
-// ParsePrivateKey parses a PEM private key and returns its public key. Its
-// errors do not quote the key.
+// ParsePrivateKey parses a PEM private key and returns its public key. Its errors never quote the
+// key.
 func ParsePrivateKey(text string) (interface{ Equal(crypto.PublicKey) bool }, error) {
 	b, rest := pem.Decode([]byte(text))
 	if b == nil {
@@ -69,8 +69,8 @@ func CheckCertificates(text string) error {
 	return err
 }
 
-// ParseCertificates parses PEM certificates. Anything else is an error, because
-// a private key in a Site would be copied to every machine.
+// ParseCertificates parses PEM certificates. It rejects any other content, because a private key in
+// a Site would be copied to every machine.
 func ParseCertificates(text string) ([]*x509.Certificate, error) {
 	if len(text) > maxCA {
 		return nil, fmt.Errorf("has %d bytes; a CA certificate has about a thousand", len(text))

@@ -1,6 +1,6 @@
-// Package forms validates single values of documents: names, hosts, addresses,
-// labels, URLs, keys. A function Bad... returns a message that follows the
-// field or value, or "".
+// Package forms validates single values of documents: names, hosts, addresses, labels, URLs, keys.
+// The functions named Bad... return a message, worded to follow the field or value, or "" for a
+// valid value.
 package forms
 
 import (
@@ -33,17 +33,16 @@ var (
 // TokenWords describes the format of a Token, for messages.
 const TokenWords = "6 letters or digits, a dot, 16 letters or digits, all in lower case"
 
-// Placeholders in the Site that `edgebake init` writes. Validation rejects
-// them; otherwise they would be noticed only when a machine in the field does
-// not join.
+// Placeholders in the Site that `edgebake init` writes. Validation rejects them. Otherwise a
+// forgotten placeholder would be noticed only when a machine in the field does not join.
 const (
 	PlaceholderKey    = "ssh-ed25519 xxxxxxxx admin@example.com"
 	PlaceholderToken  = "xxxxxx.xxxxxxxxxxxxxxxx"
 	PlaceholderCAHash = "sha256:xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
 )
 
-// ParseSize returns the bytes of a size in the format of Kubernetes quantities
-// (512Mi, 2G, 500k), optionally followed by B.
+// ParseSize returns the number of bytes of a size in the format of Kubernetes quantities (512Mi,
+// 2G, 500k), optionally followed by B.
 func ParseSize(s string) (int64, error) {
 	m := SizeForm.FindStringSubmatch(s)
 	if m == nil {
@@ -61,8 +60,8 @@ func ParseSize(s string) (int64, error) {
 	return n * unit, nil
 }
 
-// CheckNodeName returns why name is not valid for a Node, or nil. The limit of
-// 63 is that of the label kubernetes.io/hostname.
+// CheckNodeName returns an error if name is not valid for a Node. The limit of 63 characters is
+// that of the label kubernetes.io/hostname.
 func CheckNodeName(name string) error {
 	switch {
 	case name == "":
@@ -114,8 +113,8 @@ func BadHost(s string) string {
 	return ""
 }
 
-// BadHostPort returns why s is not "host:port", with a fix for common mistakes,
-// or "".
+// BadHostPort returns why s is not "host:port", or "". For common mistakes the message includes a
+// fix.
 func BadHostPort(s string) string {
 	if bad := notHostPort(s); bad != "" {
 		return bad
@@ -145,8 +144,8 @@ func BadHostPort(s string) string {
 	return BadHost(host)
 }
 
-// notHostPort handles values that are not "host:port" at all: a URL, a list, an
-// address without a port.
+// notHostPort returns the message for values that do not have the form "host:port" at all: a URL, a
+// list, an address without a port. Otherwise it returns "".
 func notHostPort(s string) string {
 	switch {
 	case s == "":
@@ -172,7 +171,7 @@ func notHostPort(s string) string {
 		return ""
 	case BadServer(a) != "":
 		return fmt.Sprintf("%s %s", a, BadServer(a))
-	case a.Is6() && !strings.HasPrefix(s, "["): // any of its colons could precede the port
+	case a.Is6() && !strings.HasPrefix(s, "["): // any of the colons could be the one before the port
 		return fmt.Sprintf("%q: write an IPv6 address in brackets, followed by a port, as in [fd00::1]:6443", s)
 	}
 	return fmt.Sprintf("%q has no port; write %q", s, netip.AddrPortFrom(a, 6443))
@@ -235,7 +234,7 @@ func BadURL(s string, schemes ...string) string {
 	case !ok:
 		return fmt.Sprintf("the URL begins with %s://; wanted: %s://", u.Scheme, strings.Join(schemes, ":// or "))
 	case u.User != nil:
-		// The field is not a Secret, so its value is printed.
+		// The field is not a Secret, so messages may print its value.
 		return "the URL contains a user name or password, which logs would show; leave them out"
 	case BadHost(u.Hostname()) != "":
 		return "the URL's host is neither an IP address nor a DNS name"
@@ -245,8 +244,8 @@ func BadURL(s string, schemes ...string) string {
 	return ""
 }
 
-// BadSSHKey returns why line is not valid in authorized_keys, or "". It may
-// have options before the key.
+// BadSSHKey returns why line is not valid in authorized_keys, or "". The line may have options
+// before the key.
 func BadSSHKey(line string) string {
 	switch {
 	case line == PlaceholderKey:
@@ -256,8 +255,7 @@ func BadSSHKey(line string) string {
 	case strings.ContainsAny(line, "\r\n"):
 		return "contains more than one line; write each key as its own item"
 	}
-	// Options may contain words that look like a key type: one valid key is
-	// sufficient.
+	// Options may contain words that look like a key type, so one valid key is sufficient.
 	fields := strings.Fields(line)
 	why := "is not a public key in the format of authorized_keys (ssh-ed25519 AAAA… comment)"
 	for i := range len(fields) - 1 {
@@ -277,12 +275,12 @@ func badKeyBlob(kind, encoded string) string {
 	if err != nil || len(blob) < 4 {
 		return "is truncated or damaged: the key is not base64"
 	}
-	// The blob begins with its own type (RFC 4253, section 6.6).
+	// The blob begins with the name of its own type (RFC 4253, section 6.6).
 	n := binary.BigEndian.Uint32(blob)
 	if uint64(n) > uint64(len(blob)-4) || string(blob[4:4+n]) != kind {
 		return fmt.Sprintf("is damaged: its type is %s, but the key is of another type", kind)
 	}
-	// The rest is a sequence of fields, each preceded by its length.
+	// The rest of the blob is a sequence of fields, each preceded by its length.
 	rest, fields := blob[4+n:], 0
 	for ; len(rest) >= 4; fields++ {
 		n := binary.BigEndian.Uint32(rest)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Identity returns a trimmed serial number, UUID or asset tag, or "" if it is a
-// vendor's placeholder, which several machines may have.
+// Identity returns a trimmed serial number, UUID or asset tag. It returns "" for a vendor's
+// placeholder, which many machines may have.
 func Identity(s string) string {
 	s = strings.Trim(s, "\x00 \t\r\n")
 	low := strings.Join(strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return strings.ContainsRune(" _-.:/", r) }), " ")
@@ -17,8 +17,7 @@ func Identity(s string) string {
 		"no asset tag", "no asset information", "chassis asset", "base board asset", "system asset", "fill by oem",
 		"not specified", "not applicable", "not available", "not present", "not settable", "not provided", "no serial", "o e m", "oem", "invalid", "unknown", "empty",
 	} {
-		// A real number may begin with one of the single words, for example
-		// OEM-4711.
+		// A real serial number may begin with a placeholder of one word, for example OEM-4711.
 		if low == junk || strings.Contains(junk, " ") && strings.HasPrefix(low, junk+" ") {
 			return ""
 		}
@@ -29,7 +28,7 @@ func Identity(s string) string {
 		"systemserialnumber", "chassisserialnumber",
 		"12345678", "123456789", "0123456789", "1234567890", "0123456789abcdef", "123456789abcdef",
 		"asset1234567890", "atn12345678901234567890",
-		"03000200040005000006000700080009", // UUIDs of whole series of boards
+		"03000200040005000006000700080009", // UUIDs that whole series of boards have
 		"00020003000400050006000700080009",
 		"12345678123456789012345678901234",
 		"123456781234567890123456789abcde",
@@ -46,16 +45,15 @@ func Identity(s string) string {
 
 var bareMAC = regexp.MustCompile(`^[0-9A-Fa-f]{12}$`)
 
-// CardMAC returns a network card's address in Linux's format
-// (52:54:00:12:34:56). The separators may be colons, dashes or dots, or
-// missing. It returns "" for an invalid address.
+// CardMAC returns a network card's address in Linux's format (52:54:00:12:34:56). The input may be
+// separated by colons, dashes, dots or nothing. CardMAC returns "" for an invalid address.
 func CardMAC(s string) string {
 	s = strings.TrimSpace(s)
 	if bareMAC.MatchString(s) {
 		s = fmt.Sprintf("%s:%s:%s:%s:%s:%s", s[:2], s[2:4], s[4:6], s[6:8], s[8:10], s[10:])
 	}
 	mac, err := net.ParseMAC(s)
-	if err != nil || len(mac) != 6 || mac[0]&1 == 1 { // multicast, or broadcast
+	if err != nil || len(mac) != 6 || mac[0]&1 == 1 { // a multicast or broadcast address
 		return ""
 	}
 	text := mac.String()

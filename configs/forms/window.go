@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Window is a time of each day, such as 22:00-05:00; the zero value is always.
+// Window is a period of each day, such as 22:00-05:00. The zero value is the whole day.
 type Window struct{ from, to time.Duration }
 
-// String returns the window as Set reads it.
+// String returns the window in the format that Set accepts.
 func (w *Window) String() string {
 	if *w == (Window{}) {
 		return ""
@@ -21,7 +21,7 @@ func (w *Window) String() string {
 // Type returns the value's type for a flag's usage text (pflag.Value).
 func (w *Window) Type() string { return "HH:MM-HH:MM" }
 
-// Set reads "22:00-05:00".
+// Set sets the window from a text such as "22:00-05:00".
 func (w *Window) Set(text string) error {
 	const form = "15:04"
 	var times [2]time.Time
@@ -57,7 +57,7 @@ func (w Window) Open(now time.Time) bool {
 	return at >= w.from || at < w.to
 }
 
-// BadWindow checks a time of each day.
+// BadWindow returns why s is not a period of each day, or "".
 func BadWindow(s string) string {
 	if err := new(Window).Set(s); err != nil {
 		return fmt.Sprintf("%q: %v", s, err)
@@ -65,7 +65,7 @@ func BadWindow(s string) string {
 	return ""
 }
 
-// BadTimeZone checks the name of a time zone.
+// BadTimeZone returns why s is not the name of a time zone, or "".
 func BadTimeZone(s string) string {
 	if _, err := time.LoadLocation(s); err != nil || s == "Local" {
 		return fmt.Sprintf("%q is not a time zone, such as Europe/Berlin", s)

@@ -45,12 +45,11 @@ func (r *Ref) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Digest is a SHA-256 digest as in registries: "sha256:" and 64 hexadecimal
-// digits; empty means unknown. Text is converted only by ParseDigest, so a
-// Digest is always valid.
+// Digest is a SHA-256 digest as registries write it: "sha256:" and 64 hexadecimal digits; empty
+// means unknown. Texts are converted to a Digest only by ParseDigest, so a Digest is always valid.
 type Digest string
 
-// DigestError means that a text is not a Digest.
+// DigestError means that a text is not a valid Digest.
 type DigestError struct{ Text string }
 
 func (e *DigestError) Error() string {
@@ -68,8 +67,7 @@ func ParseDigest(s string) (Digest, error) {
 // DigestOf returns the digest with these 32 bytes.
 func DigestOf(sha256 []byte) Digest { return Digest("sha256:" + hex.EncodeToString(sha256)) }
 
-// Hex returns the digest without its algorithm, as in the names of cached
-// blobs.
+// Hex returns the digest without its algorithm, as used in the names of cached blobs.
 func (d Digest) Hex() string { return strings.TrimPrefix(string(d), "sha256:") }
 
 // UnmarshalText calls ParseDigest.
@@ -78,12 +76,11 @@ func (d *Digest) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// Parse parses a reference with the grammar of containerd and kubelet. It
-// rejects one with neither a tag nor a digest, because the image it refers to
-// changes over time.
+// Parse parses a reference with the grammar of containerd and kubelet. It rejects a reference that
+// has neither a tag nor a digest, because it would refer to different images over time.
 func Parse(s string) (Ref, error) {
 	named, err := reference.ParseNormalizedNamed(s)
-	if err == nil && reference.Domain(named) == "" { // "a.b_c/x", which is parsed as a path only
+	if err == nil && reference.Domain(named) == "" { // for example "a.b_c/x", which is parsed as a path without a domain
 		err = reference.ErrReferenceInvalidFormat
 	}
 	if err != nil {
@@ -111,8 +108,8 @@ func (e *UntaggedError) Error() string {
 	return fmt.Sprintf("image reference %q has no tag: write the version you mean, as in %s:1.2.3, or pin it as %s@sha256:…", e.Ref, e.Ref, e.Ref)
 }
 
-// whyNoRef returns the reason why s is not a reference. err is the error for s as
-// a whole and is returned if no part of s can be blamed.
+// whyNoRef returns why s is not a reference. If no single part of s is wrong, it returns err, which
+// is the error for s as a whole.
 func whyNoRef(s string, err error) error {
 	rest, digest, hasDigest := strings.Cut(s, "@")
 	if _, err := ParseDigest(digest); hasDigest && err != nil {

@@ -1,5 +1,5 @@
-// Package importer turns CSV tables, as spreadsheets save them, into Inventories. Problems
-// name the line of the row and the column.
+// Package importer converts CSV tables, as spreadsheets save them, into Inventories. Problems name
+// the line of the row and the column.
 package importer
 
 import (
@@ -27,20 +27,19 @@ import (
 type Options struct {
 	// Map assigns fields to columns, by header; "-" ignores a column.
 	Map map[string]string
-	// Path converts a path relative to the template to one relative to the
+	// Path converts a path that is relative to the template into one that is relative to the
 	// Inventory.
 	Path func(string) string
-	// Warn, if set, receives a sentence about each field of the template that
-	// is omitted.
+	// Warn, if set, is called with a sentence about each field of the template that is left out.
 	Warn func(string)
 }
 
-// Limits of a table; a chain of stores has thousands of rows.
+// Limits of a table. A chain of stores may have thousands of rows.
 const (
 	maxRows        = 50_000
 	maxColumns     = 200
 	maxImportNotes = 100
-	maxAlike       = 3 // number of rows for which the same problem is reported individually
+	maxAlike       = 3 // up to this number of rows, the same problem is reported for each row
 )
 
 // columnNames maps common headers, normalized by plainHeader, to fields.
@@ -63,14 +62,14 @@ type column struct {
 	path   []step // empty: the column is ignored
 	field  string
 	kind   reflect.Type
-	free   bool // any text is valid
+	free   bool // any text is valid in the column
 }
 
-// step is one part of a field's path: a key, or an item of a list.
+// step is one part of a field's path: a key, or an index in a list.
 type step struct {
 	key  string
 	free bool // a key chosen by the user, for example of a label
-	item int  // if key is empty
+	item int  // index in a list, if key is empty
 }
 
 // at returns the path of the column's field in the format of Problem.Path.
@@ -91,9 +90,9 @@ func (c column) at() string {
 	return p
 }
 
-// CSV converts a table with one row per site to an Inventory. The template is a
-// Site with the common fields. The header names the field of each column, by
-// its path or a common name. The error is strict.Problems.
+// CSV converts a table with one row per site to an Inventory. The template is a Site with the
+// fields that all sites have in common. Each header names the field of its column, by its path or a
+// common name. The error is of type strict.Problems.
 func CSV(name string, table []byte, templateName string, template []byte, o Options) (inventory []byte, sites int, err error) {
 	defaults, probs := templateFields(templateName, template, o)
 	im := &importer{name: name, template: templateName, defaults: defaults}
@@ -114,8 +113,8 @@ func CSV(name string, table []byte, templateName string, template []byte, o Opti
 	return inventory, len(im.lines), err
 }
 
-// nameNodes removes a nodeName template if the table has names of sites,
-// because it would have priority over them.
+// nameNodes removes a nodeName template if the table has names of sites, because the template would
+// take precedence over them.
 func (im *importer) nameNodes(warn func(string)) {
 	has := func(field string) bool {
 		return slices.ContainsFunc(im.columns, func(c column) bool { return c.field == field })
@@ -130,8 +129,8 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// ownProblems returns the problems of the rows that are not caused by the
-// template, for example by a misspelt field.
+// ownProblems returns those problems of the rows that the template does not cause, for example with
+// a misspelt field.
 func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
 		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })
@@ -147,7 +146,7 @@ func asProblems(err error) strict.Problems {
 	return probs
 }
 
-// templateFields returns the fields of the template, and its problems as a
+// templateFields returns the fields of the template, and the problems that the template has as a
 // Site.
 func templateFields(name string, template []byte, o Options) (*yaml.Node, strict.Problems) {
 	doc, err := configs.Read(name, template)
@@ -167,10 +166,9 @@ func templateFields(name string, template []byte, o Options) (*yaml.Node, strict
 	return fields, asProblems(err)
 }
 
-// unsolved removes the problems of the template that columns may solve, for
-// example a missing address; validation of the Inventory reports the rows that
-// do not solve them. If the header is invalid, any field with subfields might
-// be completed by a column.
+// unsolved removes problems of the template that columns may solve, for example a missing address.
+// Validation of the Inventory reports the rows that do not solve them. If the header is invalid, a
+// column could have completed any field that has subfields.
 func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	return slices.DeleteFunc(template, func(p strict.Problem) bool {
 		return p.Missing || !im.headed && hasFields(p.Path) || p.Path != "" && slices.ContainsFunc(im.columns, func(c column) bool {
@@ -179,10 +177,10 @@ func (im *importer) unsolved(template strict.Problems) strict.Problems {
 	})
 }
 
-// documentLine matches the start of an edgebake document, after its comments.
+// documentLine matches the start of an edgebake document, including the comments before it.
 var documentLine = regexp.MustCompile(`^(?:(?:[ \t]*#.*|---)?\n)*(?:apiVersion|kind):[ \t]`)
 
-// tableText returns the table as UTF-8 without a byte order mark, with \n as line ends.
+// tableText returns the table as UTF-8 without a byte order mark and with \n as line ends.
 func tableText(name string, b []byte) (string, error) {
 	fail := func(line int, msg string) (string, error) {
 		return "", strict.Problems{{File: name, Line: line, Msg: msg}}
@@ -201,12 +199,12 @@ func tableText(name string, b []byte) (string, error) {
 	return text, nil
 }
 
-// separator returns the column separator: the most frequent candidate in the
-// header, or the one in its line sep=.
+// separator returns the column separator: the one in the line sep= if there is such a line,
+// otherwise the most frequent candidate in the header.
 func separator(text string) (sep rune, rest string) {
 	first, after, _ := strings.Cut(text, "\n")
 	if s, ok := strings.CutPrefix(strings.TrimSpace(strings.ToLower(strings.Trim(first, `"`))), "sep="); ok && utf8.RuneCountInString(s) == 1 {
-		return []rune(s)[0], after // Excel writes this line
+		return []rune(s)[0], after // Excel writes the line sep=
 	}
 	sep = ','
 	for _, c := range ";\t|" {
@@ -224,7 +222,7 @@ type importer struct {
 	columns  []column
 	headed   bool // the whole header is valid
 	sites    []*yaml.Node
-	lines    []int // line of each site
+	lines    []int // line of each site's row
 	probs    strict.Problems
 }
 
@@ -351,8 +349,7 @@ func (im *importer) header(line int, row []string, o Options) {
 	}
 }
 
-// checkInterfaces reports columns of an interface that has no name, in the
-// table or the template.
+// checkInterfaces reports columns of an interface that has no name in the table or in the template.
 func (im *importer) checkInterfaces(line int) {
 	said := map[int]bool{}
 	for _, c := range im.columns {
@@ -368,8 +365,8 @@ func (im *importer) checkInterfaces(line int) {
 	}
 }
 
-// ofInterface reports whether a field belongs to an interface, and returns the
-// interface's index.
+// ofInterface reports whether a field belongs to an interface, and returns the index of that
+// interface.
 func ofInterface(path []step) (i int, ok bool) {
 	if len(path) < 4 || path[0].key != "network" || path[1].key != "interfaces" {
 		return 0, false
@@ -395,9 +392,9 @@ func (im *importer) namesInterface(i int) bool {
 
 var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 
-// fieldPath parses the path of a field that fits in a cell, for example
-// labels.example.com/region or network.interfaces[0].gateway. bad is the
-// problem, or "".
+// fieldPath parses the path of a field whose value fits in a cell, for example
+// labels.example.com/region or network.interfaces[0].gateway. bad describes the problem; "" if
+// there is none.
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
@@ -406,7 +403,7 @@ func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad str
 	return path, kind, free, bad
 }
 
-// fieldOf is like fieldPath for any field of a Site.
+// fieldOf is like fieldPath, but accepts any field of a Site.
 func fieldOf(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	fail := func(format string, args ...any) ([]step, reflect.Type, bool, string) {
 		return nil, nil, false, fmt.Sprintf(format, args...)
@@ -463,7 +460,7 @@ func hasFields(field string) bool {
 	return bad == "" && len(path) > 0 && !inCell(t)
 }
 
-// row converts a row to a site.
+// row converts a row of the table to a site.
 func (im *importer) row(line int, row []string) {
 	if len(row) != len(im.columns) {
 		fix := "put quotes around cells that contain the separator"
@@ -489,20 +486,19 @@ func (im *importer) row(line int, row []string) {
 }
 
 var (
-	// noValueSure matches the texts that spreadsheets show for a formula
-	// without a value, noValue also similar ones.
+	// noValueSure matches texts that spreadsheets show for a formula without a value. noValue
+	// matches similar texts too.
 	noValue     = regexp.MustCompile(`^(#(N/A|NAME\?|[A-Z0-9/_]+!)|Err:\d+)$`)
 	noValueSure = regexp.MustCompile(`^(#(N/A|NAME\?|(NULL|DIV/0|VALUE|REF|NUM|SPILL|CALC|FIELD|ERROR)!)|Err:\d{3})$`)
-	// quotedText matches the common trick to keep the leading zeros of a
-	// number.
+	// quotedText matches a formula that is often used to keep the leading zeros of a number:
+	// ="007".
 	quotedText = regexp.MustCompile(`^=".*"$`)
-	// rounded matches a number of which a spreadsheet dropped digits.
+	// rounded matches a number whose last digits a spreadsheet has dropped.
 	rounded = regexp.MustCompile(`^\d([.,]\d+)?E\+\d+$`)
 )
 
-// notValue returns a message if a spreadsheet replaced the text of a cell, for
-// example a serial number by 1E+10; otherwise "". Passwords may look like
-// formulas, and are never quoted.
+// notValue returns a message if a spreadsheet replaced the text of a cell, for example a serial
+// number by 1E+10; otherwise "". Passwords may look like formulas. The message never quotes them.
 func notValue(text string, c column) string {
 	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
@@ -523,8 +519,8 @@ func notValue(text string, c column) string {
 	return ""
 }
 
-// cellValue converts a cell to the type of its field. Items of a list are
-// separated by white space, commas, semicolons or vertical bars.
+// cellValue converts a cell to the type of its field. The items of a list are separated by white
+// space, commas, semicolons or vertical bars.
 func cellValue(text string, c column) *yaml.Node {
 	switch {
 	case c.kind.Kind() == reflect.Slice:
@@ -540,7 +536,7 @@ func cellValue(text string, c column) *yaml.Node {
 		} else if slices.Contains([]string{"no", "n", "0", "false"}, low) {
 			return yamltree.Plain("false", "!!bool")
 		}
-		return yamltree.Quoted(text) // rejected by validation
+		return yamltree.Quoted(text) // validation rejects the text
 	case c.kind.Kind() == reflect.Int:
 		if _, err := strconv.Atoi(text); err == nil {
 			return yamltree.Plain(text, "!!int")
@@ -552,8 +548,8 @@ func cellValue(text string, c column) *yaml.Node {
 	return yamltree.Quoted(text)
 }
 
-// set sets the value at path below n. A list starts as a copy of the template's
-// list. It returns the problem, or "".
+// set sets the value at path below n. A list starts as a copy of the template's list. It returns a
+// description of the problem, or "".
 func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) string {
 	if len(path) == 1 && path[0].key != "" {
 		n.Content = append(yamltree.Without(n, path[0].key).Content, yamltree.Plain(path[0].key, "!!str"), v)
@@ -603,7 +599,7 @@ func (im *importer) encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Inventory: %w", err)
 	}
-	im.sites = nil // frees memory: there may be thousands
+	im.sites = nil // free the memory of possibly thousands of sites
 	_, err = configs.ParseWholeInventory(im.name, b)
 	var probs strict.Problems
 	if errors.As(err, &probs) {
@@ -614,8 +610,7 @@ func (im *importer) encode() ([]byte, error) {
 
 var siteIndex = regexp.MustCompile(`^sites\[(\d+)\]\.?(.*)$`)
 
-// byRow converts the problems of an Inventory to lines and columns of the
-// table.
+// byRow converts the positions of an Inventory's problems to lines and columns of the table.
 func (im *importer) byRow(probs strict.Problems) strict.Problems {
 	for _, p := range probs {
 		m := siteIndex.FindStringSubmatch(p.Path)
@@ -634,15 +629,15 @@ func (im *importer) byRow(probs strict.Problems) strict.Problems {
 			p.Msg = field + ": " + p.Msg
 		}
 		im.problem(line, header, "%s", im.lineOf(p.Msg))
-		// A value that no column has can only come from the template, except
-		// for names.
+		// If no column has the field, the missing value must come from the template. Names are an
+		// exception.
 		im.probs[len(im.probs)-1].Missing = p.Missing && header == "" && field != "name"
 	}
 	im.probs.Sort()
 	return im.merged()
 }
 
-// lineOf replaces indices of sites in a message by the lines of their rows.
+// lineOf replaces the indices of sites in a message by the line numbers of their rows.
 func (im *importer) lineOf(msg string) string {
 	return siteRef.ReplaceAllStringFunc(msg, func(s string) string {
 		n, _ := strconv.Atoi(s[len("sites[") : len(s)-1])
@@ -653,8 +648,8 @@ func (im *importer) lineOf(msg string) string {
 	})
 }
 
-// merged combines a problem that occurs in more than maxAlike rows into one
-// with a list of lines.
+// merged replaces a problem that occurs in more than maxAlike rows by one problem with a list of
+// lines.
 func (im *importer) merged() strict.Problems {
 	alike := map[strict.Problem][]int{}
 	kind := func(p strict.Problem) strict.Problem { p.Line = 0; return p }
@@ -678,7 +673,7 @@ func (im *importer) merged() strict.Problems {
 	return out
 }
 
-// ranges formats ascending numbers, for example 3-7, 9, 11-20.
+// ranges formats ascending numbers in the form 3-7, 9, 11-20.
 func ranges(n []int) string {
 	var parts []string
 	for i := 0; i < len(n); {

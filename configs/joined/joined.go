@@ -1,4 +1,4 @@
-// Package joined takes apart the errors that errors.Join makes.
+// Package joined splits errors made by errors.Join.
 package joined
 
 import (
@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// Errors returns the errors joined in err, also in joined ones, or err itself; none for nil.
-// An error with text of its own around several others is one error.
+// Errors returns the errors joined in err, including those in nested joins. If err joins none, it
+// returns err itself; for nil it returns none. An error that adds text of its own to several others
+// counts as one error.
 func Errors(err error) []error {
 	if err == nil {
 		return nil
@@ -32,7 +33,7 @@ func Each(err error, wrap func(error) error) error {
 	return join(out)
 }
 
-// join is errors.Join, except that a single error stays as it is.
+// join is like errors.Join, but returns a single error unchanged.
 func join(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]
@@ -40,7 +41,7 @@ func join(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// Distinct joins errors, without repetitions of the same text.
+// Distinct joins errors, and omits those whose text is repeated.
 func Distinct(errs ...error) error {
 	var out []error
 	seen := map[string]bool{}
@@ -52,7 +53,7 @@ func Distinct(errs ...error) error {
 	return join(out)
 }
 
-// AllAre reports whether all the errors joined in err, at least one, are target.
+// AllAre reports whether err is not nil and each error joined in it is target.
 func AllAre(err, target error) bool {
 	return err != nil && !slices.ContainsFunc(Errors(err), func(e error) bool { return !errors.Is(e, target) })
 }

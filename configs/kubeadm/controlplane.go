@@ -11,31 +11,29 @@ import (
 	"github.com/edgebake/edgebake/configs/yamltree"
 )
 
-// Local has the settings of one machine for kubeadm, in addition to the
-// documents.
+// Local has settings for kubeadm that apply to one machine, in addition to the documents.
 type Local struct {
-	// Kubernetes is the version of the image: of the versions with the same minor
-	// version, a machine runs that of its image. Empty means that of the documents.
+	// Kubernetes is the version in the machine's image; empty means that of the documents. A
+	// machine runs the patch version of its image; both have the same minor version.
 	Kubernetes string
-	// EtcdTag and DNSTag are the tags of the images in the image; empty means
+	// EtcdTag and DNSTag are the tags of these container images in the machine's image; empty means
 	// kubeadm's default.
 	EtcdTag, DNSTag string
-	// CertificatesDir is kubeadm's directory of certificates; empty means the
-	// default.
+	// CertificatesDir is kubeadm's certificate directory; empty means the default.
 	CertificatesDir string
-	// EtcdArgs are arguments for one start of one etcd member; they are not
-	// uploaded to the cluster.
+	// EtcdArgs are arguments for one start of this machine's etcd member. They are not uploaded to
+	// the cluster.
 	EtcdArgs []Arg
 	// Token is a bootstrap token to create, valid for TokenTTL; may be zero.
 	Token    strict.Secret
 	TokenTTL time.Duration
 }
 
-// Arg is an argument of a component.
+// Arg is a command-line argument of a component.
 type Arg struct{ Name, Value string }
 
-// EncodeFor encodes the documents for kubeadm on one machine. If it has a
-// token, the result is secret.
+// EncodeFor encodes the documents for kubeadm on one machine. If l has a token, the result is
+// secret.
 func (d Documents) EncodeFor(l Local) ([]byte, error) {
 	docs := slices.Clone(d)
 	for i := range docs {
@@ -86,8 +84,8 @@ func (d Documents) KubernetesVersion() string { return d.cluster("kubernetesVers
 // DNSDomain returns the cluster's DNS domain; empty means kubeadm's default.
 func (d Documents) DNSDomain() string { return d.cluster("networking.dnsDomain") }
 
-// CertSANs returns the names for the API server's certificate, without those
-// that kubeadm adds itself.
+// CertSANs returns additional names for the API server's certificate, without those that kubeadm
+// adds itself.
 func (d Documents) CertSANs() []string {
 	var names []string
 	if list := yamltree.At(d.Of("ClusterConfiguration"), "apiServer.certSANs"); list != nil {
@@ -114,7 +112,7 @@ func (d Documents) Inside() []string {
 // Image is a container image that a control plane runs.
 type Image struct {
 	Name string // without a tag
-	Tag  string // empty: any tag, which is passed to kubeadm (Local)
+	Tag  string // empty: any tag is allowed, and is passed to kubeadm (Local)
 }
 
 // Names of a control plane's images, without the repository.
@@ -127,14 +125,14 @@ const (
 // DefaultRepository is kubeadm's default of imageRepository.
 const DefaultRepository = "registry.k8s.io"
 
-// Components returns the names of the images that every control plane runs and
-// that have Kubernetes' tag.
+// Components returns the names of the images that every control plane runs and whose tag is the
+// version of Kubernetes.
 func Components() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 }
 
-// defaultTags are the default tags of etcd, CoreDNS and the pause image, by the
-// minor version of kubeadm (cmd/kubeadm/app/constants).
+// defaultTags are kubeadm's default tags of etcd, CoreDNS and the pause image, keyed by kubeadm's
+// minor version (cmd/kubeadm/app/constants).
 var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	34: {"3.6.5-0", "v1.12.1", "3.10.1"},
 	35: {"3.6.6-0", "v1.13.1", "3.10.1"},
@@ -142,17 +140,17 @@ var defaultTags = map[int]struct{ etcd, dns, pause string }{
 	37: {"3.7.0-0", "v1.14.6", "3.10.2"},
 }
 
-// Example returns the image with a tag. If any tag is allowed, that is
-// kubeadm's default for the version of Kubernetes, or TAG if unknown.
+// Example returns the image's name with a tag. If any tag is allowed, that is kubeadm's default for
+// the version of Kubernetes, or the word TAG if unknown.
 func (i Image) Example(version string) string {
 	tags := defaultTags[Minor(version)]
 	own := map[string]string{ImageEtcd: tags.etcd, ImageDNS: tags.dns, imagePause: tags.pause}[path.Base(i.Name)]
 	return i.Name + ":" + cmp.Or(i.Tag, own, "TAG")
 }
 
-// DefaultImages returns kubeadm's default images for a version of Kubernetes:
-// those that every control plane runs, those that a Cluster may omit, and the
-// pause image.
+// DefaultImages returns kubeadm's default images for a version of Kubernetes. Every control plane
+// runs the images in always, a Cluster may do without those in optional, and pause is the pause
+// image.
 func DefaultImages(version string) (always, optional []Image, pause Image) {
 	image := func(name, tag string) Image { return Image{DefaultRepository + "/" + name, tag} }
 	for _, name := range Components() {
@@ -178,7 +176,7 @@ func (d Documents) Images(version string) []Image {
 		if own := d.cluster("dns.imageRepository"); own != "" {
 			name = own + "/" + ImageDNS
 		} else if repository == DefaultRepository {
-			name = repository + "/" + ImageDNS + "/" + ImageDNS // only in the default repository
+			name = repository + "/" + ImageDNS + "/" + ImageDNS // only the default repository has this path
 		}
 		all = append(all, Image{name, d.cluster("dns.imageTag")})
 	}

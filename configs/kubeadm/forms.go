@@ -14,10 +14,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Schemas of the documents, one line per field: path, then the type of its
-// value; [] is an item of a list, * any key. TestComponentForms in the module
-// of the oracles generates those of kubelet and kube-proxy from Kubernetes' own
-// types, which are too large for a node's programs.
+// Schemas of the documents with one line per field: its path, then the type of its value. [] stands
+// for an item of a list, * for any key. TestComponentForms in module test/oracle generates those of
+// kubelet and kube-proxy from Kubernetes' own types, which are too large for programs on a node.
 var (
 	//go:embed componentforms.txt
 	componentForms string
@@ -25,7 +24,7 @@ var (
 	kubeadmForms string
 )
 
-// formsOf is the minor version of Kubernetes of these schemas.
+// formsOf is the minor version of Kubernetes that the schemas describe.
 const formsOf = 37
 
 // form is the schema of a value: a mapping with fields, or a scalar of a type.
@@ -34,8 +33,7 @@ type form struct {
 	fields map[string]*form
 }
 
-// forms are parsed when the first document is checked: most commands check
-// none.
+// forms parses the schemas when the first document is checked, because most commands check none.
 var forms = sync.OnceValue(readForms)
 
 func readForms() *form {
@@ -54,8 +52,7 @@ func readForms() *form {
 	return all
 }
 
-// checkFields reports fields that kubelet, kube-proxy or kubeadm would reject
-// or ignore.
+// checkFields reports fields that kubelet, kube-proxy or kubeadm would reject or ignore.
 func checkFields(d *strict.Document) {
 	if f := forms().fields[d.Kind]; f != nil {
 		f.check(d, d.Root, d.Kind)
@@ -98,8 +95,8 @@ func (form *form) check(d *strict.Document, n *yaml.Node, path string) {
 
 var valueWords = map[string]string{"string": "a string", "secret": "a string", "boolean": "true or false", "integer": "a whole number", "number": "a number"}
 
-// shownValue describes a value of the wrong type, with the fix if quotes are
-// the reason.
+// shownValue describes a value of the wrong type. If missing or needless quotes are the reason, it
+// includes the fix.
 func shownValue(n *yaml.Node, kind string) string {
 	switch {
 	case n.Kind != yaml.ScalarNode:
@@ -118,8 +115,8 @@ func shownValue(n *yaml.Node, kind string) string {
 // 1.1) parses as booleans if they are not quoted.
 var wordsForBooleans = []string{"y", "yes", "on", "n", "no", "off"}
 
-// fits reports whether a component accepts a value as this type. Components are
-// strict: 5 is not a string.
+// fits reports whether a component accepts a value as this type. Components are strict: the number
+// 5 is not a string.
 func fits(n *yaml.Node, kind string) bool {
 	if n.Kind != yaml.ScalarNode {
 		return false

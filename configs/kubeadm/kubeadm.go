@@ -1,5 +1,5 @@
-// Package kubeadm reads documents of kubeadm, kubelet and kube-proxy: those
-// after a Cluster in its file, and those in a control-plane node's Site.
+// Package kubeadm reads documents of kubeadm, kubelet and kube-proxy. They follow a Cluster in its
+// file, or are in a control-plane node's Site.
 package kubeadm
 
 import (
@@ -19,7 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Document is one of these documents.
+// Document is one document of kubeadm, kubelet or kube-proxy.
 type Document struct {
 	Kind string
 	Root *yaml.Node // a mapping
@@ -28,7 +28,7 @@ type Document struct {
 // Documents has at most one document of each kind.
 type Documents []Document
 
-// Of returns the root of the document of a kind, or nil.
+// Of returns the root of the document of this kind, or nil.
 func (d Documents) Of(kind string) *yaml.Node {
 	for _, doc := range d {
 		if doc.Kind == kind {
@@ -51,8 +51,7 @@ func (d Documents) Encode() ([]byte, error) {
 	return text, nil
 }
 
-// VersionForm matches versions of Kubernetes; the first group is the minor
-// version.
+// VersionForm matches versions of Kubernetes. Its first group is the minor version.
 var VersionForm = regexp.MustCompile(`^v1\.([0-9]+)\.([0-9]+)(-(alpha|beta|rc)\.[0-9]+)?$`)
 
 // Minor returns the minor version, for example 37 for v1.37.2, or 0 if version
@@ -72,8 +71,8 @@ func Before(version string, minor int) bool {
 
 const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
 
-// Versions maps the kinds of documents to their only supported API version:
-// merging documents of another version could change their meaning.
+// Versions maps each kind of document to its only supported API version. Merging a document of
+// another version could change its meaning.
 var Versions = map[string]string{
 	"ClusterConfiguration":   kubeadmVersion,
 	"InitConfiguration":      kubeadmVersion,
@@ -81,18 +80,16 @@ var Versions = map[string]string{
 	"KubeProxyConfiguration": "kubeproxy.config.k8s.io/v1alpha1",
 }
 
-// OldestKubernetes is the minor version that introduced v1beta4 of kubeadm's
-// documents: in earlier versions an argument cannot be repeated and
-// initial-cluster cannot be set.
+// OldestKubernetes is the minor version that introduced v1beta4 of kubeadm's documents. In earlier
+// versions an argument cannot be repeated, and initial-cluster cannot be set.
 const OldestKubernetes = 31
 
-// minCertificateValidity is the minimum validity of the control plane's
-// certificates. First boot renews them after half of it, so a machine can be
-// off for the other half without an expired certificate.
+// minCertificateValidity is the minimum validity of the control plane's certificates. First boot
+// renews them after half of that time. So a machine can be off for the other half before a
+// certificate expires.
 const minCertificateValidity = 30 * 24 * time.Hour
 
-// elsewhere are kinds of kubeadm documents that a Cluster does not support,
-// with the alternative.
+// elsewhere maps kinds of kubeadm documents that a Cluster does not support to their alternatives.
 var elsewhere = map[string]string{
 	"JoinConfiguration":    "nodes join by their Site: use its fields (kubeletExtraArgs, ignorePreflightErrors, skipPhases)",
 	"ResetConfiguration":   "it is of no use here: `firstboot reset` resets a node",
@@ -100,8 +97,8 @@ var elsewhere = map[string]string{
 	"ClusterStatus":        "kubeadm itself writes it: remove it",
 }
 
-// ownedByEdgebake are the fields that edgebake sets, by kind, with the source
-// of their value.
+// ownedByEdgebake lists the fields that edgebake sets, by kind of document, with the source of each
+// value.
 var ownedByEdgebake = map[string]map[string]string{
 	"ClusterConfiguration": {
 		"kubernetesVersion":           "use kubernetesVersion of the Cluster",
@@ -142,8 +139,8 @@ var ownedByEdgebake = map[string]map[string]string{
 	},
 }
 
-// ownedArgs are flags of the control plane's programs that edgebake or kubeadm
-// sets, by the list of arguments.
+// ownedArgs lists the flags of the control plane's programs that edgebake or kubeadm sets, by the
+// list of arguments.
 var ownedArgs = map[string][]string{
 	"etcd.local.extraArgs": {"name", "data-dir", "initial-cluster", "initial-cluster-state", "initial-cluster-token", "initial-advertise-peer-urls",
 		"listen-client-urls", "listen-peer-urls", "advertise-client-urls", "cert-file", "key-file", "trusted-ca-file", "client-cert-auth",
@@ -159,8 +156,8 @@ var ownedArgs = map[string][]string{
 		"rotate-certificates", "container-runtime-endpoint", "pod-infra-container-image"},
 }
 
-// ReadAfter reads the documents after a Cluster for a version of Kubernetes. If
-// that is newer than the schemas, unknown fields are only warnings.
+// ReadAfter reads the documents after a Cluster. If the version of Kubernetes is newer than the
+// schemas, unknown fields are only warnings.
 func ReadAfter(file string, roots []*yaml.Node, kubernetes string) (docs Documents, warnings, probs strict.Problems) {
 	for _, root := range roots {
 		d := strict.New(file, root, strict.DefaultLimits)
@@ -221,8 +218,8 @@ func ReadText(text string) (docs Documents, probs strict.Problems) {
 	return docs, probs.First("", 0)
 }
 
-// readable checks the kind and version of a document, and reports whether its
-// fields can be checked.
+// readable checks the kind and version of a document. It reports whether the fields of the document
+// can be checked.
 func readable(d *strict.Document) bool {
 	d.Kind = yamltree.Text(yamltree.Value(d.Root, "kind"))
 	version := yamltree.Text(yamltree.Value(d.Root, "apiVersion"))
@@ -257,13 +254,13 @@ func readable(d *strict.Document) bool {
 			hint = ": `kubeadm config migrate --old-config OLD --new-config NEW` rewrites it"
 		}
 		d.Problem(at("apiVersion"), d.Kind+".apiVersion", "%s is not supported: edgebake writes %s, and fields may mean other things in other versions%s", strict.Shorten(version), want, hint)
-		return false // every field of another version would be reported
+		return false // otherwise every field of another version would be reported
 	}
 	return true
 }
 
-// ownedArguments reports arguments that edgebake or kubeadm sets; in a user's
-// document also those that edgebake writes into a Site.
+// ownedArguments reports arguments that edgebake or kubeadm sets. In a document written by a person
+// (persons), these include the arguments that edgebake itself writes into a Site.
 func ownedArguments(d *strict.Document, persons bool) {
 	for _, list := range slices.Sorted(maps.Keys(ownedArgs)) {
 		n := yamltree.At(d.Root, list)

@@ -1,5 +1,5 @@
-// Package manifest reads files of Kubernetes objects: it checks whether they
-// can be applied, and packs them for the Site of a control-plane node.
+// Package manifest reads files of Kubernetes objects. It checks whether the objects can be applied,
+// and packs the files for the Site of a control-plane node.
 package manifest
 
 import (
@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Check returns all problems of a file of Kubernetes objects, each with its
-// line and the number of its document.
+// Check returns all problems of a file of Kubernetes objects, each with its line and the number of
+// its YAML document.
 func Check(file string, data []byte) strict.Problems {
 	var probs strict.Problems
 	if err := yamltree.TooDense(data); err != nil {
@@ -30,7 +30,7 @@ func Check(file string, data []byte) strict.Problems {
 			break
 		}
 		if err != nil {
-			// The parser cannot continue after an error.
+			// The parser cannot continue after a syntax error.
 			p := strict.SyntaxProblem(file, data, err)
 			if bytes.Contains(data, []byte("{{")) {
 				p.Msg += " (" + Unrendered + ")"
@@ -57,7 +57,7 @@ func Check(file string, data []byte) strict.Problems {
 	return probs.First(file, 0)
 }
 
-// checkObject reports why an object cannot be applied at all.
+// checkObject reports the reasons why an object can never be applied.
 func checkObject(d *strict.Document, root *yaml.Node) {
 	if root.Kind != yaml.MappingNode {
 		d.Problem(root, "", "expected a Kubernetes object (a mapping with apiVersion and kind), got %s", strict.Shape(root))
@@ -100,8 +100,8 @@ func checkObject(d *strict.Document, root *yaml.Node) {
 // Unrendered is the hint for a manifest that contains {{ }}.
 const Unrendered = "it looks like a chart's template: render it first, e.g. with helm template"
 
-// complexKey returns the first key that is not a scalar: a YAML parser reads
-// {{ .Values.name }} as such a key.
+// complexKey returns the first key that is not a scalar. A YAML parser reads {{ .Values.name }} as
+// such a key.
 func complexKey(n *yaml.Node) *yaml.Node {
 	for i, c := range n.Content {
 		if n.Kind == yaml.MappingNode && i%2 == 0 && c.Kind != yaml.ScalarNode && c.Kind != yaml.AliasNode {
@@ -114,8 +114,8 @@ func complexKey(n *yaml.Node) *yaml.Node {
 	return nil
 }
 
-// Decodes reports whether kubectl can decode a document. It adds the problems,
-// for example a repeated key, to d.
+// Decodes reports whether kubectl can decode a document. It adds the problems that prevent it, for
+// example a repeated key, to d.
 func Decodes(d *strict.Document) bool {
 	if faults(d, d.Root) {
 		return false
@@ -124,12 +124,12 @@ func Decodes(d *strict.Document) bool {
 		d.Problem(key, "", "a key must be a plain word (%s)", Unrendered)
 		return false
 	}
-	root := yamltree.Clone(d.Root) // problems quote the original words
+	root := yamltree.Clone(d.Root) // clone it, because problems quote the original text
 	if bad := yamltree.AsKubectl(root); bad != nil {
 		d.Problem(bad, "", "objects are sent as JSON, which cannot represent %s here", bad.Value)
 		return false
 	}
-	if faults(d, root) { // keys that are equal to kubectl
+	if faults(d, root) { // for kubectl, more keys are equal
 		return false
 	}
 	var anything map[string]any
@@ -148,8 +148,8 @@ func Decodes(d *strict.Document) bool {
 	return false
 }
 
-// faults adds to d the parts that package yaml cannot decode at a bounded cost,
-// and reports whether there are any.
+// faults adds to d the parts that package yaml cannot decode at a bounded cost. It reports whether
+// there are any.
 func faults(d *strict.Document, root *yaml.Node) bool {
 	found := yamltree.Check(root)
 	for _, f := range found {
@@ -158,8 +158,7 @@ func faults(d *strict.Document, root *yaml.Node) bool {
 	return len(found) > 0
 }
 
-// typeError reports one line of a yaml.TypeError: "line 3: cannot unmarshal
-// ...".
+// typeError adds a problem for one line of a yaml.TypeError: "line 3: cannot unmarshal ...".
 func typeError(d *strict.Document, text string) {
 	p := strict.Problem{File: d.File, Msg: text}
 	if rest, ok := strings.CutPrefix(text, "line "); ok {

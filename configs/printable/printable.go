@@ -1,6 +1,5 @@
-// Package printable makes untrusted text safe to print. Messages quote servers,
-// disks and documents, and a terminal interprets the control characters in such
-// text.
+// Package printable makes untrusted text safe to print. Messages quote text from servers, disks and
+// documents, and a terminal would interpret control characters in it.
 package printable
 
 import (
@@ -11,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns s with a space in place of each character that is not printable.
+// Line returns s with each character that is not printable replaced by a space.
 func Line(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -21,8 +20,7 @@ func Line(s string) string {
 	}, s)
 }
 
-// Text keeps line breaks and tabs; other control characters are replaced by a
-// question mark.
+// Text returns s with control characters replaced by question marks, except line breaks and tabs.
 func Text(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -35,7 +33,7 @@ func Text(s string) string {
 	}, s)
 }
 
-// Short returns Line of s, truncated to at most n characters.
+// Short returns Line(s), truncated to at most n characters.
 func Short(s string, n int) string {
 	if utf8.RuneCountInString(s) > n {
 		s = string([]rune(s)[:n-1]) + "…"
@@ -57,9 +55,8 @@ func Names(names []string) string {
 	return strings.Join(out, ", ")
 }
 
-// WithoutLocalAddr returns an error's text without the local addresses of
-// connections, as in "read udp 192.0.2.50:40001->192.0.2.1:53", so that errors
-// differing only in them are equal.
+// WithoutLocalAddr returns an error's text without the local addresses of connections, as in "read
+// udp 192.0.2.50:40001->192.0.2.1:53". Errors that differ only in these addresses become equal.
 func WithoutLocalAddr(text string) string {
 	const arrow = "->"
 	var b strings.Builder

@@ -9,9 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Writer replaces control characters, which a terminal would interpret, in the
-// text written to it. If two writes divide a character, its first part is kept
-// until the second write.
+// Writer replaces control characters in the text written to it, because a terminal would interpret
+// them. If a character is split across two writes, its first part is kept until the second write.
 type Writer struct {
 	to   io.Writer
 	text func(string) string
@@ -19,16 +18,16 @@ type Writer struct {
 	left []byte
 }
 
-// To returns a Writer to w.
+// To returns a Writer that writes to w.
 func To(w io.Writer) *Writer { return &Writer{to: w, text: Text} }
 
-// JSON returns a Writer for JSON to w, or to the stream below it. Package json
-// escapes only ASCII control characters before the space; this Writer also
-// escapes DEL and the C1 controls.
+// JSON returns a Writer that writes JSON to w, or to the stream below w if w is a Writer. Package
+// json escapes only the control characters before the space character; this Writer also escapes DEL
+// and the C1 controls.
 func JSON(w io.Writer) *Writer { return &Writer{to: Raw(w), text: escaped} }
 
-// escaped returns JSON with its control characters escaped, except those
-// between values. The meaning is the same.
+// escaped returns JSON with its control characters escaped, except those between values. The
+// meaning of the JSON does not change.
 func escaped(s string) string {
 	if !strings.ContainsFunc(s, isEscaped) {
 		return s
@@ -46,8 +45,8 @@ func escaped(s string) string {
 
 func isEscaped(r rune) bool { return unicode.IsControl(r) && r > ' ' }
 
-// Raw returns the stream below a Writer, for the content of files and for
-// programs that draw. Any other stream is returned unchanged.
+// Raw returns the stream below a Writer, for writing the contents of files and for programs that
+// draw. It returns any other stream unchanged.
 func Raw(w io.Writer) io.Writer {
 	if p, ok := w.(*Writer); ok {
 		return p.to

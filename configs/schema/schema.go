@@ -1,6 +1,5 @@
-// Package schema has the JSON schemas of the documents, for editors and for
-// edgebake explain. `go test ./configs -update` writes them from the types in
-// configs.
+// Package schema has the JSON schemas of the documents, for editors and for edgebake explain. `go
+// test ./configs -update` generates them from the types in package configs.
 package schema
 
 import (
@@ -16,12 +15,11 @@ import (
 //go:embed *.json
 var files embed.FS
 
-// Kinds returns the kinds of documents that have a schema, sorted and in lower
-// case, as in commands.
+// Kinds returns the kinds of documents that have a schema, sorted and in lower case, as commands
+// write them.
 func Kinds() []string { return []string{"cluster", "image", "inventory", "site"} }
 
-// Read returns the JSON schema of a kind of document, which may be capitalised
-// as in documents.
+// Read returns the JSON schema of a kind of document. The kind may be capitalised as in documents.
 func Read(kind string) ([]byte, error) {
 	lower := strings.ToLower(kind)
 	if !slices.Contains(Kinds(), lower) {
@@ -47,10 +45,10 @@ func Explain(path string) (*Field, error) {
 	return strict.Explain(text, path)
 }
 
-// maxPlaces is the maximum number of fields that are suggested.
+// maxPlaces is the maximum number of fields that a message suggests.
 const maxPlaces = 8
 
-// placesOf returns the paths of fields that end in a path, the shortest first.
+// placesOf returns the paths of the fields whose path ends in end, shortest first.
 func placesOf(end string) (places []string) {
 	end = strings.ToLower(strict.WithoutIndices(end))
 	var look func(f *Field)

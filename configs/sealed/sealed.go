@@ -18,20 +18,19 @@ import (
 // Ending is the file name extension of encrypted files.
 const Ending = ".age"
 
-// header is the beginning of every armored file.
+// header is the beginning of every encrypted file in text form.
 const header = "-----BEGIN AGE ENCRYPTED FILE-----"
 
-// maxWork is the maximum work factor of a passphrase, which the file
-// determines: age uses 18, each increment doubles time and memory, and 20 needs
-// 1 GiB.
+// maxWork is the maximum work factor that a passphrase file may require. age itself uses 18; each
+// increment doubles time and memory, and 20 needs 1 GiB.
 const maxWork = 20
 
-// maxKeys is the maximum size of a file of keys in bytes.
+// maxKeys is the maximum size in bytes of a file with keys.
 const maxKeys = 1 << 20
 
-// Recipients returns the public keys to encrypt to. Each name is a public key
-// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of them. The
-// result has one key per item, without comments.
+// Recipients returns public keys to which files can be encrypted. Each name is a public key
+// (age1..., ssh-ed25519 ..., ssh-rsa ...) or the path of a file of public keys. The result has one
+// key per item, without comments.
 func Recipients(names []string) ([]string, error) {
 	var keys []string
 	for _, name := range names {
@@ -69,7 +68,7 @@ func isKey(s string) bool {
 	return strings.HasPrefix(s, "age1") || strings.HasPrefix(s, "ssh-") || strings.HasPrefix(strings.ToUpper(s), "AGE-SECRET-KEY-")
 }
 
-// shown returns name for a message, unless it is a secret key given by mistake.
+// shown returns name for use in a message. It hides a secret key that was given by mistake.
 func shown(name string) string {
 	if strings.HasPrefix(strings.ToUpper(name), "AGE-SECRET-KEY-") {
 		return "AGE-SECRET-KEY-..."
@@ -101,7 +100,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 			r, err = age.ParseX25519Recipient(k)
 		}
 		if err != nil {
-			// The library's error quotes its input.
+			// The library's error would quote its input, which may be secret.
 			return nil, fmt.Errorf("%.20s... is not a public key of age or ssh: want one that begins with age1 or ssh-ed25519", k)
 		}
 		out = append(out, r)
@@ -109,7 +108,7 @@ func parse(keys []string) ([]age.Recipient, error) {
 	return out, nil
 }
 
-// Seal encrypts plain to keys that Recipients returned. The result is text.
+// Seal encrypts plain to keys returned by Recipients. The result is text.
 func Seal(plain []byte, keys []string) ([]byte, error) {
 	recipients, err := parse(keys)
 	if err != nil {
@@ -133,16 +132,16 @@ func Is(data []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(data, " \t\r\n"), []byte(header)) || bytes.HasPrefix(data, []byte("age-encryption.org/"))
 }
 
-// Identity is a set of keys for decryption; the zero value has none.
+// Identity is a set of secret keys for decryption. The zero value has no keys.
 type Identity struct {
 	file string
 	keys []age.Identity
 }
 
-// Given reports whether it has a key.
+// Given reports whether the identity has a key.
 func (id Identity) Given() bool { return len(id.keys) > 0 }
 
-// ReadIdentity reads secret keys: age-keygen's file, or an SSH key without a
+// ReadIdentity reads secret keys from a file: the output of age-keygen, or an SSH key without a
 // passphrase.
 func ReadIdentity(file string) (Identity, error) {
 	text, err := readKeys(file)
@@ -163,7 +162,7 @@ func ReadIdentity(file string) (Identity, error) {
 	return Identity{file, ids}, nil
 }
 
-// Passphrase returns the Identity for files encrypted with a passphrase (age
+// Passphrase returns the Identity that decrypts files encrypted with a passphrase (age
 // --passphrase).
 func Passphrase(pass string) (Identity, error) {
 	id, err := age.NewScryptIdentity(pass)
@@ -174,7 +173,7 @@ func Passphrase(pass string) (Identity, error) {
 	return Identity{"the passphrase", []age.Identity{id}}, nil
 }
 
-// Open decrypts data; name is for messages.
+// Open decrypts data. name is the file's name for messages.
 func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if len(id.keys) == 0 {
 		return nil, fmt.Errorf("opening %s: it is encrypted: name the secret key with --identity FILE", name)

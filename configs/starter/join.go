@@ -13,9 +13,8 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// ParseJoin parses the join command that kubeadm prints, alone or in the output
-// of kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the
-// token.
+// ParseJoin parses a join command: the one that kubeadm prints, alone or within the output of
+// kubeadm init, or one of yurtadm or edgeadm. Its errors never quote the token.
 func ParseJoin(text string) (*Input, error) {
 	words, err := joinLine(strings.Fields(strings.NewReplacer("\\\n", " ", "\\\r\n", " ").Replace(text)))
 	if err != nil {
@@ -43,11 +42,12 @@ func ParseJoin(text string) (*Input, error) {
 	return in, nil
 }
 
-// joinArg is a flag of a join command with its value. If flag is empty, value
-// is a word without a flag, usually the API server.
+// joinArg is a flag of a join command and its value. If flag is empty, value is a word that belongs
+// to no flag, usually the API server.
 type joinArg struct{ flag, value string }
 
-// unusableFlags replace the token or the hash of the CA.
+// unusableFlags are flags that replace the token or the CA hash, and that ParseJoin therefore
+// rejects.
 var unusableFlags = []string{"--config", "--discovery-file", "--discovery-token", "--tls-bootstrap-token"}
 
 // joinArgs splits the words after "kubeadm join" into arguments.
@@ -67,7 +67,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 		if !hasValue && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
 			words, value = words[1:], words[1]
 		}
-		// A terminal may wrap the line within the token or the hash.
+		// A terminal may have wrapped the line inside the token or the hash.
 		for len(words) > 1 && continues(flag, value, words[1]) {
 			words, value = words[1:], value+words[1]
 		}
@@ -76,7 +76,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 	return args, nil
 }
 
-// continues reports whether word is a further part of a flag's value.
+// continues reports whether word is a continuation of a flag's value.
 func continues(flag, value, word string) bool {
 	switch flag {
 	case flagToken:
@@ -91,8 +91,8 @@ const flagToken = "--token"
 
 const flagCAHash = "--discovery-token-ca-cert-hash"
 
-// setMasters sets the API servers from the words without a flag. Other words
-// are counted but not quoted, because one of them may be a part of the token.
+// setMasters sets the API servers from the words that belong to no flag. The error only counts
+// other words, because one of them may be a part of the token.
 func (in *Input) setMasters(bare []string) error {
 	if len(bare) == 0 {
 		return nil
@@ -102,7 +102,7 @@ func (in *Input) setMasters(bare []string) error {
 		return forms.BadHostPort(first) == ""
 	}
 	at := max(0, slices.IndexFunc(bare, isServer))
-	in.Masters = strings.Split(bare[at], ",") // yurtadm accepts several
+	in.Masters = strings.Split(bare[at], ",") // yurtadm accepts several API servers
 	others := slices.Delete(bare, at, at+1)
 	switch {
 	case len(others) == 0:
@@ -115,7 +115,7 @@ func (in *Input) setMasters(bare []string) error {
 	return fmt.Errorf("it has %d words that are neither flags, flags' values nor API servers (host:port): remove them", len(others))
 }
 
-// set sets the field for one argument of a join command.
+// set sets the fields for one argument of a join command.
 func (in *Input) set(a joinArg) error {
 	switch a.flag {
 	case flagToken:
@@ -123,7 +123,7 @@ func (in *Input) set(a joinArg) error {
 	case flagCAHash:
 		in.CAHashes = append(in.CAHashes, strings.ToLower(a.value))
 	case "--node-name":
-		in.NodeName = strings.ToLower(a.value) // as kubeadm does
+		in.NodeName = strings.ToLower(a.value) // kubeadm converts it to lower case too
 		if err := forms.CheckNodeName(in.NodeName); err != nil {
 			return fmt.Errorf("--node-name: %w", err)
 		}
@@ -134,7 +134,7 @@ func (in *Input) set(a joinArg) error {
 		}
 	case "--nodepool-name":
 		in.NodePool = a.value
-	case "-v", "--v": // verbosity of kubeadm
+	case "-v", "--v": // kubeadm's log level; ignored
 	default:
 		switch field := joinFields[a.flag]; {
 		case slices.Contains(joinOnBoard, a.flag):
@@ -152,7 +152,7 @@ func (in *Input) isYurt() bool {
 	return in.NodeType == configs.NodeEdge || in.NodeType == configs.NodeCloud
 }
 
-// checkJoin returns what is missing or invalid in a join command.
+// checkJoin returns errors for everything that is missing or invalid in a join command.
 func (in *Input) checkJoin() (errs []error) {
 	switch {
 	case in.Token == "":
@@ -185,7 +185,8 @@ func (in *Input) checkJoin() (errs []error) {
 // BeginsJoin reports whether a join command begins in a line of text.
 func BeginsJoin(line string) bool { return len(joinStarts(strings.Fields(line))) > 0 }
 
-// joinStarts returns the indices of the words after each "kubeadm join".
+// joinStarts returns the index of the word after each "kubeadm join", "yurtadm join" or "edgeadm
+// join".
 func joinStarts(words []string) (starts []int) {
 	for i := 1; i < len(words); i++ {
 		if words[i] == "join" && slices.Contains([]string{"kubeadm", "yurtadm", "edgeadm"}, path.Base(words[i-1])) {
@@ -195,8 +196,8 @@ func joinStarts(words []string) (starts []int) {
 	return starts
 }
 
-// joinLine returns the words after "kubeadm join" for a worker. It skips the
-// command for control-plane nodes in the output of kubeadm init.
+// joinLine returns the words after "kubeadm join" in the command for workers. The output of kubeadm
+// init also has a command for control-plane nodes, which is skipped.
 func joinLine(words []string) (worker []string, err error) {
 	starts := joinStarts(words)
 	if len(starts) == 0 {
@@ -230,20 +231,20 @@ func isControlPlaneFlag(word string) bool {
 	return flag == "--control-plane" || flag == "--certificate-key"
 }
 
-// joinSwitches are flags of kubeadm, yurtadm and edgeadm join without a value.
+// joinSwitches are flags without a value of the commands kubeadm, yurtadm and edgeadm join.
 var joinSwitches = []string{
 	"--control-plane", "--discovery-token-unsafe-skip-ca-verification", "--dry-run", "--reuse-cni-bin", "--enable-edge",
 }
 
-// joinOnBoard are flags of yurtadm and edgeadm join about programs that are in
-// the image, and about SuperEdge's lite-apiserver, which no image contains.
+// joinOnBoard are flags of yurtadm and edgeadm join that images do not need. They concern programs
+// that are in the image, or SuperEdge's lite-apiserver, which is in no image.
 var joinOnBoard = []string{
 	"--install-pkg-path", "--worker-path", "--runtime", "--enable-edge",
 	"--kubernetes-resource-server", "--reuse-cni-bin", "--pause-image",
 	"--yurthub-image", "--yurthub-binary-url", "--yurthub-server-addr",
 }
 
-// joinFields maps flags of kubeadm, yurtadm and edgeadm join to fields of the
+// joinFields maps flags of kubeadm, yurtadm and edgeadm join to the corresponding fields of the
 // Site.
 var joinFields = map[string]string{
 	"--cri-socket":              "criSocket",

@@ -1,5 +1,5 @@
-// Package starter generates the documents that `edgebake init` writes: the
-// examples, with the known values of the cluster and the person.
+// Package starter generates the documents that `edgebake init` writes: the examples, completed with
+// what is known about the cluster and the person.
 package starter
 
 import (
@@ -13,32 +13,31 @@ import (
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
-// Values in the examples that are replaced.
+// Values in the examples that are replaced by known ones.
 const (
 	exampleToken = "abcdef.0123456789abcdef"
 	exampleHash  = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	exampleKey   = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"
 )
 
-// Input describes the cluster and the person for which the documents are
-// generated. Empty means unknown.
+// Input describes the cluster and the person for whom the documents are generated. Empty fields are
+// unknown.
 type Input struct {
 	Masters                      []string
 	Token                        string
 	CAHashes                     []string
 	NodeName, NodeType, NodePool string
 	SSHKey                       string
-	// Endpoint, Kubernetes and Pause are those of an existing cluster.
+	// Endpoint, Kubernetes and Pause come from an existing cluster.
 	Endpoint, Kubernetes, Pause string
-	// DaemonSets is set if agents.yaml lists the cluster's DaemonSets.
+	// DaemonSets is set if the file agents.yaml lists the cluster's DaemonSets.
 	DaemonSets bool
-	// LeftOut lists flags of the join command that an image does not need.
+	// LeftOut lists flags of the join command that are not needed with an image.
 	LeftOut []string
 }
 
-// Site returns the example with the known values, and placeholders for others.
-// Optional fields are commented out; if the API servers but no SSH key are
-// known, users too.
+// Site returns the example Site with the known values, and placeholders for unknown ones. Optional
+// fields are commented out. So is users, if the API servers are known but no SSH key is.
 func (in *Input) Site() []byte {
 	token, hashes, key := forms.PlaceholderToken, []string{forms.PlaceholderCAHash}, forms.PlaceholderKey
 	out := []string{"labels:", "taints:", "network:"}
@@ -79,8 +78,7 @@ func (in *Input) Site() []byte {
 	return []byte(commentOut(text, out...))
 }
 
-// KeyOf returns the SSH key in a Site that init wrote when it knew nothing
-// else, or "".
+// KeyOf returns the SSH key from a Site that init wrote when it knew only that key, or "".
 func KeyOf(site []byte) string {
 	head := (&Document{Kind: "site", Blanks: [][]byte{nil}}).head()
 	text := string(bytes.TrimPrefix(site, []byte(head)))
@@ -93,7 +91,7 @@ func KeyOf(site []byte) string {
 	return ""
 }
 
-// Image returns the example of an Image, or for OpenYurt nodes their example.
+// Image returns the example Image; for OpenYurt nodes, the example for them.
 func (in *Input) Image() []byte {
 	if in.NodeType != "" {
 		return []byte(examples.OpenYurt)
@@ -111,8 +109,8 @@ func (in *Input) Image() []byte {
 	return []byte(text)
 }
 
-// ClusterImage returns the Image for all machines of a new cluster: the example
-// with kubeadm's images.
+// ClusterImage returns the Image for all machines of a new cluster: the example with the images
+// that kubeadm needs.
 func ClusterImage() []byte {
 	always, optional, pause := kubeadm.DefaultImages(configs.ExampleKubernetes)
 	list := "# The control plane's, as `kubeadm config images list` prints them:\nimages:\n"
@@ -128,17 +126,17 @@ func ClusterImage() []byte {
 	).Replace(examples.Image))
 }
 
-// exampleSandbox is the line of the example that names the pause image.
+// exampleSandbox is the line of the example Image that names the pause image.
 const exampleSandbox = "  #   sandbox: registry.example.com/pause:3.10"
 
-// Cluster returns the example of a Cluster with the person's SSH key, or a
+// Cluster returns the example Cluster with the person's SSH key; if sshKey is empty, with a
 // placeholder.
 func Cluster(sshKey string) []byte {
 	if sshKey == "" {
 		sshKey = forms.PlaceholderKey
 	}
 	quoted := "'" + strings.ReplaceAll(sshKey, "'", "''") + "'"
-	// The node types must be those of the example Image.
+	// The node types must be those that the example Image has.
 	return []byte(strings.NewReplacer(
 		`"`+exampleKey+`"`, quoted,
 		"\nopenyurt: true\n", "\n# openyurt: true # with nodes of nodeType edge and cloud, which the Image must list too (nodeTypes)\n",
@@ -155,8 +153,7 @@ func quoteYAML(s string) string {
 	return s
 }
 
-// commentOut comments out the fields with these names, with everything below
-// them.
+// commentOut comments out the fields with these names, including everything below them.
 func commentOut(text string, fields ...string) string {
 	var b strings.Builder
 	inside := false

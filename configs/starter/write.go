@@ -15,28 +15,28 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// SchemaDir contains the schemas to which the first line of the documents
-// refers, for editors.
+// SchemaDir is the directory for the schemas. The first line of each document refers to its schema,
+// for editors.
 const SchemaDir = ".edgebake"
 
-// Document is a starting document, or a file that one of them refers to (Blanks
-// is nil).
+// Document is a document that init writes. If Blanks is nil, it is a file that such a document
+// refers to.
 type Document struct {
 	Kind string
 	Text []byte
-	// Blanks are texts that init writes with less information: a file with such
-	// a text was not edited. The first one lacks exactly the requested values.
+	// Blanks are the texts that init writes if it knows less. A file with such a text has not been
+	// edited. The first one lacks exactly the requested values.
 	Blanks [][]byte
 	Perm   fs.FileMode
-	Asked  bool // flags set values in it, so keeping an existing file would be wrong
+	Asked  bool // flags set values in it, so an existing file must not be kept silently
 }
 
-// Documents returns an Image and a Site; imageAsked and siteAsked report
-// whether flags set values in them.
+// Documents returns an Image and a Site. imageAsked and siteAsked are set if flags set values in
+// them.
 func (in *Input) Documents(imageAsked, siteAsked bool) []Document {
 	blank := new(Input)
 	image := Document{"image", in.Image(), [][]byte{blank.Image(), ClusterImage()}, 0o666, imageAsked}
-	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // it contains a token, now or later
+	return []Document{image, {"site", in.Site(), [][]byte{blank.Site()}, 0o600, siteAsked}} // the Site is private: it contains a token, now or later
 }
 
 // ClusterDocuments returns a Cluster and the Image of its machines.
@@ -49,7 +49,7 @@ func ClusterDocuments(sshKey string) []Document {
 
 func (d *Document) schema() string { return filepath.Join(SchemaDir, d.Kind+".schema.json") }
 
-// head returns the line that refers to the schema.
+// head returns the document's first line, which refers to its schema.
 func (d *Document) head() string {
 	if d.Blanks == nil {
 		return ""
@@ -61,17 +61,17 @@ func (d *Document) head() string {
 type File struct {
 	Document
 	Name string
-	// Kept is set if the existing file is kept; Text is then its content.
+	// Kept is set if an existing file is kept. Text is then the content of that file.
 	Kept bool
-	// Unedited is set if the existing file was written by init and not edited:
-	// it is replaced.
+	// Unedited is set if init wrote the existing file and nobody has edited it. The file is
+	// replaced.
 	Unedited bool
-	// Lacks lists the requested values that a kept file does not have.
+	// Lacks lists the requested values that are missing in a kept file.
 	Lacks []string
 }
 
-// Plan decides which files to write: missing and unedited ones, and with force
-// all. It creates the directory; undo removes it while it is empty.
+// Plan decides which files to write: missing and unedited ones; with force, all. It creates the
+// directory, and undo removes the directory if it is still empty.
 func Plan(dir string, all []Document, force bool) (files []File, undo func(), err error) {
 	if undo, err = file.MakeDirectory(filepath.Join(dir, SchemaDir)); err != nil {
 		return nil, nil, err
@@ -110,8 +110,8 @@ func (f *File) plan(force bool) error {
 	return nil
 }
 
-// lacked returns the values that are in text, but neither in the first of
-// blanks nor in old. Indices of lists are ignored.
+// lacked returns the values in text that are neither in the first of blanks nor in old. It ignores
+// the indices of lists.
 func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	has := values(old)
 	if len(blanks) > 0 {
@@ -128,7 +128,7 @@ func lacked(old, text []byte, blanks [][]byte) (lines []string) {
 	return lines
 }
 
-// value is a scalar of a document with its field.
+// value is a scalar in a document, and its field.
 type value struct{ field, text string }
 
 // String omits the secret half of a token.
@@ -139,7 +139,7 @@ func (v value) String() string {
 	return v.field + ": " + v.text
 }
 
-// values returns the scalars of a text; none if it is not YAML.
+// values returns the scalars in a YAML text. It returns none if the text is not YAML.
 func values(text []byte) map[value]bool {
 	found := map[value]bool{}
 	var doc any
@@ -165,7 +165,7 @@ func values(text []byte) map[value]bool {
 	return found
 }
 
-// Write writes the files that are not kept, and the schemas of all.
+// Write writes the files that are not kept, and the schemas of all documents.
 func Write(dir string, files []File) error {
 	for _, f := range files {
 		if f.Blanks != nil {

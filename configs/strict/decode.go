@@ -13,15 +13,15 @@ import (
 
 var secretType = reflect.TypeFor[Secret]()
 
-// DecodeInto decodes the document into a struct. It does not stop at a problem:
-// all are reported.
+// DecodeInto decodes the document into a struct. It reports all problems instead of stopping at the
+// first.
 func (d *Document) DecodeInto(into any) {
 	v := reflect.ValueOf(into).Elem()
 	d.into = v.Type()
 	d.decode(d.Root, v, "")
 }
 
-// decode decodes n into v and reports everything that does not fit.
+// decode decodes n into v, and reports all values that do not fit.
 func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	if d.nodes++; d.nodes > d.limits.Nodes {
 		if d.nodes == d.limits.Nodes+1 {
@@ -40,8 +40,8 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
-		// An empty "debian:" selects debian with its defaults; an empty
-		// "openyurt:" is neither true nor false.
+		// An empty "debian:" selects debian with its defaults, but an empty "openyurt:" is neither
+		// true nor false.
 		if v.Type().Elem().Kind() != reflect.Struct && yamltree.IsNull(n) {
 			return
 		}
@@ -54,7 +54,7 @@ func (d *Document) decode(n *yaml.Node, v reflect.Value, path string) {
 	case reflect.Map:
 		d.mapping(n, v, path)
 	case reflect.Interface:
-		// Any value is valid: another package checks it.
+		// Any value is accepted: another package checks it.
 	default:
 		d.scalar(n, v, path, false)
 	}
@@ -98,7 +98,7 @@ func (d *Document) structure(n *yaml.Node, v reflect.Value, path string) {
 		}
 		into := v.FieldByIndex(f.Index)
 		d.decode(val, into, sub)
-		// After decoding, a 0 cannot be distinguished from a missing field.
+		// After decoding, 0 can no longer be distinguished from a missing field.
 		if low, high, ok := bounds(f); ok && low > 0 && into.IsZero() && val.ShortTag() == "!!int" {
 			d.Problem(val, sub, "must be from %d to %d, not 0", low, high)
 		}
@@ -186,13 +186,12 @@ func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string, secret boo
 	}
 	tag := n.ShortTag()
 	if tag == "!!null" {
-		return // the same as a missing field
+		return // the same as if the field were missing
 	}
 	ok := false
 	switch v.Kind() {
 	case reflect.String:
-		// Versions, modes and labels may look like numbers or booleans: use the
-		// original text.
+		// Versions, modes and labels may look like numbers or booleans, so use the original text.
 		if ok = slices.Contains([]string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp"}, tag); ok {
 			v.SetString(n.Value)
 		}

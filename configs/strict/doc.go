@@ -1,17 +1,15 @@
-// Package strict reads YAML documents into Go structs. It is independent of
-// particular documents.
+// Package strict reads YAML documents into Go structs. It knows nothing about particular documents.
 //
-// The machines that use a document are unattended, so mistakes must be found
-// before a machine gets it. Nothing is ignored (unknown fields, wrong types,
-// repeated keys), and all problems are reported at once, each with file, line,
-// column and field.
+// The machines that use a document are unattended, so mistakes must be found before a machine gets
+// the document. Nothing is ignored: unknown fields, wrong types and repeated keys are problems. All
+// problems are reported at once, each with file, line, column and field.
 //
-// The struct tags contain everything about a field except its comment:
+// The struct tags define everything about a field except its description:
 //   - yaml: its name; without omitempty, the field is required
 //   - jsonschema: default=V, enum=V (repeated), minimum=N, maximum=N
 //   - check: the name of a function in Checks for its text, or for each item of a list
-//   - unique: no two items of a list are equal, or equal in these fields
-//   - oneof: of the struct's fields with this tag exactly one is set (atmost: or none)
+//   - unique: "yes": all items of a list differ; otherwise: the items differ in these fields
+//   - oneof: exactly one of the struct's fields with this tag is set; with "atmost", one or none
 //   - path: the field names a file or directory; package documents uses it
 //   - text: "lines" or "tabs": the control characters that its text may have
 //

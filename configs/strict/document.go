@@ -23,20 +23,20 @@ type Format struct {
 	// Followed is the kind of document after which other documents may follow
 	// in the same file.
 	Followed string
-	// EmptyHint and KindHint are the ends of the messages about an empty
-	// document and an unknown kind.
+	// EmptyHint and KindHint are appended to the messages about an empty document and about an
+	// unknown kind.
 	EmptyHint, KindHint string
 }
 
-// Limits limit the size of a document, including the expansion of aliases.
+// Limits limits the size of a document after the expansion of its aliases.
 type Limits struct {
 	Nodes int // values
 	Items int // in one list
-	// More has different limits for particular lists, by path.
+	// More has other limits for the lists at particular paths.
 	More map[string]int
 }
 
-// Position is a position in a file; Line and Col count from 1, 0 means unknown.
+// Position is a position in a file. Line and Col count from 1; 0 means unknown.
 type Position struct{ Line, Col int }
 
 // Document is a parsed YAML document that is decoded into a Go value.
@@ -48,16 +48,15 @@ type Document struct {
 	More []*yaml.Node
 	// Probs are the problems found so far.
 	Probs Problems
-	// All keeps every problem. Otherwise only MaxProblems are kept and further
-	// ones are counted, because an untrusted document may have a problem in
-	// every value.
+	// All keeps every problem. If it is false, only MaxProblems are kept, and further ones are only
+	// counted, because an untrusted document may have a problem in every value.
 	All bool
 
 	format *Format
 	limits Limits
-	into   reflect.Type // type into which Root is decoded
+	into   reflect.Type // type of the struct into which Root is decoded
 	nodes  int
-	untold int // problems that were only counted
+	untold int // number of problems that were only counted
 }
 
 // DefaultLimits are the limits for documents that an operator writes.
@@ -114,7 +113,7 @@ func Read(file string, data []byte, f *Format) (*Document, Problems) {
 		if d.Kind != f.Followed {
 			return fail(n, "", "a second document begins here; put each into its own file")
 		}
-		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // an empty document is ignored
+		if len(n.Content) == 1 && !yamltree.IsNull(n.Content[0]) { // skip an empty document
 			d.More = append(d.More, n.Content[0])
 		}
 	}
@@ -139,10 +138,10 @@ func parse(file string, data []byte) (docs []*yaml.Node, probs Problems) {
 	}
 }
 
-// maxMarks limits the number of fields and items of a text before it is parsed.
+// maxMarks limits the number of fields and items in a text. It is checked before parsing.
 const maxMarks = 2_000_000
 
-// FaultProblem converts a yamltree.Fault, or another error, to a Problem.
+// FaultProblem converts an error, such as a yamltree.Fault, to a Problem.
 func FaultProblem(file string, err error) Problem {
 	var f yamltree.Fault
 	if !errors.As(err, &f) {
@@ -175,8 +174,8 @@ func (d *Document) Parse(kind string, into any, validate func() Problems) error 
 // or has too many problems.
 func (d *Document) Overflowed() bool { return d.untold > 0 || d.nodes > d.limits.Nodes }
 
-// Found adds a problem of validation with its position, unless a problem of
-// decoding caused it: the field could not be decoded, or its name was misspelt.
+// Found adds a problem of validation, with its position. It ignores a problem that follows from a
+// problem of decoding: the field could not be decoded, or its name was misspelt.
 func (d *Document) Found(undecoded Problems, p Problem) {
 	if slices.ContainsFunc(undecoded, func(u Problem) bool {
 		return Covers(u.Path, p.Path) || !d.Has(u.meant) && Covers(u.meant, p.Path)
@@ -197,7 +196,7 @@ func (d *Document) Err() error {
 	return d.Probs.First(d.File, d.untold).Err()
 }
 
-// Covers reports whether path is outer or a field inside it.
+// Covers reports whether path is outer itself or the path of a field inside outer.
 func Covers(outer, path string) bool {
 	rest, ok := strings.CutPrefix(path, outer)
 	return ok && outer != "" && (rest == "" || rest[0] == '.' || rest[0] == '[')
@@ -209,7 +208,7 @@ func (d *Document) Has(path string) bool {
 	return whole && path != ""
 }
 
-// Find returns the position of a field, or of the nearest value around it.
+// Find returns the position of a field, or of the nearest enclosing value.
 func (d *Document) Find(path string) Position {
 	n, _ := d.at(path)
 	if n == nil {
@@ -218,8 +217,8 @@ func (d *Document) Find(path string) Position {
 	return Position{n.Line, n.Column}
 }
 
-// at returns the value at a path (whole is true), else the nearest value around
-// it.
+// at returns the value at a path. If there is none, it returns the nearest enclosing value, and
+// whole is false.
 func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	n = yamltree.Deref(d.Root)
 	for path != "" && n != nil {
@@ -236,8 +235,8 @@ func (d *Document) at(path string) (n *yaml.Node, whole bool) {
 	return n, n != nil
 }
 
-// firstStep splits off the first step of a path such as users[0].name or
-// labels["a.b/c"]. index is -1 if the step is a name.
+// firstStep splits the first step off a path such as users[0].name or labels["a.b/c"]. index is -1
+// if the step is a name.
 func firstStep(path string) (name string, index int, rest string) {
 	inside, isIndex := strings.CutPrefix(path, "[")
 	quoted, err := strconv.QuotedPrefix(inside)
@@ -257,7 +256,7 @@ func firstStep(path string) (name string, index int, rest string) {
 	return name, index, strings.TrimPrefix(strings.TrimPrefix(rest, "]"), ".")
 }
 
-// Problem reports a problem of the field at path, with the position of n.
+// Problem reports a problem of the field at path. Its position is that of n.
 func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
 	if d.Full() {
 		d.untold++
@@ -266,10 +265,10 @@ func (d *Document) Problem(n *yaml.Node, path, format string, args ...any) {
 	d.Report(Problem{File: d.File, Line: n.Line, Col: n.Column, Path: path, Msg: fmt.Sprintf(format, args...)})
 }
 
-// Full reports whether further problems are only counted.
+// Full reports whether the limit is reached, so that further problems are only counted.
 func (d *Document) Full() bool { return len(d.Probs) >= MaxProblems && !d.All }
 
-// Report adds a problem.
+// Report adds a problem, or only counts it if the limit is reached.
 func (d *Document) Report(p Problem) {
 	if d.Full() {
 		d.untold++
@@ -279,8 +278,7 @@ func (d *Document) Report(p Problem) {
 	d.Probs = append(d.Probs, p)
 }
 
-// WrongKind returns the error for a document that is not of the wanted kind; ""
-// means any kind.
+// WrongKind returns the error for a document of the wrong kind. An empty want means any kind.
 func (d *Document) WrongKind(want string) error {
 	at := d.Find("kind")
 	p := Problem{File: d.File, Line: at.Line, Col: at.Col, Path: "kind"}

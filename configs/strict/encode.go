@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Encode encodes a struct as YAML, with its secrets. The same value gives the
-// same bytes. keep, if not nil, selects the fields by their SchemaPath.
+// Encode encodes a struct as YAML, including its secrets. Equal values give equal bytes. keep, if
+// not nil, selects the fields to include by their SchemaPath.
 func Encode(v any, keep func(path string) bool) ([]byte, error) {
 	return yamltree.Encode(Node(v, keep))
 }
@@ -21,8 +21,8 @@ func Node(v any, keep func(path string) bool) *yaml.Node {
 	return encodeValue(reflect.ValueOf(v).Elem(), "", keep)
 }
 
-// encodeValue returns v as a YAML node, or nil if it is empty. Strings are
-// always quoted, so that the label "true" is parsed as a string again.
+// encodeValue returns v as a YAML node, or nil if v is empty. Strings are always quoted, so that a
+// label "true" is parsed as a string again.
 func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Node {
 	if v.Type() == secretType {
 		s := v.Interface().(Secret)
@@ -57,7 +57,7 @@ func encodeValue(v reflect.Value, path string, keep func(string) bool) *yaml.Nod
 		n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
 		for i := range v.Len() {
 			f := encodeValue(v.Index(i), path, keep)
-			if f == nil { // keep the indices of other items
+			if f == nil { // a placeholder keeps the indices of the other items
 				f = yamltree.Plain("{}", "!!map")
 				if v.Index(i).Kind() == reflect.String {
 					f = yamltree.Quoted("")

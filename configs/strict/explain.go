@@ -15,12 +15,12 @@ type FieldDoc struct {
 	Path string
 	// Name is the last part of Path.
 	Name string
-	// Type is string, integer, boolean, object, map, a list of one of them
-	// ("[]string"), or either ("string or []string").
+	// Type is string, integer, boolean, object or map; a list of one of these, as in "[]string"; or
+	// a choice of a value and a list, as in "string or []string".
 	Type string
 	// Values are the allowed values, if the schema lists them.
 	Values []string
-	// Default is the value of a missing field, as JSON, or "".
+	// Default is the value of the field if it is missing, as JSON; "" if there is none.
 	Default     string
 	Required    bool
 	Description string
@@ -28,7 +28,7 @@ type FieldDoc struct {
 	Fields []FieldDoc
 }
 
-// schemaNode is the part of JSON Schema that our schemas use.
+// schemaNode is the part of JSON Schema that edgebake's schemas use.
 type schemaNode struct {
 	Ref                  string                 `json:"$ref"`
 	Defs                 map[string]*schemaNode `json:"$defs"`
@@ -43,16 +43,15 @@ type schemaNode struct {
 	AdditionalProperties any                    `json:"additionalProperties"`
 }
 
-// pathIndex matches an index or key in a path, as in users[0] or
-// labels["a.b/c"], and the [] that stands for any index in the reference.
+// pathIndex matches an index or key in a path, as in users[0] or labels["a.b/c"], and also the []
+// with which the reference stands for any index.
 var pathIndex = regexp.MustCompile(`\[(?:\d+|"[^"]*")?\]`)
 
 // WithoutIndices returns a path without its indices and keys.
 func WithoutIndices(path string) string { return pathIndex.ReplaceAllString(path, "") }
 
-// Explain describes a field by its path, for example "site.network.interfaces",
-// from the schema of its kind. Indices, as in the paths of problems, are
-// ignored.
+// Explain describes the field at a path such as "site.network.interfaces", from the schema of its
+// kind of document. It ignores indices, which the paths of problems have.
 func Explain(schema []byte, path string) (*FieldDoc, error) {
 	kind, rest, _ := strings.Cut(WithoutIndices(path), ".")
 	kind = strings.ToLower(kind)
@@ -117,8 +116,7 @@ func (n *schemaNode) field(root *schemaNode, path, name string, required bool) F
 	return f
 }
 
-// orList returns the type of a single item if n is either an item or a list of
-// items.
+// orList returns the schema of an item if n allows either an item or a list of items.
 func (n *schemaNode) orList() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Items != nil {
 		return n.AnyOf[0]
@@ -126,8 +124,8 @@ func (n *schemaNode) orList() *schemaNode {
 	return nil
 }
 
-// orNull returns the type of an object that may be empty because all of its
-// fields have defaults.
+// orNull returns the schema of an object if n also allows null because all fields of the object
+// have defaults.
 func (n *schemaNode) orNull() *schemaNode {
 	if len(n.AnyOf) == 2 && n.AnyOf[1].Type == "null" {
 		return n.AnyOf[0]

@@ -9,21 +9,20 @@ import (
 
 // Problem is a problem of a document with its position.
 type Problem struct {
-	File string // as given by the caller
+	File string // name given by the caller
 	Line int    // from 1; 0 if unknown
 	Col  int    // from 1; 0 if unknown
 	Path string // "network.interfaces[0].gateway"; empty: the whole document
 	Msg  string
-	// Missing is set if the field is required and not given.
+	// Missing is set if the problem is that a required field is missing.
 	Missing bool
-	// meant is the probable path of an unknown field.
+	// meant is the path that was probably meant by an unknown field.
 	meant string
-	// rest is set for the last problem, which counts the omitted ones.
+	// rest is set for the last problem, which only counts the omitted ones.
 	rest bool
 }
 
-// Limits of the problems reported about one document, also in a machine's
-// state.
+// Limits of the problems that are reported about one document, and of those in a machine's state.
 const (
 	MaxProblems = 50
 	maxMsg      = 1000 // characters of a message
@@ -42,13 +41,13 @@ func atMost(letters int, s string) string {
 	return s
 }
 
-// NewProblem returns a problem of a field.
+// NewProblem returns a problem of the field at path.
 func NewProblem(path, format string, args ...any) Problem {
 	return Problem{Path: path, Msg: atMost(maxMsg, fmt.Sprintf(format, args...))}
 }
 
-// FieldError is a problem with the value of a field, found by code that does
-// not have the document. The caller adds the position of Path.
+// FieldError is a problem with a field's value, found by code that does not have the document. The
+// caller finds the position of Path.
 type FieldError struct {
 	Path string
 	Err  error
@@ -58,8 +57,7 @@ func (e *FieldError) Error() string { return e.Path + ": " + e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Error returns the format of compilers, so that editors can jump to the
-// position.
+// Error formats the problem as compilers do, so that editors can jump to the position.
 func (p Problem) Error() string {
 	var b strings.Builder
 	if p.File != "" {
@@ -88,8 +86,8 @@ func FileName(name string) string {
 	return name
 }
 
-// Problems are the problems of a document, sorted by position. As an error they
-// print one per line.
+// Problems are the problems of a document, sorted by position. As an error, they print one problem
+// per line.
 type Problems []Problem
 
 func (ps Problems) Error() string {
@@ -108,12 +106,12 @@ func (ps Problems) Err() error {
 	return ps
 }
 
-// Add appends a problem of a field.
+// Add appends a problem of the field at path.
 func (ps *Problems) Add(path, format string, args ...any) {
 	*ps = append(*ps, NewProblem(path, format, args...))
 }
 
-// AddMissing appends a problem of a required field that is not given.
+// AddMissing appends a problem of a required field that is missing.
 func (ps *Problems) AddMissing(path, format string, args ...any) {
 	p := NewProblem(path, format, args...)
 	p.Missing = true
@@ -133,14 +131,14 @@ func (ps Problems) Sort() {
 	})
 }
 
-// First returns the first MaxProblems by position, and one that counts the
-// rest. more is the number of problems that were only counted.
+// First returns the first MaxProblems by position, and a problem that counts the omitted ones. more
+// is the number of problems that were counted but not kept.
 func (ps Problems) First(file string, more int) Problems {
 	ps.Sort()
 	return ps.Cut(file, more)
 }
 
-// Cut is like First for problems that are sorted already.
+// Cut is like First, for problems that are already sorted.
 func (ps Problems) Cut(file string, more int) Problems {
 	if len(ps) > MaxProblems {
 		more += len(ps) - MaxProblems

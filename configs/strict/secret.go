@@ -10,12 +10,11 @@ import (
 // Mask is printed instead of a Secret.
 const Mask = "***"
 
-// Secret is a string that prints, logs and encodes as Mask. Only Reveal returns
-// it. Two Secrets are equal (==) if their strings are.
+// Secret is a string that is printed, logged and encoded as Mask. Only Reveal returns the string.
+// Two Secrets are equal (==) if their strings are.
 //
-// The string is in a unique.Handle because package fmt does not call the
-// methods of a value in an unexported field: it then prints only the handle's
-// address.
+// The string is in a unique.Handle, because package fmt does not call the methods of values in
+// unexported fields. It then prints only the address of the handle, not the string.
 type Secret struct{ h unique.Handle[string] }
 
 // NewSecret returns a Secret with the value s.
@@ -62,7 +61,7 @@ func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(s.shown()) }
 func (s *Secret) UnmarshalJSON(b []byte) error {
 	var v string
 	if err := json.Unmarshal(b, &v); err != nil {
-		// The error of package json may quote the value.
+		// The error of package json may quote the secret.
 		return fmt.Errorf("decoding a secret: not a string")
 	}
 	*s = NewSecret(v)

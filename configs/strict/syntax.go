@@ -16,8 +16,8 @@ import (
 var (
 	// yamlError matches the syntax errors of package yaml.
 	yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?(?s:(.*))$`)
-	// unknownAnchor matches an error that quotes the text after a *, which may
-	// be part of a passphrase.
+	// unknownAnchor matches an error that quotes the text after a *. That text may be part of a
+	// passphrase.
 	unknownAnchor = regexp.MustCompile(`unknown anchor '.*' referenced`)
 )
 

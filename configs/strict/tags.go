@@ -18,8 +18,8 @@ type Field struct {
 	Value reflect.Value
 }
 
-// Walk calls visit for each field of the struct that v points to, nested fields
-// after the one that contains them.
+// Walk calls visit for each field of the struct that v points to. A field that contains others is
+// visited before them.
 func Walk(v any, visit func(Field)) { walk(reflect.ValueOf(v), "", visit) }
 
 func walk(v reflect.Value, path string, visit func(Field)) {
@@ -49,13 +49,13 @@ func FieldPaths[T any]() []string {
 	return paths
 }
 
-// SchemaPath returns a path without indices of lists.
+// SchemaPath returns a path without the indices of lists.
 func SchemaPath(path string) string { return listIndex.ReplaceAllString(path, "") }
 
 var listIndex = regexp.MustCompile(`\[\d*\]`)
 
-// walkTypes calls visit for each field that Walk can visit in values of type t;
-// "[]" in a path stands for an index.
+// walkTypes calls visit for each field that Walk can visit in values of type t. In the paths, "[]"
+// stands for an index.
 func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.StructField)) {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		if t.Kind() == reflect.Slice {
@@ -73,8 +73,7 @@ func walkTypes(t reflect.Type, path string, visit func(path string, f reflect.St
 	}
 }
 
-// Texts calls yield for the text in a field, or for each item of a list of
-// texts.
+// Texts calls yield for the text of a field; if the field is a list of texts, for each item.
 func (f Field) Texts(yield func(path string, v reflect.Value)) {
 	switch v := f.Value; {
 	case v.Kind() == reflect.String || v.Type() == secretType:
@@ -95,7 +94,7 @@ func text(v reflect.Value) string {
 	return v.String()
 }
 
-// TagValues returns the values of key in f's jsonschema tag.
+// TagValues returns all values of key in the field's jsonschema tag.
 func TagValues(f reflect.StructField, key string) []string {
 	var vals []string
 	for part := range strings.SplitSeq(f.Tag.Get("jsonschema"), ",") {
@@ -130,14 +129,13 @@ func ApplyDefaults(v any) {
 	})
 }
 
-// Checks maps the names in check tags to functions that return the problem of a
-// text, worded to follow its field, or "".
+// Checks maps the names in check tags to functions. A function returns what is wrong with a text,
+// worded to follow the name of its field, or "".
 type Checks map[string]func(string) string
 
-// Check adds a problem for each field of v that violates its tags: a required
-// field that is empty, a number out of bounds, or a value that is not allowed
-// (enum), malformed (check), repeated (unique), or set together with another
-// (oneof).
+// Check adds a problem for each field of v that violates its tags: a required field is empty, a
+// number is out of bounds, or a value is not allowed (enum), malformed (check), repeated (unique),
+// or set together with another one (oneof).
 func Check(v any, checks Checks, probs *Problems) {
 	checkOneOf(reflect.ValueOf(v).Elem(), "", probs)
 	Walk(v, func(f Field) {
@@ -197,7 +195,7 @@ func checkEnum(f Field, probs *Problems) {
 	})
 }
 
-// checkForm applies the tags check and unique of one field.
+// checkForm applies the tags check and unique of a field.
 func checkForm(f Field, checks Checks, probs *Problems) {
 	name, unique := f.Tag.Get("check"), f.Tag.Get("unique")
 	check := checks[name]
@@ -224,7 +222,7 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	if unique == "" || f.Value.Kind() != reflect.Slice || f.Value.Type().Elem().Kind() != reflect.Struct {
 		return
 	}
-	for i := range f.Value.Len() { // unique names the fields that identify an item
+	for i := range f.Value.Len() { // unique has the names of the fields that identify an item
 		key, path := "", fmt.Sprintf("%s[%d]", f.Path, i)
 		for name := range strings.SplitSeq(unique, ",") {
 			in, ok := FieldByName(f.Value.Type().Elem(), name)
@@ -243,8 +241,8 @@ func checkForm(f Field, checks Checks, probs *Problems) {
 	}
 }
 
-// checkOneOf reports structs in which the number of set fields with the tag
-// oneof is not one or, with oneof:"atmost", greater than one.
+// checkOneOf reports structs in which the number of set fields with the tag oneof is wrong. It must
+// be one; with oneof:"atmost" it may also be zero.
 func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	switch {
 	case v.Kind() == reflect.Pointer && !v.IsNil():
@@ -279,9 +277,9 @@ func checkOneOf(v reflect.Value, path string, probs *Problems) {
 	}
 }
 
-// CheckText reports control characters in texts without another problem,
-// because texts are written to files whose formats use line breaks and blanks.
-// The tag text:"lines" exempts multi-line texts, text:"tabs" allows tabs.
+// CheckText reports control characters in texts that have no other problem. Texts are written to
+// files in which line breaks and blanks have a meaning. The tag text:"lines" exempts multi-line
+// texts, and text:"tabs" allows tabs.
 func CheckText(v any, probs *Problems) {
 	known := map[string]bool{}
 	for _, p := range *probs {
@@ -303,14 +301,14 @@ func CheckText(v any, probs *Problems) {
 			}
 		}
 		f.Texts(func(path string, v reflect.Value) {
-			if v.Type() != secretType { // secrets have their own checks
+			if v.Type() != secretType { // secrets have checks of their own
 				check(path, v.String())
 			}
 		})
 	})
 }
 
-// BadText returns why s is not one line of text, or "".
+// BadText returns why s is not a single line of text, or "".
 func BadText(s string) string {
 	if strings.ContainsFunc(s, unicode.IsControl) {
 		return "contains a line break or control character"

@@ -15,7 +15,7 @@ const maxRendered = 16 << 20
 // unknownField matches text/template's error for an unknown field.
 var unknownField = regexp.MustCompile(`can't evaluate field (\w+) in type (?:\[\])?\*?configs\.(\w+)`)
 
-// File executes the text of a file that has template: true; data is the Image.
+// File executes the text of a file that has template: true. data is the Image.
 func File(text string, data any) (string, error) {
 	t, err := template.New("").Option("missingkey=error").Parse(text)
 	if err != nil {
@@ -28,8 +28,8 @@ func File(text string, data any) (string, error) {
 	return w.String(), nil
 }
 
-// templateError rewrites an error for people who write YAML: in templates,
-// fields of the Image have their Go names.
+// templateError rewrites an error for people who know only YAML: in templates, the fields of an
+// Image have their Go names.
 func templateError(err error) string {
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		return fmt.Sprintf("the template uses .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])

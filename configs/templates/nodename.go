@@ -1,5 +1,5 @@
-// Package templates executes the templates in documents: node names and files
-// of an Image.
+// Package templates executes the templates in documents: those of node names and of files in an
+// Image.
 package templates
 
 import (
@@ -14,12 +14,12 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// NameFacts are the values that a node name template can use; empty means
-// unknown.
+// NameFacts are the values that a node name template can use. Empty means that the machine has no
+// such value.
 type NameFacts struct{ Serial, MAC, UUID, Hostname string }
 
-// Facts print a mark if they are empty. So {{or .Serial .MAC}} works, but
-// {{.Serial}} is an error on a machine without a serial number.
+// Each fact prints a mark if it is empty and used. So {{or .Serial .MAC}} works, but {{.Serial}} is
+// an error on a machine without a serial number.
 type (
 	factSerial   string
 	factMAC      string
@@ -41,8 +41,7 @@ func (f factMAC) String() string      { return shownFact(string(f), "MAC address
 func (f factUUID) String() string     { return shownFact(string(f), "UUID") }
 func (f factHostname) String() string { return shownFact(string(f), "host name") }
 
-// MissingFactError means that a node name template uses a value that the
-// machine does not have.
+// MissingFactError means that a node name template uses a value which the machine does not have.
 type MissingFactError struct{ Template, What string }
 
 func (e *MissingFactError) Error() string {
@@ -52,8 +51,8 @@ func (e *MissingFactError) Error() string {
 // unknownFact matches text/template's error for an unknown field.
 var unknownFact = regexp.MustCompile(`can't evaluate field (\w+) in type struct`)
 
-// NodeName executes a node name template. The result is not converted to lower
-// case or validated.
+// NodeName executes a node name template. It does not convert the result to lower case or validate
+// it.
 func NodeName(tmpl string, facts NameFacts) (string, error) {
 	t, err := template.New("nodeName").Parse(tmpl)
 	if err != nil {
@@ -68,7 +67,7 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 		UUID     factUUID
 		Hostname factHostname
 	}{factSerial(facts.Serial), factMAC(facts.MAC), factUUID(facts.UUID), factHostname(facts.Hostname)}
-	w := &bounded{left: 1024} // a name is short, but printf could generate pages
+	w := &bounded{left: 1024} // a name is short, but printf in a template could generate pages
 	if err := t.Execute(w, data); err != nil {
 		if m := unknownFact.FindStringSubmatch(err.Error()); m != nil {
 			return "", fmt.Errorf("the template %q uses .%s; available are .Serial, .MAC, .UUID and .Hostname%s", tmpl, m[1], strict.DidYouMean("."+m[1], []string{".Serial", ".MAC", ".UUID", ".Hostname"}))
@@ -83,8 +82,8 @@ func NodeName(tmpl string, facts NameFacts) (string, error) {
 	return w.String(), nil
 }
 
-// loops reports whether a template could run forever: whether it contains
-// anything but text, values and conditions.
+// loops reports whether a template could run forever. Only templates of text, values and conditions
+// cannot.
 func loops(n parse.Node) bool {
 	list := func(l *parse.ListNode) bool { return l != nil && slices.ContainsFunc(l.Nodes, loops) }
 	switch n := n.(type) {
@@ -100,8 +99,8 @@ func loops(n parse.Node) bool {
 	return true
 }
 
-// BadNodeName returns why a node name template is invalid, or "". It executes
-// it with example values.
+// BadNodeName returns why a node name template is invalid, or "". It tries the template with
+// example values.
 func BadNodeName(tmpl string) string {
 	sample := NameFacts{Serial: "sn12345678", MAC: "525400123456", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", Hostname: "host1"}
 	name, err := NodeName(tmpl, sample)

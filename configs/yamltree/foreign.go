@@ -10,15 +10,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits for untrusted documents. Package yaml has none: it compares every key
-// of a mapping with every other, records an error for each equal pair, and its
-// tree needs about a hundred times the memory of a dense text.
+// Limits for untrusted documents. Package yaml has no limits: it compares every key of a mapping
+// with every other key, records an error for each equal pair, and its tree may need a hundred times
+// the memory of the text.
 const (
 	maxKeys   = 10_000     // in one mapping
-	maxPairs  = 50_000_000 // pairs of keys in one mapping, total of all mappings
-	maxValues = 500_000    // including those from aliases
-	maxMarks  = 250_000    // in the text of one document, see TooDense
-	maxFaults = 50         // number reported
+	maxPairs  = 50_000_000 // pairs of keys in a mapping, summed over all mappings
+	maxValues = 500_000    // including those that come from aliases
+	maxMarks  = 250_000    // in the text of one document; see TooDense
+	maxFaults = 50         // maximum number of faults that are reported
 	maxShown  = 100        // characters of a key in a message
 )
 
@@ -35,10 +35,9 @@ func (f Fault) Error() string {
 	return fmt.Sprintf("line %d: %s", f.Line, f.Msg)
 }
 
-// Check returns the reasons why an untrusted tree cannot be decoded at a
-// bounded cost: repeated keys, too many keys or values, an alias of a node that
-// contains it. The cost of Check itself is linear in the tree, even with
-// aliases.
+// Check returns the reasons why an untrusted tree cannot be decoded at a bounded cost: repeated
+// keys, too many keys or values, or an alias of a node that contains the alias. The cost of Check
+// itself is linear in the size of the tree, even with aliases.
 func Check(root *yaml.Node) []Fault {
 	c := checker{known: map[*yaml.Node]cost{}, within: map[*yaml.Node]bool{}}
 	all := c.visit(root)
@@ -102,8 +101,8 @@ func (c *checker) visit(n *yaml.Node) cost {
 	return total
 }
 
-// keys reports repeated keys of a mapping, and returns the number of pairs that
-// package yaml compares.
+// keys reports repeated keys of a mapping. It returns the number of pairs of keys that package yaml
+// would compare.
 func (c *checker) keys(m *yaml.Node) (pairs int) {
 	type key struct {
 		kind  yaml.Kind
@@ -134,8 +133,7 @@ func shown(key string) string {
 	return fmt.Sprintf("%q", key)
 }
 
-// Decode checks an untrusted tree and decodes it. The error contains the first
-// problems.
+// Decode checks an untrusted tree and decodes it. The error lists the first problems.
 func Decode(n *yaml.Node, into any) error {
 	if faults := Check(n); len(faults) > 0 {
 		errs := make([]string, len(faults))
@@ -152,7 +150,7 @@ func Decode(n *yaml.Node, into any) error {
 	return err
 }
 
-// few joins the first of many errors in one line.
+// few joins the first of many errors on one line.
 func few(errs []string) string {
 	const most = 5
 	if more := len(errs) - most; more > 0 {
@@ -174,8 +172,7 @@ func Parse(text []byte) (*yaml.Node, error) {
 	return doc, nil
 }
 
-// Unmarshal decodes the first document of an untrusted text; an empty text
-// changes nothing.
+// Unmarshal decodes the first document of an untrusted text. An empty text does not change into.
 func Unmarshal(text []byte, into any) error {
 	doc, err := Parse(text)
 	if err != nil || doc.IsZero() {
@@ -184,13 +181,12 @@ func Unmarshal(text []byte, into any) error {
 	return Decode(doc, into)
 }
 
-// TooDense returns an error if parsing a text would create too many nodes. It
-// counts the characters that nodes need: a comma, a colon, a question mark, an
-// opening bracket, a dash before a blank. At most three nodes come from one of
-// them.
+// TooDense returns an error if parsing a text would create too many nodes. It counts the characters
+// that create nodes: a comma, a colon, a question mark, an opening bracket, and a dash before a
+// blank. Each of them creates at most three nodes.
 func TooDense(text []byte) error { return DenserThan(text, maxMarks) }
 
-// DenserThan is like TooDense with another limit.
+// DenserThan is like TooDense, with another limit.
 func DenserThan(text []byte, limit int) error {
 	marks, line, begin := 0, 1, true
 	for i, b := range text {
@@ -202,7 +198,7 @@ func DenserThan(text []byte, limit int) error {
 				marks++
 			}
 			if begin && bytes.HasPrefix(text[i:], []byte("---")) && blank(text, i+3) {
-				marks = 0 // the next document
+				marks = 0 // the count starts again with each document
 			}
 		case '\n':
 			line++

@@ -1,5 +1,5 @@
-// Package yamltree reads YAML documents and edits them in place: comments,
-// order and positions are kept.
+// Package yamltree reads YAML documents and edits them in place. Comments, order and positions are
+// kept.
 package yamltree
 
 import (
@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Deref returns the node itself, or for an alias its target.
+// Deref returns the target of an alias, and any other node itself.
 func Deref(n *yaml.Node) *yaml.Node {
 	for n != nil && n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -21,8 +21,8 @@ func Deref(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// Index returns the index of a key in the Content of a mapping, which is
-// followed by its value, or -1.
+// Index returns the index of a key in the Content of a mapping, or -1. The key's value is at the
+// next index.
 func Index(m *yaml.Node, key string) int {
 	if m == nil || m.Kind != yaml.MappingNode {
 		return -1
@@ -35,8 +35,8 @@ func Index(m *yaml.Node, key string) int {
 	return -1
 }
 
-// Value returns a mapping's value, which may be an alias, or nil if the key is
-// missing.
+// Value returns the value of a key in a mapping, which may be an alias. It returns nil if the key
+// is missing.
 func Value(m *yaml.Node, key string) *yaml.Node {
 	if i := Index(m, key); i >= 0 {
 		return m.Content[i+1]
@@ -44,7 +44,7 @@ func Value(m *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// Get returns a mapping's value, with aliases resolved, or nil if the key is
+// Get returns the value of a key in a mapping, with aliases resolved. It returns nil if the key is
 // missing.
 func Get(m *yaml.Node, key string) *yaml.Node { return Deref(Value(Deref(m), key)) }
 
@@ -65,8 +65,8 @@ func Set(m *yaml.Node, key string, value *yaml.Node) {
 	m.Content = append(m.Content, String(key), value)
 }
 
-// Child returns a mapping's value of a kind. If the key is missing, or its
-// value is of another kind such as null, it creates one.
+// Child returns the value of a key in a mapping. If the key is missing, or its value is of another
+// kind, such as null, Child creates a value of this kind.
 func Child(m *yaml.Node, key string, kind yaml.Kind) *yaml.Node {
 	n := Value(m, key)
 	if n == nil {
@@ -85,13 +85,12 @@ func Remove(m *yaml.Node, key string) {
 	}
 }
 
-// String returns a text, which is quoted if it would be parsed as another type.
+// String returns a node for a text. Encoding quotes the text if it would be parsed as another type.
 func String(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s}
 }
 
-// Clone returns a copy of a tree; an alias in it refers to the copy of its
-// anchor.
+// Clone returns a copy of a tree. An alias in the copy refers to the copy of its anchor.
 func Clone(n *yaml.Node) *yaml.Node {
 	copies := map[*yaml.Node]*yaml.Node{}
 	var clone func(n *yaml.Node) *yaml.Node
@@ -110,10 +109,9 @@ func Clone(n *yaml.Node) *yaml.Node {
 	return clone(n)
 }
 
-// Resolve returns a copy of a tree in which aliases and merge keys (<<) are
-// replaced by their values, with the lines of the original. As in kubectl, a
-// later entry of a mapping replaces an earlier one, even a merge after a key.
-// The tree must have passed Check.
+// Resolve returns a copy of a tree, with the lines of the original, in which aliases and merge keys
+// (<<) are replaced by their values. As in kubectl, a later entry of a mapping replaces an earlier
+// one, even if the later one is a merge. The tree must have passed Check.
 func Resolve(n *yaml.Node) *yaml.Node {
 	done := map[*yaml.Node]*yaml.Node{}
 	var resolve func(n *yaml.Node) *yaml.Node
@@ -137,7 +135,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 				if merged[0].Kind == yaml.SequenceNode {
 					merged = merged[0].Content
 				}
-				for _, m := range slices.Backward(merged) { // the first has priority
+				for _, m := range slices.Backward(merged) { // the first one takes precedence
 					for k := 0; m.Kind == yaml.MappingNode && k+1 < len(m.Content); k += 2 {
 						put(&c, m.Content[k], m.Content[k+1])
 					}
@@ -149,7 +147,7 @@ func Resolve(n *yaml.Node) *yaml.Node {
 	return resolve(n)
 }
 
-// put is like Set with a key node that keeps its position.
+// put is like Set, but takes a key node, whose position is kept.
 func put(m, key, value *yaml.Node) {
 	if i := Index(m, key.Value); i >= 0 {
 		m.Content[i+1] = value
@@ -166,7 +164,7 @@ func Plain(value, tag string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: value}
 }
 
-// Quoted returns a text that is always quoted.
+// Quoted returns a node for a text that is always encoded in quotes.
 func Quoted(s string) *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s, Style: yaml.DoubleQuotedStyle}
 }
@@ -225,7 +223,7 @@ func Without(m *yaml.Node, names ...string) *yaml.Node {
 // plainKey matches keys that need no quotes.
 var plainKey = regexp.MustCompile(`^[A-Za-z]{2,}$`)
 
-// Clean returns a tree without comments, aliases and styles, with sorted keys.
+// Clean returns a copy of a tree without comments, aliases and styles, and with sorted keys.
 func Clean(n *yaml.Node) *yaml.Node {
 	n = Deref(n)
 	out := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
@@ -257,7 +255,7 @@ func At(n *yaml.Node, path string) *yaml.Node {
 	return n
 }
 
-// SetAt sets a field below m, and creates the mappings on its path.
+// SetAt sets the field at path below m. It creates missing mappings on the path.
 func SetAt(m, value *yaml.Node, path ...string) {
 	for _, key := range path[:len(path)-1] {
 		n := Get(m, key)
@@ -265,7 +263,7 @@ func SetAt(m, value *yaml.Node, path ...string) {
 			n = Mapping()
 			Set(m, key, n)
 		} else if n.Kind != yaml.MappingNode {
-			*n = *Mapping() // it was null
+			*n = *Mapping() // the node was null
 		}
 		m = n
 	}
@@ -276,7 +274,7 @@ func SetAt(m, value *yaml.Node, path ...string) {
 	Set(m, path[len(path)-1], value)
 }
 
-// ListAt returns a list below m, which it creates if it is missing.
+// ListAt returns the list at path below m. It creates the list if it is missing.
 func ListAt(m *yaml.Node, path ...string) *yaml.Node {
 	name := strings.Join(path, ".")
 	if list := At(m, name); list != nil && list.Kind == yaml.SequenceNode {
@@ -292,12 +290,12 @@ func True(n *yaml.Node) bool {
 	return err == nil && yes
 }
 
-// itemsAtOnce is the number of items that EncodeWithList encodes at once.
+// itemsAtOnce is the number of items that EncodeWithList encodes together.
 const itemsAtOnce = 100
 
-// EncodeWithList encodes a mapping, and as its last field a list with each item
-// converted by form. The list is encoded in parts, because package yaml's
-// encoder keeps 200 bytes for each of its events.
+// EncodeWithList encodes a mapping followed by one more field, a list whose items are converted by
+// form. The list is encoded in parts, because package yaml's encoder keeps 200 bytes for each of
+// its events.
 func EncodeWithList(m *yaml.Node, key string, items []*yaml.Node, form func(*yaml.Node) *yaml.Node) ([]byte, error) {
 	out, err := Encode(m)
 	for i := 0; i < len(items) && err == nil; i += itemsAtOnce {
