@@ -123,8 +123,8 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
-	// Prefer the source tree to the programs beside an edgebake that was built in it: those may be
-	// from an old build.
+	// Prefer the source tree: the programs next to an edgebake that was built in it may be from an
+	// older build.
 	if src, ok := sourceTree(); ok {
 		return b.compileAgent(ctx, name, src)
 	}

@@ -71,7 +71,7 @@ type Event struct {
 	// State is start, progress, log, detail, warning or done.
 	State string `json:"state"`
 	Text  string `json:"text,omitempty"`
-	// Done and Total are bytes; a Total of 0 is unknown.
+	// Done and Total are bytes; a Total of 0 means unknown.
 	Done  int64 `json:"done,omitempty"`
 	Total int64 `json:"total,omitempty"`
 	// Seconds is the duration of a step that is done.

@@ -147,8 +147,8 @@ func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	}
 }
 
-// checkTree returns an error if the merged tree does not boot on the target machines, or has
-// identities.
+// checkTree returns an error if the merged tree does not boot on the target machines, or contains
+// files that identify a machine.
 func (b *executor) checkTree(nodes []tree.Node) error {
 	var errs []error
 	bad := func(err error) { errs = append(errs, &tree.LayerError{Layer: inputBase, Err: err}) }
@@ -231,8 +231,8 @@ var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/container
 // maxArchErrors bounds the list of programs for another architecture.
 const maxArchErrors = 5
 
-// checkPrograms returns errors for programs of another architecture, and for files that are
-// not the program of their name.
+// checkPrograms returns errors for programs of another architecture, and for files at the path of a
+// program that are something else.
 func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
 	defer func() {
@@ -296,7 +296,7 @@ func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem
 	return problem, nil
 }
 
-// checkFile is checkProgram for a file in the cache, so that local files are checked before
+// checkFile checks a file in the cache as checkProgram does, so that local files are checked before
 // anything is compiled.
 func (b *resolver) checkFile(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)

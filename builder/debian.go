@@ -50,8 +50,8 @@ var pathFilters = []string{
 // from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap. As
-// part of the hook's text, mmdebstrap would print the script.
+// initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap. The
+// script is not in the hook's text, which mmdebstrap prints.
 const initrdEnv = "EDGEBAKE_INITRD"
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {

@@ -126,8 +126,8 @@ type executor struct {
 		sha   string
 		nodes []tree.Node
 	}
-	// given is the SHA-256 of the uncompressed tar of Options.Base, set when it proved to be the
-	// base of the plan.
+	// given is the SHA-256 of the uncompressed tar of Options.Base, set after the tar was found to
+	// be the base of the plan.
 	given string
 }
 
@@ -453,9 +453,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom returns the free space to leave on DATA, in bytes. On a device that is no larger
-// than the image, kubelet would evict pods and remove images with less than 15 % free. Images that
-// the node imports are unpacked, so it adds four times the size of their archives.
+// dataHeadroom returns the free space to leave on DATA, in bytes. The device may be no larger than
+// the image, and kubelet evicts pods and removes images if less than 15 % is free. For images that
+// the node imports, it adds four times the size of their archives, since they are unpacked.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
@@ -483,7 +483,7 @@ func (b *executor) checkSpace(l *disk.Layout) {
 }
 
 // write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA, so it
-// is known before image.json, a file of the ESP that describes it, is made.
+// is known before the ESP gets image.json, which describes it.
 func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

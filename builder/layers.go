@@ -75,8 +75,8 @@ func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	return tree.FromTar(f, size, sha, layer)
 }
 
-// members selects the programs of a layer from a release's archive. It ignores their times and
-// owners there.
+// members selects the programs of a layer from a release's archive. It ignores the times and owners
+// in the archive.
 func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {

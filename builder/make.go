@@ -122,7 +122,8 @@ func (b *executor) missingInputs() (compile, rest []string) {
 	return compile, rest
 }
 
-// checkInputs reports what would prevent inputs from being made, before the first one.
+// checkInputs reports problems that would keep inputs from being made. It runs before the first
+// input is made.
 func (b *executor) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
@@ -139,7 +140,8 @@ func (b *executor) checkInputs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missingTools reports every program that making these inputs needs but this computer lacks.
+// missingTools reports every program that is needed to make these inputs but missing on this
+// computer.
 func (b *executor) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	var goErr error

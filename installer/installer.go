@@ -130,7 +130,7 @@ func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 	}
 }
 
-// show prints why the installer waits, if that is new, and every minute.
+// show prints the reason why the installer waits: when it is new, and then every minute.
 func (r *run) show(w *waiting) {
 	text := strings.Join(w.lines, "\n")
 	if text == r.said && r.clock-r.saidAt < again {
@@ -248,7 +248,7 @@ func (s *seen) line(c ondisk.Install) string {
 	return text
 }
 
-// unfit returns why the image does not fit on a disk, or "".
+// unfit returns the reason why the image does not fit on a disk, or "".
 func (s *seen) unfit(c ondisk.Install) string {
 	switch {
 	case s.Size < c.Need:
@@ -259,9 +259,9 @@ func (s *seen) unfit(c ondisk.Install) string {
 	return ""
 }
 
-// mark returns the random bytes for the GUID of a disk that this installer
-// writes. The first half identifies the installer, which recognizes its disks
-// by that. The other half is random, since one installer serves many machines.
+// mark returns the random bytes for the GUID of a disk that this installer writes. The first half
+// identifies the installer, so that it recognizes its disks. The second half is random, since one
+// installer serves many machines.
 func (r *run) mark() (b [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake installer\x00" + r.c.ID))
 	copy(b[:8], sum[:])

@@ -322,9 +322,8 @@ var systemState = []string{
 // sysimage is the directory of systemState on the root; DATA has links to it.
 const sysimage = "usr/lib/sysimage"
 
-// stateDirs contain the machine's state and container images, which are on
-// DATA. If one of them were a link in the base, its content would be on the
-// root, which updates replace.
+// stateDirs lists the directories with the machine's state and container images, which are on DATA.
+// If one of them were a link in the base, its content would be on the root, which updates replace.
 var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
 
 // CheckPlaces rejects a merged tree in which a path that must be a directory

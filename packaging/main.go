@@ -33,7 +33,7 @@ import (
 // modules for Windows packages that not every proxy serves.
 const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4"
 
-// architectures of the computers that edgebake runs on, and of nodes.
+// architectures lists the architectures of nodes, and of the computers that edgebake runs on.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {

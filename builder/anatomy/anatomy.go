@@ -88,9 +88,9 @@ type Boot struct {
 	Started time.Time `json:"started"`
 	// Seconds is the time from the start to the last update of the report.
 	Seconds float64 `json:"seconds"`
-	// Before lists the stages before firstboot, in order. Finished is when systemd had started
-	// everything, in seconds since power-on, or since the kernel's start if the firmware reports no
-	// times.
+	// Before lists the stages before firstboot, in order. Finished is the time at which systemd had
+	// started everything, in seconds since power-on, or since the kernel's start if the firmware
+	// reports no times.
 	Before   []Part   `json:"before,omitempty"`
 	Finished float64  `json:"finished,omitempty"`
 	Phases   []Phase  `json:"phases"`

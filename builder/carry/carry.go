@@ -39,7 +39,7 @@ const PartSize = 128 << 20
 type Options struct {
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool
-	// AuthFile is a docker config.json; "" means the user's own.
+	// AuthFile is a docker config.json; "" means the user's own config.
 	AuthFile string
 	// Stall is how long the registry may be silent before a request fails; 0 means 30 s.
 	Stall time.Duration
@@ -89,7 +89,7 @@ func encode(v any) ([]byte, error) {
 	return b, nil
 }
 
-// readManifest decodes a manifest. An answer that is not JSON does not come from a registry.
+// readManifest decodes a manifest. A response that is not JSON does not come from a registry.
 func readManifest(b []byte) (*artifact.Manifest, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
 		return nil, fmt.Errorf("it answered with something else, %w", registry.ErrNoManifest)
@@ -115,7 +115,7 @@ func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	return &c, nil
 }
 
-// words returns the terms that fixes in the error messages of push and pull use.
+// words returns the flags and phrases with which errors of push and pull suggest a fix.
 func words(lacks string) registry.Words {
 	return registry.Words{
 		Login:    "log in to the registry, or name a file with credentials (--auth-file)",

@@ -614,7 +614,8 @@ func TestPullOfSomethingElse(t *testing.T) {
 	}
 }
 
-// flash writes an image to a file that is by bytes larger than the image.
+// flash writes an image to a file. by is the number of bytes by which the file is larger than the
+// image.
 func flash(t *testing.T, image, to string, by int64) {
 	t.Helper()
 	fi, err := os.Stat(image)
@@ -642,7 +643,8 @@ func flash(t *testing.T, image, to string, by int64) {
 	}
 }
 
-// larger appends by bytes to the image, which begin with before, like old data on a larger disk.
+// larger makes the image longer by a number of bytes that begin with before, like a disk with old
+// data after the image.
 func larger(t *testing.T, image string, by int, before string) {
 	t.Helper()
 	f, err := os.OpenFile(image, os.O_WRONLY|os.O_APPEND, 0)

@@ -202,8 +202,8 @@ func newTracker(f io.ReaderAt, size int64) *tracker {
 	return t
 }
 
-// hash hashes chunks that the writer has left. It ignores errors: rehash reads the chunk again and
-// returns them.
+// hash hashes chunks that the writer has left. It ignores read errors: rehash reads the chunk again
+// and returns the error.
 func (t *tracker) hash(left <-chan visit) {
 	defer close(t.ended)
 	buf := make([]byte, Align)

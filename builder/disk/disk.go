@@ -11,7 +11,7 @@
 //     the machine, the directory or the number of processors.
 //   - Partitions begin and end on multiples of Align. The slot of a compressed image
 //     consists of whole frames, which stamping replaces.
-//   - Ranges that nothing is written to are holes in the file.
+//   - Ranges to which nothing is written are holes in the file.
 //   - Only the table and the FAT file systems depend on the disk's sector size.
 //   - The golden digest (docs/decisions/0002-golden-digest.md) covers every
 //     partition except the slot.
@@ -176,7 +176,7 @@ func TypeOf(arch, label string) (guid string, attributes uint64) {
 		return gpt.TypeBasicData, 0
 	case ondisk.LabelRootA:
 		// The root partition must not be mounted because of its type: another edgebake disk in the
-		// machine has one of the same type.
+		// machine may have a root of the same type.
 		if arch == "arm64" {
 			return gpt.TypeRootARM64, gpt.NoAuto
 		}

@@ -129,7 +129,7 @@ type writer struct {
 	done, total int64
 }
 
-// progress adds n bytes of work and reports the sum, which it limits to limit.
+// progress adds n bytes to the work done, at most up to limit, and reports the sum.
 func (w *writer) progress(n, limit int64) {
 	if w.opts.Progress == nil {
 		return

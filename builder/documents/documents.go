@@ -26,7 +26,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Environment variables for secrets. Every user can read a command line.
+// Environment variables for secrets, which must not be arguments: every user can read a command
+// line.
 const (
 	TokenVariable      = "EDGEBAKE_TOKEN"
 	IdentityVariable   = "EDGEBAKE_AGE_IDENTITY"   // path of a file

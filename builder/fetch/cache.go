@@ -437,8 +437,8 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames the file from to the name to. If to is a directory, replace removes it, since it
-// would make every build fail.
+// replace renames the file at from to the path to. It first removes a directory at to, which would
+// make every build fail.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {

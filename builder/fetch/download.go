@@ -207,8 +207,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// onTheWay is the body of a response. It marks read errors as temporary, unlike errors of the
-// cache.
+// onTheWay is a response body that marks its read errors as temporary. Errors of the cache are not
+// temporary.
 type onTheWay struct{ io.ReadCloser }
 
 func (r onTheWay) Read(p []byte) (int, error) {

@@ -80,8 +80,8 @@ func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha stri
 	return "", errChanges
 }
 
-// importKey returns the key for the content of a file whose state was read after now. It returns ""
-// if a later write could leave the same state.
+// importKey returns the cache key for a file's content, made from the file's state. now is a time
+// before the state was read. If a later write could leave the same state, importKey returns "".
 func importKey(fi fs.FileInfo, now time.Time) string {
 	id, times := FileState(fi), changedAt(fi)
 	if id == "" || len(times) == 0 {

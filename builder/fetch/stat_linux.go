@@ -17,8 +17,8 @@ func FileState(fi fs.FileInfo) string {
 	return fmt.Sprintf("file %d %d %d %v %v", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
 }
 
-// changedAt returns when the content and the inode of a file last changed, according to the file
-// system's clock.
+// changedAt returns the times of the last changes of a file's content and inode, according to the
+// file system's clock.
 func changedAt(fi fs.FileInfo) []time.Time {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -55,8 +55,8 @@ type verdict struct {
 	mu sync.Mutex
 	// admitted is the state in which the file was valid; nil if it is not admitted.
 	admitted fs.FileInfo
-	// changed means that its state has changed since it was admitted: bytes read from it may be
-	// wrong.
+	// changed means that the file's state has changed since the blob was admitted: bytes read from
+	// it may be wrong.
 	changed bool
 }
 

@@ -337,8 +337,8 @@ func orNone(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// fullName returns a name in full: docker.io/library/app:1 for app:1. Tags
-// alone and digests are returned unchanged.
+// fullName returns a name in full: docker.io/library/app:1 for app:1. It returns a digest, or a tag
+// without a name, unchanged.
 func fullName(name string) string {
 	if _, err := imageref.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
 		return name

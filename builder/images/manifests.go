@@ -131,8 +131,8 @@ func ignoring(patterns []string) *ignoreList {
 	return &ignoreList{patterns, make([]bool, len(patterns))}
 }
 
-// matches reports whether a pattern matches the full reference or the one in
-// the manifest.
+// matches reports whether a pattern matches the full reference or the reference as written in the
+// manifest.
 func (l *ignoreList) matches(f Found) bool {
 	found := false
 	for n, p := range l.patterns {

@@ -138,7 +138,7 @@ func (o *object) fields(n *yaml.Node, path, skip []string) {
 }
 
 // isPodSpec reports whether a mapping is a pod's spec: in a Pod, or in a pod template, which every
-// controller's field calls template.
+// controller has in a field named template.
 func (o *object) isPodSpec(n *yaml.Node, path []string) bool {
 	at := len(path)
 	isSpec := o.pods && at == 1 && path[0] == "spec" || at >= 2 && path[at-2] == "template" && path[at-1] == "spec"

@@ -186,8 +186,8 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref im
 	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
-// cachedRoot returns a registry's response to a digest from the cache, so that a build whose lock
-// pins everything needs no network.
+// cachedRoot looks up a digest in the cache instead of asking the registry, so that a build whose
+// lock pins everything needs no network.
 func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil

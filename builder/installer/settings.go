@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// Settings contains the settings of an installer that a person makes.
+// Settings contains the choices of the person who makes an installer.
 type Settings struct {
 	Disk      string // rule that selects the disk of the machine
 	Then      string // after the installation: ondisk.ThenPowerOff or ThenReboot

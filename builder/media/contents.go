@@ -53,7 +53,7 @@ type Group struct {
 	Version string `json:"version,omitempty"`
 	Bytes   int64  `json:"bytes"`
 	Files   int    `json:"files"`
-	// Largest are the largest files, with paths of the running system.
+	// Largest lists the largest files, with paths of the running system.
 	Largest []File `json:"largest"`
 
 	all []File

@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding is the extension of a slot's file. A slot is the 16 MiB with one Site, for the
+// SlotEnding is the extension of a slot's file: a file system of 16 MiB with one Site, for the
 // partition EDGEBAKE of a device or for a USB stick.
 const SlotEnding = ".slot"
 

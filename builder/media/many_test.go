@@ -31,7 +31,7 @@ func named(n int) []Named {
 	return out
 }
 
-// TestStampMany checks that each output equals that of stamping its Site alone.
+// TestStampMany checks that each output equals the result of stamping only its Site.
 func TestStampMany(t *testing.T) {
 	for _, zstd := range []bool{false, true} {
 		d := t.TempDir()
@@ -188,7 +188,7 @@ func TestSlotsOfManySites(t *testing.T) {
 	}
 }
 
-// BenchmarkSlots measures the time of one of many Sites, as a slot's file.
+// BenchmarkSlots measures the time to make the slot file of one of many Sites.
 func BenchmarkSlots(b *testing.B) {
 	d := b.TempDir()
 	g := filepath.Join(d, "g.raw")

@@ -65,8 +65,7 @@ type Image struct {
 // Open opens an image, or a device that holds one, for reading.
 func Open(path string) (*Image, error) { return open(path, os.O_RDONLY) }
 
-// OpenFile opens the image in a file, which Close does not close. Messages use
-// name.
+// OpenFile opens the image in a file, which Close does not close. name is its name in messages.
 func OpenFile(f *os.File, name string) (*Image, error) {
 	m, err := readFile(f, name)
 	if err != nil {

@@ -30,9 +30,9 @@ func (m *Image) spaceForCopies(outputs []string, unpack bool) error {
 	return err
 }
 
-// checkSpace returns an error if the outputs, files of each bytes in one directory, do not fit on
-// the disk. Existing outputs count as free space, except as many as are written at once: a file
-// exists until it is replaced.
+// checkSpace returns an error if the outputs, files in one directory, do not fit on the disk. each
+// is the size of one output in bytes. Existing outputs count as free space, except as many as are
+// written at once: a file exists until it is replaced.
 func checkSpace(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {

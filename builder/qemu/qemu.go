@@ -107,8 +107,8 @@ type NIC struct {
 	Forwards []Forward
 }
 
-// Cable connects two cards by two sockets of this host. Own is the path of this card's socket,
-// Other that of the other card's. Either machine may be stopped.
+// Cable connects two cards by two sockets of this host. Own and Other are the paths of this card's
+// socket and of the other card's. Either machine may be stopped.
 type Cable struct{ Own, Other string }
 
 // Forward is one forwarded TCP port.

@@ -24,7 +24,7 @@ func Logins(path string) (authn.Keychain, error) {
 	return readAuthFile(path)
 }
 
-// userLogins are the logins of the user's own docker or podman configuration.
+// userLogins is the keychain of the user's own docker or podman configuration.
 type userLogins struct{}
 
 func (userLogins) Resolve(target authn.Resource) (authn.Authenticator, error) {

@@ -39,8 +39,8 @@ type Key struct {
 	key       minisign.PrivateKey
 }
 
-// OpenKey reads the file and checks what is possible without its password.
-// stdinTaken means that standard input is the document.
+// OpenKey reads the file and makes all checks that do not need its password. stdinTaken means that
+// standard input is the document.
 func OpenKey(name string, stdinTaken bool) (k Key, err error) {
 	k.name = name
 	text, err := readKey(name)

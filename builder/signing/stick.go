@@ -43,8 +43,8 @@ func NewStick(site media.Site) (*Stick, error) {
 	return s, err
 }
 
-// Check rejects a directory with other files that firstboot would read, and with files that the
-// stick would replace: always if they are inputs, otherwise unless force is set.
+// Check rejects a directory that has other files that firstboot would read. It also rejects a
+// directory with files that the stick would replace, if they are among inputs or force is not set.
 func (s *Stick) Check(dir string, force bool, inputs ...string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -12,8 +12,8 @@ import (
 type Retry struct {
 	// Attempts is the number of attempts in a row that may fail without progress.
 	Attempts int
-	// Pause is the wait before the second attempt. It doubles with each attempt
-	// without progress, up to Longest; 0 means no limit.
+	// Pause is the wait before the second attempt. It doubles with each attempt without progress,
+	// up to Longest. A Longest of 0 means no limit.
 	Pause, Longest time.Duration
 	// Again, if set, is called with the error before another attempt.
 	Again func(err error)

@@ -123,9 +123,9 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	return toYAML("the JoinConfiguration", c)
 }
 
-// KubeletLabels returns the labels with which kubelet registers the node.
-// OpenYurt's two must be in the first POST of the Node: a Job of the cluster
-// converts a node that is in a pool but not marked as an edge worker.
+// KubeletLabels returns the labels with which kubelet registers the node. OpenYurt's two labels
+// must be in the first POST of the Node: a Job of the cluster converts a node that is in a pool but
+// not marked as an edge worker.
 func KubeletLabels(site *configs.Site) map[string]string {
 	labels := maps.Clone(site.Labels)
 	if labels == nil {

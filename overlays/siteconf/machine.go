@@ -93,8 +93,8 @@ func NodeName(site *configs.Site, m Machine) (string, error) {
 	return name, nil
 }
 
-// primaryMAC returns the MAC address of the first interface in the Site that
-// the machine has, else the machine's first.
+// primaryMAC returns the MAC address of the first interface in the Site that the machine has, or
+// else the machine's first MAC address.
 func primaryMAC(site *configs.Site, m Machine) string {
 	var good []string
 	for _, s := range m.MACs {

@@ -17,14 +17,14 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// header is the first line of every file that we render.
+// header is the first line of every rendered file.
 const header = "# Made by edgebake from the site; edit the site instead.\n"
 
 const networkDir = "/etc/systemd/network/"
 
-// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and
-// wpa_supplicant. Their numbers are lower than those of the image's files (85),
-// so that the Site's settings of an interface replace the image's.
+// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and wpa_supplicant. The
+// numbers in their names are lower than in the image's files (85), so that the Site's settings of
+// an interface replace the image's.
 func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
