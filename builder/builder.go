@@ -27,7 +27,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Options of a build.
+// Options contains the options of a build.
 type Options struct {
 	// Dir is the directory of the Image document or of the plan's file. Relative paths in the
 	// document start there.

@@ -97,7 +97,7 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 	}
 	kernel, err := overlays.KernelVersion(nodes)
 	if err != nil || kernel == "" {
-		return nil // checkTree reports it
+		return nil // checkTree reports a missing kernel
 	}
 	dir := "usr/lib/modules/" + kernel + "/"
 	builtin, err := b.readBase(nodes, dir+"modules.builtin", maxModulesBuiltin)
@@ -213,7 +213,7 @@ var systemdLibrary = regexp.MustCompile(`/libsystemd-shared-([0-9]+)[^/]*\.so$`)
 func systemdVersion(nodes []tree.Node) int {
 	for _, n := range nodes {
 		if m := systemdLibrary.FindStringSubmatch(n.Path); m != nil {
-			v, _ := strconv.Atoi(m[1]) // digits
+			v, _ := strconv.Atoi(m[1]) // m[1] contains only digits
 			return v
 		}
 	}

@@ -33,7 +33,7 @@ type debianRecipe struct {
 	Packages   []string `json:"packages"`
 	Run        []string `json:"run,omitempty"`
 	SourceDate int64    `json:"sourceDate"`
-	Initrd     string   `json:"initrd"` // our script that the initrd runs
+	Initrd     string   `json:"initrd"` // edgebake's script that the initrd runs
 }
 
 // pathFilters exclude documentation and translations, but keep copyright files.
@@ -121,7 +121,7 @@ func newScratch() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp(parent, "edgebake-base-") // 0700
+	dir, err := os.MkdirTemp(parent, "edgebake-base-") // with mode 0700
 	if err != nil {
 		return "", err
 	}

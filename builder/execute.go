@@ -29,7 +29,7 @@ import (
 // siteVersions lists the versions of Site documents that the image's firstboot reads.
 var siteVersions = []string{configs.Version}
 
-// Result of a build.
+// Result is the result of a build.
 type Result struct {
 	Plan   *plan.Plan
 	Report *Report

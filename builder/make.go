@@ -110,7 +110,7 @@ func (b *executor) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {
 		case in.Make == makeImage:
-		case name == inputBase && b.Base != "": // whatever the lock or the cache has
+		case name == inputBase && b.Base != "": // --base is used, whatever the lock or the cache has
 			rest = append(rest, name)
 		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
 		case in.Make == makeGo:

@@ -74,7 +74,7 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 		}
 		errs = append(errs, fieldError(n.field, err))
 	}
-	listing, err := images.List(img, dir) // reads imagesFrom
+	listing, err := images.List(img, dir) // also reads imagesFrom
 	if len(listing.Images) > 0 {
 		errs = append(errs, checkStore(img))
 	}
@@ -113,7 +113,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 		case namedOverlay:
 			// An overlay that contains the Image is reported separately.
 			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
-		case namedLayout: // it may also have other files
+		case namedLayout: // a layout's directory may also have other files
 			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
 			if file.Same(path, n.path) {

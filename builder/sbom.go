@@ -120,7 +120,7 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 				m = m.Replace
 			}
 			if m.Path == "" || m.Path == "scratch" {
-				continue // the module that edgebake compiles in
+				continue // the scratch module in which edgebake compiles
 			}
 			d.relate(prog, "CONTAINS", d.add("go-"+m.Path+"@"+m.Version, &spdx.Package{
 				PackageName: m.Path, PackageVersion: m.Version,

@@ -58,7 +58,7 @@ type Source struct {
 // The installer's times.
 const (
 	poll = 3 * time.Second
-	// again is how often an unchanged message is repeated.
+	// again is the time after which an unchanged message is repeated.
 	again = time.Minute
 	// steady is how long the list of disks must stay the same: controllers find
 	// their disks one by one, and the rule applies to all of them.
@@ -489,7 +489,7 @@ func (r *run) stillChosen(ctx context.Context, src Source, t *device.Target, d d
 	return nil
 }
 
-// progress prints each tenth of a step.
+// progress returns a function that prints a step's progress, one line for each tenth.
 func (r *run) progress() func(step string, done, total int64) {
 	step, tenth := "", int64(-1)
 	return func(s string, done, total int64) {

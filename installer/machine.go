@@ -36,7 +36,7 @@ func ReadConfig(file string) (ondisk.Install, error) {
 	return c, nil
 }
 
-// sourceDir is where the installer's own partition is mounted.
+// sourceDir is the directory on which the installer's own partition is mounted.
 const sourceDir = "/run/edgebake-installer"
 
 // New returns the Env of this machine, in its initrd.

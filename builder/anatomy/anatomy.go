@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Version of Anatomy's JSON form.
+// Version is the version of Anatomy's JSON form.
 const Version = 1
 
 // reportEnding is the suffix of a build report's file name.
@@ -76,7 +76,7 @@ type Partition struct {
 // Input is a pinned input of the build.
 type Input struct {
 	Name string `json:"name"`
-	// From is its source, or how it was made.
+	// From is the source of the input, or the way in which it was made.
 	From   string `json:"from"`
 	Digest string `json:"digest"`
 }

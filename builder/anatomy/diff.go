@@ -20,7 +20,7 @@ type Difference struct {
 	A     Side `json:"a"`
 	B     Side `json:"b"`
 	Equal bool `json:"equal"` // same golden digest, no difference found
-	// Facts are the fields of image.json that differ.
+	// Facts lists the fields of image.json that differ.
 	Facts      []Change     `json:"facts"`
 	Packages   []Change     `json:"packages"`
 	Images     []Change     `json:"images"`

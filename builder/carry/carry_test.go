@@ -311,7 +311,7 @@ func TestLastByteNeverComes(t *testing.T) {
 			return false
 		}
 		rec := httptest.NewRecorder()
-		if inner.ServeHTTP(rec, r); rec.Body.Len() < 1<<20 { // the config
+		if inner.ServeHTTP(rec, r); rec.Body.Len() < 1<<20 { // only the config is that small
 			w.Write(rec.Body.Bytes())
 			return true
 		}

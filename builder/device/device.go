@@ -75,7 +75,7 @@ type node struct {
 	Children    []node   `json:"children"`
 
 	others []string // other signatures on it
-	unread error    // why its contents are unknown
+	unread error    // the reason why its contents are unknown
 }
 
 // columns lists the lsblk columns we request.

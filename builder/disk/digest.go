@@ -173,7 +173,7 @@ func parallel(ctx context.Context, n int, spare <-chan struct{}, worker func() f
 type tracker struct {
 	f      io.ReaderAt
 	size   int64
-	mu     sync.Mutex // one write at a time
+	mu     sync.Mutex // serializes writes
 	chunks []tracked
 	at     int // the chunk being written; -1 if none
 

@@ -38,7 +38,7 @@ type Cache struct {
 	dir     string
 	session string
 	held    *os.File  // the lock on session
-	started time.Time // when the session began, by the file system's clock
+	started time.Time // start of the session, by the file system's clock
 
 	until    context.Context // cancels hashing
 	hashAll  bool
@@ -87,7 +87,7 @@ func (c *Cache) newSession() error {
 		p := filepath.Join(tmp, e.Name())
 		f, err := os.Open(p)
 		if err != nil {
-			continue // another user's, or gone
+			continue // it belongs to another user, or was removed
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			os.RemoveAll(p)

@@ -74,7 +74,7 @@ func (e encrypted) CloseIdleConnections() {
 
 type downloader struct {
 	rounds int           // number of attempts for each mirror
-	pause  time.Duration // before the second round; doubles with each
+	pause  time.Duration // wait before the second round; it doubles with each round
 	head   int64         // bytes to fetch; 0 means all
 	limit  int64         // largest accepted size in bytes; 0 means no limit
 	client *http.Client

@@ -276,7 +276,7 @@ func GoCommand(ctx context.Context) (string, error) {
 		return "", err
 	}
 	cmd := procgroup.Command(ctx, path, "version")
-	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // not the release that a go.mod in a parent directory requires
+	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // do not use the release that a go.mod in a parent directory requires
 	said, err := cmd.Output()
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
@@ -454,7 +454,7 @@ func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) err
 		return nil
 	}
 	newest, same := "", ""
-	for _, v := range all[1:] { // ascending, after the module's name
+	for _, v := range all[1:] { // versions in ascending order, after the module's name
 		if semver.Prerelease(v) != "" {
 			continue
 		}

@@ -174,7 +174,7 @@ func TestImportFile(t *testing.T) {
 		t.Errorf("a file that was just written is remembered: %d keys", n)
 	}
 	date(time.Now().Add(-time.Hour))
-	time.Sleep(stampTime) // the date of the change is past
+	time.Sleep(stampTime) // wait until the time of the change is past
 	get("later", "a", false)
 	if n := keys(); n != 1 {
 		t.Errorf("%d keys", n)

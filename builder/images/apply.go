@@ -41,7 +41,7 @@ type snapshot struct {
 // entry is a name in a snapshot. Hard links are entries that share an inode.
 type entry struct {
 	*tree.Inode
-	children map[string]*entry // of a directory
+	children map[string]*entry // entries of a directory
 }
 
 const (
@@ -370,7 +370,7 @@ func (s *snapshot) linkTarget(name string) (*entry, error) {
 type place struct {
 	root    *entry
 	names   []string
-	entries []*entry // of each name; nil if the snapshot has none
+	entries []*entry // the entry of each name; nil if the snapshot has none
 }
 
 // last returns the entry at the place, or nil.

@@ -112,7 +112,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 				_, err = io.Copy(w, &limited{r: r, limit: limit})
 			}
 			if err == nil {
-				_, err = io.Copy(io.Discard, in) // the rest, after the compressed data
+				_, err = io.Copy(io.Discard, in) // read the rest, after the compressed data
 			}
 			if err == nil && hex.EncodeToString(again.Sum(nil)) != packed {
 				return errors.New("it changes while it is read: find the program that writes to it")
@@ -352,7 +352,7 @@ func fullName(name string) string {
 // sameRef reports whether name and ref are the same reference.
 func sameRef(name string, ref imageref.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
-		return false // a tag
+		return false // name is only a tag
 	}
 	r, err := imageref.Parse(name)
 	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag

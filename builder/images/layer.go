@@ -27,7 +27,7 @@ func sniff(b []byte) string {
 	case bytes.HasPrefix(b, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return "zstd"
 	case len(b) >= 8 && b[0]&0xf0 == 0x50 && bytes.HasPrefix(b[1:], []byte{0x2a, 0x4d, 0x18}):
-		return "zstd" // after a skippable frame
+		return "zstd" // begins with a skippable frame
 	}
 	return ""
 }

@@ -785,7 +785,7 @@ func TestBrokenTransferIsRepeated(t *testing.T) {
 		_, digest, ok := strings.Cut(r.URL.Path, "/blobs/")
 		raw, err := os.ReadFile(l.blob(digest))
 		if !ok || err != nil || raw[0] == '{' {
-			return false // layers only
+			return false // fail only for layers
 		}
 		if _, before := broken.LoadOrStore(digest, true); before {
 			return false

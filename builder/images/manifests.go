@@ -160,7 +160,7 @@ func (l *ignoreList) unused() (notes []string) {
 func fromManifests(dir string, globs []string) (manifestImages, error) {
 	var files []string
 	from := map[string]int{}                // the index of the glob that matched
-	matched := make([][]string, len(globs)) // by each glob
+	matched := make([][]string, len(globs)) // files that each glob matched
 	var errs []error
 	for at, g := range globs {
 		pattern := g

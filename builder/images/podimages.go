@@ -24,8 +24,8 @@ type Found struct {
 
 // manifestImages is the result of scanning manifests.
 type manifestImages struct {
-	run        []Found  // by pods
-	mentions   []Found  // elsewhere
+	run        []Found  // images that pods run
+	mentions   []Found  // images that are mentioned elsewhere
 	passedOver []string // see Listing
 }
 

@@ -303,8 +303,8 @@ type indexReader struct {
 	arch  string
 
 	have []string // platforms, for a message
-	errs []error  // of entries that cannot be read
-	read int      // documents
+	errs []error  // errors of entries that cannot be read
+	read int      // number of documents that were read
 }
 
 // chosen is a manifest found in an index.

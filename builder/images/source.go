@@ -126,7 +126,7 @@ func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (De
 
 // BlobError is a failure to fetch or to decode one blob of an image.
 type BlobError struct {
-	Read      bool   // it was fetched
+	Read      bool   // the blob was fetched
 	What      string // "layer 3", "config", "manifest"
 	Digest    string
 	MediaType string
@@ -145,7 +145,7 @@ func (e *BlobError) Error() string {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	var several endpointErrors // they have their own fixes
+	var several endpointErrors // the errors of a registry and its mirrors, which have their own fixes
 	if c := fixOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}

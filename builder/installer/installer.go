@@ -43,7 +43,7 @@ type Options struct {
 type parts struct {
 	loader  map[string][]byte // in EFI/BOOT
 	kernel  []byte
-	initrd  []byte // the image's own
+	initrd  []byte // the image's own initrd
 	extra   []byte // archive with the installer's files
 	options string
 }
@@ -206,7 +206,7 @@ func (o Options) files(in ondisk.Install) (map[string]member, error) {
 	return out, nil
 }
 
-// libraryDirs are the library directories of Debian.
+// libraryDirs lists the library directories of Debian.
 var libraryDirs = map[string][]string{
 	"amd64": {"usr/lib/x86_64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu", "lib"},
 	"arm64": {"usr/lib/aarch64-linux-gnu", "usr/lib", "lib/aarch64-linux-gnu", "lib"},

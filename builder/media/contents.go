@@ -333,7 +333,7 @@ func (c *Contents) group(files []owned) {
 // Listing describes all files of an image's file systems.
 type Listing struct {
 	Contents []Contents
-	// Files by their path in the running system.
+	// Files maps paths in the running system to files.
 	Files map[string]Listed
 }
 

@@ -59,7 +59,7 @@ type Flash struct {
 	Image ondisk.ImageInfo
 	// Slot is the description that the slot will have.
 	Slot ondisk.SlotInfo
-	// State of the slot: SlotGolden, SlotSite or SlotInventory.
+	// State is the state of the slot: SlotGolden, SlotSite or SlotInventory.
 	State string
 	// NodeName is the node name in its Site, or a template of it.
 	NodeName string

@@ -206,8 +206,8 @@ func (f *Flash) progress(step string, done, total int64) {
 // the bytes that the disk returns.
 func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
-// chunk returns the content of the disk's i-th chunk, or nil for zeros. If hashes is set, it also
-// records the digests of the chunk.
+// chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of
+// chunks of zeros and of the slot, and if hashes is set those of all others.
 func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 	off := int64(i) * disk.Align
 	f.built[i], f.written[i] = f.zeroSum, f.zeroSum

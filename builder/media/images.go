@@ -91,7 +91,7 @@ func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, e
 		s.Images = append(s.Images, a.Ref)
 		f, err := fs.OpenFile(importFile(a.File))
 		if booted && errors.Is(err, iofs.ErrNotExist) {
-			continue // imported
+			continue // firstboot has imported and removed the archive
 		}
 		h := sha256.New()
 		if err == nil {

@@ -25,11 +25,11 @@ type Info struct {
 	// Size is the size of the disk, Stored the space that the file occupies, in bytes.
 	Size   int64 `json:"size"`
 	Stored int64 `json:"stored"`
-	// SectorSize of the target devices, in bytes.
+	// SectorSize is the sector size of the target devices in bytes.
 	SectorSize int64            `json:"sectorSize"`
 	DiskGUID   string           `json:"diskGUID"`
 	Image      ondisk.ImageInfo `json:"image"`
-	// Partitions in the order of the table.
+	// Partitions lists the partitions in the order of the table.
 	Partitions []Partition `json:"partitions"`
 	Slot       SlotState   `json:"slot"`
 	// Boot lists the files of the EFI system partition.
@@ -239,7 +239,7 @@ func (m *Image) boot(i *Info) error {
 type sbomPackage struct {
 	Name    string `json:"name"`
 	Version string `json:"versionInfo"`
-	File    string `json:"packageFileName"` // of a program
+	File    string `json:"packageFileName"` // path of a program
 	Purpose string `json:"primaryPackagePurpose"`
 }
 

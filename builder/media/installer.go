@@ -29,7 +29,7 @@ import (
 type Payload struct {
 	Image ondisk.ImageInfo
 	Slot  ondisk.SlotInfo
-	// State of the slot: SlotGolden, SlotSite or SlotInventory.
+	// State is the state of the slot: SlotGolden, SlotSite or SlotInventory.
 	State string
 	// Need is the smallest size of a target disk in bytes.
 	Need int64
@@ -40,7 +40,7 @@ type Payload struct {
 	SlotSum string
 
 	f       *Flash
-	patches []edit // of the compressed file
+	patches []edit // changes of the compressed file
 	system  func() (*ext4.Reader, error)
 }
 
@@ -237,7 +237,7 @@ type Found struct {
 	Ours bool
 	// Name and Golden describe the image, as far as they can be read.
 	Name, Golden string
-	// GUID of the disk.
+	// GUID is the GUID of the disk.
 	GUID string
 	// ESP is its EFI system partition, ESPNumber the partition's number, or 0 if there is none.
 	ESP       gpt.Partition

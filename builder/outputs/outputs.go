@@ -233,8 +233,8 @@ func (t *Target) writesLock() bool { return t.Lock != "" && !t.Options.Locked }
 
 // buildFile is a file that a build reads or writes.
 type buildFile struct {
-	name    string // in messages about this file: the flag that names it
-	what    string // in messages about another file
+	name    string // its name in messages about this file: the flag
+	what    string // its description in messages about another file
 	path    string
 	written bool
 }

@@ -91,7 +91,7 @@ var firmwares = map[string][][2]string{
 	},
 }
 
-// secureFirmwares have the vendors' Secure Boot keys enrolled.
+// secureFirmwares lists firmware in which the vendors' Secure Boot keys are enrolled.
 var secureFirmwares = map[string][][2]string{
 	"amd64": {
 		{"OVMF/OVMF_CODE_4M.ms.fd", "OVMF/OVMF_VARS_4M.ms.fd"},               // Debian, Ubuntu

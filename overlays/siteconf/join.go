@@ -45,7 +45,7 @@ type joinConfiguration struct {
 type discovery struct {
 	File              fileDiscovery `yaml:"file"`
 	TLSBootstrapToken string        `yaml:"tlsBootstrapToken"`
-	Timeout           string        `yaml:"timeout,omitempty"` // v1beta3
+	Timeout           string        `yaml:"timeout,omitempty"` // only in v1beta3
 }
 
 type fileDiscovery struct {
