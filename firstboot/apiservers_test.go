@@ -31,8 +31,8 @@ func (w *world) withMasters(masters string, lines ...string) string {
 	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
 }
 
-// No API server of the corrected list answers. The node keeps
-// the former list, also after a restart, until one does.
+// No API server of the corrected list answers. The node keeps the former list, also
+// after a restart, until one of them does.
 func TestSlipInMasters(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -67,8 +67,8 @@ func TestSlipInMasters(t *testing.T) {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
-			// An API server of another cluster that answers proves
-			// nothing: its certificate is of another CA.
+			// Another cluster's API server answers at the address. It proves nothing,
+			// since its certificate is of another CA.
 			other := worldtest.NewCluster(t)
 			w.Cluster.OtherClusters = map[string]*worldtest.Cluster{slip: other}
 			w.Cluster.Down[slip] = false
@@ -95,7 +95,7 @@ func TestSlipInMasters(t *testing.T) {
 	}
 }
 
-// TestSlipInMastersOffline: the correction comes while no API server answers.
+// TestSlipInMastersOffline: the corrected Site arrives while no API server answers.
 func TestSlipInMastersOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -116,8 +116,8 @@ func TestSlipInMastersOffline(t *testing.T) {
 	}
 }
 
-// If one API server of a corrected list answers, the list
-// replaces the former one, although another entry is wrong.
+// If one API server of a corrected list answers, that list replaces the
+// former one, even if another entry is wrong.
 func TestOneOfTheNewMastersProves(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -140,8 +140,8 @@ func TestOneOfTheNewMastersProves(t *testing.T) {
 	}
 }
 
-// namedAs simulates an API server of the same cluster at
-// addr whose certificate has only these names.
+// namedAs simulates an API server of the same cluster at addr. Its
+// certificate has only these names.
 func (w *world) namedAs(addr string, names ...string) {
 	w.T.Helper()
 	c := w.Cluster
@@ -150,8 +150,8 @@ func (w *world) namedAs(addr string, names ...string) {
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
-// The certificates of two API servers have the endpoint's name. The third's
-// does not; it is down during the join, or replaces another one later.
+// The certificates of two API servers have the endpoint's name; the third's does not. The third
+// is down during the join, or replaces another one later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
 	t.Parallel()
 	const third = "192.0.2.13:6443"
@@ -188,7 +188,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		w.Cluster.Down[third] = true
 		w.PowerOn()
 		w.mustBoot()
-		wantName(t, w, api.SharedName) // the third may still lack it
+		wantName(t, w, api.SharedName) // the third's certificate may still lack it
 		w.Cluster.Down[third] = false
 		w.PowerOn()
 		w.mustBoot()
@@ -213,7 +213,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 				t.Fatalf("the timer is %q; %v\n%s", w.Units[ondisk.UnitAgain], err, strings.Join(w.Console, "\n"))
 			}
 		}
-		// The timer has run first boot, and the master is back without the name.
+		// The timer has run first boot, and the third API server is back without the name.
 		w.Cluster.Down[third] = false
 		w.namedAs(third, "kubernetes")
 		if err := w.boot(); err != nil || w.Units[ondisk.UnitAgain] != "inactive" {
@@ -299,8 +299,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// The machine has no route to a corrected list of API servers, so the former
-// ones stay in use. Offline, a route to those is enough for a healthy boot.
+// The machine has no route to a corrected list of API servers, so the former ones stay in use.
+// While it is offline, a route to the former ones is enough for a healthy boot.
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -325,8 +325,8 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	}
 }
 
-// A machine is to move to another cluster, which does not answer. That its own API
-// servers belong to a different cluster is not reported as an error in the Site.
+// A machine must move to another cluster, which does not answer. Its present API servers belong
+// to a different cluster, which must not be reported as an error in the Site.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -345,7 +345,7 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 
 const learnedMaster = "192.0.2.21:6443"
 
-// learn writes the list of API servers that ipvscare has learned in addition to the Site's.
+// learn writes the list of API servers that ipvscare has learned for the list configured.
 func (w *world) learn(configured ...string) {
 	w.Put(ondisk.IPVSLearned, fmt.Sprintf(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","configured":["%s"],"masters":["192.0.2.11:6443","%s"]}]}`,
 		strings.Join(configured, `","`), learnedMaster))
@@ -442,8 +442,8 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	}
 }
 
-// The node reaches its API servers only through the endpoint: ipvscare
-// knows one by another address, for example from an earlier DNS lookup.
+// The node reaches its API servers only through the endpoint: ipvscare has another address for
+// one of them, e.g. from an earlier DNS lookup.
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -458,7 +458,7 @@ func TestEndpointIsAWay(t *testing.T) {
 	}
 }
 
-// First boot uses the learned API servers only if ipvscare uses them.
+// First boot uses learned API servers only if ipvscare uses them too.
 func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
@@ -496,8 +496,8 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	}
 }
 
-// What first boot has reported or tried is not repeated when
-// its timer runs it again every two hours.
+// The timer runs first boot every two hours. Reports and attempts of
+// an earlier run are not repeated.
 func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -505,7 +505,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	w.mustBoot()
 	w.Cluster.Down[slip] = true
 	w.Stamp(worldtest.SlotDevice, w.withMasters(slip))
-	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and do not change
+	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and these UUIDs do not change
 	w.PowerOn()
 	w.mustBoot()
 	warnings := []string{"the VIP 10.103.97.2 is in the cluster's service range", "former ones stay in use too"}
@@ -544,7 +544,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the former ones stay") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
-	// ipvscare is not restarted while it serves, whatever the phase has to do.
+	// ipvscare is not restarted while it serves the endpoint, even if the phase has other work.
 	w.EffectNames = nil
 	site, err := site.Parse([]byte(w.SlotSite(worldtest.SlotDevice)))
 	if err != nil {
@@ -559,7 +559,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 }
 
-// Marks are outside the directory that systemd removes at the end of first boot.
+// Marks are outside of RunDir, which systemd removes at the end of first boot.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {

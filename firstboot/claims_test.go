@@ -17,8 +17,8 @@ import (
 // bySerial is a Site that every machine with that serial number matches.
 const bySerial = "- {name: berlin, match: {serial: SN0042}, credentials: {token: " + worldtest.TestToken + "}}"
 
-// claimable plugs in a stick with an Inventory, made by `site
-// sign` or, if size is 0, by a person without space for claims.
+// claimable plugs in a stick with an Inventory. The stick is made by `site sign` or, if size
+// is 0, by a person, without space for claims.
 func (w *world) claimable(size int, sites ...string) {
 	w.T.Helper()
 	w.plug("")
@@ -36,8 +36,8 @@ func (w *world) claimable(size int, sites ...string) {
 	w.Slots[stickDev] = img
 }
 
-// another returns a second machine with the same serial
-// number, and a stick with the first one's claims.
+// another returns a second machine with the same serial number. It has the
+// first machine's stick, with the claims.
 func (w *world) another(t *testing.T, uuid, mac string) *world {
 	t.Helper()
 	o := first(t, 4096, bySerial)
@@ -111,8 +111,8 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 	}
 }
 
-// TestACardGoesFromBoardToBoard: boards have a serial number but no UUID, and
-// often a removable network card by which the Inventory identifies one of them.
+// TestACardGoesFromBoardToBoard: boards with a serial number but no UUID often have a removable
+// network card, by which the Inventory identifies them.
 func TestACardGoesFromBoardToBoard(t *testing.T) {
 	t.Parallel()
 	site := "- {name: berlin, match: {macs: [\"" + ownMAC + "\"]}, credentials: {token: " + worldtest.TestToken + "}}"
@@ -148,7 +148,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 	for _, mac := range []string{ownMAC, otherMAC} {
 		again := w.another(t, ownUUID, mac)
 		if mac == otherMAC {
-			// A further network card does not make it another machine.
+			// An additional network card does not make it another machine.
 			again.Put("/sys/class/net/eth1/address", ownMAC+"\n")
 			again.Put("/sys/class/net/eth1/device/vendor", "")
 		}
@@ -163,7 +163,7 @@ func TestTheSameMachineComesAgain(t *testing.T) {
 	}
 }
 
-// TestReplacedMachine: a machine that the Inventory no longer matches has no claim.
+// TestReplacedMachine: the claim of a machine that the Inventory does not match now is ignored.
 func TestReplacedMachine(t *testing.T) {
 	t.Parallel()
 	w := first(t, 4096, "- {name: berlin, match: {uuid: "+ownUUID+"}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -185,8 +185,8 @@ func TestReplacedMachine(t *testing.T) {
 	}
 }
 
-// TestStickWithoutNotes: a stick without space for claims, or one that
-// cannot be written, is used anyway; only write errors are reported.
+// TestStickWithoutNotes: a stick without space for claims, or a read-only stick, is
+// used anyway. Only write errors are reported.
 func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)

@@ -16,11 +16,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wakeUp is the clock of a board without a battery when it is switched on.
+// wakeUp is the time that a board without a battery shows when it is switched on.
 var wakeUp = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 
-// A board without a battery and a time server joins a cluster that was created
-// months after its Site was stamped. It boots again without an API server.
+// A board without a battery or a time server joins a cluster that was created months after its
+// Site was stamped. Then it boots again without an API server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -41,7 +41,7 @@ func TestClockBehind(t *testing.T) {
 			if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil || w.Joins != 1 {
 				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.Now, member.Enrolled(w.Env()), w.Joins, strings.Join(w.Console, "\n"))
 			}
-			// The API servers' certificates were renewed while it was off.
+			// The API servers' certificates were renewed while the machine was off.
 			w.Offline = false
 			w.Now = w.Now.AddDate(0, 7, 0)
 			w.PowerOn()
@@ -93,9 +93,9 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
-// An API server's clock was ahead when its certificate was made, and the
-// machine set its own by that certificate. A person corrects both clocks, in
-// a network without a time server: the machine keeps the corrected time.
+// An API server's clock was ahead when its certificate was made, and the machine set its own
+// clock by that certificate. A person then corrects both clocks in a network without a time
+// server, and the machine keeps the corrected time.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -162,7 +162,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	}
 }
 
-// A clock that a time server has set is not changed, whatever the slot says.
+// A clock that a time server has set is not changed, whatever date the slot has.
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -176,7 +176,7 @@ func TestClockSynced(t *testing.T) {
 	}
 }
 
-// The clock of the stamping computer said 2031; the node's is not set to that.
+// The stamping computer's clock showed 2031. The node's clock is not set to that.
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -190,9 +190,9 @@ func TestStampedByAWrongClock(t *testing.T) {
 	}
 }
 
-// The clock is ahead, so the certificate looks expired. First boot waits for
-// a time server before it acts on that. While none answers, it names the
-// clock beside the token; once one answers, the node keeps its certificate.
+// The clock is ahead, so the certificate looks expired. First boot first waits for a time
+// server. If none answers, its message mentions the clock and a new token; once one answers, the
+// node keeps its certificate.
 func TestClockInTheFuture(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -286,7 +286,7 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 			w.mustBoot()
 			w.PowerOn()
 			w.Cluster.Nodes["edge-sn0042"].Status.NodeInfo.BootID = strings.TrimSpace(w.Get("/proc/sys/kernel/random/boot_id"))
-			w.SetClock(w.Now.Add(-by)) // until a time server sets it
+			w.SetClock(w.Now.Add(-by)) // kept until a time server sets the clock
 			w.Started[ondisk.UnitKubelet] = w.Now
 			reported := w.Now.Add(2 * time.Second)
 			w.Cluster.KubeletReportTime = func() time.Time { return reported }
@@ -300,8 +300,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 	}
 }
 
-// With a clock that is behind, kubelet seems to have started before the last
-// report of the boot before. That report does not count for this boot.
+// With a clock that is behind, kubelet seems to have started before its last report of the
+// previous boot. That report does not count for this boot.
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

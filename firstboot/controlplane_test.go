@@ -79,8 +79,8 @@ var testManifests = []manifest.File{
 // appliedPaths are the paths of their objects, in the order in which they can be created.
 var appliedPaths = []string{"/api/v1/namespaces/shop", "/api/v1/namespaces/default/configmaps/late", "/api/v1/namespaces/shop/configmaps/early"}
 
-// wantApplied checks that the manifests were applied, and
-// that nothing of them is left on the machine.
+// wantApplied checks that the manifests were applied, and that the
+// machine has no copy of them left.
 func (m *controlPlane) wantApplied(when string) {
 	m.T.Helper()
 	if got := slices.Compact(slices.Sorted(slices.Values(m.Cluster.Applied))); !slices.Equal(got, slices.Sorted(slices.Values(appliedPaths))) || !m.Cluster.AllApplied || m.Has(controlplane.ClusterManifests) {
@@ -91,8 +91,8 @@ func (m *controlPlane) wantApplied(when string) {
 const controlPlaneImage = `{"version":1,"name":"test","plan":"plan","arch":"amd64","sourceDate":1767225600,"nodeTypes":["native","control-plane"],"siteVersions":["v1alpha1"],"kubernetes":"v1.36.3","containerd":"2.2.9","partitions":[],
 "images":[{"ref":"registry.k8s.io/kube-apiserver:v1.36.3"},{"ref":"registry.k8s.io/kube-controller-manager:v1.36.3"},{"ref":"registry.k8s.io/kube-scheduler:v1.36.3"},{"ref":"registry.k8s.io/etcd:3.6.8-0"}]}`
 
-// controlPlane is m1: its machine, with fakes of kubeadm,
-// kubelet and etcd, and the other control-plane nodes.
+// controlPlane is the machine m1 with fakes of kubeadm, kubelet and
+// etcd, and the other control-plane nodes.
 type controlPlane struct {
 	*world
 	site *configs.Site
@@ -101,15 +101,15 @@ type controlPlane struct {
 	own    *fakeMember // etcd on m1, once kubelet has started it
 	// starts lists the starts of etcd with a blank disk, by initial-cluster-state.
 	starts []string
-	// started is etcd's manifest when it started in this boot.
+	// started is the etcd manifest with which etcd was started in this boot.
 	started  string
-	restarts []string // with other arguments while it ran
+	restarts []string // restarts with other arguments while etcd was running
 	learner  bool     // m1's member has no vote yet
 	inits    []string
 	// clusterToken is etcd's initial-cluster-token in kubeadm's last configuration.
 	clusterToken string
-	// certTime is the lifetime of kubeadm's certificates, 0 for
-	// a year; none is valid after certEnd, if that is set.
+	// certTime is the lifetime of kubeadm's certificates; 0 means a year. If
+	// certEnd is set, none is valid after it.
 	certTime time.Duration
 	certEnd  time.Time
 	halves   map[string]bool
@@ -121,17 +121,17 @@ type controlPlane struct {
 type fakeMember struct {
 	mu      sync.Mutex
 	state   etcdmember.PeerState
-	ticket  string // of its Site
-	id      string // of its member
+	ticket  string // the bootstrap permission in its Site
+	id      string // the ID of its etcd member
 	quorum  bool
 	members []map[string]any
-	active  string // the member that it is connected to
-	counts  uint64 // a member that its own data lists in addition to itself
-	// snapshot is its snapshot; short: it is truncated on the way.
+	active  string // the ID of the member that it is connected to
+	counts  uint64 // the ID of another member that its own data lists
+	// snapshot is its snapshot. short: the snapshot is truncated in transit.
 	snapshot string
 	short    bool
 	alarms   []map[string]string
-	status   map[string]string // its report on its database
+	status   map[string]string // its report about its database
 	asked    []string          // requests that change something
 	next     int
 	server   worldtest.Listener
@@ -315,7 +315,7 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// dial connects to the other control-plane nodes, and to servers of this one.
+// dial connects to the other control-plane nodes, and to this machine's own servers.
 func (m *controlPlane) dial(ctx context.Context, addr string) (net.Conn, error, bool) {
 	host, port, _ := net.SplitHostPort(addr)
 	forced := strings.Contains(m.started, controlplane.ForceNewCluster)
@@ -356,8 +356,8 @@ func (m *controlPlane) refused(addr string) (err error, ours bool) {
 	return m.Cluster.DialError(addr), true
 }
 
-// kubelet starts the pods of its directory, as it would have
-// meanwhile, and reports whether the API server answers.
+// kubelet starts the pods in kubelet's directory, as kubelet would have done meanwhile. It
+// returns an error unless the API server answers.
 func (m *controlPlane) kubelet() error {
 	refused := errors.New("connection refused")
 	if m.Units[ondisk.UnitKubelet] != "active" {
@@ -479,7 +479,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 			if f == ondisk.KubeletConf {
 				cn = "system:node:m1"
 			}
-			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // kubeadm's certificates begin when their CA does
+			pair := m.Cluster.ClientFrom(cn, m.Cluster.CA.NotBefore, m.certUntil()) // like kubeadm's, they start when their CA does
 			text, err := api.NewKubeconfig(api.Cluster{Server: "https://192.0.2.11:6443", CAData: base64.StdEncoding.EncodeToString([]byte(need(pki + "/ca.crt")))},
 				api.User{CertData: base64.StdEncoding.EncodeToString([]byte(pair)), KeyData: base64.StdEncoding.EncodeToString([]byte(pair))})
 			if err != nil {
@@ -576,8 +576,8 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	return nil
 }
 
-// etcdState returns initial-cluster-state, according to the
-// members of initial-cluster, and initial-cluster-token.
+// etcdState returns initial-cluster-state, derived from the members in
+// initial-cluster, and initial-cluster-token.
 func etcdState(t *testing.T, conf string) (state, token string) {
 	t.Helper()
 	dec := yaml.NewDecoder(strings.NewReader(conf))
@@ -645,7 +645,7 @@ func (m *controlPlane) leaf(l controlplane.Leaf, dir string, write func(p, data 
 	return write(cert, both[:i])
 }
 
-// keysOnlyInPlace checks that the cluster's keys are only where they belong.
+// keysOnlyInPlace checks that the cluster's keys are only in their proper files.
 func (m *controlPlane) keysOnlyInPlace() {
 	m.T.Helper()
 	lines := m.keyLines()
@@ -674,7 +674,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 	}
 }
 
-// keysUnsaid searches for the cluster's keys in all output so far.
+// keysUnsaid checks that no output so far contains the cluster's keys.
 func (m *controlPlane) keysUnsaid() {
 	m.T.Helper()
 	said := m.Log.String() + strings.Join(m.Console, "\n")
@@ -685,7 +685,7 @@ func (m *controlPlane) keysUnsaid() {
 	}
 }
 
-// keyLines returns a line of each of the cluster's keys, by the key's file.
+// keyLines returns one line of each of the cluster's keys, by the name of the key's file.
 func (m *controlPlane) keyLines() map[string]string {
 	keys, lines := m.site.Credentials.Keys, map[string]string{}
 	for name, key := range map[string]configs.Secret{"ca.key": keys.CA.Key, "etcd/ca.key": keys.EtcdCA.Key, "front-proxy-ca.key": keys.FrontProxyCA.Key, "sa.key": keys.ServiceAccount} {
@@ -820,9 +820,9 @@ func TestReflashedMasterStops(t *testing.T) {
 	}
 }
 
-// A control-plane node with a blank disk joins a cluster with a
-// quorum, whatever its bootstrap permission: its former membership
-// is removed, and it has no vote until it has caught up.
+// A control-plane node with a blank disk joins a cluster with a quorum, with any bootstrap
+// permission. Its former membership is removed, and the new member has no vote until it has
+// caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -842,14 +842,14 @@ func TestReplacedMasterJoins(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
-// lived puts etcd's data of a cluster onto the disk.
+// lived puts etcd's data of a cluster on the disk.
 func (m *controlPlane) lived(cluster string) {
 	m.T.Helper()
 	m.Put("/var/lib/etcd/member/wal/0.wal", "")
 	m.Put(controlplane.MembershipFile, fmt.Sprintf(`{"version":1,"cluster":%q}`, cluster))
 }
 
-// rejected leaves the files of a start that etcd rejected: a database without a log.
+// rejected creates the files of a start that etcd has rejected: a database without a log.
 func (m *controlPlane) rejected() {
 	m.T.Helper()
 	m.Put("/var/lib/etcd/member/snap/db", "nothing")
@@ -887,8 +887,8 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	}
 }
 
-// Two machines with one Site: the second never takes over the membership
-// of a first that runs, but that of one that does not run.
+// Two machines have one Site. The second takes over the membership of the
+// first only if the first is not running.
 func TestLivingSeatIsNotTaken(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -924,8 +924,8 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 	}
 }
 
-// A learner whose machine died before its etcd started does not block others
-// forever; one that is starting does, and so does one that has started, with a fix.
+// A learner whose machine died before its etcd started does not block others forever. One that
+// is starting, or has started, does block them, with a fix in the message.
 func TestDeadLearner(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -962,7 +962,8 @@ func TestDeadLearner(t *testing.T) {
 	}
 }
 
-// After its member was removed while it was off, its data is useless, and a person decides.
+// The member was removed while the machine was off. Its data is
+// useless, and a person must decide.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -975,8 +976,8 @@ func TestRemovedMasterStops(t *testing.T) {
 	}
 }
 
-// Certificates that a power cut damaged, that lack a name, or that end
-// soon are made again; so is kubelet's after a year without power.
+// Certificates that are damaged, lack a name or end soon are made again; kubelet's
+// is made again after a year without power.
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1016,8 +1017,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	}
 }
 
-// On a machine that runs for years no certificate expires,
-// and its control plane has read the new ones.
+// On a machine that runs for years no certificate expires, and its
+// control plane uses the renewed ones.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1058,9 +1059,9 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// If first boot is killed between the new certificates and the restart of
-// the programs that have read the former ones, the next run restarts those:
-// the control plane's pods, and kubelet if its certificate is another.
+// If first boot is killed between the renewal of certificates and the restart of the programs
+// that use the former ones, the next run restarts these: the control plane's pods, and kubelet
+// if its certificate has changed.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
 	const restart = "restart " + ondisk.UnitKubelet
@@ -1109,7 +1110,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 	}
 }
 
-// One snapshot a day is made, of which a limited number is kept.
+// One snapshot is made a day, and a limited number is kept.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1176,22 +1177,22 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	if all := days(1); len(all) != 3 || m.DirSize(member.SnapshotDir) != 3*size {
 		t.Errorf("%v", all)
 	}
-	// An incomplete file of a power cut is removed first.
+	// An incomplete file that a power cut left is removed first.
 	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
 	m.PutUnsynced(half, strings.Repeat("x", int(size)))
 	if all := days(1); len(all) != 3 || m.Has(half) {
 		t.Errorf("%v, half a snapshot is there: %v", all, m.Has(half))
 	}
-	m.VarUsed += 3 * size // none would fit even without all others: none is removed
+	m.VarUsed += 3 * size // not even one would fit without all others, so none is removed
 	before, again := days(1), days(1)
 	if len(before) != 3 || !slices.Equal(before, again) || !slices.ContainsFunc(m.State().Notes, func(n string) bool { return strings.Contains(n, "checking the space for a snapshot") }) {
 		t.Errorf("%v, notes %q", before, m.State().Notes)
 	}
-	m.VarUsed -= 2 * size // only the newest fits too
+	m.VarUsed -= 2 * size // only one fits in addition to the newest
 	if all := days(1); len(all) != 2 || all[1] != before[0] {
 		t.Errorf("%v, before %v", all, before)
 	}
-	// Two snapshots at a time are made one after the other.
+	// Two snapshots at the same time are made one after the other.
 	release, err := m.Env().Lock(t.Context(), controlplane.SnapshotLock)
 	if err != nil {
 		t.Fatal(err)
@@ -1272,7 +1273,7 @@ func TestContinueFromThisMachine(t *testing.T) {
 		if len(m.restarts) > 0 || m.ConsoleHas("continues from") {
 			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
 		}
-		m.withRequests(mint.Requests{}) // removed, and requested again after another loss
+		m.withRequests(mint.Requests{}) // the request is removed, and made again after another loss
 		m.on()
 		m.bootDone()
 		m.withRequests(mint.Requests{ContinueFrom: "m1"})
@@ -1280,8 +1281,8 @@ func TestContinueFromThisMachine(t *testing.T) {
 	}
 }
 
-// Data without a record of its cluster is not served on
-// request either, and the fix keeps it.
+// Data without a record of its cluster is not served on request either.
+// The fix in the message keeps the data.
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1307,8 +1308,8 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 }
 
-// A Site of another cluster that requests to continue from
-// this machine does not make anybody overwrite its disk.
+// A Site of another cluster requests to continue from this machine. The message
+// must not tell anybody to overwrite its disk.
 func TestContinueWithAnothersCA(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1321,7 +1322,7 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	}
 }
 
-// After a power cut before each write, etcd runs without the flag in the end.
+// After a power cut before any write, etcd ends up running without the flag.
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1383,9 +1384,9 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// All lose their power while the Sites still have the request: this machine,
-// which has joined the named one, is needed for the quorum. It does not wait
-// for a quorum. Nor does it start while the named one is about to remove it.
+// All machines lose power while the Sites still have the request. This machine, which has joined
+// the named one, is needed for the quorum, so it does not wait for one. It does not start while
+// the named one is about to remove it.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -1430,9 +1431,8 @@ func logHead(member, cluster uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
-// A machine that was flashed again does not bootstrap again while
-// its permission is valid: the firmware has a record. A new
-// permission is accepted, and an interrupted bootstrap continues.
+// A machine that was flashed again does not bootstrap again with a valid permission, since its
+// firmware has a record. A new permission is accepted, and an interrupted bootstrap continues.
 func TestTicketIsForOneBirth(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + controlplane.EtcdManifest} {
@@ -1509,8 +1509,8 @@ func TestLostDataIsNoBirth(t *testing.T) {
 	}
 }
 
-// The record of a former release does not have the date since which the
-// data has served. The next boot, with the data in place, adds it.
+// A former release's record does not show that the data has served the API server. The
+// next boot, with the data in place, adds this.
 func TestOldSeatNoteIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1523,8 +1523,8 @@ func TestOldSeatNoteIsCompleted(t *testing.T) {
 	}
 }
 
-// Restored data may be lost like that of a bootstrap. The same request does
-// not restore the snapshot again: newer data may be on another disk.
+// Restored data is lost. The same request does not restore the snapshot again,
+// since newer data may be on another disk.
 func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1580,8 +1580,8 @@ func TestTicketsThatDiffer(t *testing.T) {
 	}
 }
 
-// A machine that has used its permission reports that to the
-// others, also while it has stopped and waits for a person.
+// A machine that has used its permission reports that to the others, even after
+// it has stopped and waits for a person.
 func TestUsedTicketIsTold(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]etcdmember.PeerState{"others are off": etcdmember.Silent, "it has stopped": etcdmember.Blank} {
@@ -1656,8 +1656,8 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	return nil
 }
 
-// Everything but a snapshot is lost: the machine that the request names restores
-// it once, from its own disk or from a stick, with old data or blank.
+// Everything except a snapshot is lost. The machine named in the request restores it once, from
+// its disk or from a stick, with old data or a blank disk.
 func TestRestoreASnapshot(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1710,9 +1710,9 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
-// A request to restore is carried out once: a machine that was flashed again with
-// the same Site, or that gets an old stick, does not lose newer data. A repeated
-// request is carried out again, whether or not the Site still has the former one.
+// A request to restore is carried out once: a machine that was flashed again with the same Site,
+// or gets an old stick, does not lose newer data. A repeated request is carried out again, even
+// if the Site still has the former one.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
@@ -1782,8 +1782,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
-// Data that a request brought is not that of this disk's bootstrap: if it were
-// lost, the permission would not count as that of an interrupted bootstrap.
+// Data that a request brought does not come from this disk's bootstrap. If it is lost,
+// that must not count as an interrupted bootstrap.
 func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1798,7 +1798,8 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	}
 }
 
-// Data is not set aside for a missing snapshot, which would leave the machine with nothing.
+// If the requested snapshot is missing, the present data is not set aside:
+// the machine would have nothing left.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1811,7 +1812,7 @@ func TestRestoreWithoutASnapshot(t *testing.T) {
 	}
 }
 
-// aside lists the files at a path in the directories with data that was set aside.
+// aside lists the files that match path in all directories with data that was set aside.
 func (m *controlPlane) aside(path string) []string {
 	m.T.Helper()
 	found, err := filepath.Glob(m.HostPath(controlplane.AsideDir) + "*" + path)
@@ -1821,8 +1822,8 @@ func (m *controlPlane) aside(path string) []string {
 	return found
 }
 
-// A bootstrap, a join and a restore on a disk with the leavings of a
-// start that etcd rejected, or of a damaged disk, set those aside.
+// A bootstrap, a join and a restore set the remains of a rejected
+// start or of a damaged disk aside.
 func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1929,8 +1930,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 	}
 }
 
-// Data that was set aside stays after the next request too, and is removed
-// once etcd has been healthy for a week; so is that of a former program.
+// Data that was set aside stays, also after the next request, until etcd has been healthy for a
+// week. The same applies to data that an older program set aside.
 func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2033,7 +2034,8 @@ func TestPowerCutOfRestore(t *testing.T) {
 	}
 }
 
-// One is dead on arrival: the others bootstrap without it, if their Sites request that.
+// One control-plane node never worked. The others bootstrap
+// without it if their Sites request that.
 func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -2140,8 +2142,8 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	}
 }
 
-// Requests about lost control-plane nodes are accepted from a stick too if
-// it also has the cluster's keys; otherwise anybody could have written them.
+// Requests about lost control-plane nodes are accepted from a stick only if it also has the
+// cluster's keys: otherwise anybody could have written them.
 func TestWordsFromAStick(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2222,8 +2224,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}
 }
 
-// If cluster-info was deleted in a running cluster, a machine without tokens
-// does not publish it again; one that never published it requests the keys.
+// cluster-info was deleted in a running cluster. A machine without tokens does not publish it
+// again; a machine that never published it asks for the keys.
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2259,8 +2261,8 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// The keys are removed from the slot once they are no longer needed,
-// not only when a network add-on has made the Node Ready.
+// The keys are removed from the slot as soon as they are not needed, even before
+// a network add-on makes the Node Ready.
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2283,7 +2285,8 @@ func TestPowerCutOfMaster(t *testing.T) {
 	})
 }
 
-// The same for a replacement: in the end the machine has one membership, with a vote.
+// Like TestPowerCutOfMaster, for a replaced machine: in the end it
+// has one membership, with a vote.
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
@@ -2304,8 +2307,8 @@ func TestPowerCutOfReplacement(t *testing.T) {
 	})
 }
 
-// cutAnywhere cuts the power of machines like this one before each effect, at
-// least this many, of their first boot, and checks the result of the next boot.
+// cutAnywhere cuts the power of copies of this machine before each effect of their first boot,
+// of which there are at least this many. It checks the result of the next boot.
 func (m *controlPlane) cutAnywhere(t *testing.T, least int, check func(m *controlPlane, when string)) {
 	t.Helper()
 	files := m.Files()
@@ -2347,7 +2350,7 @@ func TestManifests(t *testing.T) {
 	m.bootDone()
 	m.wantApplied("once the webhook answers")
 
-	// Somebody has changed one since.
+	// Somebody has changed one of the objects since.
 	m.Cluster.Applied = nil
 	again := newControlPlane(t, mintedSites(t, 1))
 	m.stampSite(m.site)
@@ -2365,9 +2368,9 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestManifestsOfAnOlderCluster: a machine joins a cluster without a record
-// of the manifests, for example since a person deleted it. It changes no
-// existing object, also after a power cut, and creates missing ones.
+// TestManifestsOfAnOlderCluster: a machine joins a cluster without a record of applied
+// manifests, e.g. because a person deleted it. It creates missing objects, and changes no
+// existing one, not even after a power cut.
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

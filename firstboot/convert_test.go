@@ -28,7 +28,7 @@ func readyNode(t *testing.T) *world {
 	return w
 }
 
-// soleNode returns such a node of a cluster with one API server.
+// soleNode returns a readyNode of a cluster with one API server.
 func soleNode(t *testing.T) *world {
 	t.Helper()
 	w := nativeWorld(t)
@@ -63,7 +63,7 @@ func (w *world) reset() (node string, err error) {
 	return Reset(ctx, w.Env(), func(run.Step) {})
 }
 
-// clean returns the tree without the records of changes and the state.
+// clean returns the tree without first boot's state and the records of changes.
 func (w *world) clean() map[string]string {
 	t := w.tree()
 	for p := range t {
@@ -132,7 +132,7 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 	w := readyNode(t)
 	w.Units[ondisk.UnitAgain] = "active"
 	w.BeforeEffect = func(effect string) {
-		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // checks that it can be done
+		looks := strings.HasSuffix(effect, "yurthub --version") || strings.HasPrefix(effect, "run nft --check ") // checks whether the change is possible
 		if w.Units[ondisk.UnitAgain] == "active" && !looks && effect != "stop "+ondisk.UnitAgain {
 			t.Errorf("at %s first boot's timer runs", effect)
 		}
@@ -176,8 +176,8 @@ func TestConvertKilled(t *testing.T) {
 	})
 }
 
-// TestConvertGoesOnWithoutAReport: a convert that was killed right
-// after it restarted kubelet does not reject the node as not Ready.
+// TestConvertGoesOnWithoutAReport: a convert that was killed right after it restarted kubelet is
+// run again. It must not reject the node as not Ready.
 func TestConvertGoesOnWithoutAReport(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -208,7 +208,7 @@ func TestConvertGoesOnWithoutAReport(t *testing.T) {
 func TestRevertKilled(t *testing.T) {
 	t.Parallel()
 	whole := soleNode(t)
-	whole.Put(hub.BakedUnit, openyurt.UnitFile) // it stays, and does not show what else is left
+	whole.Put(hub.BakedUnit, openyurt.UnitFile) // it stays, so it does not count as left over
 	if _, err := whole.convert(pool); err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +237,7 @@ type killed struct {
 	want, before     map[string]string // the trees after again and after back
 }
 
-// killEach kills the change before each of the effects that whole counted.
+// killEach kills the change before each effect that whole has counted.
 func killEach(t *testing.T, whole *world, k killed) {
 	t.Helper()
 	if whole.Effects < 15 {
@@ -517,8 +517,9 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 	}
 }
 
-// TestConvertKilledThenFails: convert was killed after kubelet was redirected, and its next
-// run cannot make yurthub ready. It leaves a native node, not one behind a removed yurthub.
+// TestConvertKilledThenFails: a convert was killed after it had redirected kubelet, and its next
+// run cannot make yurthub ready. It must leave a native node, and not one redirected to a
+// removed yurthub.
 func TestConvertKilledThenFails(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -563,8 +564,8 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	}
 }
 
-// TestRevertFailsAtItsEnd: a node that is Ready as a native
-// one is not redirected to a removed yurthub.
+// TestRevertFailsAtItsEnd: a node that became Ready as a native node is
+// not redirected to the removed yurthub.
 func TestRevertFailsAtItsEnd(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)
@@ -628,7 +629,8 @@ func TestResetForgetsTheToken(t *testing.T) {
 	}
 }
 
-// TestResetKeepsTheNextSite: the next Site's token is not that of the join that is undone.
+// TestResetKeepsTheNextSite: a reset keeps the token of the next Site, which
+// does not belong to the join that is undone.
 func TestResetKeepsTheNextSite(t *testing.T) {
 	t.Parallel()
 	for name, next := range map[string]func(w *world) string{
@@ -654,7 +656,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 			}
 		})
 	}
-	// First boot has noticed it, and advised a reset.
+	// First boot has noticed the next Site, and has advised a reset.
 	w := edgeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -673,8 +675,8 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	}
 }
 
-// TestResetKilled cuts the power before each effect of a reset in the
-// middle of a join: a second run removes the token and keeps the Site.
+// TestResetKilled cuts the power before each effect of a reset in the middle of a join. A
+// second reset removes the token and keeps the Site.
 func TestResetKilled(t *testing.T) {
 	t.Parallel()
 	begun := edgeWorld(t)

@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// cuttable is a machine whose power is cut: a world, or one around a world.
+// cuttable is a machine whose power can be cut: a world, or a type that embeds one.
 type cuttable[M any] interface {
 	cloneWith(t *testing.T, files []worldtest.Entry) M
 	snapshot(t *testing.T, files []worldtest.Entry) [32]byte
@@ -28,8 +28,8 @@ type afterCut[M any] struct {
 	said  func(t *testing.T, m M)
 }
 
-// everyCut returns the number of effects between two power cuts: with -short,
-// every seventeenth cut is tried, which is no divisor of the number of any rows.
+// everyCut returns the number of effects from one power cut to the next. With -short it is 17,
+// which no test's number of effects is a multiple of.
 func everyCut() int {
 	if testing.Short() {
 		return 17
@@ -37,9 +37,9 @@ func everyCut() int {
 	return 1
 }
 
-// cutBefore cuts the power of machines like this one before each of
-// count effects of their first boot. A firstboot that was only killed is
-// restarted too. Cuts that leave equal machines are followed only once.
+// cutBefore cuts the power of machines like this one before each of count effects of their first
+// boot. It also kills and restarts first boot there. Cuts that leave equal machines are followed
+// only once.
 func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count int, after afterCut[M]) {
 	var followed sync.Map
 	for n := 1; n <= count; n += everyCut() {
@@ -47,7 +47,7 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 			t.Parallel()
 			cut := m.cloneWith(t, files)
 			cut.machine().PowerCutAt = n
-			// An error of the last effects (state, report) stops nothing.
+			// An error of the last effects (state, report) does not stop first boot.
 			if err := cut.machine().boot(); err == nil && n < count-3 {
 				t.Fatalf("cut at %d of %d: it went on without power", n, count)
 			}

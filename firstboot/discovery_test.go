@@ -61,9 +61,9 @@ func TestAnotherClustersCA(t *testing.T) {
 	}
 }
 
-// TestTokenOfAStartingAPIServer: one API server runs again after a power cut, and
-// rejects every token for a while. Whatever it shows of its state, the machine joins
-// soon after; a token that stays rejected is reported once that is certain.
+// TestTokenOfAStartingAPIServer: one API server is starting after a power cut, and rejects every
+// token for a while. The machine joins soon after that, whatever readiness the API server
+// reports. A token that stays rejected is reported once that is certain.
 func TestTokenOfAStartingAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -113,8 +113,8 @@ func TestTokenOfAStartingAPIServer(t *testing.T) {
 	}
 }
 
-// TestClusterInfoWithAFormerSignature: somebody has changed cluster-info, and the
-// cluster has not signed it again yet. A signature that stays wrong is reported.
+// TestClusterInfoWithAFormerSignature: cluster-info was changed, and the cluster has not signed
+// it again yet. Only a signature that stays wrong is reported.
 func TestClusterInfoWithAFormerSignature(t *testing.T) {
 	t.Parallel()
 	for name, signedAfter := range map[string]time.Duration{"signed soon": 5 * time.Second, "another secret": time.Hour} {

@@ -53,7 +53,7 @@ func utf16(s string) string {
 	return b.String() + "\x00\x00"
 }
 
-// A system whose / and /var are on different disks is detected before any change.
+// A system with / and /var on different disks is detected before anything is changed.
 func TestTwoCopiesOfOneImage(t *testing.T) {
 	const esp = "aaaaaaaa-0000-4000-8000-000000000001"
 	for name, tc := range map[string]struct {
@@ -90,8 +90,8 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 	}
 }
 
-// A fix that overwrites the disk names what the machine loses. A
-// damaged archive has a fix that does not overwrite it.
+// A fix that overwrites the disk names the data that is lost. The fix for a
+// damaged archive does not overwrite the disk.
 func TestRewritingSaysWhatIsLost(t *testing.T) {
 	t.Parallel()
 	damaged := func(w *world) {
@@ -138,7 +138,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 			t.Errorf("%s: %s", tt.name, fix)
 		}
 	}
-	// Another name does not lead to the advice to reset a
+	// A wrong node name must not lead to the advice to reset a
 	// control-plane node, which is impossible.
 	named := newControlPlane(t, mintedSites(t, 1))
 	named.bootDone()
@@ -150,8 +150,8 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 	}
 }
 
-// DATA cannot grow into the free space of a larger disk. The node joins
-// nevertheless, a control-plane node's etcd starts, and a note reports it.
+// DATA cannot grow into the free space of a larger disk. The node still joins, or a
+// control-plane node's etcd starts, and a note reports the problem.
 func TestDataCannotGrow(t *testing.T) {
 	t.Parallel()
 	const note = "DATA does not use all the free space after it"
@@ -210,7 +210,7 @@ func TestDataCannotGrow(t *testing.T) {
 	}
 }
 
-// behindData adds another partition after DATA, which begins at this sector.
+// behindData adds another partition after DATA. It begins at sector start.
 func (w *world) behindData(start string) {
 	dir := "/sys/devices/virtio/block/vda/vda6"
 	w.Put(dir+"/partition", "6\n")

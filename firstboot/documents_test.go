@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/controlplane"
 )
 
-// kubeadm documents that a Site changes for the whole cluster are
-// uploaded once, unless somebody else has changed the cluster's.
+// Documents for the whole cluster that have changed in a Site are uploaded once, unless
+// somebody else has changed them in the cluster.
 func TestCorrectedDocuments(t *testing.T) {
 	t.Parallel()
 	uploads := func(m *controlPlane) (n int) {
@@ -102,7 +102,7 @@ func (m *controlPlane) corrected(old, with string) *configs.Site {
 	return &site
 }
 
-// An interrupted upload is completed; it does not count as a change by somebody else.
+// An interrupted upload is completed. It does not count as somebody else's change.
 func TestUploadThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -106,7 +106,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	// If nothing converts it, a running node continues, also after a change.
+	// If nothing would convert the node, a running node continues, also after a change.
 	w.Cluster.NodePoolType = ""
 	w.Units[openyurt.Unit] = "failed"
 	w.PowerOn()
@@ -163,8 +163,8 @@ func TestSiteTurnedNative(t *testing.T) {
 	}
 }
 
-// Offline, yurthub needs a while until it serves from its
-// cache, and no API server can answer about certificates.
+// Offline, yurthub needs some time until it serves from its cache, and no API server
+// can answer questions about certificates.
 func TestOfflineHubIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

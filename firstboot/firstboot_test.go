@@ -196,8 +196,8 @@ func TestStaticPodKilled(t *testing.T) {
 	})
 }
 
-// TestStaticPodPoolChanged: kubelet registers with the
-// Site's present labels, as in the other form.
+// TestStaticPodPoolChanged: kubelet registers with the Site's present
+// labels, as it does if yurthub is a unit.
 func TestStaticPodPoolChanged(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -272,7 +272,8 @@ func TestStaticPodKeepsItsServer(t *testing.T) {
 	}
 }
 
-// TestStaticPodIsNotTurned: kubelet has no certificate of its own to continue with.
+// TestStaticPodIsNotTurned: the node cannot be converted in place, since
+// kubelet has no certificate of its own.
 func TestStaticPodIsNotTurned(t *testing.T) {
 	t.Parallel()
 	w := podWorld(t)
@@ -297,7 +298,8 @@ func TestStaticPodIsNotTurned(t *testing.T) {
 	}
 }
 
-// TestHubSaysWhatTheClusterLacks: yurthub itself only waits.
+// TestHubSaysWhatTheClusterLacks: first boot reports what yurthub waits
+// for, since yurthub itself does not.
 func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -370,7 +372,7 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 	t.Parallel()
 	lines := append(more, "labels: {zone: north}", "users: [{name: ops, groups: [sudo], sshAuthorizedKeys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk]}]")
 	w := nativeWorld(t, lines...)
-	if len(more) > 0 { // a native node has three variants
+	if len(more) > 0 { // native nodes are tested in three variants
 		w.UseSingleMaster()
 	}
 	cutEach(t, w, atLeast, (*world).treeOf)
@@ -415,7 +417,7 @@ func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worl
 	})
 }
 
-// noSecret searches for the token everywhere it must not be once the node is Ready.
+// noSecret checks that the token is in no place where it must not be once the node is Ready.
 func noSecret(t *testing.T, w *world) {
 	t.Helper()
 	noSecretIn(t, w, w.Files())
@@ -434,7 +436,7 @@ func noSecretIn(t *testing.T, w *world, files []worldtest.Entry) {
 	noSecretSaid(t, w)
 }
 
-// noSecretSaid searches for the token in all output so far.
+// noSecretSaid checks that no output so far contains the token.
 func noSecretSaid(t *testing.T, w *world) {
 	t.Helper()
 	noTokenIn(t, "log", w.Log.Bytes())

@@ -40,7 +40,7 @@ func (w *world) carry(dev string, sites ...string) {
 	w.stampAt(dev, day(1), map[string]string{ondisk.SlotInventory: w.inventory(sites...)})
 }
 
-// onlyItsOwn checks that the disk has no secret of another machine.
+// onlyItsOwn checks that the disk has no secrets of other machines.
 func (w *world) onlyItsOwn() {
 	w.T.Helper()
 	for _, others := range []string{othersToken, "paris", "SN0099"} {
@@ -182,7 +182,7 @@ func TestOneStickForManyMachines(t *testing.T) {
 		if !bytes.Equal(before.Written(), w.Slots[stickDev].Written()) {
 			t.Error("the stick was changed")
 		}
-		// The next machine's Site on the stick is corrected: this machine's stays.
+		// The next machine's Site on the stick is corrected. This machine's Site stays.
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.PowerOn()
 		w.mustBoot()
@@ -288,7 +288,7 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	}
 }
 
-// A Site that is too large for a slot needs a person: no retry makes room.
+// A Site that is too large for a slot needs a person, since no retry makes room.
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
@@ -299,7 +299,7 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	}
 }
 
-// A Site that arrived but could not be saved is reported as such, not as missing.
+// A Site that was found but could not be saved is not reported as missing.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice)

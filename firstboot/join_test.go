@@ -74,8 +74,8 @@ func TestMastersComeLate(t *testing.T) {
 	}
 }
 
-// First boot reports a wait when its reason changes, on the
-// console and in state.json, not again for each API server.
+// First boot reports a wait on the console and in state.json when its reason
+// changes, and not again for each API server.
 func TestOneWordForAWait(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -244,8 +244,8 @@ func TestHealedInTheCluster(t *testing.T) {
 	}
 }
 
-// systemd does not answer one call, on an edge node that
-// reaches no API server. Kubelet still goes through yurthub.
+// systemd does not answer one call on an edge node that reaches no API server.
+// kubelet must still be redirected to yurthub.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

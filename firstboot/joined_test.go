@@ -150,8 +150,8 @@ func argsOf(env string) string {
 	return strings.Join(all, " ")
 }
 
-// A kubelet that is still starting, as at each boot, counts as healthy
-// before the change; one that ends soon after it was healthy does not.
+// A kubelet that is still starting, as at each boot, counts as healthy before the change. A
+// kubelet that ends soon after it was healthy does not.
 func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -167,8 +167,8 @@ func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	}
 }
 
-// TestArgumentsThatFixKubelet: a kubelet that does not run
-// keeps the Site's arguments, whether they help or not.
+// TestArgumentsThatFixKubelet: a kubelet that was not running before keeps the
+// Site's arguments, whether they help or not.
 func TestArgumentsThatFixKubelet(t *testing.T) {
 	for _, helps := range []bool{true, false} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")
@@ -233,8 +233,8 @@ func TestMeteredKubelet(t *testing.T) {
 	}
 }
 
-// TestNodeOfTwoFamilies: if the cluster's Services have both families
-// and the Site has fixed addresses of both, so has the Node.
+// TestNodeOfTwoFamilies: if the cluster's Services and the Site's fixed addresses
+// have both families, the Node has both too.
 func TestNodeOfTwoFamilies(t *testing.T) {
 	const fixed = "network: {interfaces: [{name: e*, addresses: [192.0.2.50/24, 'fd00:2::50/64'], gateway: 192.0.2.1}]}"
 	for _, c := range []struct {

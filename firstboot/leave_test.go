@@ -234,7 +234,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 			t.Error("the node was touched")
 		}
 	}
-	// Without pins, any server on the way may have answered.
+	// Without pins, any server on the network path may have answered.
 	w.Stamp(worldtest.SlotDevice, unpin(w.Site()))
 	w.PowerOn()
 	w.Offline = false
@@ -481,7 +481,8 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 	}
 }
 
-// TestNewTokenWhileOffline: a token is kept until the cluster has shown the node Ready.
+// TestNewTokenWhileOffline: a new token is kept until the cluster
+// has reported the node as Ready.
 func TestNewTokenWhileOffline(t *testing.T) {
 	t.Parallel()
 	for name, away := range map[string]func(*world, bool){
@@ -524,15 +525,15 @@ func TestRejoinIsSeenReady(t *testing.T) {
 	}
 }
 
-// bearAgain re-creates the cluster, empty, with the same
-// keys; ipvscare then sends its API servers no traffic.
+// bearAgain recreates the cluster, empty and with the same keys. ipvscare
+// then sends no traffic to its API servers.
 func (w *world) bearAgain() {
 	w.Cluster.Births++
 	w.Cluster.Nodes = map[string]*api.Node{}
 	w.Cluster.Down[worldtest.Endpoint] = true
 }
 
-// wantJoined checks the record of the cluster, first boot's and ipvscare's.
+// wantJoined checks the records of the cluster that first boot and ipvscare have.
 func (w *world) wantJoined(births int) {
 	w.T.Helper()
 	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
@@ -548,8 +549,8 @@ func (w *world) wantJoined(births int) {
 	}
 }
 
-// TestClusterBornAgain: a node does not follow a cluster with its API servers and keys
-// but without its objects, and reports it. With a token of that cluster it joins again.
+// TestClusterBornAgain: a node does not follow a recreated cluster with the same API servers and
+// keys, and reports it. With a token of that cluster it joins again.
 func TestClusterBornAgain(t *testing.T) {
 	t.Parallel()
 	for _, form := range []string{"native", "unit", "staticPod"} {
@@ -594,7 +595,7 @@ func TestClusterBornAgain(t *testing.T) {
 	}
 }
 
-// asIPVScare opens and closes the endpoint like ipvscare,
+// asIPVScare opens and closes the endpoint as ipvscare would,
 // according to the cluster in ipvs.json.
 func (w *world) asIPVScare() {
 	guard := func() {
@@ -692,7 +693,8 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	}
 }
 
-// TestNotBornAgain: a person may re-create cluster-info, or delete the Node.
+// TestNotBornAgain: the cluster counts as the same after a person has
+// recreated cluster-info, or deleted the Node.
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
@@ -720,9 +722,9 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainBeforeItPublishes: the API servers' Service identifies another
-// cluster that has not published anything yet, and the same one after cluster-info
-// was re-created and the Node deleted. A record of a former release has no Service.
+// TestBornAgainBeforeItPublishes: the UID of the API servers' Service identifies a recreated
+// cluster that has not published anything yet. It also identifies the same cluster after
+// cluster-info and the Node were recreated. A record of a former release has no such UID.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -803,8 +805,8 @@ func TestUnclearWhetherBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainFarAway: by satellite a connection takes a
-// second and a half, and a check takes three.
+// TestBornAgainFarAway: by satellite each connection takes a second and a
+// half, and a check needs three connections.
 func TestBornAgainFarAway(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -829,8 +831,8 @@ func TestBornAgainFarAway(t *testing.T) {
 	}
 }
 
-// TestNodeOfAFormerRelease: a node without a record of its cluster makes one when it
-// is Ready again. If nodes may not read cluster-info, it continues without.
+// TestNodeOfAFormerRelease: a node without a record of its cluster makes one when it is Ready
+// again. If nodes may not read cluster-info, it continues without a record.
 func TestNodeOfAFormerRelease(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -851,8 +853,8 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	}
 }
 
-// TestNoteOfTheClusterFollowsIt: cluster-info is re-created and, much later, the Node
-// deleted, as the documentation says. Each of them alone identifies the cluster for a while.
+// TestNoteOfTheClusterFollowsIt: cluster-info is recreated and, much later, the Node deleted, as
+// in the documentation. Each of their UIDs identifies the cluster for a while.
 func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -878,7 +880,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-anew", ServiceUID: "service-1"})
 }
 
-// wantNoted checks the record of the cluster, first boot's and ipvscare's.
+// wantNoted checks the records of the cluster that first boot and ipvscare have.
 func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	w.T.Helper()
 	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != want {
@@ -919,8 +921,8 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestNoteIsOfOneAPIServer: through the endpoint, cluster-info
-// and the Node may come from different API servers.
+// TestNoteIsOfOneAPIServer: two requests through the endpoint, for cluster-info and for the
+// Node, may be answered by different API servers.
 func TestNoteIsOfOneAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -949,8 +951,8 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	}
 }
 
-// TestDamagedIPVSConfigKeepsNobody: with a damaged ipvs.json, a machine can
-// still leave its cluster or disable IPVS, and ipvscare removes its rules.
+// TestDamagedIPVSConfigKeepsNobody: with a damaged ipvs.json, a machine can still leave its
+// cluster or disable IPVS. ipvscare removes its rules then too.
 func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"", "{", "{}", "\x00\x00", `{"version":7}`} {

@@ -13,7 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// wantNoStranger plugs in an untrusted stick for the next boot, which must reject it.
+// wantNoStranger plugs in an untrusted stick for the next boot, and
+// checks that the boot rejects it.
 func wantNoStranger(t *testing.T, w *world, when string) {
 	t.Helper()
 	w.plug(w.Site(strangersKey, "network: {dns: [192.0.2.123]}"))
@@ -40,9 +41,9 @@ func (w *world) expire() {
 	w.Stamp(worldtest.SlotDevice, w.SlotSite(worldtest.SlotDevice)+worldtest.WithToken+"\n")
 }
 
-// TestAMemberThatFailsToJoinAgain: a member removes its credentials before
-// it joins again, and stays a member for untrusted sticks, whenever the
-// power is cut; also a node of a former release without a membership record.
+// TestAMemberThatFailsToJoinAgain: a member that joins again first removes its credentials. For
+// untrusted sticks it stays a member, even after a power cut at any point. So does a node of a
+// former release without a membership record.
 func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{

@@ -18,7 +18,7 @@ import (
 
 const cpuState = "/var/lib/kubelet/cpu_manager_state"
 
-// updated boots the machine, a node, with the system of another image.
+// updated boots the machine, which is a node, with the system of another image.
 func (w *world) updated(from, to string) {
 	w.T.Helper()
 	image := w.Get(ondisk.ImageInfoFile)
@@ -30,8 +30,8 @@ func (w *world) updated(from, to string) {
 	w.PowerOn()
 }
 
-// beforeUpdate returns a node with v1.36.3 that is about to
-// boot another system, and its files.
+// beforeUpdate returns a node with v1.36.3 that is about to boot another
+// system. files are kubelet's files on it.
 func beforeUpdate(t *testing.T) (w *world, files map[string]string) {
 	t.Helper()
 	w = readyNode(t)
@@ -66,7 +66,7 @@ func (w *world) takenOver(when string) {
 	}
 }
 
-// goneBack boots the former system and checks that its kubelet has its files.
+// goneBack boots the former system, and checks that kubelet has its former files.
 func (w *world) goneBack(when string, files map[string]string) {
 	w.T.Helper()
 	w.updated("v1.37.2", "v1.36.3")
@@ -115,7 +115,7 @@ func TestAnotherMinor(t *testing.T) {
 	if !w.ConsoleHas("restored kubelet's settings and state of v1.36") && !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
 		t.Errorf("flags: %s", w.Get(member.KubeadmFlags))
 	}
-	// The same once more, with other state.
+	// The same again, with other state.
 	w.Put(cpuState, "later state of v1.36")
 	files = w.kubeletFiles()
 	w.updated("v1.36.3", "v1.37.2")

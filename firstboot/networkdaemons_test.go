@@ -129,8 +129,8 @@ func wirelessWorld(t *testing.T, lines ...string) *world {
 
 const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop, psk: correct-horse}}]}"
 
-// With the files, a rollback restores the Wi-Fi units that
-// run now and those of the next boot.
+// A rollback restores the Wi-Fi units too: those that are running
+// now, and those of the next boot.
 func TestRollbackOfWiFi(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -197,7 +197,7 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	}
 }
 
-// When a Site no longer has a setting, the daemon that has loaded it is notified.
+// When a setting is removed from a Site, the daemon that has loaded it must reload.
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -223,14 +223,14 @@ func TestRemovedSettings(t *testing.T) {
 			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}
 	}
-	// A unit of the Site with the same name has its own file.
+	// A unit of the Site with the same name has another file.
 	w.EffectNames = nil
 	if err := site.ActivateChanges(t.Context(), w.Env(), apply.Changes{Paths: []string{"/etc/systemd/system/wpa_supplicant@wlan0.service"}}); err != nil || len(w.EffectNames) > 0 {
 		t.Errorf("%v, %q", err, w.EffectNames)
 	}
 }
 
-// systemd does not use removed drop-ins of yurthub's unit from the image any longer.
+// systemd stops using removed drop-ins of the image's yurthub unit.
 func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

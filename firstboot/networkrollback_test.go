@@ -25,7 +25,7 @@ func address(addr string) string {
 	return "network: {interfaces: [{name: eth0, addresses: [" + addr + "/24]}]}"
 }
 
-// networkHas reports whether a network setting in effect contains words.
+// networkHas reports whether the network settings in effect contain words.
 func (w *world) networkHas(words string) bool {
 	files, _ := filepath.Glob(filepath.Join(w.Root, "etc/systemd/network/*"))
 	return slices.ContainsFunc(files, func(f string) bool {
@@ -73,9 +73,9 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	}
 }
 
-// cutOnTheWay runs boot on clones of base, each with a power cut at
-// another effect. Each clone then boots again and is passed to look.
-// It returns the number of the first cut after the last effect.
+// cutOnTheWay runs boot on clones of base, each with a power cut at another effect. Each clone
+// then boots again and is passed to look. It returns the number of the first cut that came after
+// the last effect.
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}
@@ -145,7 +145,7 @@ func TestDeadUplink(t *testing.T) {
 	if s := w.State(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
 		t.Error("it did not go on with what it has")
 	}
-	// One more after a boot, then none.
+	// It tries once more after a reboot, and then not again.
 	w.PowerOn()
 	if err := w.boot(); err == nil {
 		t.Fatal("it was done without an uplink")
@@ -425,7 +425,8 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	}
 }
 
-// A file that networkd, which is not root, cannot read does not count as the same setting.
+// A file that networkd, which does not run as root, cannot read
+// does not count as the same setting.
 func TestRollbackOfPermissions(t *testing.T) {
 	t.Parallel()
 	const path, networkd = "/etc/systemd/network/30-lan.netdev", 152

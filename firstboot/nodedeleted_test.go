@@ -23,7 +23,7 @@ func (w *world) kubeletRestarts() (n int) {
 	return n
 }
 
-// later runs first boot after d, while the machine stays on.
+// later runs first boot again after d, while the machine stays on.
 func (w *world) later(d time.Duration) {
 	w.T.Helper()
 	if err := os.RemoveAll(filepath.Join(w.Root, ondisk.RunDir)); err != nil {
@@ -78,9 +78,9 @@ func (w *world) snapshots() (names []string) {
 	return names
 }
 
-// TestNodeOfAWorkerIsDeleted: first boot that runs at the same time as
-// kubelet makes kubelet register again, but not in another cluster with the
-// same keys, and only if an API server reports that the Node is missing.
+// TestNodeOfAWorkerIsDeleted: a first boot that runs beside kubelet makes it register again. It
+// does not if the cluster is another one with the same keys, or if no API server reports that
+// the Node is missing.
 func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

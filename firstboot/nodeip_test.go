@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// twoCards returns a machine with a second network card, and
-// with interfaces that a cluster makes.
+// twoCards returns a machine with a second network card, and with the
+// interfaces that a cluster's network makes.
 func twoCards(t *testing.T, lines ...string) *world {
 	w := nativeWorld(t, lines...)
 	w.Put("/sys/class/net/eth1/device/vendor", "0x1af4\n")

@@ -117,7 +117,7 @@ func (s *system) must(config string) apply.Changes {
 	return c
 }
 
-// tree returns all files below the root except our own records.
+// tree returns all files below the root, except package apply's own records.
 func (s *system) tree() map[string]string {
 	s.t.Helper()
 	out := map[string]string{}
@@ -247,7 +247,8 @@ func TestApply(t *testing.T) {
 	same(t, "second run", s.tree(), got, false)
 }
 
-// What a corrected config no longer contains is removed, and the former files are restored.
+// Files that a corrected config does not contain are removed, and
+// the original files are restored.
 func TestCorrected(t *testing.T) {
 	s := newSystem(t, base)
 	before := s.tree()
@@ -285,7 +286,7 @@ func TestCorrected(t *testing.T) {
 	same(t, "everything taken back", after, before, true)
 }
 
-// Daemons that did not get a change, or a removal, get it in the next Apply.
+// If a daemon was not told about a change or a removal, the next Apply tells it.
 func TestActivation(t *testing.T) {
 	s := newSystem(t, base)
 	const file, other = "/etc/sysctl.d/10-site.conf", "/etc/sysctl.d/20-site.conf"
@@ -360,7 +361,7 @@ func TestPowerCut(t *testing.T) {
 				if s.enabled["hello.service"] != whole.enabled["hello.service"] {
 					t.Errorf("cut at %d: hello.service enabled: %v", n, s.enabled["hello.service"])
 				}
-				// A correction right after the cut still undoes everything.
+				// A correction right after the power cut still undoes everything.
 				s.must(empty)
 				for p, text := range s.tree() {
 					if _, there := base[p]; !there && !strings.HasPrefix(text, "d") {

@@ -32,8 +32,8 @@ func FuzzAccounts(f *testing.F) {
 	})
 }
 
-// FuzzHostileRoot applies a config to a system some of whose paths are links
-// that lead anywhere: nothing outside of the root is touched.
+// FuzzHostileRoot applies a config to a system in which some paths are links to
+// anywhere. Nothing outside of the root may change.
 func FuzzHostileRoot(f *testing.F) {
 	for n := range byte(len(hostilePaths)) {
 		f.Add(n, "../../../outside", n+1, "/outside")
@@ -56,7 +56,7 @@ func FuzzHostileRoot(f *testing.F) {
 			}
 			os.Symlink(l.to, p) // where that is possible
 		}
-		// Only now, since the second link may itself have been made through the first.
+		// Removed only now, since the second link may have been made through the first.
 		for _, name := range []string{"passwd", "manifest.json", "append.conf"} {
 			os.Remove(filepath.Join(outside, name))
 			if err := os.WriteFile(filepath.Join(outside, name), []byte("theirs"), 0o644); err != nil {

@@ -24,8 +24,8 @@ var (
 	users = Owner{Mode: 0o600, UID: user, GID: user}
 )
 
-// machine is a root with /etc/kubernetes/manifests, which
-// belongs to root, and /home/u, where another user may write.
+// machine is a root with /etc/kubernetes/manifests, which only root may write,
+// and /home/u, which another user may write.
 type machine struct {
 	t *testing.T
 	Root
@@ -76,7 +76,7 @@ func (m *machine) has(p, want string) {
 	}
 }
 
-// untouched checks that nothing but the homes was changed.
+// untouched checks that nothing outside of the homes was changed.
 func (m *machine) untouched() {
 	m.t.Helper()
 	m.has("etc/kubernetes/manifests/pod.yaml", "root's")
@@ -94,8 +94,8 @@ func (m *machine) untouched() {
 
 const keys = "/home/u/.ssh/authorized_keys"
 
-// TestWhatAUserPutsInTheWay writes root's keys to a home
-// where its user has put links and other files.
+// TestWhatAUserPutsInTheWay writes root's keys to a home in which its user has
+// put links and other files in the way.
 func TestWhatAUserPutsInTheWay(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -186,7 +186,7 @@ func TestStream(t *testing.T) {
 	m.has("/var/file", "whole")
 }
 
-// Removing a path or changing its owner never follows a link to other files.
+// Removing a path, or changing its owner, never follows a link to other files.
 func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m := newMachine(t)
 	m.link("/etc/kubernetes/manifests", "home/u/.config")
@@ -219,7 +219,7 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	m.link("/home", "var/home")
 	m.do(m.WriteFile("/var/run/a/b", []byte("1"), roots))
 	m.has("run/a/b", "1")
-	m.do(m.WriteFile("/var/config/../run/c", []byte("2"), roots)) // as a shell's cd, not as the kernel
+	m.do(m.WriteFile("/var/config/../run/c", []byte("2"), roots)) // resolved like a shell's cd, not like the kernel
 	m.has("run/c", "2")
 	if b, _, err := m.ReadFile("/var/config/shadow"); err != nil || string(b) != "secret" {
 		t.Errorf("%q, %v", b, err)
@@ -230,7 +230,7 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 	if err := m.WriteFile("/loop/x", nil, roots); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a loop: %v", err)
 	}
-	// A link of root leads to a directory of another user, in which links are not followed.
+	// A link of root's leads to a directory of another user, in which links are not followed.
 	m.link("/etc", "home/u/etc")
 	if _, _, err := m.ReadFile("/var/home/u/etc/shadow"); !errors.Is(err, ErrLink) {
 		t.Errorf("got %v", err)
@@ -285,7 +285,7 @@ func TestAUserWhoIsQuick(t *testing.T) {
 	}
 }
 
-// A user may have moved root's directory to his own; it does not become his.
+// A user may have moved root's directory into his own home. It must not get his ownership.
 func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	desk.NeedRoot(t, "it gives files to others")
 	m := newMachine(t)
@@ -309,7 +309,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	if i, err := m.Lstat(keys); err != nil || i.Sys().(*syscall.Stat_t).Uid != user || i.Mode().Perm() != 0o600 {
 		t.Errorf("%+v, %v", i, err)
 	}
-	// A home, which is in a directory of root, becomes its user's with its contents.
+	// A home in a directory of root's does get its user's ownership, with its contents.
 	m.do(os.Chown(m.path("home/u"), user+1, user+1))
 	m.do(m.Mkdir("/home/u", Owner{Mode: 0o700, UID: user, GID: user}))
 	if i, err := m.Lstat("/home/u"); err != nil || i.Sys().(*syscall.Stat_t).Uid != user {

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// A variable has its attributes before its value, and can be set twice; a machine
-// without UEFI says so.
+// A variable has its attributes before its value, and can be set twice. A
+// machine without UEFI returns ErrUnsupported.
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "EdgebakeBorn-0")
 	for _, value := range []string{"a longer value", "short"} {
@@ -32,7 +32,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// The kernel makes variables immutable that it does not know.
+// The kernel makes unknown variables immutable.
 func TestWriteImmutable(t *testing.T) {
 	desk.NeedRoot(t, "it makes a file immutable")
 	path := filepath.Join(t.TempDir(), "BootNext-0")

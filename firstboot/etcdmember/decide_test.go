@@ -28,7 +28,7 @@ func members(text string) []Member {
 // unstarted is an added learner whose etcd has not started.
 var unstarted = Member{ID: "9", PeerURLs: []string{"https://m3:2380"}, Learner: true}
 
-// TestTable has every row of the decision table, and rows next to them.
+// TestTable tests every row of the decision table, and cases close to it.
 func TestTable(t *testing.T) {
 	for name, tt := range map[string]struct {
 		v    View
@@ -140,8 +140,8 @@ func TestTable(t *testing.T) {
 // writesImage matches a fix that overwrites the disk.
 var writesImage = regexp.MustCompile(`write the image|flash`)
 
-// TestNeverTwice enumerates every view of three control-plane nodes:
-// an empty etcd is never started if one runs or may have data.
+// TestNeverTwice enumerates all views of three control-plane nodes. A new etcd is never
+// started if one is running or may have data.
 func TestNeverTwice(t *testing.T) {
 	n, births := 0, 0
 	states := []PeerState{Silent, Blank, Leaderless, InUse, Spent}

@@ -172,7 +172,8 @@ nft -f "$RULES"
 all
 `
 
-// TestPortsAsServer listens on yurthub's ports for TestPortRules; otherwise it is skipped.
+// TestPortsAsServer listens on yurthub's ports. TestPortRules
+// starts it; otherwise it is skipped.
 func TestPortsAsServer(t *testing.T) {
 	if os.Getenv("RULES") == "" {
 		t.Skip("SKIPPED: it is the other end of TestPortRules")
@@ -202,7 +203,7 @@ func TestPortsAsServer(t *testing.T) {
 	time.Sleep(10 * time.Minute) // until it is killed
 }
 
-// as changes to the user in this environment variable; without it, to root.
+// as changes to the user whose ID is in an environment variable; if it is not set, to root.
 func as(t *testing.T, variable string) {
 	uid, _ := strconv.Atoi(os.Getenv(variable))
 	if err := syscall.Setresuid(-1, uid, -1); err != nil {
@@ -210,7 +211,7 @@ func as(t *testing.T, variable string) {
 	}
 }
 
-// TestPortsAsClient connects to those ports as one of the clients of TestPortRules.
+// TestPortsAsClient connects to these ports as one of TestPortRules' clients.
 func TestPortsAsClient(t *testing.T) {
 	who, subnet := os.Getenv("WHO"), os.Getenv("SUBNET")
 	if who == "" {
@@ -239,9 +240,9 @@ func TestPortsAsClient(t *testing.T) {
 	}
 }
 
-// letIn tries to connect for two seconds. The kernel answers at once if
-// the rules let the connection in, otherwise never. The result is
-// checked once more at the end, since the machine may have been busy.
+// letIn tries to connect for two seconds. The kernel answers at once if the rules allow the
+// connection, otherwise never. It tries once more at the end, since the machine may have been
+// busy.
 func letIn(addr string) (bool, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -274,8 +275,8 @@ func letIn(addr string) (bool, error) {
 	}
 }
 
-// The kernel applies the rules: which client reaches which port, by IPv4 and IPv6,
-// as which user, and from which clients a user's listener gets connections.
+// The kernel applies the rules. The test checks which client reaches which port, over IPv4 and
+// IPv6 and as which user, and which clients reach a user's listener.
 func TestPortRules(t *testing.T) {
 	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
@@ -303,7 +304,7 @@ func TestPortRules(t *testing.T) {
 		}
 		return strings.Split(strings.TrimSpace(string(out)), "\n")
 	}
-	// want lists the clients for which ok returns true, which must reach a listener of root.
+	// want lists the clients for which ok returns true: these must reach a listener of root's.
 	want := func(ok func(who, port string) bool) []string {
 		var out []string
 		for n, who := range []string{"pod", "card", "bridged", "node", "client", "user"} {
@@ -341,8 +342,8 @@ func TestPortRules(t *testing.T) {
 	}
 }
 
-// A user's listener with a full queue answers with SYN cookies,
-// which the kernel sends without a user: still nobody connects.
+// A user's listener with a full queue answers with SYN cookies, which the kernel sends
+// without a user. Even then, nobody can connect.
 func TestNoUserAnswersWithCookies(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")
@@ -359,7 +360,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 		rules     bool
 		connected int
 	}{
-		// The kernel queues one request, and one connection beyond the backlog of 0.
+		// The kernel queues one more connection than the backlog of 0.
 		{"a user, no rules", 65534, false, 1},
 		{"root", 0, true, 1},
 		{"a user", 65534, true, 0},
@@ -381,7 +382,7 @@ func TestNoUserAnswersWithCookies(t *testing.T) {
 				return
 			}
 			to := unix.SockaddrInet4{Port: 10261, Addr: [4]byte{127, 0, 0, 1}}
-			unix.Setfsuid(c.user) // only of this thread
+			unix.Setfsuid(c.user) // changes only this thread
 			l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 			unix.Setfsuid(0)
 			if err != nil {
