@@ -84,7 +84,7 @@ func TestNodeIPOfMadeInterfaces(t *testing.T) {
 	}
 }
 
-// TestNodeIPOfNoAddress: a new machine lists its addresses; a node keeps its address.
+// TestNodeIPOfNoAddress: a new machine reports its addresses, and a node keeps its address.
 func TestNodeIPOfNoAddress(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: 172.16.0.0/12")

@@ -40,8 +40,8 @@ func (w *world) plug(site string) {
 	w.Stamp(stickDev, site)
 }
 
-// TestStickFromALaptop: laptops make a FAT file system with a
-// label, in a partition without a name or on the whole device.
+// TestStickFromALaptop: a laptop makes a FAT file system with the slot's label, in an
+// unnamed partition or on the whole device.
 func TestStickFromALaptop(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -144,7 +144,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
 		t.Error("the own slot still holds the token")
 	}
-	// The stick may stay or be removed: its Site is used once.
+	// The stick may stay or be removed, since its Site is used only once.
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	}
 }
 
-// TestSlowStick: the stick appears after the phase that reads sticks.
+// TestSlowStick: the stick appears only after the phase that reads sticks.
 func TestSlowStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -218,8 +218,8 @@ func TestStickCorrectsAStoppedMachine(t *testing.T) {
 	}
 }
 
-// TestCards: SD cards and devices on external ports count as sticks, whatever the kernel
-// reports about their medium; the disk that was booted from and soldered storage do not.
+// TestCards: SD cards and devices on external ports count as sticks, whatever the kernel reports
+// about their medium. The boot disk and soldered storage do not.
 func TestCards(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

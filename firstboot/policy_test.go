@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// From an unsigned stick, an enrolled node applies repairs only, no users and no config.ign.
+// An enrolled node applies only repairs from an unsigned stick: no users and no config.ign.
 func TestAStrangersStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -45,8 +45,8 @@ func TestAStrangersStick(t *testing.T) {
 	}
 }
 
-// admits gives the machine an Image with this
-// sites.removable and the public keys of these keys.
+// admits gives the machine an Image with this policy
+// (sites.removable), and with the public keys of keys.
 func (w *world) admits(policy string, keys ...minisign.PrivateKey) {
 	w.T.Helper()
 	var info map[string]any

@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestPortsAreClosedOrYurthubDoesNotRun: if the rules cannot
-// be loaded, the phase fails, and yurthub is not started.
+// TestPortsAreClosedOrYurthubDoesNotRun: if the rules cannot be loaded, the
+// phase fails and yurthub is not started.
 func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -40,7 +40,7 @@ func TestPortsAreClosedOrYurthubDoesNotRun(t *testing.T) {
 		}
 	}
 
-	// Somebody flushes all rules: the check of a later boot notices that.
+	// Somebody flushes all rules. The Check at a later boot notices that.
 	w.PowerOn()
 	w.NFTRules = ""
 	if err := w.boot(); err != nil || !strings.Contains(w.NFTRules, "10261") {
@@ -78,8 +78,8 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 	}
 }
 
-// TestRulesComeBeforeKubelet: on a newly written root the
-// rules are loaded before kubelet starts.
+// TestRulesComeBeforeKubelet: on a newly written root, the rules
+// are loaded before kubelet starts.
 func TestRulesComeBeforeKubelet(t *testing.T) {
 	w := podWorld(t)
 	w.mustBoot()

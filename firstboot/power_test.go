@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Before the token is removed, all of the node's files are synced to the disk.
+// Before the token is removed, all of the node's files are synced.
 func TestPowerGoesRightAfterReady(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -60,8 +60,8 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
-// The next boot does the same whatever state.json says after
-// a power cut, even if it is missing.
+// The next boot does not depend on the contents of state.json after
+// a power cut, or on its existence.
 func TestStateDecidesNothing(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -104,7 +104,7 @@ func TestStateDecidesNothing(t *testing.T) {
 	}
 }
 
-// states returns possible state files, independent of the machine.
+// states returns possible state files. They do not depend on the machine.
 func states(ofNode string) map[string]func(*world) error {
 	put := func(text string) func(*world) error {
 		return func(w *world) error { w.Put(ondisk.StateFile, text); return nil }
@@ -119,8 +119,7 @@ func states(ofNode string) map[string]func(*world) error {
 	}
 }
 
-// reset removes the token if the join that it belongs to is
-// complete, whatever state.json says.
+// A reset removes the token if its join is complete, whatever state.json contains.
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
@@ -172,7 +171,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 }
 
-// convert rejects a machine only while first boot runs.
+// A convert is rejected only while first boot is running.
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)
@@ -194,7 +193,7 @@ func TestStateDecidesNoConvert(t *testing.T) {
 			}
 		}
 	}
-	// It is done and sends its last report.
+	// First boot is done, and is sending its last report.
 	node.Units[ondisk.UnitFirstboot] = "active"
 	node.Started[ondisk.UnitFirstboot] = node.Now.Add(-time.Hour)
 	if _, err := node.convert(pool); err != nil {
@@ -230,7 +229,7 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 			if file != member.ClientCert {
 				continue
 			}
-			// Without a token it cannot continue, which is reported.
+			// Without a token the machine cannot continue, which is reported.
 			w.PowerOn()
 			if err := w.boot(); err == nil || !w.ConsoleHas("FAILED discovery") {
 				t.Errorf("%s is %s:\n%s", file, spoilt, strings.Join(w.Console, "\n"))
@@ -242,8 +241,8 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	}
 }
 
-// After two rotations, the current certificate of each store
-// is damaged in every way that a power cut may cause.
+// The current certificate of each store, after two rotations, is damaged in every
+// way in which a power cut may damage it.
 func TestRestoreCertificates(t *testing.T) {
 	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
@@ -253,7 +252,7 @@ func TestRestoreCertificates(t *testing.T) {
 	first, second, third := pair(0), pair(100), pair(200)
 	otherKey := third[:strings.Index(third, "-----BEGIN PRIVATE")] + second[strings.Index(second, "-----BEGIN PRIVATE"):]
 	for _, s := range member.CertStores() {
-		// Clocks may be wrong: the second certificate has the greatest name.
+		// The clock may be wrong: the second certificate has the greatest name.
 		dated := func(date string) string { return s.Dir + "/" + s.Name + "-" + date + ".pem" }
 		one, two, three := dated("2026-11-20-10-00-00"), dated("2031-01-01-00-00-00"), dated("2027-06-08-10-00-00")
 		for name, tc := range map[string]struct {
@@ -288,7 +287,7 @@ func TestRestoreCertificates(t *testing.T) {
 				t.Errorf("%s, %s: the link leads to %s, not %s (%v)", s.Name, name, got, tc.want, err)
 			}
 		}
-		// If none can be used, and the program requests another one,
+		// If no certificate is usable, and the program requests a new one,
 		// the broken one must be removed.
 		w := newWorld(t, "testdata/machine.txtar")
 		w.Put(one, "")
@@ -304,7 +303,7 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 }
 
-// A pair with a damaged file is removed: kubelet checks only that the files exist.
+// A pair with a damaged file is removed, since kubelet only checks that the files exist.
 func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")

@@ -25,7 +25,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// reissue returns a new certificate of a CA, signed by its own key or by another one.
+// reissue returns a new certificate of a CA, signed with key, which may
+// be the CA's own key or another one.
 func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Time) []byte {
 	t.Helper()
 	tmpl := *ca
@@ -37,7 +38,7 @@ func reissue(t *testing.T, ca *x509.Certificate, key crypto.Signer, now time.Tim
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// yearsLater advances the clock; kubelet has renewed its certificate meanwhile.
+// yearsLater advances the clock. kubelet has renewed its certificate meanwhile.
 func (w *world) yearsLater(years int) {
 	w.T.Helper()
 	w.Now = w.Now.AddDate(years, 0, 0)
@@ -49,8 +50,8 @@ func (w *world) yearsLater(years int) {
 	w.PowerOn()
 }
 
-// A worker gets the reissued CA from cluster-info, even from an unauthenticated server, and
-// accepts it because the key is the same. It still works after the former CA has expired.
+// A worker gets the reissued CA from cluster-info, even of an unauthenticated server, and
+// accepts it since its key is the same. The CA still works after the former one has expired.
 func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -121,8 +122,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w.mustBoot()
 }
 
-// A control-plane node installs and publishes the CAs of a newer Site
-// and makes its kubeconfigs again; an older Site undoes none of that.
+// A control-plane node installs and publishes the CAs of a newer Site, and makes its
+// kubeconfigs again. An older Site does not undo this.
 func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -199,8 +200,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 }
 
-// A computer whose clock was ahead reissued the CAs, and later did so again with
-// the right clock: a control-plane node with the former CAs installs the latter.
+// A computer reissued the CAs while its clock was ahead, and later again with the right clock. A
+// control-plane node with the former CAs installs the later ones.
 func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"

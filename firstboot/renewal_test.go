@@ -18,7 +18,7 @@ import (
 )
 
 // inUseBytes returns the contents of the certificates and
-// kubeconfigs that the control plane uses.
+// kubeconfigs in use by the control plane.
 func (m *controlPlane) inUseBytes() map[string]string {
 	m.T.Helper()
 	all := map[string]string{}
@@ -32,8 +32,8 @@ func (m *controlPlane) inUseBytes() map[string]string {
 	return all
 }
 
-// wantUsable checks that every certificate is usable, or
-// that its renewed one is, which the next run installs.
+// wantUsable checks that every certificate is usable, or has a usable renewed
+// version, which the next run installs.
 func (m *controlPlane) wantUsable(when string) {
 	m.T.Helper()
 	for _, c := range controlplane.CredentialsOf(m.site) {
@@ -129,8 +129,8 @@ func TestRenewalThatFails(t *testing.T) {
 	}
 }
 
-// An unusable certificate is an error until kubeadm can make
-// it again; the others are not changed meanwhile.
+// An unusable certificate is an error until kubeadm can make it again.
+// The others do not change meanwhile.
 func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -153,8 +153,8 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.bootDone()
 }
 
-// A usable certificate of kubelet is kept if only its kubeconfig is
-// broken. An expired one is removed, since kubelet would prefer it.
+// If only kubelet's kubeconfig is broken, its usable certificate is kept. An expired one
+// is removed, since kubelet would prefer it.
 func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -198,7 +198,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 			files := m.Files()
 			whole := m.cloneWith(t, files)
 			whole.bootDone()
-			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // no file in use is changed before
+			first := slices.IndexFunc(whole.EffectNames, func(effect string) bool { return strings.HasPrefix(effect, "link ") }) // before that, no file in use is changed
 			end := slices.Index(whole.EffectNames, "remove all of "+controlplane.RenewalDir) + 2
 			if first < 0 || end < first+20 {
 				t.Fatalf("effects: %q", whole.EffectNames)
@@ -237,8 +237,8 @@ func TestPowerCutOfRenewal(t *testing.T) {
 	}
 }
 
-// Certificates of any lifetime are made once, and renewed after
-// half of it, even if the record of when they were made is lost.
+// Certificates of any lifetime are made once, and renewed after half of that time,
+// even if the record of their creation is lost.
 func TestRenewalOfShortCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -298,8 +298,8 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 	}
 }
 
-// Certificates that a CA issues in its last months are not renewed again and
-// again, whether they end before it or not, and etcd starts with them.
+// Certificates that a CA issues in its last months are not renewed again and again, whether they
+// expire before the CA or not. etcd starts with them.
 func TestRenewalAtTheEndOfACA(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -331,8 +331,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// Pods run while kubelet does not, for example because its certificate has expired
-// and systemd restarts it in a loop. They read renewed certificates nevertheless.
+// Pods may be running while kubelet is not, e.g. because its certificate has expired and systemd
+// restarts it in a loop. They must read renewed certificates too.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -352,8 +352,8 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	}
 }
 
-// A manifest that a power cut has truncated does not prevent the restart of
-// other pods with renewed certificates, nor its own repair in the next phase.
+// A manifest that a power cut has truncated prevents neither the restart of the other pods with
+// renewed certificates, nor its own repair in the next phase.
 func TestRenewalWithASpoiltManifest(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -377,9 +377,9 @@ func (m *controlPlane) madeTimes() (n int) {
 	return n
 }
 
-// A PC whose clock runs in the local time of Shanghai makes its certificates eight hours
-// ahead. If a time server answers in time, none is made by that clock. Otherwise those
-// that are not valid yet are made again later, and the pods read them.
+// A PC whose clock shows Shanghai's local time makes its certificates eight hours ahead, unless
+// a time server answers first. Those that are not valid yet are made again later, and the pods
+// read them.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -432,8 +432,8 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 	}
 }
 
-// A control-plane node boots with a clock behind its
-// certificates. They are valid once a time server answers.
+// A control-plane node boots with a clock that is behind its certificates. They
+// become valid once a time server answers.
 func TestCertificatesOfAClockBehind(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -462,14 +462,14 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	}
 }
 
-// A control-plane node without a battery, a time server and etcd's data
-// joins a cluster whose certificates begin later than its clock says.
+// A control-plane node without a battery, a time server or etcd's data joins a cluster whose
+// certificates start later than its clock shows.
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.ClockSynced, m.Cluster.NoClusterInfo = false, false
 	m.Now = m.Now.Add(200 * time.Hour)
-	m.SetClock(m.Now.Add(-200 * time.Hour)) // when the Site was stamped
+	m.SetClock(m.Now.Add(-200 * time.Hour)) // the time at which the Site was stamped
 	m.quorum()
 	err := m.boot()
 	if m.ClockSkew < -time.Hour || len(m.starts) != 1 {

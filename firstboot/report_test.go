@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The server does not answer at first when the node is ready.
+// When the node is ready, the report's server does not answer at first.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -47,7 +47,7 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 	noSecret(t, w)
 
-	// First boot gives up on a server that stays away.
+	// First boot gives up if the server stays unreachable.
 	w.PowerOn()
 	e = w.Env()
 	tries := 0
@@ -60,8 +60,8 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 }
 
-// The report has the start of each part of the boot, including first boot's
-// own, and the end of systemd's startup, which is known only later.
+// The report has the start of each part of the boot, including first boot's, and the end of
+// systemd's startup, which is known only later.
 func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -75,7 +75,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	if want := (ondisk.BootClock{Userspace: 6_100_000, Finish: 24_000_000, FirstBoot: 1_000_000}); s.Boot == nil || *s.Boot != want {
 		t.Errorf("%+v", s.Boot)
 	}
-	// Without an answer, the machine still becomes a node.
+	// Without these times, the machine still becomes a node.
 	w.PowerOn()
 	e := w.Env()
 	e.BootClock = func(context.Context) (ondisk.BootClock, error) { return ondisk.BootClock{}, errors.New("no bus") }

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// exchangeRoot makes the machine boot the other root
-// partition next: /etc is the image's, /var the machine's.
+// exchangeRoot makes the machine boot the other root next: /etc is
+// new from the image, /var stays.
 func (w *world) exchangeRoot() {
 	w.T.Helper()
 	// On a machine this is a bind mount from DATA.
@@ -55,8 +55,7 @@ func (w *world) exchangeRoot() {
 	}
 }
 
-// After a root was exchanged, it gets the Site's settings
-// and the machine ID, and the node is the same.
+// A new root gets the Site's settings and the machine ID, and the node stays the same.
 func TestExchangedRoot(t *testing.T) {
 	t.Parallel()
 	for _, brought := range []struct{ id, how string }{
@@ -102,8 +101,7 @@ func TestExchangedRoot(t *testing.T) {
 	}
 }
 
-// The next boot completes an interrupted one of a new root,
-// even offline: kubelet runs, whatever else is reachable.
+// An interrupted boot of a new root is completed by the next boot, even offline: kubelet runs.
 func TestExchangedRootOffline(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -133,8 +131,8 @@ func TestExchangedRootOffline(t *testing.T) {
 	}
 }
 
-// An edge node whose root was exchanged while no API server
-// answers has its yurthub, without which kubelet runs no pods.
+// An edge node boots a new root while no API server answers. It has its yurthub,
+// without which kubelet would run no pods.
 func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -165,7 +163,7 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 	}
 }
 
-// Only the root in use gets its own file system IDs; the other one is not changed.
+// Only the root in use gets its own file system UUID. The other one is not changed.
 func TestOwnFileSystems(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

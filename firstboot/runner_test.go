@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// TestSpread: a thousand nodes that boot together spread
-// their requests, and none of them waits for long.
+// TestSpread: a thousand nodes that boot together spread their
+// requests, and no node waits for long.
 func TestSpread(t *testing.T) {
 	t.Parallel()
 	var early, late int
@@ -36,7 +36,7 @@ func TestSpread(t *testing.T) {
 	if early > 150 || late > 150 || early < 50 || late < 50 {
 		t.Errorf("%d of 1000 in the first tenth, %d in the last", early, late)
 	}
-	// Once per boot, before the first connection, also if the run begins again.
+	// Once per boot, before the first connection, even if the run starts over.
 	w := nativeWorld(t)
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
@@ -76,8 +76,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestChecksOnlyLook: a Check changes nothing on the machine, at
-// its first boot and later. The programs that it runs only read.
+// TestChecksOnlyLook: no Check changes the machine, at its first boot or later.
+// The programs that Checks run only read.
 func TestChecksOnlyLook(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -124,7 +124,7 @@ func TestChecksOnlyLook(t *testing.T) {
 	}
 }
 
-// TestPhasesAreOfOnePass: a phase does not remember anything from an earlier pass.
+// TestPhasesAreOfOnePass: a phase remembers nothing from an earlier pass.
 func TestPhasesAreOfOnePass(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")

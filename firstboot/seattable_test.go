@@ -12,24 +12,24 @@ import (
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
-// peersRow is a state of the other control-plane nodes after a power
-// cut, and the decision without and with etcd's data on this disk.
+// peersRow is a state of the other control-plane nodes after a power cut. blank and data are the
+// decisions without and with etcd's data on this disk.
 type peersRow struct {
 	name        string
 	set         func(m *controlPlane)
 	blank, data string
 }
 
-// all sets the other control-plane nodes to one state.
+// all sets all other control-plane nodes to one state.
 func (m *controlPlane) all(s etcdmember.PeerState) {
 	for _, f := range m.others {
 		f.state, f.quorum = s, false
 	}
 }
 
-// After a power cut at any point of a bootstrap, or of the replacement of one of three
-// members, the disk and the others are in one of these states, and the decision follows
-// the table. etcd never starts blank if the others have had a cluster.
+// After a power cut in a bootstrap, or in the replacement of one of three members, the disk and
+// the other nodes are in one of these states. The decision must follow the table: etcd never
+// starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
 	const late = 200 * time.Hour // the birth ticket has expired
@@ -78,10 +78,10 @@ func TestPowerCutThenTheTable(t *testing.T) {
 
 var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 
-// cutThenRows cuts the power of machines like this one before effects of their first
-// boot, drops what was not synced, and combines the result with each row. Nightly runs
-// try all effects and rows. Others try every third effect, or with -short as many as
-// everyCut says, with one row, and all rows only when etcd's files are written.
+// cutThenRows cuts the power of copies of this machine before effects of their first boot, loses
+// unsynced files, and combines each result with the rows.
+// Nightly runs try all effects and rows. Other runs try every third effect (with -short, as in
+// everyCut) with one row, and all rows only where etcd's files are written.
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.Files()
@@ -125,11 +125,11 @@ func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Logf("%d cuts, %d views", disks[true]+disks[false], views)
 }
 
-// decides boots until first boot lets etcd start, at which it ends, or waits. It
-// returns the decision, after checking that etcd would start accordingly.
+// decides boots until first boot lets etcd start, or waits. It checks that etcd would start
+// according to the decision, and returns the decision.
 func (m *controlPlane) decides() string {
 	m.T.Helper()
-	m.Patience = 90 * time.Second // a former member is watched for one minute
+	m.Patience = 90 * time.Second // a former member is watched for a minute
 	m.BeforeEffect = func(string) {
 		if controlplane.Decided(m.Env()) {
 			m.PowerCutAt = 1

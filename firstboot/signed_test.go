@@ -25,7 +25,7 @@ func newSiteKey(t *testing.T) minisign.PrivateKey {
 	return k
 }
 
-// signed plugs in a signed stick, which change may have modified.
+// signed plugs in a signed stick. change, which may be nil, modifies it after signing.
 func (w *world) signed(key minisign.PrivateKey, at int64, change func(*slot.Contents), files map[string]string) {
 	w.T.Helper()
 	w.plug("")
@@ -49,8 +49,8 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
-// Every part of a Site with a valid signature of a key of the Image
-// is applied. With an invalid one, the stick counts as unsigned.
+// If a Site is signed with a key of the Image, all of it is applied. With an invalid
+// signature, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {
 	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
@@ -111,7 +111,7 @@ func TestASignedStick(t *testing.T) {
 	}
 }
 
-// The first Site must be signed too, and the console says that its token stays on the stick.
+// The first Site must be signed too. The console reports that its token stays on the stick.
 func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -144,8 +144,7 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	}
 }
 
-// An old signed Site is not applied again, whatever the
-// policy about signatures, and not after a reset either.
+// An old signed Site is not applied again under any policy, not even after a reset.
 func TestAnOldSignedSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -210,8 +209,8 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// The date of a signature counts even if it is before the image's: the Site does not replace
-// one that was stamped onto the disk later, nor after an unsigned stick in between.
+// A signature's date counts even if it is before the image's. The Site replaces no Site that was
+// stamped onto the disk later, not even after an unsigned stick in between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -287,7 +286,7 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
-// Two unsigned sticks follow each other, with a power cut at any point. Their dates
+// Two unsigned sticks are used one after the other, with a power cut at any point. Their dates
 // make no signed Site old, but the date of the Site on the disk still does.
 func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
@@ -333,7 +332,7 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// An Image rejects Sites that were signed before its date, on nodes and on blank machines.
+// An Image rejects Sites that were signed before its date, on members and on blank machines.
 func TestNotBefore(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -392,8 +391,8 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	}
 }
 
-// A power cut while the token is wiped from the slot leaves
-// it blank. The restored slot has the Site's date.
+// A power cut while the token is wiped leaves the slot blank. The
+// restored slot has the Site's date.
 func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A Site that is stamped while first boot runs is applied
-// completely in the next pass, and keeps its token for it.
+// A Site that is stamped while first boot runs is applied as a whole in the
+// next pass. Its token stays until then.
 func TestStampInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -49,7 +49,7 @@ func TestStampInTheMiddle(t *testing.T) {
 				}
 				return
 			}
-			// The second Site renames the node, which only a person may do.
+			// The second Site renames the node, for which a person must reset it.
 			if err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
@@ -95,7 +95,7 @@ func TestSecretsOfTheActiveSite(t *testing.T) {
 	}
 }
 
-// A check of a finished node reads the slot only once per pass.
+// A pass over a finished node reads the slot only a few times.
 func TestSlotIsReadOncePerPass(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -112,8 +112,8 @@ func TestSlotIsReadOncePerPass(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	// The check of site-config, the pass, the check of
-	// forget-token, and the check of site-config at the end.
+	// These are the Check of site-config, the pass, the Check of
+	// forget-token, and the last Check of site-config.
 	if reads > 4 {
 		t.Errorf("the slot was read %d times", reads)
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// slowUnits makes the jobs of units never end. As with
-// D-Bus, a job is not even queued if ctx has ended.
+// slowUnits makes the jobs of these units never end. As with D-Bus,
+// no job is queued if ctx has ended.
 func (w *world) slowUnits(e *machine.Env, slow ...string) {
 	unit := e.Unit
 	e.Unit = func(ctx context.Context, verb, name string) error {
@@ -43,8 +43,7 @@ func enabledUnits(names ...string) string {
 	return `ignition: '{"ignition":{"version":"3.4.0"},"systemd":{"units":[` + strings.Join(units, ",") + `]}}'`
 }
 
-// TestSlowUnitOfTheSite: units that wait for something delay
-// neither the units after them nor the join.
+// TestSlowUnitOfTheSite: units that wait for something delay neither later units nor the join.
 func TestSlowUnitOfTheSite(t *testing.T) {
 	t.Parallel()
 	slow := []string{"a.service", "b.service", "c.service", "d.service", "e.service", "f.service", "g.service", "h.service", "i.service", "j.service", "k.service", "l.service"}
@@ -66,7 +65,7 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	}) {
 		t.Errorf("notes: %q", w.State().Notes)
 	}
-	// A failed unit is in the report as long as it is failed.
+	// The report mentions a failed unit as long as it is failed.
 	w.Units["vpn.service"] = "failed"
 	for _, state := range []string{"failed", "active"} {
 		w.Units["vpn.service"] = state
@@ -77,8 +76,8 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 	}
 }
 
-// TestApplyingIsCutOff: an attempt ends while the Site's
-// settings are put into effect. The next attempt does the rest.
+// TestApplyingIsCutOff: an attempt ends while the Site's settings are put into
+// effect. The next attempt completes that.
 func TestApplyingIsCutOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, enabledUnits("a.service", "vpn.service"))
@@ -107,7 +106,7 @@ func TestApplyingIsCutOff(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatal(err)
 	}
-	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // a failure causes no other attempt
+	if w.Units["vpn.service"] != "active" || count(w.EffectNames, "start vpn.service") != 1 { // no second attempt after a failure
 		t.Errorf("vpn.service is %q: %q", w.Units["vpn.service"], w.EffectNames)
 	}
 	if !w.ConsoleHas("a unit of the Site is not in the state that the Site sets (a.service): its job ended with") {
@@ -115,8 +114,8 @@ func TestApplyingIsCutOff(t *testing.T) {
 	}
 }
 
-// TestSlowDaemons: daemons that do not start with the Site's settings
-// use up neither the time of an attempt nor that of a rollback.
+// TestSlowDaemons: daemons that do not start with the Site's settings use up
+// neither the attempt's time nor the rollback's.
 func TestSlowDaemons(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -137,8 +136,8 @@ func TestSlowDaemons(t *testing.T) {
 	}
 }
 
-// networkd simulates networkd: networkctl makes it load
-// settings over D-Bus, which starts late.
+// networkd simulates networkd. networkctl makes it load settings over
+// D-Bus, which starts after the time dbus.
 func (w *world) networkd(e *machine.Env, dbus time.Duration) (loaded func() string) {
 	const settings = "/etc/systemd/network/20-edgebake-00.network"
 	read := func() string {
@@ -181,8 +180,8 @@ func TestDBusComesUpLate(t *testing.T) {
 	}
 }
 
-// TestDBusComesUpLateOnANode: while networkd uses the former
-// settings, an answer from an API server does not prove the Site's.
+// TestDBusComesUpLateOnANode: an API server's answer does not prove the Site's settings
+// while networkd still uses the former ones.
 func TestDBusComesUpLateOnANode(t *testing.T) {
 	t.Parallel()
 	for _, dbus := range []time.Duration{40 * time.Second, 1000 * time.Hour} {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// stampAt writes files to a slot with a date, or with none if it is 0, as on a laptop.
+// stampAt writes files to a slot with this date; 0 means no date, as from a laptop.
 func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	w.T.Helper()
 	c := slot.Contents{Info: ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: stamped}, Files: map[string][]byte{}}
@@ -25,7 +25,7 @@ func (w *world) stampAt(dev string, stamped int64, files map[string]string) {
 	w.Slots[dev] = w.NewSlot(c)
 }
 
-// reportTo returns a Site that has its own report URL.
+// reportTo returns a Site with its own report URL, by which tests recognize it.
 func (w *world) reportTo(host string, lines ...string) string {
 	return w.Site(append(lines, "report: {url: 'https://"+host+".example/'}")...)
 }
@@ -36,7 +36,7 @@ func (w *world) goesBy(host string) bool {
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
 
-// A Site, another one, and the first again are applied in turn, each from the same stick.
+// One stick brings a Site, another one, and the first again. Each is applied.
 func TestBackToAFormerSite(t *testing.T) {
 	t.Parallel()
 	for _, stamped := range []bool{false, true} {
@@ -65,8 +65,8 @@ func TestBackToAFormerSite(t *testing.T) {
 	}
 }
 
-// A stick is applied again if another one was applied since,
-// and the first was pulled out meanwhile.
+// A stick is applied again if another stick was applied since, and
+// the first was unplugged meanwhile.
 func TestAnotherSticksComeback(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -161,7 +161,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 	}
 }
 
-// A valid stick is applied although another one is invalid.
+// A valid stick is applied even if another stick is invalid.
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -179,8 +179,7 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	}
 }
 
-// Each invalid stick is reported in a sentence of its own,
-// whether the machine has a Site or waits for one.
+// Each invalid stick is reported separately, whether the machine has a Site or waits for one.
 func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
@@ -243,7 +242,7 @@ func TestStickKeepsIgnition(t *testing.T) {
 	}
 }
 
-// A slot that a power cut has left blank is restored with all its files.
+// A slot that a power cut has left blank is restored with all of its files.
 func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
@@ -256,8 +255,8 @@ func TestPowerCutKeepsIgnition(t *testing.T) {
 	})
 }
 
-// cutSinceReady boots clones of w, each with a power cut at another effect after the node
-// was Ready. After two more boots it passes each to look, with the slot's config.ign.
+// cutSinceReady boots clones of w, each with a power cut at another effect after the node was
+// Ready. After two more boots it passes each clone, with the slot's config.ign, to look.
 func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at string)) {
 	t.Helper()
 	whole := w.clone(t)
@@ -280,9 +279,9 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// A machine that has not joined rejects an Ignition config with the
-// Site's token (TestPermanentFailuresNameTheirCure). A node accepts
-// the slot as it is, and the token is wiped from config.ign too.
+// A machine that has not joined rejects an Ignition config that contains the Site's token
+// (TestPermanentFailuresNameTheirCure). A node accepts such a slot, and wipes the token from
+// config.ign too.
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -327,7 +326,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was plugged in when the machine was reset") {
 		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
-	// A stick that is stamped again is meant to be used.
+	// A stick that is stamped again is applied, since somebody wants that.
 	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()
@@ -336,7 +335,7 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 }
 
-// A stick with another Site is applied after a reset, which reports that.
+// A stick with a new Site is applied after a reset. The reset reports that.
 func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -357,9 +356,9 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// A fake time server has set the clock ahead, and a stick with a later date is
-// plugged in. Once the clock is correct and the stick is removed, the date in
-// the slot does not change the clock, after a power cut at any point.
+// A fake time server has set the clock ahead, and a stick with a later date is plugged in. Later
+// the clock is right and the stick unplugged: the date in the slot does not change the clock,
+// even after a power cut.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -19,9 +19,8 @@ import (
 
 const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
 
-// A node whose certificate is expired, or seems so with a wrong
-// clock, or whose credentials are damaged, does not count as
-// blank: an unsigned stick can repair it, but cannot add users.
+// A node with an expired certificate (perhaps only by a wrong clock) or damaged credentials does
+// not count as blank: an unsigned stick can repair it, but cannot add users.
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(*world){
@@ -48,8 +47,8 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	}
 }
 
-// A node whose Site pins no CA stays in its cluster,
-// whatever API servers and token an unsigned stick has.
+// A node whose Site pins no CA stays in its cluster, whatever API servers
+// and token are on an unsigned stick.
 func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -71,9 +70,9 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// An attacker's stick sets API servers, token and time server, and his cluster
-// publishes the pinned CA, which is public, in addition to his own. A node whose
-// certificate is expired, or seems so, still joins only its own cluster.
+// An attacker's stick sets API servers, token and time server. His cluster publishes the pinned
+// CA, which is public, in addition to his own. A node with an expired certificate still joins
+// only its own cluster.
 func TestAStrangersBundle(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{
@@ -99,7 +98,7 @@ func TestAStrangersBundle(t *testing.T) {
 			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.ConsoleHas("network.ntp") {
 				t.Errorf("the stranger sets the clock:\n%s", got)
 			}
-			// Back in its own network, where its clock is right again.
+			// The node is back in its own network, and its clock is right again.
 			w.Cluster = real
 			w.Now = w.Now.AddDate(-2, 0, 0)
 			w.PowerOn()
@@ -111,8 +110,8 @@ func TestAStrangersBundle(t *testing.T) {
 	}
 }
 
-// A Site may pin the CAs of several clusters, for machines that have
-// not joined yet. A member joins only its own cluster again.
+// A Site may pin the CAs of several clusters, for machines that have not joined yet.
+// A member only joins its own cluster again.
 func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -174,8 +173,8 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	}
 }
 
-// A CA without a matching pin, which a former release has copied
-// from cluster-info during an unfinished join, is not used.
+// A CA without a matching pin is not used. A former release copied it from
+// cluster-info during an unfinished join.
 func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -189,7 +188,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 		}
 	}
 	e := w.Env()
-	bundle := w.Get(ondisk.KubeCA) // of the Site without pins
+	bundle := w.Get(ondisk.KubeCA) // the CA of the Site without pins
 	if len(member.CAPins([]byte(bundle))) != 2 {
 		t.Fatalf("the CA is\n%s", bundle)
 	}
@@ -212,8 +211,8 @@ func TestABundleOnTheDisk(t *testing.T) {
 	wantMember(t, w, w.Joins)
 }
 
-// The date of an unsigned stick neither sets a node's clock
-// years ahead nor makes newer Sites count as old.
+// The date of an unsigned stick neither sets a node's clock years ahead,
+// nor makes newer Sites count as old.
 func TestAStickOfTheFuture(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -240,7 +239,7 @@ func TestAStickOfTheFuture(t *testing.T) {
 	}
 }
 
-// A node that can no longer read its own Site applies nothing from an unsigned stick.
+// A node that cannot read its own Site applies nothing from an unsigned stick.
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -257,8 +256,8 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	}
 }
 
-// An unsigned stick does not replace the keys of a control-plane
-// node, whether its Site has the CA or its hash.
+// An unsigned stick does not replace the keys of a control-plane node, with
+// a CA or a CA hash in the stick's Site.
 func TestAStrangersKeys(t *testing.T) {
 	t.Parallel()
 	stranger := mintedSites(t, 1)[0].Site.Credentials

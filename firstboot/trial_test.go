@@ -11,15 +11,15 @@ import (
 
 const trialEntry = "/efi/loader/entries/edgebake-b+2-1.conf"
 
-// onTrial makes the machine run a system that an update has just installed.
+// onTrial puts the machine on trial with a system that an update has just installed.
 func (w *world) onTrial() {
 	w.T.Helper()
 	w.Put(machine.BootCountFile, utf16(`\loader\entries\edgebake-b+2-1.conf`))
 	w.Put(trialEntry, "")
 }
 
-// Only one change runs at a time, and none while the system
-// is on trial; a refused one changes nothing.
+// Only one change runs at a time, and none runs while the system is on
+// trial. A rejected change has no effect.
 func TestOneChangeAtATime(t *testing.T) {
 	t.Parallel()
 	machine := readyNode(t)
@@ -107,8 +107,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// A boot on trial that reaches an API server but whose Node does
-// not become Ready is not held, even if an earlier run held it.
+// A boot on trial that reaches an API server, but whose Node does not become Ready, is
+// not held, even if an earlier run held it.
 func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// trio is m1 of three control-plane nodes, all of which are healthy.
+// trio returns m1 of three healthy control-plane nodes.
 func trio(t *testing.T) *controlPlane {
 	t.Helper()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -35,7 +35,7 @@ func trio(t *testing.T) *controlPlane {
 	return m
 }
 
-// When a control-plane node may be updated.
+// The test checks when a control-plane node may be updated.
 func TestTurn(t *testing.T) {
 	t.Parallel()
 	base := trio(t)
@@ -86,7 +86,7 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// The Lease is taken once, kept by nobody else, and released.
+// The Lease is acquired once, cannot be acquired by others, and is released.
 func TestTakeTurn(t *testing.T) {
 	t.Parallel()
 	m := trio(t)
@@ -113,7 +113,7 @@ func TestTakeTurn(t *testing.T) {
 			t.Fatalf("%v, held by %q", err, holder())
 		}
 	}
-	// Another machine is faster.
+	// Another machine acquires the Lease first.
 	m.Cluster.LeaseRace = func(l *worldtest.UpdateLease) { l.Holder = "m2" }
 	if err := turn.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 is being updated") || holder() != "m2" {
 		t.Errorf("%v, held by %q", err, holder())
@@ -121,7 +121,7 @@ func TestTakeTurn(t *testing.T) {
 	if err := turn.End(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.TurnFile) {
 		t.Errorf("%v, held by %q", err, holder())
 	}
-	// Something else of the Lease is written meanwhile.
+	// Another field of the Lease is changed meanwhile.
 	m.Cluster.UpdateLease.Holder = ""
 	m.Cluster.LeaseRace = func(*worldtest.UpdateLease) {}
 	if err := turn.Take(t.Context()); err != nil || holder() != "m1" {
@@ -139,7 +139,7 @@ func TestTakeTurn(t *testing.T) {
 	if err := turn.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.TurnFile) {
 		t.Errorf("without the Lease: %v", err)
 	}
-	// The API server is away: what was taken is known.
+	// The API server does not answer, but TurnFile shows that this machine may hold the Lease.
 	m.Cluster.AllDown(true)
 	if err := turn.Take(t.Context()); err == nil || !m.Has(controlplane.TurnFile) {
 		t.Errorf("%v", err)
@@ -149,8 +149,8 @@ func TestTakeTurn(t *testing.T) {
 	}
 }
 
-// A machine whose disk was written again during its update does not keep the others from
-// theirs.
+// The disk of a machine was rewritten during its update. It must not
+// prevent the updates of the others.
 func TestTurnOfAWrittenDisk(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -177,7 +177,7 @@ func (m *controlPlane) otherImage(kubernetes, etcd, plan string) {
 	m.on()
 }
 
-// podVersions are the versions of the control plane's pods on the disk.
+// podVersions returns the versions of the control plane's pods on the disk.
 func (m *controlPlane) podVersions() string {
 	var all []string
 	for _, p := range controlplane.Pods {
@@ -193,7 +193,7 @@ const (
 	laterPods  = "v1.36.5 v1.36.5 v1.36.5"
 )
 
-// Each system of a machine runs the control plane of its own image, with the same Site.
+// Each root of a machine runs the control plane of its own image, with the same Site.
 func TestPatchOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -213,8 +213,8 @@ func TestPatchOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// The power goes before each effect of the first boot of a new system. The next boot of this
-// one, or of the former one, runs its own control plane.
+// The power is cut before each effect of a new system's first boot. The next boot, of
+// either system, runs that system's control plane.
 func TestPowerCutOfAPatch(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -231,7 +231,7 @@ func TestPowerCutOfAPatch(t *testing.T) {
 		for _, back := range []bool{false, true} {
 			cut := m.cloneWith(t, files)
 			cut.PowerCutAt = n
-			_ = cut.boot() // the power goes
+			_ = cut.boot() // the power is cut
 			at := cut.EffectNames[len(cut.EffectNames)-1]
 			cut.LoseUnsynced()
 			want := laterPods

@@ -18,14 +18,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// onCard returns a Site of a control-plane node with its address on a network card.
+// onCard returns a control-plane node's Site with its address on this network card.
 func onCard(s configs.Site, card string) *configs.Site {
 	s.Network.Interfaces = []configs.Interface{{Name: card, Addresses: []string{"192.0.2.11/24"}, Gateway: "192.0.2.1"}}
 	return &s
 }
 
-// cardWorld returns a control-plane node that has run with its
-// address on eth0. Its next Site has the address on eth1.
+// cardWorld returns a control-plane node that has run with its address on eth0.
+// Its next Site has the address on eth1.
 func cardWorld(t *testing.T, masters int) *controlPlane {
 	t.Helper()
 	m := newControlPlane(t, mintedSites(t, masters))
@@ -45,8 +45,8 @@ func cardWorld(t *testing.T, masters int) *controlPlane {
 	return m
 }
 
-// neighbours makes connections to other machines of the network fail if lead returns an error for
-// their address.
+// neighbours makes connections to other machines fail if lead
+// returns an error for their address.
 func (m *controlPlane) neighbours(lead func(addr string) error) {
 	dial := m.DialOther
 	m.DialOther = func(ctx context.Context, addr string) (net.Conn, error, bool) {
@@ -68,8 +68,8 @@ func (m *controlPlane) usesCard(name string) bool {
 	return strings.Contains(m.Get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
 }
 
-// A corrected Site has the address on a network card without a cable. Whether the
-// kernel sets the address or not, the former settings are restored, and etcd starts.
+// A corrected Site has the address on a network card without a cable. Whether the kernel sets
+// the address or not, the former settings are restored, and etcd starts.
 func TestControlPlaneNetworkSlip(t *testing.T) {
 	t.Parallel()
 	for _, hasAddress := range []bool{false, true} {
@@ -142,7 +142,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			if network.IsNew(m.Env()) == tt.kept {
 				t.Errorf("kept as good: %v", !tt.kept)
 			}
-			// Once etcd may run, its network is not changed.
+			// Once etcd may run, the network is not changed.
 			m.EffectNames, m.Now = nil, m.Now.Add(2*time.Hour)
 			m.neighbours(func(string) error { return unreachable })
 			if tt.masters == 1 {
@@ -157,7 +157,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	}
 }
 
-// The new settings work only once the former ones are tried: they stay.
+// The new settings start to work only while the former ones are tried. They stay.
 func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -172,7 +172,7 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	}
 }
 
-// Only the gateways on the network card with the machine's address count.
+// Only gateways on the network card with the machine's address count.
 func TestGatewaysOfTheOwnAddress(t *testing.T) {
 	t.Parallel()
 	site := func(own, address, gateway string) *configs.Site {

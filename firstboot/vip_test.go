@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A VIP in the cluster's service ranges is reported, the address of
-// a Service is rejected, and what cannot be read stops nothing.
+// A VIP in the cluster's service ranges is reported, a VIP that is a Service's address is
+// rejected, and unreadable ranges do not stop the node.
 func TestVIPInTheCluster(t *testing.T) {
 	t.Parallel()
 	const inRange, taken = "the VIP 10.103.97.2 is in the cluster's service range", "is the address of the cluster's Service shop/till"
@@ -54,7 +54,7 @@ func TestVIPInTheCluster(t *testing.T) {
 	}
 }
 
-// The result of the check in one cluster does not count in another.
+// The result of the check in one cluster does not count in another cluster.
 func TestVIPInTheNextCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -63,13 +63,13 @@ func TestVIPInTheNextCluster(t *testing.T) {
 	w.rebuild()
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
-	// First boot runs again while the machine is on.
+	// First boot runs again without a reboot.
 	if err := w.boot(); err == nil || !w.ConsoleHas("is the address of the cluster's Service shop/till") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
 
-// A Service that gets the VIP later does not stop nodes that were Ready.
+// A Service that gets the VIP later does not stop nodes that have been Ready.
 func TestServiceTakesTheVIPLater(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// resetConn is a connection that is reset at once.
+// resetConn is a connection that is reset immediately.
 type resetConn struct {
 	net.Conn
 	err error
@@ -25,8 +25,8 @@ type resetConn struct {
 func (c resetConn) Read([]byte) (int, error)    { return 0, c.err }
 func (c resetConn) Write(b []byte) (int, error) { return len(b), nil }
 
-// Connections to the API server are reset after they were accepted, each
-// from another port, and some fail differently: the wait is reported once.
+// Connections to the API server are accepted and then reset, each from another port, and
+// some fail differently. The wait is reported once.
 func TestALongWaitIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -73,7 +73,8 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 	}
 }
 
-// The reason of a wait is saved at once when it begins, and changes at most a minute later.
+// The reason for a wait is saved at once when the wait begins; a changed
+// reason is saved a minute later at most.
 func TestWhatAPhaseWaitsForIsSaved(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

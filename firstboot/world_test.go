@@ -6,7 +6,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// world is a fake machine that runs first boot.
+// world is a simulated machine that runs first boot.
 type world struct{ *worldtest.World }
 
 func newWorld(t *testing.T, files string, names ...string) *world {

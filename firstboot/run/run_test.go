@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// No way of logging prints a secret, even one that becomes known after With.
+// No log call prints a secret, even one that becomes known only after With.
 func TestLogRedacts(t *testing.T) {
 	t.Parallel()
 	r := &Runner{}
@@ -43,7 +43,8 @@ func TestLogRedacts(t *testing.T) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
-	// Attributes of one logger do not appear in another, and a group applies to what follows.
+	// A logger's attributes do not appear in another logger's output, and a
+	// group applies to later attributes.
 	out.Reset()
 	site := l.With("node", "edge-1").WithGroup("site")
 	site.With("zone", "north")
@@ -53,8 +54,8 @@ func TestLogRedacts(t *testing.T) {
 	}
 }
 
-// The machines of a fleet that one fault has stopped resume evenly
-// over a quarter of the pause, and look for another Site meanwhile.
+// A fault has stopped all machines of a fleet. They resume evenly over a quarter of the
+// pause, and watch for another Site meanwhile.
 func TestStopSpread(t *testing.T) {
 	t.Parallel()
 	const fleet = 1000
@@ -140,7 +141,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// The errors of a former Site's phases are not shown for the phases of its successor.
+// Errors of a former Site's phases are not shown in the phases of the next Site.
 func TestPhasesOfAnotherSite(t *testing.T) {
 	phase := func(names ...string) (list []Phase) {
 		for _, name := range names {
@@ -167,8 +168,8 @@ func TestPhasesOfAnotherSite(t *testing.T) {
 	}
 }
 
-// Text from other sources that first boot repeats cannot
-// control the console's terminal or systemd.
+// Text from other sources that first boot prints cannot control
+// the console's terminal or systemd.
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string
@@ -226,7 +227,7 @@ const (
 	testSecret = "0123456789abcdef"
 )
 
-// quietEnv returns an Env without files and effects.
+// quietEnv returns an Env with an empty root, and without effects on the machine.
 func quietEnv(t *testing.T) *machine.Env {
 	return &machine.Env{
 		Root:       t.TempDir(),

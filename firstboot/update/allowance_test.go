@@ -17,8 +17,8 @@ import (
 	format "github.com/edgebake/edgebake/ondisk/update"
 )
 
-// spoil returns a server that damages the second chunk of each answer, so that each is
-// requested again, and the description of the image with it.
+// spoil returns a server that damages the second chunk of each answer, so that the chunk and the
+// image's description are requested again each time.
 func spoil(t *testing.T, l *slowLine) func(context.Context, string, http.Header, []string) (*http.Response, error) {
 	t.Helper()
 	image, err := format.Open(bytes.NewReader(l.image), int64(len(l.image)))
@@ -47,8 +47,8 @@ func spoil(t *testing.T, l *slowLine) func(context.Context, string, http.Header,
 	}
 }
 
-// No more than --max-bytes is downloaded, whatever the server does: the description of the
-// image counts each time, as do requests and the rest of answers that are not read to the end.
+// The update downloads at most --max-bytes, whatever the server does. The image's description
+// counts each time, and so do requests and answers that are not read to their end.
 func TestMaxBytes(t *testing.T) {
 	for most := int64(256 << 10); most <= 64<<20; most *= 2 {
 		b := newBox(t)
@@ -65,8 +65,8 @@ func TestMaxBytes(t *testing.T) {
 	}
 }
 
-// The limit of an order is one for all its attempts, also after power cuts. The record is
-// never behind what was downloaded.
+// An order's limit applies to all of its attempts together, even after power cuts. The
+// record never shows less than was downloaded.
 func TestMaxBytesSurvivesPowerCuts(t *testing.T) {
 	b := newOrdered(t)
 	b.give("max-bytes=100M")
@@ -107,7 +107,7 @@ func TestMaxBytesSurvivesPowerCuts(t *testing.T) {
 	}
 }
 
-// After a power cut an order has what it had left, less what is reserved at a time.
+// After a power cut an order can use the rest of its limit, minus one reservation.
 func TestMaxBytesAfterOneCut(t *testing.T) {
 	b := newOrdered(t)
 	b.give("max-bytes=8M")

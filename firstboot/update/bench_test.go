@@ -18,11 +18,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// benchURL, in the environment of BenchmarkMachine, is the URL of the image to update to.
+// benchURL is the environment variable with the URL of the image for BenchmarkMachine.
 const benchURL = "EDGEBAKE_BENCH_UPDATE"
 
-// BenchmarkUpdate updates a machine from the quickstart image to the same with one more package,
-// both built by edgebake, and measures the memory and the processor time that it takes.
+// BenchmarkUpdate updates a machine from the quickstart image to the same image with one more
+// package, both built by edgebake. It measures the memory and the processor time.
 func BenchmarkUpdate(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -76,7 +76,7 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkMachine is the machine of BenchmarkUpdate, in a process of its own.
+// BenchmarkMachine is the machine of BenchmarkUpdate. It runs in its own process.
 func BenchmarkMachine(b *testing.B) {
 	url := os.Getenv(benchURL)
 	if url == "" || b.N > 1 {
@@ -90,7 +90,7 @@ func BenchmarkMachine(b *testing.B) {
 	e.FSFree = func(string) (int64, error) { return 1 << 30, nil }
 	fetched, done := int64(0), false
 	debug.FreeOSMemory()
-	// From here on the peak is that of the update.
+	// From here on the peak memory is that of the update.
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
 		b.Fatal(err)
 	}

@@ -34,7 +34,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// controlPlaneInfo makes an image one for control-plane nodes.
+// controlPlaneInfo changes an image's description to one for control-plane nodes.
 func controlPlaneInfo(i *ondisk.ImageInfo) {
 	i.UpdateSerial, i.UpdateKeys, i.ControlPlaneUpdates = 5, []string{images.public}, true
 	i.NodeTypes, i.Kubernetes = []string{configs.NodeControlPlane}, "v1.36.3"
@@ -44,7 +44,7 @@ func controlPlaneInfo(i *ondisk.ImageInfo) {
 	}
 }
 
-// makeControlPlaneImage makes cp.raw.zst, to which a control-plane node can go.
+// makeControlPlaneImage makes cp.raw.zst, to which a control-plane node can be updated.
 func makeControlPlaneImage(t *testing.T) {
 	if _, err := os.Stat(imagePath("cp.raw.zst")); err == nil {
 		return
@@ -55,7 +55,7 @@ func makeControlPlaneImage(t *testing.T) {
 		Initrd: initrd(newPlan), ESP: 40 << 20, SignIndex: images.sign, Info: controlPlaneInfo})
 }
 
-// etcdOfThree is etcd of three control-plane nodes, which all answer alike.
+// etcdOfThree simulates the etcd of three control-plane nodes, which all give the same answers.
 type etcdOfThree struct {
 	off  string // the address of a member that does not answer
 	then func() // called once a snapshot was taken
@@ -87,7 +87,7 @@ func (c *etcdOfThree) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// controlPlaneBox is m1 of three control-plane nodes.
+// controlPlaneBox is the machine m1 of three control-plane nodes.
 type controlPlaneBox struct {
 	*box
 	cluster *worldtest.Cluster
@@ -129,7 +129,7 @@ var minted struct {
 	site *configs.Site
 }
 
-// mintedSite is the Site of m1.
+// mintedSite returns the Site of m1.
 func mintedSite(t *testing.T, now time.Time) *configs.Site {
 	t.Helper()
 	minted.Do(func() { minted.site = mintSite(t, now) })
@@ -158,7 +158,7 @@ func mintSite(t *testing.T, now time.Time) *configs.Site {
 	return sites[0].Site
 }
 
-// serve makes the cluster of a Site, and what the box has of it.
+// serve starts the cluster of a Site, and puts the cluster's files on the box.
 func (m *controlPlaneBox) serve(site *configs.Site) {
 	m.t.Helper()
 	t, b := m.t.(*testing.T), m.box
@@ -253,8 +253,8 @@ func (m *controlPlaneBox) snapshots() int {
 	return len(all)
 }
 
-// A control-plane node holds the Lease from before its boot entry is there until the new
-// system is kept.
+// A control-plane node holds the Lease from before its boot entry is
+// written until the new system is kept.
 func TestUpdateOfAControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	if err := m.update(); err != nil {
@@ -284,7 +284,7 @@ func TestUpdateOfAControlPlane(t *testing.T) {
 	}
 }
 
-// Back on the former system, it does not hold it any more.
+// After it has returned to the former system, the node does not hold the Lease.
 func TestControlPlaneGoesBack(t *testing.T) {
 	m := newControlPlaneBox(t)
 	if err := m.update(); err != nil {
@@ -303,8 +303,9 @@ func TestControlPlaneGoesBack(t *testing.T) {
 	}
 }
 
-// What keeps a control-plane node from its update, before anything is changed or before its
-// boot entry is written. It then holds no Lease, and the same command continues.
+// The test has the reasons that delay an update of a control-plane node, before any change or
+// before the boot entry is written. The node then holds no Lease, and the same command
+// continues.
 func TestControlPlaneWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, want    string
@@ -317,7 +318,7 @@ func TestControlPlaneWaits(t *testing.T) {
 		{"another is faster", "the control-plane node m2 is being updated", true, true,
 			func(m *controlPlaneBox) {
 				m.cluster.UpdateLease = &worldtest.UpdateLease{}
-				m.cluster.LeaseRace = func(l *worldtest.UpdateLease) { // after the first look
+				m.cluster.LeaseRace = func(l *worldtest.UpdateLease) { // after the first check
 					m.cluster.LeaseRace = func(l *worldtest.UpdateLease) { l.Holder = "m2" }
 				}
 			},
@@ -354,9 +355,9 @@ func TestControlPlaneWaits(t *testing.T) {
 	}
 }
 
-// The power goes at each change from the Lease on. A boot entry of the new system is never
-// there without the Lease; a machine without that entry releases it; the same command
-// completes the update.
+// The power is cut at each change from the acquisition of the Lease on. The new system's boot
+// entry never exists without the Lease; a machine without that entry releases the Lease; the
+// same command completes the update.
 func TestPowerCutsOfAControlPlane(t *testing.T) {
 	whole, first, last := newControlPlaneBox(t), 0, 0
 	err := Update(t.Context(), whole.env(), Options{Image: whole.inside("cp.raw.zst")}, func(s run.Step) {
@@ -372,7 +373,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 	}
 	for cut := first + 1; cut <= last; cut++ {
 		for _, arrives := range []float64{0, 1} {
-			// The Lease is taken first, and the boot entry written last.
+			// The Lease is acquired first, and the boot entry is written last.
 			if near := cut <= first+4 || cut > last-6; !near && (2*cut+int(arrives))%5 > 0 || testing.Short() && cut%3 > 0 {
 				continue
 			}
@@ -401,7 +402,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 	}
 }
 
-// To which images a control-plane node goes.
+// The test checks to which images a control-plane node can be updated.
 func TestAdmitControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	sys, err := readSystem(m.env())

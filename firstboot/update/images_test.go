@@ -31,7 +31,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// baked has the stores of the two images with container images, as a build makes them.
+// baked has the container stores of both images, as a build makes them.
 var baked = struct {
 	sync.Once
 	old, new *prebake.Result
@@ -43,8 +43,8 @@ const (
 	nasty, moved   = "edgebake.test/nasty:1", "edgebake.test/moved:stable"
 )
 
-// makeBaked builds withold.raw and withnew.raw.zst, and
-// variants of the latter with invalid stores.
+// makeBaked builds withold.raw and withnew.raw.zst, and variants of
+// withnew.raw.zst with invalid stores.
 func makeBaked(t *testing.T) {
 	t.Helper()
 	makeImages(t)
@@ -135,8 +135,8 @@ func bake(t *testing.T, imgs ...imagetest.Image) *prebake.Result {
 	return r
 }
 
-// withImages is a machine that was flashed with withold.raw,
-// with a running containerd that has the databases open.
+// withImages is a machine that was flashed with withold.raw. Its containerd
+// is running, and has the databases open.
 type withImages struct {
 	*box
 	live *store.Live
@@ -183,7 +183,7 @@ func (b *withImages) containerd() {
 	}
 }
 
-// images verifies the machine's store, and returns the records with their digests.
+// images verifies the machine's store, and returns the digests of its records by name.
 func (b *withImages) images() map[string]string {
 	b.t.Helper()
 	if err := b.live.Close(); err != nil {
@@ -206,8 +206,8 @@ func (b *withImages) images() map[string]string {
 	return out
 }
 
-// complete checks that the machine has the container images of both systems, and that each
-// layer is as a build writes it.
+// complete checks that the machine has the container images of both systems,
+// with each layer as a build writes it.
 func (b *withImages) complete() {
 	b.t.Helper()
 	have := b.images()
@@ -309,8 +309,8 @@ func listing(t testing.TB, root string, id uint64) string {
 	return out.String()
 }
 
-// Container images are part of the update. Only their new layers are
-// fetched, and of these only chunks that are not on the disk.
+// Container images are part of an update. Only new layers are downloaded, and of these
+// only the chunks that are not on the disk.
 func TestImages(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	before := b.images()
@@ -335,7 +335,7 @@ func TestImages(t *testing.T) {
 	if s.sent > body+1<<10 || s.sent < body-1<<10 || cost.Data > 2<<20 || s.requests > cost.Requests+2 {
 		t.Errorf("%d bytes were sent in %d requests, expected %+v", s.sent, s.requests, *cost)
 	}
-	// The second time there is nothing to merge.
+	// The second time, there is nothing to merge.
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
 	}
@@ -344,8 +344,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// An update that fails or is interrupted before the images are complete
-// changes nothing in use, and fetched data is not fetched again.
+// An update that fails or is interrupted before the images are complete changes nothing that is
+// in use. Downloaded data is not downloaded again.
 func TestImagesInterrupted(t *testing.T) {
 	b, s := newWithImages(t), serve(t, "withnew.raw.zst")
 	b.unmerged = true
@@ -362,7 +362,8 @@ func TestImagesInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.complete()
-	// The end of the image with its index, and the initrd, which was not fetched yet.
+	// Only the end of the image with its index is sent again, and the
+	// initrd, which was not downloaded yet.
 	if s.sent > 3<<20 {
 		t.Errorf("%d bytes were sent again", s.sent)
 	}
@@ -456,8 +457,8 @@ func TestImagesHostile(t *testing.T) {
 	}
 }
 
-// Once the new system is kept, kubelet may remove the former images;
-// and the new ones if the machine returned to the former system.
+// Once the new system is kept, kubelet may remove the former images. If the machine returns to
+// the former system, kubelet may remove the new ones.
 func TestReleaseImages(t *testing.T) {
 	b := newWithImages(t)
 	if err := b.order(Options{Image: b.inside("withnew.raw.zst")}); err != nil {

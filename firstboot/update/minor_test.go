@@ -67,7 +67,7 @@ func names(pods []api.Pod) (out []string) {
 	return out
 }
 
-// A cluster supports only some minor versions of kubelet.
+// The cluster supports only some minor versions of kubelet.
 func TestAdmitKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, version, other, want string
@@ -111,7 +111,7 @@ func TestAdmitKubelet(t *testing.T) {
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v; want %q", err, c.want)
 			}
-			// A patch release needs no cluster.
+			// A patch release needs no answer from the cluster.
 			cluster.Down[firstOf], cluster.Down[secondOf] = true, true
 			if err := sys.admitKubelet(t.Context(), e, ondisk.ImageInfo{Kubernetes: sys.image.Kubernetes + "1"}); err != nil {
 				t.Errorf("a patch release: %v", err)
@@ -120,9 +120,8 @@ func TestAdmitKubelet(t *testing.T) {
 	}
 }
 
-// An update to another minor version evicts pods before the
-// restart, except those that no controller would run elsewhere.
-// Once the new system is kept, its Node is schedulable again.
+// An update to another minor version evicts the pods that a controller would recreate, and then
+// restarts. Once the new system is kept, the Node is schedulable again.
 func TestDrain(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -199,8 +198,8 @@ func TestCordonOfOthers(t *testing.T) {
 	}
 }
 
-// Pods that do not leave prevent the restart, and the Node
-// becomes schedulable again. With --no-drain no pod is evicted.
+// Pods that do not leave prevent the restart, and the Node becomes schedulable
+// again. With --no-drain, no pod is evicted.
 func TestPodsThatStay(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -215,8 +214,8 @@ func TestPodsThatStay(t *testing.T) {
 	}
 }
 
-// If the API server fails while pods leave, the Node becomes schedulable
-// once it answers again, even if the new system waits for a restart.
+// If the API server fails while pods leave, the Node becomes schedulable once it answers again,
+// even while the new system waits for a restart.
 func TestUncordonWhilePending(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")

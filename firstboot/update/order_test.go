@@ -32,7 +32,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// ordered is a box that is a node, with a cluster that has its Node.
+// ordered is a box that is a node, and the cluster with its Node.
 type ordered struct {
 	*box
 	server      *httptest.Server
@@ -118,7 +118,7 @@ func (b *ordered) answer() order.Answer {
 	return order.ParseAnswer(b.annotations[order.AnnotationAnswer])
 }
 
-// env returns the box's Env, connected to the cluster and the image's server.
+// env returns the box's Env with connections to the cluster and to the image's server.
 func (b *ordered) env() *machine.Env {
 	e := b.box.env()
 	if b.site != nil {
@@ -138,7 +138,7 @@ func (b *ordered) env() *machine.Env {
 	return e
 }
 
-// run does the work of one run of the timer.
+// run carries out one run of the timer.
 func (b *ordered) run() error { return CarryOutOrder(b.t.Context(), b.env(), func(run.Step) {}) }
 
 func (b *ordered) must() {
@@ -180,8 +180,7 @@ func (b *ordered) give(words ...string) {
 	b.annotations[order.AnnotationOrder] = strings.Join(append([]string{imageURL + "@sha256:" + goldenOf(b.t, "new.raw.zst")}, words...), " ")
 }
 
-// An order is carried out once, and its state is reported
-// until the machine keeps the new system.
+// An order is carried out once. Its state is reported until the machine keeps the new system.
 func TestOrder(t *testing.T) {
 	b := newOrdered(t)
 	b.must()
@@ -217,7 +216,7 @@ func TestOrder(t *testing.T) {
 	if b.rebooted || b.images.requests != fetched {
 		t.Error("the order was carried out twice")
 	}
-	// The same image again: nothing is done or fetched.
+	// The same image is ordered again: nothing is done or downloaded.
 	b.give("again=2")
 	b.must()
 	b.says(order.StateDone, alreadyRuns)
@@ -229,7 +228,7 @@ func TestOrder(t *testing.T) {
 	b.says(order.StateDone, alreadyRuns)
 }
 
-// The ordered image already runs, and the machine has no record of it.
+// The machine already runs the ordered image, and has no record of that.
 func TestOrderOfTheSameImage(t *testing.T) {
 	b := newOrdered(t)
 	b.images = newLine(b.box, "old.raw.zst")
@@ -241,7 +240,7 @@ func TestOrderOfTheSameImage(t *testing.T) {
 	}
 }
 
-// A system that failed its trial is a failed order, which is not retried automatically.
+// If a system fails its trial, its order has failed, and is not retried automatically.
 func TestOrderOfABadSystem(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -265,8 +264,8 @@ func TestOrderOfABadSystem(t *testing.T) {
 	b.updated()
 }
 
-// With hold, the machine fetches everything and waits; it
-// restarts once the order has no hold.
+// With hold, the machine downloads everything and waits. It restarts
+// once hold is removed from the order.
 func TestOrderHeld(t *testing.T) {
 	b := newOrdered(t)
 	b.give("hold")
@@ -300,7 +299,7 @@ func TestOrderHeld(t *testing.T) {
 	}
 }
 
-// An order that is withdrawn, changed or halted before the boot entry is written stops.
+// An order that is withdrawn, changed or halted before the boot entry is written is stopped.
 func TestOrderWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(b *ordered){
 		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
@@ -331,7 +330,7 @@ func TestOrderWithdrawn(t *testing.T) {
 				t.Errorf("%s: %d of %d bytes were fetched all the same", name, b.images.came, whole)
 			}
 			came := b.images.came
-			// The same order again continues.
+			// The same order, given again, continues.
 			delete(b.annotations, order.AnnotationHalt)
 			b.give()
 			b.asked = nil
@@ -344,7 +343,7 @@ func TestOrderWithdrawn(t *testing.T) {
 	}
 }
 
-// An order can do nothing that the command without --unsigned cannot do.
+// An order can do nothing that the command without --unsigned could not do.
 func TestOrderRejected(t *testing.T) {
 	golden := "@sha256:" + strings.Repeat("ab", 32)
 	for name, c := range map[string]struct {
@@ -407,8 +406,8 @@ func TestOrderRejected(t *testing.T) {
 	}
 }
 
-// A connection that stays down causes a limited number of
-// attempts; a new order begins again.
+// If the connection stays down, the number of attempts is limited. A
+// new order starts counting again.
 func TestOrderRetries(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -445,7 +444,7 @@ func TestOrderWaits(t *testing.T) {
 	b.updated()
 }
 
-// If no API server answers, nothing happens, and an order is not committed.
+// If no API server answers, nothing happens, and no order is committed.
 func TestOrderOffline(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -479,7 +478,7 @@ func TestOrderPowerCuts(t *testing.T) {
 		b := newOrdered(t)
 		b.give()
 		b.cut = max(1, all*n/5-n%2)
-		_ = b.run() // the power is off, whatever the result
+		_ = b.run() // the power is off, so the result does not matter
 		b.cut, b.effects, b.rebooted = 0, 0, false
 		os.RemoveAll(filepath.Join(b.root, "run"))
 		b.put("run/x", "")
@@ -530,7 +529,7 @@ func TestOrderMetered(t *testing.T) {
 	b.says(order.StateDone, "")
 }
 
-// A machine that is not a node carries out no order, and a damaged record counts as none.
+// A machine that is not a node carries out no order. A damaged record counts as none.
 func TestOrderWithoutNode(t *testing.T) {
 	b := newOrdered(t)
 	b.put(OrderFile, "{")
@@ -547,8 +546,8 @@ func TestOrderWithoutNode(t *testing.T) {
 	}
 }
 
-// Long holds, and nightly power cuts during them, use up no attempt and
-// fetch nothing; meanwhile other changes of the machine are possible.
+// Long holds, and nightly power cuts during them, use up no attempts and download nothing. Other
+// changes of the machine are possible meanwhile.
 func TestOrderHeldForDays(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		b := newOrdered(t)
@@ -586,7 +585,7 @@ func TestOrderHeldForDays(t *testing.T) {
 	}
 }
 
-// Nightly power cuts before the hold is read use up no attempt once everything is fetched.
+// Once everything is downloaded, nightly power cuts before hold is read use up no attempts.
 func TestOrderConfirmedLate(t *testing.T) {
 	b := newOrdered(t)
 	b.give()

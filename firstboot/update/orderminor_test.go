@@ -38,8 +38,8 @@ func orderedMinor(t *testing.T) (b *box, c *worldtest.Cluster, e *machine.Env, a
 	return b, c, e, func(key, value string) { annotations[key] = value }
 }
 
-// Once the boot entry is written, a halt is too late: the machine
-// restarts, and the order is done when the new system is kept.
+// Once the boot entry is written, a halt is too late: the machine restarts, and the
+// order is done when the new system is kept.
 func TestOrderHaltedInDrain(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		b, c, e, annotate := orderedMinor(t)
@@ -90,7 +90,7 @@ func TestOrderVersionAway(t *testing.T) {
 	}
 }
 
-// The word no-drain leaves the pods where they are.
+// With no-drain, an order leaves the pods where they are.
 func TestOrderWithoutDrain(t *testing.T) {
 	b, c, e, annotate := orderedMinor(t)
 	c.Pods = append(c.Pods, pod("guarded", "StatefulSet"))
@@ -101,8 +101,8 @@ func TestOrderWithoutDrain(t *testing.T) {
 	}
 }
 
-// After an update that was killed while pods left, the next look at the cluster's orders makes
-// the Node schedulable again, unless an update is at work.
+// An update was killed while pods left. The next check for orders makes the Node
+// schedulable again, unless an update is running.
 func TestUncordonAfterKill(t *testing.T) {
 	b, c, e, annotate := orderedMinor(t)
 	annotate(order.AnnotationOrder, "")

@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// fakeRegistry is go-containerregistry's registry with an image, and something before it.
+// fakeRegistry is go-containerregistry's registry with an image, and a handler in front of it.
 type fakeRegistry struct {
 	*httptest.Server
 	t     *testing.T
@@ -61,7 +61,7 @@ const (
 func (s *fakeRegistry) host() string  { return s.Listener.Addr().String() }
 func (s *fakeRegistry) image() string { return fmt.Sprintf(registryOf, s.host()) }
 
-// inParts pushes an image in that many parts, and returns the digest of its manifest.
+// inParts pushes an image in this many parts, and returns the digest of its manifest.
 func (s *fakeRegistry) inParts(name string, parts int) string {
 	s.t.Helper()
 	makeImages(s.t)
@@ -103,7 +103,7 @@ func (s *fakeRegistry) inParts(name string, parts int) string {
 	return string(imageref.DigestOf(sum[:]))
 }
 
-// from updates the box from a registry, with the requests of a real machine.
+// from updates the box from a registry, over real HTTP connections.
 func (b *box) from(image string, o Options) error {
 	e := b.env()
 	e.Get = host.New(io.Discard).Get
@@ -111,7 +111,7 @@ func (b *box) from(image string, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// An image that edgebake has pushed is the update, in one part or in several.
+// An image that edgebake has pushed, in one part or several, can be installed.
 func TestRegistry(t *testing.T) {
 	b, s := newBox(t), newRegistry(t)
 	ref, err := order.ParseRegistry(s.image())
@@ -139,9 +139,9 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// locked is a registry that demands a token of its login server, which has to be renewed after
-// some requests, and which the server gives for one name and password alone. It sends blobs
-// from another place, which must not see the token.
+// locked makes the registry require a token of its login server, which accepts only one name and
+// password. The token must be renewed after some requests. Blobs are on another server, which
+// must not get the token.
 func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {
@@ -176,7 +176,7 @@ func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 			w.WriteHeader(http.StatusUnauthorized)
 		case strings.Contains(r.URL.Path, "/blobs/"):
 			left--
-			// Another name, since a client may send the token to another port of the same host.
+			// The host name differs, since a client may send the token to another port of the same host.
 			http.Redirect(w, r, strings.Replace(store.URL, "127.0.0.1", "localhost", 1)+r.URL.Path+"?signature=x", http.StatusTemporaryRedirect)
 		default:
 			inner.ServeHTTP(w, r)
@@ -215,7 +215,7 @@ func TestRegistryLogin(t *testing.T) {
 	}
 }
 
-// What is wrong with a registry or its image has a reason, and changes nothing.
+// Problems of a registry or its image are reported with a reason, and nothing is changed.
 func TestRegistryRejected(t *testing.T) {
 	for name, c := range map[string]struct {
 		image, want string

@@ -35,7 +35,7 @@ func (b *box) bootsB(entry string) {
 	b.put(ondisk.ImageInfoFile, b.infoOf("new.raw.zst"))
 }
 
-// blessed removes the count from the entry, like systemd.
+// blessed removes the count from the boot entry, as systemd does.
 func (b *box) blessed(entry string) {
 	b.t.Helper()
 	dir := filepath.Join(b.root, "efi/loader/entries")
@@ -59,8 +59,8 @@ func (b *box) espInfo() (i ondisk.ImageInfo) {
 	return i
 }
 
-// Once the new system is kept, and not before, the EFI system partition
-// describes it, with this disk's partitions, and downloaded files are removed.
+// Once the new system is kept, and not before, the EFI system partition describes it, with this
+// disk's partitions. Downloaded files are then removed.
 func TestRelease(t *testing.T) {
 	b := newBox(t)
 	flashed := b.espInfo()
@@ -100,8 +100,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// After the last try the former system is still described, and reports
-// what happened. An interrupted update keeps its downloaded files.
+// After the last try, the EFI system partition still describes the former system, and the
+// failure is reported. An interrupted update keeps its downloaded files.
 func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")
@@ -136,8 +136,8 @@ func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b.updated()
 }
 
-// On trial, a boot that reaches no API server proves nothing,
-// unless the machine reached none when it was updated.
+// A boot on trial without an API server proves nothing, unless the
+// machine reached none at the update either.
 func TestProvenOffline(t *testing.T) {
 	for _, online := range []bool{true, false} {
 		b := newBox(t)
@@ -189,7 +189,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Images that a machine rejects, in addition to those of TestRejected.
+// The test has images that a machine rejects, in addition to those of TestRejected.
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
@@ -216,7 +216,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// Machines that cannot be updated.
+// The test has machines that cannot be updated.
 func TestMachineTakesNone(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -250,7 +250,7 @@ func TestMachineTakesNone(t *testing.T) {
 	}
 }
 
-// Of two updates at once, the second waits, and reports the reason.
+// Of two simultaneous updates, the second waits, and reports the reason.
 func TestTwoOrders(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -270,7 +270,7 @@ func TestTwoOrders(t *testing.T) {
 	}
 }
 
-// An update that continues needs no space for files in place.
+// An update that continues needs no space for files that are already in place.
 func TestRoomOnESP(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")

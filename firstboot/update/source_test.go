@@ -30,17 +30,17 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// slowLine is a web server on a slow connection; its transfers advance the box's clock.
+// slowLine is a web server on a slow connection. Its transfers advance the box's clock.
 type slowLine struct {
 	b     *box
 	image []byte
-	// rate is the number of bytes per second, received in pieces of
-	// this many bytes. After lasts, the connection breaks; 0: never.
+	// rate is the number of bytes per second; piece is the size of the pieces in which they arrive.
+	// lasts is the time after which the connection breaks; 0: never.
 	rate, piece float64
 	lasts       time.Duration
 	requests    int
 	came        int64
-	sent        int64 // of all answers to their ends, and of the requests
+	sent        int64 // bytes of complete answers and of requests
 	err         error // of each request
 	status      int   // of each answer; 0: the range
 }
@@ -96,7 +96,7 @@ func (s *slowBody) Read(p []byte) (int, error) {
 
 func (s *slowBody) Close() error { return nil }
 
-// over carries out an update over a connection.
+// over carries out an update over a simulated connection.
 func (b *box) over(l *slowLine, o Options) error {
 	e := b.env()
 	e.Get = l.get
@@ -104,8 +104,8 @@ func (b *box) over(l *slowLine, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// A connection that breaks each minute still transfers the
-// image; only bytes in transit are sent twice.
+// A connection that breaks each minute still transfers the image.
+// Only bytes in transit are sent twice.
 func TestLineThatDropsEachMinute(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -153,7 +153,7 @@ func TestLimitRate(t *testing.T) {
 	}
 }
 
-// Errors that a retry would meet again end the update at once.
+// An error that a retry cannot fix ends the update at once.
 func TestFinal(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -226,7 +226,7 @@ func (b *box) site(e *machine.Env, lines ...string) {
 	}
 }
 
-// On a metered Site the user must set a limit, which is not exceeded.
+// With a metered Site the user must set a limit, which is never exceeded.
 func TestMetered(t *testing.T) {
 	b := newBox(t)
 	before := b.partition(ondisk.LabelRootB)
@@ -317,8 +317,8 @@ func TestStick(t *testing.T) {
 	}
 }
 
-// A stick that is plugged in updates the machine automatically if it has a signed
-// image with a higher serial. If it stays plugged in, it does nothing more.
+// A stick with a signed image and a higher serial updates the machine automatically. A
+// stick that stays plugged in does nothing more.
 func TestStickByItself(t *testing.T) {
 	for _, c := range []struct {
 		name, image, change, want string
@@ -382,7 +382,7 @@ func TestStickByItself(t *testing.T) {
 	}
 }
 
-// A stick with a failed system does not try it at each boot.
+// A stick whose system has failed does not install it again at each boot.
 func TestStickAfterFailure(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -432,7 +432,7 @@ func makeLatest(t *testing.T) {
 		}})
 }
 
-// An image whose update was interrupted before its first boot has not failed.
+// An image whose update was interrupted before its first boot does not count as failed.
 func TestCutOffIsNoFailure(t *testing.T) {
 	makeImages(t)
 	makeLatest(t)
@@ -453,8 +453,7 @@ func TestCutOffIsNoFailure(t *testing.T) {
 	}
 }
 
-// Of two images on a stick that both fail, each is tried
-// once, even if another update runs in between.
+// Two images on a stick both fail. Each is tried once, even if another update runs in between.
 func TestStickTriesEachImageOnce(t *testing.T) {
 	b := newBox(t)
 	makeLatest(t)
@@ -489,7 +488,7 @@ func TestStickTriesEachImageOnce(t *testing.T) {
 	}
 }
 
-// A stick that is plugged in while another update runs waits for its end.
+// A stick that is plugged in during another update waits for the end of that update.
 func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -515,8 +514,8 @@ func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	}
 }
 
-// scatter gives the file of this size on the FAT32 in f a chain of clusters
-// at its end, no two of which are adjacent. Their number is odd.
+// scatter moves the file of this size on the FAT32 in f to a chain of clusters at the end, no
+// two of which are adjacent. Their number is odd.
 func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	t.Helper()
 	boot, dir := make([]byte, 512), make([]byte, 512)
@@ -555,7 +554,7 @@ func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	}
 }
 
-// A file with very many extents is rejected, and hides no other image.
+// A file with very many extents is rejected, and does not hide another image.
 func TestStickInPieces(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -588,7 +587,7 @@ func TestStickInPieces(t *testing.T) {
 	}
 }
 
-// The restart is announced once nothing can prevent it.
+// The restart is announced only once nothing can prevent it.
 func TestStickAnnouncesLast(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -608,7 +607,7 @@ func TestStickAnnouncesLast(t *testing.T) {
 	}
 }
 
-// A stick that is pulled out too early costs only another try.
+// If a stick is unplugged too early, it must only be plugged in again.
 func TestStickPulledOut(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -631,7 +630,7 @@ func TestStickPulledOut(t *testing.T) {
 	}
 }
 
-// pulled is a stick that is pulled out once the other root is written.
+// pulled is a stick that is unplugged once the other root is written.
 type pulled struct {
 	machine.Device
 	b *box
@@ -644,8 +643,8 @@ func (p pulled) ReadAt(b []byte, off int64) (int, error) {
 	return p.Device.ReadAt(b, off)
 }
 
-// Chunks on this machine's disk that were read while the cost was computed may have
-// changed when they are needed: they are then fetched, although that phase is over.
+// Chunks on the disk that were read to compute the cost may have changed when
+// they are needed. They are then downloaded.
 func TestReadAfterTheCount(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	e := b.env()

@@ -34,8 +34,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// images are the images of the tests, which are built once:
-// the one that the machine runs, and the new one.
+// images has the images of the tests, which are built once: the one that
+// the machine runs, and the new one.
 var images = struct {
 	sync.Once
 	dir, public string
@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// initrd returns the initrd of an image: half of the new one is new.
+// initrd returns the initrd of an image. Half of the new image's initrd is new.
 func initrd(plan string) []byte {
 	b := make([]byte, 4<<20)
 	rand.NewChaCha8([32]byte{1}).Read(b)
@@ -129,8 +129,9 @@ type box struct {
 	parts map[string]gpt.Partition
 	now   time.Time
 	log   bytes.Buffer
-	// effects counts writes to the disk and the file system. At cut the power
-	// fails, and this share of the write is stored; of a file nothing or all.
+	// effects counts the writes to the disk and the file system. At write number cut the power
+	// fails, and the share arrives of the write is stored; a file is stored as a whole or not at
+	// all.
 	effects, cut int
 	arrives      float64
 	rebooted     bool
@@ -232,7 +233,7 @@ func (b *box) get(p string) string {
 
 var errPower = errors.New("the power is gone")
 
-// effect counts one change of the machine. share is the part of it that is stored.
+// effect counts one change of the machine. share is the share of the change that is stored.
 func (b *box) effect() (share float64, err error) {
 	b.effects++
 	switch {
@@ -248,7 +249,7 @@ func (b *box) effect() (share float64, err error) {
 func (b *box) env() *machine.Env {
 	files := host.Files{Root: b.root}
 	do := func(path string, f func() error) error {
-		if strings.HasPrefix(path, "/run/") { // lost with the power
+		if strings.HasPrefix(path, "/run/") { // lost at a power cut
 			return f()
 		}
 		share, power := b.effect()
@@ -385,7 +386,7 @@ func (b *box) partition(label string) []byte {
 	return out
 }
 
-// imageRoot is the root file system of the new image.
+// imageRoot returns the root file system of the new image.
 var imageRoot = sync.OnceValue(func() []byte {
 	f, err := os.Open(imagePath("new.raw"))
 	if err != nil {
@@ -417,8 +418,8 @@ const (
 	entryB = "efi/loader/entries/edgebake-b+3.conf"
 )
 
-// bootable checks the state after a power cut: the old system is
-// unchanged, and if the new one has a boot entry, it is complete.
+// bootable checks the state after a power cut: the old system is unchanged, and the
+// new one is complete if it has a boot entry.
 func (b *box) bootable() {
 	b.t.Helper()
 	if !strings.Contains(b.get(entryA), "/edgebake/"+oldPlan[:16]+"/linux") || b.get("efi/edgebake/"+oldPlan[:16]+"/initrd") != string(initrd(oldPlan)) {
@@ -463,8 +464,8 @@ func TestUpdate(t *testing.T) {
 	if got := b.done(); got != "cost done, retire done, root done, esp done, reboot done" {
 		t.Error(got)
 	}
-	// The new system is marked as good. An update to its own image does
-	// nothing; one to the former image goes into the first root.
+	// The new system is marked as good. An update to the same image does nothing; an update
+	// to the former image writes the first root.
 	b.runs(ondisk.LabelRootB, "new.raw.zst")
 	if err := b.order(Options{Image: b.inside("new.raw.zst")}); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("the image that runs: %v", err)
@@ -484,7 +485,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// runs makes the machine run an image from a root, kept.
+// runs makes the machine run an image from a root, after its trial.
 func (b *box) runs(root, image string) {
 	b.t.Helper()
 	n := 3 + strings.Index("AB", strings.TrimPrefix(root, "ROOT-"))
@@ -526,9 +527,10 @@ func (b *box) inside(name string) string {
 	return "/mnt/" + name
 }
 
-// The power fails at each change, of which nothing, a part or all is stored. The
-// machine then has the old system, and the new one completely or not at all. The
-// same command completes it, and fetches nothing again but the chunk in transit.
+// The power fails at each change, of which nothing, a part or all is stored. The machine then
+// has the old system, and the new one completely or not at all.
+// The same command completes the update, and downloads nothing
+// again except the chunk in transit.
 func TestPowerCuts(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -543,7 +545,7 @@ func TestPowerCuts(t *testing.T) {
 	var points []point
 	for cut := 1; cut <= all; cut++ {
 		for k, arrives := range shares {
-			// The end is where the boot entry appears.
+			// The boot entry is written at the end, so all of these points are tested.
 			if n, most := len(shares)*cut+k, len(shares)*all; cut > all-8 || n*want/most != (n-1)*want/most {
 				points = append(points, point{cut, arrives})
 			}
@@ -570,8 +572,8 @@ type point struct {
 	arrives float64
 }
 
-// powerCut cuts the power at a point of an update that
-// otherwise has all changes and fetches whole bytes.
+// powerCut cuts the power at point p of an update that would otherwise have
+// all changes and download whole bytes.
 func powerCut(t *testing.T, p point, all int, whole int64) {
 	t.Helper()
 	b := newBox(t)
@@ -592,7 +594,7 @@ func powerCut(t *testing.T, p point, all int, whole int64) {
 	}
 }
 
-// web is a web server that has an image, and counts the bytes that it sends.
+// web is a web server with an image. It counts the bytes that it sends.
 type web struct {
 	*httptest.Server
 	mu       sync.Mutex
@@ -600,7 +602,7 @@ type web struct {
 	etag     string
 	requests int
 	sent     int64
-	// answer, if set, answers a request instead of the server.
+	// answer, if not nil, answers requests instead of the server.
 	answer func(w http.ResponseWriter, r *http.Request, n int) bool
 }
 
@@ -647,7 +649,7 @@ func (c *counting) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Only missing data is fetched: the new file, and half of the initrd.
+// Only missing data is downloaded: the new file, and half of the initrd.
 func TestFetch(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	if err := b.order(Options{Image: s.URL}); err != nil {
@@ -660,7 +662,7 @@ func TestFetch(t *testing.T) {
 	if s.requests > 40 {
 		t.Errorf("%d requests", s.requests)
 	}
-	// Again, as after a power cut before the restart: only the index is fetched.
+	// Again, as after a power cut before the restart: only the index is downloaded.
 	s.sent = 0
 	if err := b.order(Options{Image: s.URL}); err != nil {
 		t.Fatal(err)
@@ -671,7 +673,7 @@ func TestFetch(t *testing.T) {
 	}
 }
 
-// A connection that breaks in the middle of every answer costs only the data in transit.
+// A connection that breaks during every answer costs only the data in transit.
 func TestBrokenLine(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	s.answer = func(w http.ResponseWriter, r *http.Request, n int) bool {
@@ -743,7 +745,7 @@ func TestRejected(t *testing.T) {
 			if err != nil {
 				b.t.Fatal(err)
 			}
-			// It has the same size as the image, so only the contents differ.
+			// The other image gets the same size, so only the contents differ.
 			long := append(bytes.Repeat([]byte("x"), max(0, len(s.image)-len(other))), other...)
 			s.answer = func(_ http.ResponseWriter, _ *http.Request, n int) bool {
 				if n > 2 {
@@ -808,7 +810,7 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// A disk that returns other bytes than were written gets no boot entry.
+// If a disk returns bytes other than those written, no boot entry is written.
 func TestBadDisk(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -829,7 +831,7 @@ func TestBadDisk(t *testing.T) {
 	}
 }
 
-// forgetful is a disk that loses a bit of everything that is written.
+// forgetful is a disk that loses a bit of all data written to it.
 type forgetful struct{ machine.Device }
 
 func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
@@ -838,8 +840,8 @@ func (f forgetful) WriteAt(b []byte, off int64) (int, error) {
 	return f.Device.WriteAt(b, off)
 }
 
-// A connection that delivers nothing for a while, and one
-// that takes hours, show their progress.
+// Progress is shown on a connection that delivers nothing for a
+// while, and on one that takes hours.
 func TestProgress(t *testing.T) {
 	now, told := mediatest.Date, ""
 	f := &fetcher{
@@ -859,8 +861,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// A former update's system is removed from the EFI system partition, also if the
-// power failed just after its boot entry was removed. The running system's stays.
+// The system of an abandoned update is removed from the EFI system partition, even if the power
+// failed just after its boot entry was removed. The running system stays.
 func TestAbandoned(t *testing.T) {
 	const dir = "efi/edgebake/aaaaaaaaaaaaaaaa"
 	b := newBox(t)

@@ -13,7 +13,7 @@ import (
 
 const windowField = "updates: {window: '02:00-04:00', timeZone: Europe/Berlin}"
 
-// clock sets the time of day in Berlin, on the first such day that is not in the past.
+// clock sets the time of day in Berlin, on the first day on which that time is not in the past.
 func (b *box) clock(text string) {
 	b.t.Helper()
 	zone, err := time.LoadLocation("Europe/Berlin")
@@ -32,7 +32,7 @@ func (b *box) clock(text string) {
 	b.now = next
 }
 
-// Outside the window of the Site an order waits, and nothing is fetched.
+// Outside of the Site's update window an order waits, and nothing is downloaded.
 func TestOrderWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -50,7 +50,8 @@ func TestOrderWindow(t *testing.T) {
 	b.updated()
 }
 
-// A held order waits too: a rollout must not drain the node. Nothing comes twice for that.
+// A held order waits for the window too, since a rollout must not drain the
+// node. Nothing is downloaded twice for that.
 func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -58,7 +59,7 @@ func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b.give("hold")
 	b.must()
 	b.says(order.StateHeld, "")
-	// The window closes while the machine looks at the order.
+	// The window closes while the machine waits for the order.
 	b.clock("03:55")
 	b.give("hold", "again=2")
 	b.must()
@@ -77,7 +78,7 @@ func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b.updated()
 }
 
-// A window that is shorter than the download costs no try: the next one continues.
+// A window that is shorter than the download uses up no attempt: the next window continues.
 func TestOrderWindowCloses(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -113,7 +114,7 @@ func TestOrderWindowMetered(t *testing.T) {
 	b.updated()
 }
 
-// A clock that is behind the image opens no window.
+// With a clock behind the image's date, the window counts as closed.
 func TestOrderWindowClock(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -135,7 +136,7 @@ func TestOrderWindowClock(t *testing.T) {
 	}
 }
 
-// A stick waits for the window, with a line on the console, unless it has nothing new.
+// A stick with a new image waits for the window, and the console shows that.
 func TestStickWindow(t *testing.T) {
 	for image, taken := range map[string]bool{"later.raw.zst": true, "old.raw.zst": false} {
 		b := newBox(t)
@@ -155,7 +156,7 @@ func TestStickWindow(t *testing.T) {
 	}
 }
 
-// By hand no window counts.
+// Updates by a person ignore the window.
 func TestWindowByHand(t *testing.T) {
 	b := newBox(t)
 	b.clock("12:00")

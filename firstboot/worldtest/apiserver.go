@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/cluster/api"
 )
 
-// ServeHTTP answers for every API server of the cluster.
+// ServeHTTP answers the requests to all API servers of the cluster.
 func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.dialError != nil {
 		BreakKeptAlive(r, c.dialError)
@@ -37,7 +37,7 @@ func (c *Cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// accepts reports whether a client with these certificates, perhaps none, is accepted.
+// accepts reports whether a client with these certificates is accepted; there may be none.
 func (c *Cluster) accepts(certs []*x509.Certificate) bool {
 	if len(certs) == 0 {
 		return !c.NoAnonymous
@@ -46,7 +46,7 @@ func (c *Cluster) accepts(certs []*x509.Certificate) bool {
 	return err == nil
 }
 
-// newRoutes returns the paths that the cluster serves. Handlers run with c.Mu held.
+// newRoutes returns handlers for the paths that the cluster serves. They run with c.Mu held.
 func (c *Cluster) newRoutes() *http.ServeMux {
 	mux := http.NewServeMux()
 	for pattern, handle := range map[string]http.HandlerFunc{
@@ -104,7 +104,7 @@ func (c *Cluster) answer(w http.ResponseWriter, v any) {
 	}
 }
 
-// created answers a POST.
+// created writes the answer to a successful POST.
 func (c *Cluster) created(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusCreated)
 	c.answer(w, object{})
@@ -143,7 +143,7 @@ func (c *Cluster) version(w http.ResponseWriter, _ *http.Request) {
 	c.answer(w, object{"gitVersion": cmp.Or(c.Version, "v1.36.3")})
 }
 
-// pods lists the Pods in pages of one.
+// pods lists the Pods, one per page.
 func (c *Cluster) pods(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	if q.Get("fieldSelector") != "spec.nodeName="+c.PodsNode {
@@ -162,7 +162,7 @@ func (c *Cluster) pods(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, object{"metadata": meta, "items": c.Pods[at : at+1]})
 }
 
-// evict ends a Pod, if Disrupt allows it.
+// evict removes a Pod if Disrupt allows it.
 func (c *Cluster) evict(w http.ResponseWriter, r *http.Request) {
 	var e struct {
 		Kind          string
@@ -195,7 +195,7 @@ func (c *Cluster) readyz(w http.ResponseWriter, _ *http.Request) {
 	c.answer(w, "ok")
 }
 
-// serverSideApply records an applied manifest of the Cluster.
+// serverSideApply records an applied object of the Cluster's manifests.
 func (c *Cluster) serverSideApply(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method != http.MethodPatch || r.URL.RawQuery != "force=true&fieldManager=edgebake":
@@ -210,7 +210,7 @@ func (c *Cluster) serverSideApply(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// createByName creates an object once.
+// createByName creates an object unless it exists.
 func (c *Cluster) createByName(w http.ResponseWriter, r *http.Request) {
 	var made struct{ Metadata struct{ Name string } }
 	c.decode(r, &made)
@@ -238,7 +238,7 @@ func (c *Cluster) createOnce(w http.ResponseWriter, all *[]string, one string) {
 	c.created(w)
 }
 
-// dnsObject returns or deletes one of CoreDNS' objects.
+// dnsObject returns or deletes an object of CoreDNS.
 func (c *Cluster) dnsObject(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodDelete {
 		c.DeletedPaths = append(c.DeletedPaths, r.URL.Path)
@@ -400,7 +400,7 @@ func (c *Cluster) kubernetesService(w http.ResponseWriter, r *http.Request) {
 	c.answer(w, object{"metadata": object{"uid": fmt.Sprint("service-", c.Births)}})
 }
 
-// services lists Services in two pages, of which the first is empty.
+// services lists Services in two pages. The first page is empty.
 func (c *Cluster) services(w http.ResponseWriter, r *http.Request) {
 	address, selected := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "spec.clusterIP=")
 	if selected && c.NoFieldSelector {
@@ -527,8 +527,8 @@ func merge(to *map[string]string, patch map[string]*string) {
 	}
 }
 
-// reported returns a Node with the status that its kubelet, or the node controller instead of
-// it, last wrote.
+// reported returns a Node with the status that its kubelet last wrote, or
+// that the node controller wrote instead.
 func (c *Cluster) reported(n *api.Node) *api.Node {
 	copied := *n
 	if c.ReportedMachineID != nil {

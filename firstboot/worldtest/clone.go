@@ -25,7 +25,7 @@ func (w *World) Clone(t *testing.T) *World {
 	return w.CloneWith(t, w.Files())
 }
 
-// CloneWith is Clone with files from Files.
+// CloneWith is Clone with these files, which Files has returned.
 func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	t.Helper()
 	c := &World{
@@ -48,9 +48,9 @@ func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	return c
 }
 
-// Fingerprint returns a digest of the state of the machine and its cluster: two with the same
-// digest continue in the same way. Output and state.json are not included: nothing depends on
-// them (TestStateDecidesNothing).
+// Fingerprint returns a digest of the state of the machine and its cluster. Two machines with
+// the same digest continue in the same way. It omits output and state.json, on which nothing
+// depends (TestStateDecidesNothing).
 func (w *World) Fingerprint(t *testing.T, files []Entry) [32]byte {
 	t.Helper()
 	h := sha256.New()
@@ -191,8 +191,8 @@ func makeFile(path string, b []byte, perm uint32) error {
 	return errors.Join(err, syscall.Close(fd))
 }
 
-// memDevice is a block device in memory: a list of pages; nil is a page of zeros. Pages are
-// replaced, never changed, so clones share them.
+// memDevice is a block device in memory: a list of pages, where nil is a page of zeros. Pages
+// are replaced and never changed, so clones can share them.
 type memDevice struct{ Pages [][]byte }
 
 const pageSize = 16 << 10
@@ -245,7 +245,7 @@ func (m *memDevice) WriteAt(p []byte, off int64) (int, error) {
 
 var zeros [pageSize]byte
 
-// padding is a page of a report's padding, most of a slot's contents.
+// padding is one page of the padding of a report, which is most of a slot's contents.
 var padding = bytes.Repeat([]byte("\n"), pageSize)
 
 // changed returns page with b at an offset, or the same page if it is unchanged.

@@ -79,7 +79,7 @@ func (c *Cluster) Attach(w *World) {
 	}
 }
 
-// Cluster is a fake cluster: a CA, and API servers that all answer alike.
+// Cluster is a fake cluster: a CA, and API servers that all give the same answers.
 type Cluster struct {
 	T      *testing.T
 	CA     *x509.Certificate
@@ -95,14 +95,14 @@ type Cluster struct {
 
 	Mu   sync.Mutex
 	Down map[string]bool
-	// OtherClusters has addresses of this network that belong to other clusters.
+	// OtherClusters maps addresses to other clusters to which they belong.
 	OtherClusters map[string]*Cluster
 	unsigned      bool
 	TokenRevoked  bool
 	// ReadyzStatus, if not 0, is the status of /readyz.
 	ReadyzStatus int
-	// ServiceCIDRs and ServiceSubnet are the service ranges, as objects and in
-	// kubeadm-config; Services maps addresses to Services.
+	// ServiceCIDRs has the service ranges as objects, ServiceSubnet as in
+	// kubeadm-config. Services maps addresses to Services.
 	ServiceCIDRs    []string
 	ServiceSubnet   string
 	Services        map[string]string
@@ -112,9 +112,9 @@ type Cluster struct {
 	Nodes       map[string]*api.Node
 	NotReady    bool
 	// HubServerCSR is the state of yurthub's request for a server certificate: Approved, Denied or
-	// pending; or of several, the oldest first, separated by ", ".
+	// pending. For several requests, it has their states, oldest first, separated by ", ".
 	HubServerCSR string
-	// HubClientCSR is the state of its request for a client certificate; "": approved.
+	// HubClientCSR is the state of yurthub's request for a client certificate; "" means approved.
 	HubClientCSR string
 	// NodeRevives: an existing Node turns Ready when its kubelet starts.
 	NodeRevives bool
@@ -131,13 +131,13 @@ type Cluster struct {
 	requests          []string
 	// ServiceReadDenied: nodes may not read Services.
 	ServiceReadDenied bool
-	// Births counts how often the cluster was created again with the same keys.
+	// Births counts how often the cluster was recreated with the same keys.
 	Births int
-	// ExtraCAs are further CAs in cluster-info, in PEM.
+	// ExtraCAs has additional CAs in cluster-info (PEM).
 	ExtraCAs []byte
 	// registrations counts the registrations of each Node.
 	registrations map[string]int
-	// SignatureStale: the signature in cluster-info is that of a former kubeconfig.
+	// SignatureStale: the signature in cluster-info is still that of a former kubeconfig.
 	SignatureStale bool
 	// UpdateLease may be nil. LeaseRace changes it once, after its next read.
 	UpdateLease *UpdateLease
@@ -145,8 +145,8 @@ type Cluster struct {
 	// NoClusterInfo: there is no cluster-info.
 	NoClusterInfo  bool
 	CreatedSecrets []string // created Secrets
-	// Applied are the paths of applied objects; AllApplied: the marker says that all are.
-	// ApplyFails rejects one of them.
+	// Applied has the paths of applied objects. AllApplied: the marker shows that all
+	// are applied. ApplyFails rejects one object.
 	Applied    []string
 	AllApplied bool
 	ApplyFails bool
@@ -156,18 +156,20 @@ type Cluster struct {
 	MarkerPatchFails bool
 	// DocumentsNoteFails rejects the annotation about uploaded documents.
 	DocumentsNoteFails bool
-	// UploadedConfigs are the documents that kubeadm uploaded, Annotations those of kubeadm-config.
+	// UploadedConfigs has the documents that kubeadm has uploaded;
+	// Annotations has those of kubeadm-config.
 	UploadedConfigs, Annotations map[string]string
 	KubeletStats                 string // answer of kubelet on m2 to stats/summary
-	// CreatedPaths are the paths of existing and created objects.
+	// CreatedPaths has the paths of objects that exist or were created.
 	CreatedPaths []string
-	// DNSObjects are the paths of CoreDNS' existing objects, DeletedPaths those of deleted ones.
+	// DNSObjects has the paths of CoreDNS' existing objects;
+	// DeletedPaths has those that were deleted.
 	DNSObjects, DeletedPaths []string
 	CreatedRBAC              []string // created Roles and RoleBindings in kube-public
-	// Version is that of its API servers.
+	// Version is the version of the API servers.
 	Version string
-	// Pods are those of the Node PodsNode, EvictedPods the names of those that were evicted.
-	// Disrupt reports whether a budget allows it; nil: always.
+	// Pods are the Pods of the Node PodsNode. EvictedPods has the names of evicted ones. Disrupt
+	// reports whether a disruption budget allows an eviction; nil: always.
 	Pods        []api.Pod
 	PodsNode    string
 	EvictedPods []string
@@ -178,9 +180,10 @@ type Cluster struct {
 	KubeletReportTime func() time.Time
 	// kubeletSilent reports whether that machine's kubelet has been off for 40 s.
 	kubeletSilent func(machineID string) bool
-	// ReportedMachineID returns the machine ID in the Node, if another machine reports as it too.
+	// ReportedMachineID returns the machine ID that the Node shows if
+	// another machine reports as it too.
 	ReportedMachineID func(own string) string
-	// registerNode registers the Node of this machine if kubelet would do so now. Mu is held.
+	// registerNode registers this machine's Node if kubelet would do so now. Mu is held.
 	registerNode func()
 	// dialError returns the error of a new connection from the machine to an address.
 	dialError func(addr string) error
@@ -218,13 +221,13 @@ func (c *Cluster) Serve(t *testing.T) {
 	})
 }
 
-// RenewedCertificate gives a server a certificate that is valid for a year by its clock, and renewed after
-// half a year.
+// RenewedCertificate gives a server a certificate that is valid for a year by the
+// server's clock, and renews it after half a year.
 func RenewedCertificate(conf *tls.Config, now func() time.Time, issue func(from, until time.Time) tls.Certificate) {
 	var mu sync.Mutex
 	var cert tls.Certificate
 	conf.Time = now
-	conf.SessionTicketsDisabled = true // session tickets would be made when nobody waits for the server
+	conf.SessionTicketsDisabled = true // tickets would be made at times when nobody waits for the server
 	conf.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -252,8 +255,8 @@ func IssueFor(t *testing.T, ca *x509.Certificate, key crypto.Signer, cn string, 
 	return issue(t, ca, key, tmpl)
 }
 
-// Backdate is how long before its issue a certificate of kubeadm or the controller manager
-// begins.
+// Backdate is how long before its issue the validity of a certificate from
+// kubeadm or the controller manager starts.
 const Backdate = 5 * time.Minute
 
 // NewCA makes a CA with an Ed25519 key, which has the cheapest handshakes.
@@ -299,7 +302,7 @@ func issue(t *testing.T, ca *x509.Certificate, caKey crypto.Signer, tmpl *x509.C
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// Client issues kubelet's certificate and key, as PEM in one file.
+// Client issues a kubelet's certificate and key, as PEM in one text.
 func (c *Cluster) Client(cn string, until time.Time) string {
 	from := c.Now().Add(-Backdate)
 	if until.Before(from) { // it has expired
@@ -308,7 +311,7 @@ func (c *Cluster) Client(cn string, until time.Time) string {
 	return c.ClientFrom(cn, from, until)
 }
 
-// ClientFrom is Client with the start of the validity. The same arguments give the same bytes.
+// ClientFrom is Client with a start of validity. Equal arguments give equal bytes.
 func (c *Cluster) ClientFrom(cn string, from, until time.Time) string {
 	pair, _ := c.Issued.LoadOrStore(fmt.Sprint(cn, from, until), sync.OnceValue(func() string { return c.newPair(cn, from, until) }))
 	return pair.(func() string)()
@@ -407,7 +410,7 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 	c.Nodes[name] = n
 }
 
-// hubTrouble reports whether yurthub lacks something in the cluster.
+// hubTrouble reports whether the cluster lacks something that yurthub needs.
 func (c *Cluster) hubTrouble(before17 bool) bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
@@ -434,7 +437,7 @@ func (c *Cluster) ApplyCounts() map[string]int {
 	return n
 }
 
-// AllDown switches every master and the endpoint off or on.
+// AllDown switches every API server and the endpoint off or on.
 func (c *Cluster) AllDown(down bool) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// The daemons resolved and wpa_supplicant, which read their files when they start.
+// This file simulates resolved and wpa_supplicant, which read their files when they start.
 
 const (
 	ResolvedUnit = "systemd-resolved.service"
@@ -18,7 +18,7 @@ const (
 
 func WpaUnit(card string) string { return "wpa_supplicant@" + card + ".service" }
 
-// cardOf returns the card of a unit of wpa_supplicant, or "".
+// cardOf returns the network card of a wpa_supplicant unit; "" for other units.
 func cardOf(unit string) string {
 	card, ok := strings.CutPrefix(unit, "wpa_supplicant@")
 	if !ok {
@@ -53,7 +53,7 @@ func (w *World) DaemonConfig(unit string) (string, error) {
 	return all, nil
 }
 
-// controlDaemon is systemctl for these daemons.
+// controlDaemon carries out systemctl for these daemons.
 func (w *World) controlDaemon(verb, unit string) error {
 	link := filepath.Join(w.Root, WantsDir+unit)
 	runs := w.Units[unit] == "active"
@@ -104,7 +104,7 @@ func (w *World) startDaemons() {
 	}
 }
 
-// resolve resolves a name by the DNS server that resolved uses.
+// resolve looks up a name with the DNS server that resolved uses.
 func (w *World) resolve(host string) (netip.Addr, error) {
 	addr, known := w.DNSRecords[host]
 	if !known {

@@ -24,7 +24,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Env is the machine as first boot sees it.
+// Env returns the machine as first boot sees it.
 func (w *World) Env() *machine.Env {
 	return &machine.Env{
 		Root:        w.Root,
@@ -62,7 +62,7 @@ func (w *World) clock() machine.Clock {
 	}
 }
 
-// randomness returns fixed numbers, so that tests repeat.
+// randomness returns fixed numbers, so that tests are repeatable.
 func (w *World) randomness() machine.Randomness {
 	return machine.Randomness{
 		Rand: func() float64 { return 0 },
@@ -81,7 +81,7 @@ func (w *World) files() machine.Files {
 	}
 }
 
-// change has the effect what on p, and returns the path below Root. The directory exists then.
+// change counts the effect what on p, creates p's directory, and returns p's path on the host.
 func (w *World) change(what, p string) (full string, err error) {
 	if err := w.Effect(what); err != nil {
 		return "", err

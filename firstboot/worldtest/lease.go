@@ -5,7 +5,7 @@ import (
 	"net/http"
 )
 
-// UpdateLease is the Lease of updates of control-plane nodes.
+// UpdateLease is the Lease for updates of control-plane nodes.
 type UpdateLease struct {
 	Holder  string
 	version int
@@ -13,7 +13,7 @@ type UpdateLease struct {
 
 const leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 
-// leaseRoutes returns the paths of the Lease of updates.
+// leaseRoutes returns the handlers for that Lease.
 func (c *Cluster) leaseRoutes() map[string]http.HandlerFunc {
 	return map[string]http.HandlerFunc{
 		"/apis/coordination.k8s.io/v1":             c.fixed(resources(resource{"leases", "Lease", true})),

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Listener is a server's listener in memory: tests make very many connections.
+// Listener is a server's listener in memory, since tests make very many connections.
 type Listener struct{ *backlog }
 
 // Serve runs a server, with TLS if it is configured, until the test ends.
@@ -44,8 +44,8 @@ func Serve(t *testing.T, srv *http.Server) Listener {
 
 type connKey struct{}
 
-// BreakKeptAlive aborts a request over a connection that was used before, if a new connection would
-// fail now.
+// BreakKeptAlive aborts a request on a connection that was used before
+// if a new connection would fail now.
 func BreakKeptAlive(r *http.Request, wrong func(addr string) error) {
 	c := r.Context().Value(connKey{}).(*memConn)
 	if c.hadRequest && wrong(string(c.local)) != nil {
@@ -54,7 +54,7 @@ func BreakKeptAlive(r *http.Request, wrong func(addr string) error) {
 	c.hadRequest = true
 }
 
-// Dial connects to the server. addr is its local address.
+// Dial connects to the server. addr is the connection's local address at the server.
 func (l Listener) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (b *backlog) Addr() net.Addr { return memAddr("") }
 type memConn struct {
 	in, out       *stream
 	local, remote memAddr
-	hadRequest    bool // by a request, at the server
+	hadRequest    bool // true once the server has received a request on it
 }
 
 func (c *memConn) Read(p []byte) (int, error)         { return c.in.read(p) }
@@ -179,7 +179,7 @@ func (s *stream) close() {
 	s.changed.Broadcast()
 }
 
-// until sets the deadline for reading; zero means none.
+// until sets the deadline for reading; zero means no deadline.
 func (s *stream) until(t time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

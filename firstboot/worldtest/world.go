@@ -39,7 +39,7 @@ const (
 	TestSecret = "0123456789abcdef"
 )
 
-// Names of the machine and the cluster. They are not the constants of first boot: a test that
+// These names are repeated here instead of using first boot's constants: a test that
 // compares a constant with itself proves nothing.
 const (
 	appliedFile      = ondisk.EtcDir + "/applied"
@@ -55,22 +55,23 @@ const (
 	documentsKey     = "edgebake.io/documents"
 )
 
-// World is a fake machine and its cluster: a directory, slots in memory, and API servers in
-// memory. Every effect is counted, and the machine can lose its power before any of them.
+// World simulates a machine and its cluster: a directory, with slots and API servers in memory.
+// It counts every effect, and the machine can lose its power before any of them.
 type World struct {
 	T            *testing.T
 	Root         string
-	singleMaster bool // its Sites have one master only
+	singleMaster bool // its Sites have only one API server
 	Slots        map[string]*memDevice
-	SlotFiles    map[string]string // further files on sticks, by "device/name"
-	SlotReads    []string          // devices of which more than the label was read
+	SlotFiles    map[string]string // additional files on sticks, by "device/name"
+	SlotReads    []string          // devices from which more than the label was read
 	ReadOnly     map[string]bool
 	Units        map[string]string
 	Started      map[string]time.Time
-	clockSteps   map[string]time.Duration // by which the clock was set since the start, by unit
+	clockSteps   map[string]time.Duration // how far the clock was set since a unit's start, by unit
 	// LoadedConfig has the configuration with which each daemon was started, by unit.
 	LoadedConfig map[string]string
-	// DNSRecords has the names and addresses in DNS. DeadDNSServer is one that does not answer.
+	// DNSRecords maps names in DNS to addresses. DeadDNSServer is the
+	// address of a server that does not answer.
 	DNSRecords    map[string]string
 	DeadDNSServer string
 	Console       []string
@@ -84,32 +85,32 @@ type World struct {
 	deadlines  map[time.Time]time.Time
 	randoms    byte
 	Cluster    *Cluster
-	// Joins counts the runs of kubeadm join; JoinError, if set, returns the error of the
-	// n-th.
+	// Joins counts the runs of kubeadm join. JoinError, unless nil,
+	// returns the error of the n-th run.
 	Joins     int
 	JoinError func(n int) error
 	NodeAddr  netip.Addr
-	// ExtraAddrs are more addresses of the machine, in addition to NodeAddr on eth0.
+	// ExtraAddrs has the machine's addresses in addition to NodeAddr, which is on eth0.
 	ExtraAddrs        []machine.InterfaceAddr
 	hubHealthServer   Listener
 	Offline           bool
 	KubeletLastActive time.Time // when kubelet was last active
-	// Unregistered: kubelet has not registered its Node since it started. It does so only
-	// once: a deleted Node comes back when kubelet starts again.
+	// Unregistered: kubelet has not registered its Node since its start. It registers only once, so
+	// a deleted Node comes back only when kubelet starts again.
 	Unregistered bool
-	HasRoute     bool                // there are an address and a route although it is Offline
+	HasRoute     bool                // an address and a route exist although the machine is Offline
 	FSUUIDs      map[string][16]byte // of file systems, by device
 	VarUsed      int64               // used bytes of /var (4 GiB), without snapshots of etcd
-	// KubeletVersion is the output of kubelet --version; hubJoinConf is the JoinConfiguration of a
-	// kubelet that uses yurthub.
+	// KubeletVersion is the output of kubelet --version. hubJoinConf is the
+	// JoinConfiguration of a kubelet that uses yurthub.
 	KubeletVersion, hubJoinConf string
 	joinConf                    string // of the last join
-	// KubeletFailsBehindHub: kubelet runs, but does not reach the cluster through yurthub.
+	// KubeletFailsBehindHub: kubelet is running, but does not reach the cluster through yurthub.
 	KubeletFailsBehindHub bool
 	NoNFT                 bool   // nft is not installed
 	RejectedKubeletArg    string // argument with which kubelet does not start
 	HealthRefusals        int    // how many connections to kubelet's health port are refused
-	CrashLoop             bool   // with RejectedKubeletArg kubelet is healthy first, and ends soon after
+	CrashLoop             bool   // with RejectedKubeletArg, kubelet is first healthy, and ends soon after
 	kubeletHealthServer   Listener
 	NFTRules              string // loaded by nft
 	locks                 map[string]bool
@@ -118,31 +119,31 @@ type World struct {
 	NetworkWorks func() bool
 	networkMu    sync.Mutex // several connections are tried at once
 	ClockSynced  bool
-	// TimeServerAnswers reports whether a time server has set the clock; nil: ClockSynced does.
+	// TimeServerAnswers reports whether a time server has set the clock; nil: ClockSynced is used.
 	TimeServerAnswers func() bool
 
-	// On a control-plane node: kubeadm init phase, ctr run, connections to other servers
-	// than the cluster's, and first boot's listeners.
+	// Only on a control-plane node: kubeadm init phase, ctr run, connections to servers
+	// outside of Cluster, and first boot's listeners.
 	KubeadmInit func(machine.Cmd) error
 	CtrRun      func(machine.Cmd) error
 	DialOther   func(ctx context.Context, addr string) (net.Conn, error, bool)
 	Listen      func(addr string) (net.Listener, error)
-	// RefuseDial returns the error that a connection of DialOther to
-	// addr would have now; ours: addr is an address of DialOther.
+	// RefuseDial returns the error that DialOther would return for addr
+	// now. ours: DialOther handles addr.
 	RefuseDial func(addr string) (err error, ours bool)
 
-	boots int // how often the power came on after the first time
+	boots int // how often the power was switched on after the first time
 
 	Mu          sync.Mutex
 	Effects     int
 	EffectNames []string
-	PowerCutAt  int // number of the first effect that does not happen; 0: none
-	// Unsynced are files that were written and not synced.
+	PowerCutAt  int // number of the first effect that fails; 0: none
+	// Unsynced has the files that were written and not synced.
 	Unsynced     map[string]bool
 	PoweredOff   bool
 	Shutdown     context.CancelFunc
 	BeforeEffect func(effect string) // called before each effect
-	// Patience bounds the waiting of a run.
+	// Patience bounds how long a run may wait.
 	Patience time.Duration
 }
 
@@ -152,7 +153,7 @@ var WorldStart = time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
 // ClusterTime returns the cluster's time.
 func (w *World) ClusterTime() time.Time { return w.Now.Add(-w.ClockSkew) }
 
-// SetClock sets the machine's clock. Units do not notice.
+// SetClock sets the machine's clock. Running units do not notice that.
 func (w *World) SetClock(now time.Time) {
 	w.ClockSkew += now.Sub(w.Now)
 	w.Now = now
@@ -160,8 +161,8 @@ func (w *World) SetClock(now time.Time) {
 
 var errPower = errors.New("the power is gone")
 
-// New returns a machine with the files of a txtar archive. names are further names in the API
-// servers' certificates.
+// New returns a machine with the files of a txtar archive. names are additional
+// names in the API servers' certificates.
 func New(t *testing.T, files string, names ...string) *World {
 	t.Helper()
 	w := &World{
@@ -209,7 +210,7 @@ func (w *World) networkWorks() bool {
 	return w.NetworkWorks == nil || w.NetworkWorks()
 }
 
-// kubeletReportTime returns when kubelet last reached the cluster.
+// kubeletReportTime returns the time at which kubelet last reached the cluster.
 func (w *World) kubeletReportTime() time.Time {
 	flags, _ := os.ReadFile(filepath.Join(w.Root, member.KubeadmFlags))
 	if w.Units[ondisk.UnitKubelet] != "active" || w.KubeletFailsBehindHub && strings.Contains(string(flags), openyurt.KubeletConf) {
@@ -218,8 +219,8 @@ func (w *World) kubeletReportTime() time.Time {
 	return w.Now
 }
 
-// registerNode registers the Node if kubelet reaches the cluster through ipvscare, with a
-// valid certificate. c.Mu is held.
+// registerNode registers the Node if kubelet reaches the cluster through ipvscare
+// and has a valid certificate. c.Mu is held.
 func (w *World) registerNode(c *Cluster) {
 	if !w.Unregistered || w.kubeletReportTime().IsZero() || w.networkError() != nil || c.Down[Endpoint] || c.OtherClusters[Endpoint] != nil {
 		return
@@ -233,8 +234,8 @@ func (w *World) registerNode(c *Cluster) {
 	w.Unregistered = c.Nodes[name] == nil
 }
 
-// kubeletSilent reports whether kubelet has been off for 40 s, after which the cluster marks
-// its Node.
+// kubeletSilent reports whether kubelet has been off for 40 s, after which
+// the cluster marks its Node as not Ready.
 func (w *World) kubeletSilent(machineID string) bool {
 	own, _ := os.ReadFile(filepath.Join(w.Root, "etc/machine-id"))
 	if w.Units[ondisk.UnitKubelet] == "active" {
@@ -243,7 +244,7 @@ func (w *World) kubeletSilent(machineID string) bool {
 	return machineID == strings.TrimSpace(string(own)) && w.Now.Sub(w.KubeletLastActive) > 40*time.Second
 }
 
-// Site returns the usual Site, with more lines.
+// Site returns the tests' usual Site with additional lines.
 func (w *World) Site(lines ...string) string {
 	return strings.Join(append([]string{
 		"apiVersion: edgebake.io/v1alpha1", "kind: Site",
@@ -255,14 +256,14 @@ func (w *World) Site(lines ...string) string {
 
 const WithToken = "credentials: {token: " + TestToken + "}"
 
-// Stamp puts a Site into a slot.
+// Stamp stamps a Site into a slot.
 func (w *World) Stamp(dev, site string) {
 	w.T.Helper()
 	var text []byte
 	if site != "" {
 		text = []byte(site)
 	}
-	// Scrub makes the same bytes as Make, but does not need 16 MiB for each.
+	// Scrub writes the same bytes as slot.Make, but needs no 16 MiB for each slot.
 	d := blankDevice(ondisk.SlotSize)
 	if err := slot.Scrub(d, ondisk.SlotInfo{Version: 1, Plan: "plan", Stamped: 1767000000}, text); err != nil {
 		w.T.Fatal(err)
@@ -270,7 +271,7 @@ func (w *World) Stamp(dev, site string) {
 	w.Slots[dev] = d
 }
 
-// NewSlot makes a slot with the same bytes as slot.Make, but does not need 16 MiB for each.
+// NewSlot makes a slot with the same bytes as slot.Make, but needs no 16 MiB for it.
 func (w *World) NewSlot(c slot.Contents) *memDevice {
 	w.T.Helper()
 	d := blankDevice(ondisk.SlotSize)
@@ -280,8 +281,8 @@ func (w *World) NewSlot(c slot.Contents) *memDevice {
 	return d
 }
 
-// UseSingleMaster reduces the Site to one master, for tests that are not about masters: first boot
-// connects to all of them at once.
+// UseSingleMaster reduces the Site to one API server, for tests that do not depend on their
+// number: first boot connects to all of them at once.
 func (w *World) UseSingleMaster() {
 	w.T.Helper()
 	w.Stamp(SlotDevice, strings.Replace(w.SlotSite(SlotDevice), w.Masters(), "192.0.2.11:6443", 1))
@@ -295,7 +296,7 @@ func (w *World) Masters() string {
 	return "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443"
 }
 
-// Effect counts an effect, and fails if the power is gone.
+// Effect counts an effect, and returns an error if the power is off.
 func (w *World) Effect(name string) error {
 	if w.BeforeEffect != nil {
 		w.BeforeEffect(name)
@@ -333,7 +334,7 @@ func (w *World) Run(r *run.Runner) error {
 	return r.Run(ctx)
 }
 
-// Sleep advances the clock. A context's deadline counts from its first use here.
+// Sleep advances the clock. A context's deadline counts from its first use in Sleep.
 func (w *World) Sleep(ctx context.Context, d time.Duration) error {
 	w.Now = w.Now.Add(d)
 	if w.TimeServerAnswers != nil {
@@ -350,7 +351,7 @@ func (w *World) Sleep(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// PowerOn boots the machine: everything in memory is gone.
+// PowerOn boots the machine. Everything in its memory is lost.
 func (w *World) PowerOn() {
 	w.T.Helper()
 	if err := os.RemoveAll(filepath.Join(w.Root, "run")); err != nil {
@@ -375,7 +376,7 @@ func (w *World) PowerOn() {
 	if err := member.TakeOverKubelet(w.Env(), w.kubernetesMinor()); err != nil { // a unit that runs before kubelet
 		w.T.Fatal(err)
 	}
-	// The conditions of kubelet.service.
+	// These are the conditions of kubelet.service.
 	if b, err := os.ReadFile(filepath.Join(w.Root, ondisk.KubeletConfig)); err == nil && len(b) > 0 && (w.Has(appliedFile) || !w.Has(ondisk.SiteCopy)) && !(w.Has(portsKubelet) && w.NoNFT) {
 		w.Units[ondisk.UnitKubelet] = "active"
 		w.Started[ondisk.UnitKubelet] = w.Now
@@ -396,7 +397,7 @@ func (w *World) PowerOn() {
 	w.Effects, w.EffectNames = 0, nil
 }
 
-// kubernetesMinor returns the minor version of Kubernetes of the machine's image.
+// kubernetesMinor returns the minor version of Kubernetes in the machine's image.
 func (w *World) kubernetesMinor() (minor int) {
 	w.T.Helper()
 	var image ondisk.ImageInfo
@@ -406,7 +407,7 @@ func (w *World) kubernetesMinor() (minor int) {
 	return kubeadm.Minor(image.Kubernetes)
 }
 
-// StepClock moves the machine's clock while its units run.
+// StepClock changes the machine's clock by this much while its units run.
 func (w *World) StepClock(by time.Duration) {
 	if w.clockSteps == nil {
 		w.clockSteps = map[string]time.Duration{}
@@ -418,7 +419,7 @@ func (w *World) StepClock(by time.Duration) {
 	}
 }
 
-// PutUnsynced writes a file as a program that does not sync.
+// PutUnsynced writes a file without syncing it, as some programs do.
 func (w *World) PutUnsynced(path, data string) {
 	w.Put(path, data)
 	if target, err := os.Readlink(filepath.Join(w.Root, path)); err == nil && filepath.IsAbs(target) {
@@ -429,7 +430,7 @@ func (w *World) PutUnsynced(path, data string) {
 	}
 }
 
-// ipvscare returns the state of its unit: it is activating until an API server serves.
+// ipvscare returns the state of ipvscare's unit, which is activating until an API server serves.
 func (w *World) ipvscare() string {
 	w.Cluster.Mu.Lock()
 	defer w.Cluster.Mu.Unlock()
@@ -463,7 +464,7 @@ func (w *World) Put(path, data string) {
 	}
 }
 
-// HostPath returns the path on this host, with an absolute link resolved inside the machine.
+// HostPath returns the path on the host. An absolute link is resolved inside the machine.
 func (w *World) HostPath(path string) string {
 	p := filepath.Join(w.Root, path)
 	if target, err := os.Readlink(p); err == nil && filepath.IsAbs(target) {
@@ -481,7 +482,7 @@ func (w *World) Get(path string) string {
 	return string(b)
 }
 
-// DirSize returns the bytes of a directory's files.
+// DirSize returns the number of bytes in a directory's files.
 func (w *World) DirSize(dir string) (n int64) {
 	entries, _ := os.ReadDir(filepath.Join(w.Root, dir)) // none, where it is missing
 	for _, e := range entries {
@@ -510,8 +511,8 @@ func (w *World) ConsoleHas(words string) bool {
 	return slices.ContainsFunc(w.Console, func(l string) bool { return strings.Contains(l, words) })
 }
 
-// cutDevice is a device whose power may go before each write. A sequence of zeros counts as
-// one write.
+// cutDevice is a device whose power may fail before each write. A sequence
+// of writes of zeros counts as one write.
 type cutDevice struct {
 	*memDevice
 	effect func() error
@@ -531,7 +532,7 @@ func (d *cutDevice) WriteAt(p []byte, off int64) (int, error) {
 	return d.memDevice.WriteAt(p, off)
 }
 
-// writeSlot writes a slot as two effects: the power may go after the first sector is zeroed.
+// writeSlot writes a slot as two effects: the power may fail after the first sector is zeroed.
 func (w *World) writeSlot(dev string, write func(*memDevice) error) error {
 	if err := w.Effect("blank " + dev); err != nil {
 		return err
@@ -603,8 +604,8 @@ func (w *World) dialKubelet(ctx context.Context) (net.Conn, error) {
 	return w.kubeletHealthServer.Dial(ctx, kubeletHealth)
 }
 
-// enrolHub gets yurthub, as a static pod, its certificate by the token, and registers the Node
-// of the kubelet behind it.
+// enrolHub gets a certificate with the token for yurthub as a static pod, and
+// registers the Node of the kubelet behind it.
 func (w *World) enrolHub() bool {
 	if w.Cluster.HubClientCSR != "" {
 		return false
@@ -707,8 +708,8 @@ func (w *World) nft(c machine.Cmd) error {
 	return nil
 }
 
-// kubeadmJoin changes the disk like kubeadm join and the kubelet that it starts. The power may
-// go before each file.
+// kubeadmJoin changes the disk as kubeadm join and the kubelet that it starts
+// would. The power may fail before each file.
 func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	w.Joins++
 	conf := w.Get(c.Args[3])
@@ -756,8 +757,8 @@ func (w *World) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	return w.joinDirectly(disc, conf)
 }
 
-// kubeadmUpgrade writes kubelet's settings as kubeadm of this image does: it copies the former
-// ones, empties the file, and writes.
+// kubeadmUpgrade writes kubelet's settings as this image's kubeadm would: it copies the former
+// settings, empties the file, and writes the new ones.
 func (w *World) kubeadmUpgrade() error {
 	if w.networkError() != nil {
 		return errors.New("failed to get config map")
@@ -772,7 +773,7 @@ func (w *World) kubeadmUpgrade() error {
 // UpgradedKubeletConfig has the settings that kubeadm of another minor version writes.
 const UpgradedKubeletConfig = "kind: KubeletConfiguration\nsyncFrequency: 1m\n"
 
-// kubeadmWrites writes a file, through a link, and does not sync it.
+// kubeadmWrites writes a file without syncing it. It follows a link.
 func (w *World) kubeadmWrites(path, data string) error {
 	if err := w.Effect("kubeadm writes " + path); err != nil {
 		return err
@@ -784,7 +785,7 @@ func (w *World) kubeadmWrites(path, data string) error {
 	return nil
 }
 
-// kubeadmEnds removes kubeadm's bootstrap credentials, as it does at its end.
+// kubeadmEnds removes kubeadm's bootstrap credentials, as kubeadm does when it ends.
 func (w *World) kubeadmEnds() error {
 	if err := w.Effect("kubeadm ends"); err != nil {
 		return err
