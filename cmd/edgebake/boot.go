@@ -13,14 +13,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// leastMemory is the memory that firmware and kernel need to start, in MiB. With less they
-// stop without a message.
+// leastMemory is the memory in MiB that firmware and kernel need to start. With less, they stop
+// without a message.
 const leastMemory = 256
 
 func newBoot(s streams) *cobra.Command {
 	var t qemu.Trial
 	var forward []string
-	var size int64 // of the disk, in GiB
+	var size int64 // size of the disk in GiB
 	c := &cobra.Command{
 		Use:               "boot IMAGE",
 		ValidArgsFunction: completeFiles(imageEndings),

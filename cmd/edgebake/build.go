@@ -86,7 +86,7 @@ func (o *imageFlags) checkArchs() error {
 	return nil
 }
 
-// openOne is open for commands that work on one image.
+// openOne is like open, for commands that work on one image.
 func (o *imageFlags) openOne(s streams, image string) (outputs.Target, documents.Source, error) {
 	targets, doc, err := o.open(s, image)
 	if err != nil {
@@ -106,7 +106,7 @@ type buildFlags struct {
 	update, asJSON bool
 }
 
-// openPlan reads the plan of --plan, and opens the cache.
+// openPlan reads the plan named by --plan, and opens the cache.
 func (b *buildFlags) openPlan(s streams) ([]outputs.Target, documents.Source, error) {
 	doc, err := (&documentFlags{}).reader(s).Read(b.plan)
 	if err != nil {
@@ -192,7 +192,7 @@ read from the environment variable
 	return c
 }
 
-// takesPlan makes --plan an alternative to the document.
+// takesPlan makes --plan an alternative to the document operand.
 func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	check, run := c.Args, c.RunE
 	c.Args = func(c *cobra.Command, args []string) error {
@@ -222,8 +222,8 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	}
 }
 
-// prepare applies the flags to the targets, and reports errors that would
-// otherwise occur at the end of their builds.
+// prepare applies the flags to the targets. It also detects errors that would otherwise occur at
+// the end of a build.
 func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	errs := []error{b.Apply(targets)}
 	var key signing.Key
@@ -235,7 +235,7 @@ func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	if err := joined.Distinct(errs...); err != nil || b.Sign == "" {
 		return err
 	}
-	// Ask for the password last, but before the long work.
+	// Ask for the password after all other checks, but before the long work.
 	secret, err := key.Unlock(askPassword(s))
 	if err != nil {
 		return err
@@ -250,8 +250,7 @@ func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	return nil
 }
 
-// run builds the targets, writes the files beside each image, and prints the
-// results.
+// run builds the targets, writes the files that belong to each image, and prints the results.
 func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, targets []outputs.Target) error {
 	defer targets[0].Options.Cache.Close()
 	for i := range targets {
@@ -267,7 +266,7 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 		return b.printCurrent(s, targets, done)
 	}
 	show := s.Display(b.asJSON)
-	// The targets share the cache, whose warnings can come from any goroutine.
+	// The targets share the cache, which may report warnings from any goroutine.
 	var mu sync.Mutex
 	event := func(e builder.Event) {
 		mu.Lock()
@@ -314,9 +313,9 @@ func (b *buildFlags) run(ctx context.Context, s streams, doc documents.Source, t
 	return nil
 }
 
-// upToDate returns the reports beside the images if all images exist and equal
-// those that a build would make. Otherwise it returns cause, the error that
-// prevents the build, and names images of another plan.
+// upToDate returns the reports next to the images if all images exist and equal the images that the
+// build would make. Otherwise it returns cause, the error that prevented the build, and names the
+// images that belong to another plan.
 func (b *buildFlags) upToDate(ctx context.Context, document string, targets []outputs.Target, cause error) ([]*builder.Report, error) {
 	errs := joined.Errors(cause)
 	fatal := slices.ContainsFunc(errs, func(e error) bool { return !errors.Is(e, fs.ErrExist) })
@@ -420,8 +419,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	printNext(s, out)
 }
 
-// withImage adds to the error of an interrupted build that image is complete;
-// it is not removed.
+// withImage adds to the error of an interrupted build that the image is complete and was kept.
 func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err

@@ -43,7 +43,7 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 			}
 			v := struct {
 				Dir   string         `json:"dir"`
-				Bytes int64          `json:"bytes"` // of the whole cache
+				Bytes int64          `json:"bytes"` // size of the whole cache in bytes
 				Notes int64          `json:"notes"` // bytes of the cache's metadata
 				Blobs []fetch.Stored `json:"blobs"`
 			}{Dir: cache.Dir(), Bytes: notes, Notes: notes, Blobs: blobs}
@@ -62,8 +62,8 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 	return c
 }
 
-// openFilled opens the cache of earlier builds. A directory without one is an
-// error: --cache may be misspelled.
+// openFilled opens a cache that earlier builds have filled. A directory without a cache is an
+// error, because --cache may be misspelled.
 func openFilled(dir string) (*fetch.Cache, error) {
 	if dir != "" {
 		if _, err := os.Stat(filepath.Join(dir, "blobs")); errors.Is(err, fs.ErrNotExist) {
@@ -180,7 +180,7 @@ hashed, and with --locked for every input that it uses.`,
 			}
 			defer cache.Close()
 			v, verr := cache.Verify(c.Context(), dryRun, nil)
-			// Print what was removed even if something could not be read.
+			// Print the removed blobs even if some could not be read.
 			if err := output.Print(s, v, func() {
 				for _, b := range v.Damaged {
 					fmt.Fprintf(s.Out, "damaged: %s (%s)\n", b.SHA256, configs.HumanSize(b.Size))

@@ -16,15 +16,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// registryFlags declares the flags about access to a registry.
+// registryFlags declares the flags for access to a registry.
 func registryFlags(c *cobra.Command, o *carry.Options) {
 	f := c.Flags()
 	f.BoolVar(&o.Insecure, "insecure", false, "allow plain HTTP, and a certificate that cannot be verified")
 	fileFlag(c, &o.AuthFile, "auth-file", "docker config.json with the login (default: the user's own)", "json")
 }
 
-// isLoopback reports whether a registry is on this computer. Plain HTTP needs
-// no permission then: no other computer can impersonate the registry.
+// isLoopback reports whether a registry is on this computer. For such a registry, plain HTTP needs
+// no permission: no other computer can impersonate it.
 func isLoopback(ref imageref.Ref) bool {
 	host, _, err := net.SplitHostPort(ref.Domain)
 	if err != nil {
@@ -34,7 +34,7 @@ func isLoopback(ref imageref.Ref) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// parseReference parses an image reference of the command line.
+// parseReference parses an image reference from the command line.
 func parseReference(s string) (imageref.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
@@ -54,7 +54,7 @@ func unpinned(ref imageref.Ref) imageref.Ref {
 	return ref
 }
 
-// carrying makes a push or pull show its progress and warnings.
+// carrying makes a push or pull print its progress and warnings to show.
 func carrying(o *carry.Options, show console.Display) {
 	o.Progress = console.Steps(show)
 	o.Warn = func(text string) {

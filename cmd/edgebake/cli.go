@@ -25,7 +25,7 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
-	// exitInterrupted is the code that shells use for a program that Ctrl-C has ended.
+	// exitInterrupted is the exit code that shells report for a program ended by Ctrl-C.
 	exitInterrupted = 130
 )
 
@@ -37,10 +37,10 @@ func (e usageError) Unwrap() error { return e.error }
 // streams are the standard streams of a command.
 type streams = console.Streams
 
-// unfinished is the error of an interrupt; its text names what remains.
+// unfinished is the error after an interrupt. Its text describes what was left unfinished.
 type unfinished struct{ error }
 
-// run is the whole program except signals and the exit.
+// run is the whole program without signal handling and os.Exit.
 func run(ctx context.Context, args []string, s streams) int {
 	s.In = console.Input(ctx, s.In)
 	out := &console.Results{Writer: s.Out}
@@ -49,7 +49,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
 	if out.Lost != nil && (err == nil || errors.Is(err, out.Lost)) {
-		lost := out.Lost // nothing else failed
+		lost := out.Lost // report lost output only if nothing else failed
 		if e := (*fs.PathError)(nil); errors.As(lost, &e) {
 			lost = e.Err
 		}
@@ -81,15 +81,15 @@ func printErrors(w io.Writer, err error) {
 		if u, ok := e.(usageError); ok {
 			printErrors(w, u.error)
 		} else if problems, ok := e.(configs.Problems); ok {
-			fmt.Fprintln(w, problems.Error()) // nothing before it: editors jump to the place
+			fmt.Fprintln(w, problems.Error()) // without a prefix, so that editors can jump to the position
 		} else {
 			fmt.Fprintf(w, "edgebake: %v\n", e)
 		}
 	}
 }
 
-// interrupted describes the state after an interrupt. Some commands undo what they
-// began; for the others, err says how far they came.
+// interrupted describes the state after an interrupt. Some commands undo their work; for the
+// others, err describes how much they have done.
 func interrupted(c *cobra.Command, err error) string {
 	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
 		return "interrupted; this was left behind: " + kept.Error()
@@ -98,7 +98,7 @@ func interrupted(c *cobra.Command, err error) string {
 	case path == "edgebake build", path == "edgebake stamp" && !c.Flags().Changed("each") && !c.Flags().Changed("slots"):
 		return "interrupted; nothing was left behind"
 	case path == "edgebake boot", path == "edgebake cluster listen", path == "edgebake cluster status" && c.Flags().Changed("watch"):
-		return "interrupted" // these commands run until interrupted
+		return "interrupted" // these commands run until they are interrupted
 	case path == "edgebake push":
 		return "interrupted; parts that have arrived stay in the registry: the same command resumes"
 	}
@@ -151,7 +151,7 @@ yaml) for commands that print something. The exit code is 0 for success,
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
-			return subcommand(c, words) // the flag of a misspelled command
+			return subcommand(c, words) // the flag belongs to a misspelled command
 		}
 		return usageError{fmt.Errorf("%w%s; see %s --help", flagvalue.Explain(err), nearFlag(c, err), c.CommandPath())}
 	})
@@ -159,7 +159,7 @@ yaml) for commands that print something. The exit code is 0 for success,
 	return group(root)
 }
 
-// addCommands adds all commands, in the groups of the help.
+// addCommands adds all commands, in the groups in which help lists them.
 func addCommands(root *cobra.Command, s streams) {
 	for _, g := range []struct {
 		id, title string
@@ -197,17 +197,17 @@ func addCommands(root *cobra.Command, s streams) {
 	}
 }
 
-// group makes c a command that only has subcommands and prints its help.
+// group makes c a command that has only subcommands; by itself it prints its help.
 func group(c *cobra.Command, sub ...*cobra.Command) *cobra.Command {
 	c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
 	c.AddCommand(sub...)
 	return c
 }
 
-// writesToStdout are the commands for which --output - is standard output.
+// writesToStdout lists the commands for which --output - means standard output.
 var writesToStdout = []string{"edgebake report", "edgebake inventory import", "edgebake cluster token mint"}
 
-// subcommand rejects words that are not a command below c.
+// subcommand rejects arguments that are not subcommands of c.
 func subcommand(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -220,7 +220,7 @@ func subcommand(c *cobra.Command, args []string) error {
 	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
 }
 
-// nearFlag suggests a flag for one that does not exist.
+// nearFlag suggests an existing flag that is similar to an unknown one.
 func nearFlag(c *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	if !errors.As(err, &unknown) || unknown.GetSpecifiedShortnames() != "" {

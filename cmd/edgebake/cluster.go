@@ -92,7 +92,7 @@ already depend on them.`,
 	return c
 }
 
-// outIsOutput accepts --out, the former name of --output.
+// outIsOutput accepts --out, an earlier name of --output.
 func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	if name == "out" {
 		name = "output"
@@ -135,7 +135,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 	s.Note("Next: "+sites+"\n", dir)
 }
 
-// endingText describes a certificate of dir that ends soon, or has ended.
+// endingText describes a certificate of dir that expires soon or has expired.
 func endingText(dir string, e mint.Ending) string {
 	return fmt.Sprintf("%s is valid until %s", filepath.Join(dir, filepath.FromSlash(e.File)), e.End.UTC().Format(time.DateOnly))
 }
@@ -228,12 +228,12 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	return errors.Join(errs...)
 }
 
-// maxBirth is the upper limit of --birth. After that time, a control-plane node
-// that is flashed again cannot start a new, empty cluster.
+// maxBirth is the upper limit of --birth. Once the birth time has passed, a control-plane node that
+// is flashed again cannot start a new, empty cluster.
 const maxBirth = 31 * 24 * time.Hour
 
-// imageToStamp returns the image of the Image in the current directory, and the
-// command to run before stamping it if it does not exist.
+// imageToStamp returns the image that the Image in the current directory builds. If that image does
+// not exist, first is the command that must run before stamping.
 func imageToStamp() (image, first string) {
 	image = "IMAGE"
 	if text, err := os.ReadFile(defaultImage); err == nil {

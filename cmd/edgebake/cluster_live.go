@@ -27,7 +27,7 @@ func (w *wantedFlags) declare(c *cobra.Command) {
 	c.Flags().Var(nodePools(w.Pools), "nodepool", "node pool that must exist, as NAME=Edge or NAME=Cloud (can be repeated)")
 }
 
-// address is a flag's IP address, or empty.
+// address is the value of a flag: an IP address, or empty.
 type address string
 
 func (a *address) String() string { return string(*a) }
@@ -41,7 +41,7 @@ func (a *address) Set(s string) error {
 	return nil
 }
 
-// nodePools are the node pools of a flag, with the type of each.
+// nodePools is the value of a flag: node pools with their types.
 type nodePools map[string]string
 
 func (p nodePools) String() string { return "" }
@@ -167,7 +167,8 @@ exit code is 1 if something is missing.`,
 	return c
 }
 
-// mark returns the symbol of a check's state. It may be coloured: print it with Bytes.
+// mark returns the symbol for a check's state. It may contain color codes, so it must be printed
+// with Bytes.
 func mark(s streams, state string) string {
 	switch state {
 	case cluster.CheckOK:
@@ -289,7 +290,7 @@ func printStatus(s streams, output console.Form, all []cluster.Site) error {
 	})
 }
 
-// timeText formats a time for tables; "" if it is zero.
+// timeText formats a time for tables; the zero time is "".
 func timeText(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -297,10 +298,10 @@ func timeText(t time.Time) string {
 	return t.Format(time.RFC3339)
 }
 
-// watchEvery is the interval of --watch. Each query lists all nodes.
+// watchEvery is the interval between queries of --watch. Each query lists all nodes.
 const watchEvery = 5 * time.Second
 
-// nextStatus waits until the status changes.
+// nextStatus queries the status repeatedly, and returns it once it differs from before.
 func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, error), before []cluster.Site) ([]cluster.Site, error) {
 	for {
 		select {

@@ -84,7 +84,7 @@ func (m *tokenMint) check() error {
 	return file.NotInput("--output", m.output, "the kubeconfig", m.cluster.kubeconfig)
 }
 
-// run creates the token after the file: a token that cannot be stored must not
+// run prepares the file before it creates the token, because a token that cannot be stored must not
 // be created.
 func (m *tokenMint) run(ctx context.Context, s streams) error {
 	client, err := m.cluster.open()

@@ -90,7 +90,7 @@ The command can be killed at any point: run again, it continues.`,
 	return c
 }
 
-// check validates the flags and fills in the rollout from them.
+// check validates the flags, and sets the fields of the rollout.
 func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	modes := 0
 	for _, set := range []bool{u.dryRun, u.status, u.pause, u.resume, u.stop} {
@@ -206,7 +206,7 @@ func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client
 	return err
 }
 
-// source returns the image as this computer reads it: the file of --image, or the URL.
+// source returns the image from which this computer reads: the file of --image, or the URL.
 func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	if u.image != "" {
 		return media.Source{Name: u.image}, nil
@@ -238,7 +238,7 @@ func (u *updateFlags) open(ctx context.Context, name string) (ranges, error) {
 	return carry.OpenReader(ctx, ref, u.registry)
 }
 
-// read fills in the golden digest and the description of the image that the rollout installs.
+// read sets the golden digest and the description of the image that the rollout installs.
 func (u *updateFlags) read(source media.Source) error {
 	r := &u.rollout
 	t, err := media.ReadUpdate(source)
@@ -254,7 +254,7 @@ func (u *updateFlags) read(source media.Source) error {
 	return nil
 }
 
-// costs returns the number of bytes that a node fetches, for each plan it may run.
+// costs returns how many bytes a node fetches, keyed by the plan of the image that it runs now.
 func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
 	out := map[string]int64{u.rollout.Info.Plan: 0}
 	for _, old := range u.from {
@@ -271,13 +271,13 @@ func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
 	return out, nil
 }
 
-// updateRow is a row with the number of bytes that its node has to download.
+// updateRow is an UpdateRow with the number of bytes that its node has to download.
 type updateRow struct {
 	cluster.UpdateRow
 	Fetch *int64 `json:"fetch,omitempty"` // bytes; nil: unknown
 }
 
-// print prints the rows; costs is nil except for a dry run.
+// print prints the rows. costs is nil except in a dry run.
 func (u *updateFlags) print(s streams, rows []cluster.UpdateRow, costs map[string]int64) error {
 	all := make([]updateRow, len(rows))
 	for i, r := range rows {

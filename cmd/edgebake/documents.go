@@ -73,7 +73,7 @@ files that cannot be read.`,
 	return c
 }
 
-// inDirectories replaces directories with the documents in them.
+// inDirectories replaces each directory in names with the documents in it.
 func inDirectories(names []string) (all []string, err error) {
 	for _, name := range names {
 		st, err := os.Stat(name)
@@ -93,7 +93,7 @@ func inDirectories(names []string) (all []string, err error) {
 	return all, nil
 }
 
-// problem is a configs.Problem in JSON.
+// problem is the JSON form of a configs.Problem.
 type problem struct {
 	File    string `json:"file,omitempty"`
 	Line    int    `json:"line,omitempty"`

@@ -21,10 +21,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// imageEndings are the endings of images' files.
+// imageEndings are the file name extensions of images.
 var imageEndings = []string{"raw", "zst"}
 
-// fileFlag declares a flag that names a file; completion offers files with these endings.
+// fileFlag declares a flag that names a file. Completion offers files with these extensions.
 func fileFlag(c *cobra.Command, to *string, name, usage string, endings ...string) {
 	pathFlag(c, to, name, usage)
 	_ = c.MarkFlagFilename(name, endings...)
@@ -46,8 +46,8 @@ func pathFlag(c *cobra.Command, to *string, name, usage string) {
 	c.Flags().StringVar(to, name, *to, usage)
 }
 
-// outputPath is the path of an output. It rejects output formats, which -o
-// means in other commands.
+// outputPath is the path of an output. It rejects the names of output formats, which are the values
+// of -o in other commands.
 type outputPath string
 
 func (p *outputPath) String() string { return string(*p) }
@@ -63,26 +63,26 @@ func (p *outputPath) Set(s string) error {
 
 // complete sets the values that completion offers for a flag.
 func complete(c *cobra.Command, flag string, values ...string) {
-	// It fails only if the flag does not exist.
+	// This fails only if the flag does not exist.
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeFiles offers files: the n-th operand with the n-th endings, further
-// ones with the last endings.
+// completeFiles offers files for operands: for the n-th operand those with the n-th extensions, for
+// further operands those with the last ones.
 func completeFiles(endings ...[]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if strings.HasPrefix(word, "/dev/") {
-			return nil, cobra.ShellCompDirectiveDefault // disks have no ending
+			return nil, cobra.ShellCompDirectiveDefault // disks have no extension
 		}
 		return endings[min(len(args), len(endings)-1)], cobra.ShellCompDirectiveFilterFileExt
 	}
 }
 
-// span is a flag's duration in Go's syntax, in days (30d) or in weeks (2w).
+// span is the duration in a flag: in Go's syntax, in days (30d) or in weeks (2w).
 type span time.Duration
 
-// String returns the duration in Go's syntax without units that are zero. Help
-// omits 0.
+// String returns the duration in Go's syntax, without units that are zero. It returns "0" for zero,
+// which help omits.
 func (a *span) String() string {
 	if *a == 0 {
 		return "0"
@@ -108,21 +108,21 @@ func (a *span) Set(s string) error {
 	return nil
 }
 
-// unused lists flags that have no effect in the current use of a command. They are
-// rejected, because a person who sets one expects its effect. --force is never
-// listed: it only permits something.
+// unused lists flags that have no effect in the current use of a command. They are rejected,
+// because a person who sets a flag expects an effect. --force is never listed, because it only
+// permits something.
 type unused struct {
 	flags   []string
-	purpose string // what the flags are for, and the fix
+	purpose string // what the flags are for, and the fix for a message
 }
 
-// rejectUnused rejects the unused flags that are set, all of them at once.
+// rejectUnused rejects all unused flags that are set, in one error.
 func rejectUnused(c *cobra.Command, all ...unused) error {
 	var errs []error
 	for _, u := range all {
 		var names []string
 		c.Flags().Visit(func(f *pflag.Flag) {
-			// A script's empty variable requests nothing.
+			// An empty value, for example of a variable in a script, requests nothing.
 			if slices.Contains(u.flags, f.Name) && !slices.Contains([]string{"", "false", "[]"}, f.Value.String()) {
 				names = append(names, "--"+f.Name)
 			}
@@ -169,8 +169,8 @@ func (k *clusterFlags) declare(c *cobra.Command, usage string) {
 
 func (k *clusterFlags) open() (*cluster.Client, error) { return cluster.Open(k.kubeconfig, k.context) }
 
-// onCluster declares the flags of a command for a running cluster, and makes the
-// command run f.
+// onCluster declares the flags of a command for a running cluster, and makes f the command's
+// function.
 func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
 	k := new(clusterFlags)
 	k.declare(c, kubeconfigUsage)
@@ -199,7 +199,7 @@ func (d *documentFlags) identityFlag(c *cobra.Command) {
 	fileFlag(c, &d.identity, "identity", "age identity file that decrypts encrypted documents (default $"+documents.IdentityVariable+")")
 }
 
-// stamped declares the flags of commands that write a slot or a stick.
+// stamped declares the flags of commands that write a Site to a slot or a stick.
 func (d *documentFlags) stamped(c *cobra.Command) {
 	d.secrets(c)
 	c.Flags().StringVar(&d.ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
@@ -216,8 +216,8 @@ func (d *documentFlags) reader(s streams) *documents.Reader {
 	}
 }
 
-// notInput rejects an output that is an input of the Site or Inventory, even
-// with --force.
+// notInput rejects an output file that is also an input of the Site or Inventory. --force does not
+// permit that.
 func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 	return errors.Join(
 		file.NotInput(flag, output, "the document", read.Name),
@@ -228,14 +228,14 @@ func (d *documentFlags) notInput(flag, output string, read media.Read) error {
 
 const defaultImage = "image.yaml"
 
-// defaultDocuments finds the documents of a command line that names none.
+// defaultDocuments finds the documents for a command line that names none.
 type defaultDocuments struct {
 	what string
 	find func() []string
 }
 
-// imageHere returns the Image in the current directory, the default of commands
-// that need one.
+// imageHere finds the Image in the current directory. It is the default of commands that need an
+// Image.
 func imageHere() *defaultDocuments {
 	return &defaultDocuments{defaultImage, func() []string {
 		if _, err := os.Stat(defaultImage); err != nil {
@@ -245,21 +245,21 @@ func imageHere() *defaultDocuments {
 	}}
 }
 
-// allHere returns the documents in the current directory, the default of
-// validate.
+// allHere finds all documents in the current directory. They are the default of `edgebake
+// validate`.
 func allHere() *defaultDocuments {
 	return &defaultDocuments{"YAML file with an edgebake document", sync.OnceValue(func() []string {
 		names, err := documents.In(".")
 		if err != nil {
-			return []string{"."} // validate reports why it cannot be read
+			return []string{"."} // validate reports why the directory cannot be read
 		}
 		return names
 	})}
 }
 
-// takesDocument adds -f, as in kubectl, as another way to name the document in
-// operand n. Without either, the command uses the documents that here finds; if here
-// is nil, the document is required.
+// takesDocument adds -f, as in kubectl, as another way to name the document in operand n. If
+// neither is given, the command uses the documents that here finds; if here is nil, a document is
+// required.
 func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	var files []string
 	usage := "the document (instead of the operand)"
@@ -294,7 +294,7 @@ func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	}
 }
 
-// args checks the number of operands; what describes the required ones.
+// args checks the number of operands. what describes the required operands.
 func args(low, high int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < low || high >= 0 && len(args) > high {
@@ -306,13 +306,12 @@ func args(low, high int, what string) cobra.PositionalArgs {
 
 func noArgs(c *cobra.Command, a []string) error { return args(0, 0, "no arguments")(c, a) }
 
-// isImageName reports whether a file's name is that of a disk image.
+// isImageName reports whether a file has the name of a disk image.
 func isImageName(name string) bool {
 	return strings.HasSuffix(name, ".raw") || strings.HasSuffix(name, ".raw.zst")
 }
 
-// imageFirst rejects operands in the wrong order, which could overwrite the
-// image.
+// imageFirst rejects operands in the wrong order, because they could overwrite the image.
 func imageFirst(c *cobra.Command, a []string) error {
 	if len(a) == 2 && isImageName(a[1]) && !isImageName(a[0]) {
 		return usageError{fmt.Errorf("%s is an image, and the image comes first: %s %s %s", a[1], c.CommandPath(), a[1], a[0])}

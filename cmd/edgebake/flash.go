@@ -72,7 +72,7 @@ func printDisks(s streams, disks []device.Disk) {
 	}
 }
 
-// completeDevices offers the disks that may be overwritten.
+// completeDevices offers the disks that may be overwritten, for completion.
 func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDirective) {
 	found, err := device.List(c.Context())
 	if err != nil {
@@ -107,8 +107,8 @@ func (o *slotFlags) declare(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// check validates the flags, and treats an Inventory like a Site. Without a Site
-// and an Inventory, nothing is stamped.
+// check validates the flags, and stores an Inventory in the field for the Site. Without both,
+// nothing is stamped.
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
@@ -139,13 +139,13 @@ func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	return &site, nil
 }
 
-// describe returns the text for an image and its Site; state is the slot's state.
+// describe returns a text about an image and its Site. state is the state of the image's slot.
 func (o *slotFlags) describe(image string, info ondisk.ImageInfo, state string) string {
 	return fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, info.Name, info.Kubernetes, o.siteText(state))
 }
 
-// siteText describes the Site of an image: from the command line, from the image's
-// slot, or none.
+// siteText describes the Site that the disk will have: the one on the command line, the one in the
+// image's slot, or none.
 func (o *slotFlags) siteText(state string) string {
 	switch {
 	case o.site != "":
@@ -161,7 +161,7 @@ type flashFlags struct {
 	slotFlags
 	yes, noVerify, dryRun bool
 	log                   string
-	stick                 string // disk that becomes an installer
+	stick                 string // the disk that becomes an installer stick
 	install               installFlags
 }
 
@@ -240,7 +240,7 @@ func (o *flashFlags) check(c *cobra.Command, a []string) error {
 	return nil
 }
 
-// flash checks everything, asks, writes the disk, and adds a line to the log.
+// flash checks everything, asks for confirmation, writes the disk, and adds a line to the log.
 func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) error {
 	show := s.Display(false)
 	f, disk, err := o.prepare(ctx, s, image, path, console.Steps(show))
@@ -257,7 +257,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	if err := o.confirm(s, disk.Disk, o.describe(image, f.Image, f.State)); err != nil {
 		return err
 	}
-	// Open the log first: no disk may be written without a line in it.
+	// Open the log first, so that no disk is written without a line in the log.
 	var log *os.File
 	if o.log != "" {
 		if log, err = os.OpenFile(o.log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o666); err != nil {
@@ -301,8 +301,8 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 	return nil
 }
 
-// prepare checks the disk, the image and the Site, and reports all errors
-// before anything is written.
+// prepare checks the disk, the image and the Site. It reports all errors before anything is
+// written.
 func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string, progress func(step string, done, total int64)) (*media.Flash, *device.Chosen, error) {
 	var errs []error
 	disk, err := chooseDisk(ctx, image, path)
@@ -337,8 +337,8 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 	return f, disk, nil
 }
 
-// chooseDisk opens the disk. If the disk must not be overwritten, it is returned
-// unopened, with the reasons as the error.
+// chooseDisk opens the disk. If the disk must not be overwritten, chooseDisk returns it unopened,
+// and an error with the reasons.
 func chooseDisk(ctx context.Context, image, path string) (*device.Chosen, error) {
 	if file.Same(path, image) {
 		return nil, fmt.Errorf("flashing %s: this is the image itself; name a disk", path)
@@ -346,7 +346,7 @@ func chooseDisk(ctx context.Context, image, path string) (*device.Chosen, error)
 	return device.Choose(ctx, path)
 }
 
-// confirm names the disk and asks whether it may be overwritten.
+// confirm shows the disk and asks whether it may be overwritten.
 func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 	if o.yes {
 		return nil
@@ -362,7 +362,7 @@ func (o *flashFlags) confirm(s streams, d *device.Disk, gets string) error {
 	return nil
 }
 
-// writeDisk writes f, an image or an installer; state is the state of its slot. After
+// writeDisk writes f, an image or an installer, to the disk. state is the state of f's slot. After
 // an interrupt, the error describes the state of the disk.
 func writeDisk(ctx context.Context, disk *device.Chosen, f *media.Flash, state string) (*media.Flashed, error) {
 	if state != media.SlotGolden {

@@ -13,22 +13,22 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// listedImage is an image to be baked.
+// listedImage is a container image that will be baked.
 type listedImage struct {
 	images.Pinned
 	Size   int64 `json:"size"` // compressed
 	Shared int64 `json:"shared"`
 }
 
-// mentionedImage is an image that manifests mention, but that no pod in them runs.
+// mentionedImage is a container image that manifests mention, but that no pod in them runs.
 type mentionedImage struct {
 	Ref      imageref.Ref `json:"ref"`
 	Where    string       `json:"where"`
 	NotBaked bool         `json:"notBaked"`
 }
 
-// printMentions prints the images that the manifests of imagesFrom mention, but that
-// are not baked.
+// printMentions prints the images that are mentioned in the manifests of imagesFrom but are not
+// baked.
 func printMentions(w io.Writer, l images.Listing) {
 	if len(l.Mentions) > 0 {
 		fmt.Fprintln(w, "\nFound in manifests, not baked (add them to images, or to imagesIgnore):")

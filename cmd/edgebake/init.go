@@ -78,7 +78,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 		},
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if o.join == "kubeadm" { // the first word of a line without quotes
+		if o.join == "kubeadm" { // the join command was not quoted, so this is its first word
 			return usageError{errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it")}
 		}
 		return c.Parent().FlagErrorFunc()(c, err)
@@ -108,7 +108,7 @@ func (o *initFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// fromJoin writes an Image and a Site, with the contents of a join line if there is one.
+// fromJoin writes an Image and a Site. If there is a join command, the Site has its values.
 func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 	known, err := o.readJoin(s)
 	if err := errors.Join(err, keyErr); err != nil {
@@ -179,9 +179,8 @@ func (o *initFlags) forCluster(s streams, key string) error {
 // initTokenTTL is the validity of the token in a Site of init --kubeconfig.
 const initTokenTTL = 72 * time.Hour
 
-// fromCluster writes an Image and a Site for the nodes of a living cluster. It
-// creates a token last, after all other checks, and only if the Site has no
-// valid one.
+// fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site
+// has no valid token, it creates one, after all other checks.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
 	client, err := o.open()
 	if err != nil {
@@ -207,7 +206,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 		known.Token = former
 	}
 	all := known.Documents(true, true)
-	if !good && former != "" { // a Site from init whose token has expired
+	if !good && former != "" { // a Site that init wrote, and whose token has expired
 		old := *known
 		old.Token = former
 		all[1].Blanks = append(all[1].Blanks, old.Site())
@@ -246,7 +245,7 @@ func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) erro
 	return nil
 }
 
-// printFactHints prints what a cluster did not provide for the Image.
+// printFactHints prints hints about values that the cluster could not provide for the Image.
 func printFactHints(s streams, facts *cluster.Facts) {
 	if facts.Pause == "" {
 		s.Hint("No node of the cluster reports a pause image: set containerd.sandbox yourself (kubeadm config images list | grep pause)\n")
@@ -271,8 +270,7 @@ func (o *initFlags) commitWithToken(ctx context.Context, s streams, client *clus
 	return nil
 }
 
-// formerKey returns the SSH key of an existing Site in which init filled in
-// only the key, or "".
+// formerKey returns the SSH key of an existing Site that init wrote with no other value, or "".
 func (o *initFlags) formerKey() string {
 	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
 	if err != nil || o.force {
@@ -281,8 +279,7 @@ func (o *initFlags) formerKey() string {
 	return starter.KeyOf(text)
 }
 
-// formerToken returns the token of the existing Site, and whether the cluster
-// accepts it.
+// formerToken returns the token of the existing Site, and whether the cluster still accepts it.
 func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (token string, good bool, err error) {
 	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
 	if err != nil || o.force {
@@ -297,7 +294,7 @@ func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (to
 	return token, good, err
 }
 
-// startKey reads the SSH key that may log in; "" if none was named.
+// startKey reads the SSH public key that may log in; "" if none was named.
 func startKey(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -313,8 +310,8 @@ func startKey(name string) (string, error) {
 	return key, nil
 }
 
-// readJoin reads the join line: from the flag, or from a person at a terminal if there is
-// no Site yet.
+// readJoin reads the join command from the flag. If there is no flag and no Site yet, it asks a
+// person at a terminal.
 func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 	line := o.join
 	switch _, err := os.Stat(filepath.Join(o.dir, "site.yaml")); {
@@ -339,7 +336,7 @@ func (o *initFlags) readJoin(s streams) (*starter.Input, error) {
 	return known, ofJoin(err)
 }
 
-// ofJoin prefixes each error of the join line with the flag.
+// ofJoin prefixes each error of the join command with the flag's name.
 func ofJoin(err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
@@ -348,9 +345,9 @@ func ofJoin(err error) error {
 	return errors.Join(errs...)
 }
 
-// pasted reads a join line from a terminal, and asks again after a wrong one. A
-// backslash at the end continues a line. An empty line leaves it for later;
-// after other lines, such as the output of kubeadm init, two are needed.
+// pasted reads a join command from a terminal, and asks again after an invalid one. A backslash at
+// the end of a line continues it. An empty first line skips the question; after
+// other lines, such as the beginning of kubeadm init's output, two empty lines do.
 func pasted(s streams) (*starter.Input, error) {
 	var text string
 	var err error
@@ -379,7 +376,7 @@ func pasted(s streams) (*starter.Input, error) {
 			continue
 		}
 		printed = err.Error()
-		if !starter.BeginsJoin(text) { // in the output of kubeadm init it comes later
+		if !starter.BeginsJoin(text) { // in the output of kubeadm init, the command comes later
 			s.Hint("No line begins with kubeadm join yet. Continue pasting, or press Enter twice to skip this:\n")
 			continue
 		}
@@ -391,7 +388,7 @@ func pasted(s streams) (*starter.Input, error) {
 	return new(starter.Input), ofJoin(err)
 }
 
-// write writes the documents and prints their names.
+// write plans the documents, writes them and prints their names.
 func (o *initFlags) write(s streams, all []starter.Document) ([]starter.File, error) {
 	files, undo, err := starter.Plan(o.dir, all, o.force)
 	if err != nil {
@@ -404,7 +401,7 @@ func (o *initFlags) write(s streams, all []starter.Document) ([]starter.File, er
 	return files, o.commit(s, files)
 }
 
-// lacking rejects edited files that lack requested values.
+// lacking returns an error if a file that a person has edited lacks requested values.
 func lacking(files []starter.File) error {
 	var errs []error
 	for _, f := range files {
@@ -441,7 +438,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 // maxLacks limits how many missing values of a file are listed.
 const maxLacks = 20
 
-// toEdit returns the names of the documents that a person must complete.
+// toEdit returns the names of the documents that a person still has to complete.
 func toEdit(files []starter.File) (names []string) {
 	for _, f := range files {
 		var err error
@@ -460,8 +457,8 @@ func toEdit(files []starter.File) (names []string) {
 	return names
 }
 
-// operand returns name as the operand of a suggested command, or "" if the command
-// finds the file in the current directory.
+// operand returns name as the operand of a suggested command. It returns "" if the command would
+// find the file in the current directory by itself.
 func (o *initFlags) operand(name string) string {
 	if filepath.Clean(o.dir) == "." {
 		return ""
@@ -469,7 +466,7 @@ func (o *initFlags) operand(name string) string {
 	return " " + filepath.Join(o.dir, name)
 }
 
-// next prints the next commands, after the documents that must be edited first.
+// next prints the next commands. If documents must be edited first, it names them.
 func (o *initFlags) next(s streams, files []starter.File, commands string) {
 	if edit := toEdit(files); len(edit) > 0 {
 		s.Note("Next: edit %s (edgebake validate%s lists what is missing), then: %s\n", strings.Join(edit, " and "), o.operand(""), commands)

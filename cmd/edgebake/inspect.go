@@ -78,8 +78,8 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
-// warnOfReport warns if the report beside an image belongs to another build: a build
-// that is interrupted at its end leaves the new image with the old report.
+// warnOfReport warns if the report next to an image belongs to another build. A build that is
+// interrupted at its end leaves the new image next to the old report.
 func warnOfReport(s streams, image string, info *media.Info) {
 	name := outputs.Report(image)
 	raw, err := os.ReadFile(name)
@@ -187,7 +187,7 @@ func printPartition(w io.Writer, p media.Partition) {
 	fmt.Fprintln(w)
 }
 
-// printSizes prints the columns that build and inspect both show for a partition.
+// printSizes prints the columns of a partition that build and inspect have in common.
 func printSizes(w io.Writer, p media.Partition) {
 	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 	switch {

@@ -81,7 +81,7 @@ ISO and image contain the Site's token: keep them secret.`,
 	return c
 }
 
-// makeInstaller makes an ISO, or files for network boot.
+// makeInstaller makes an ISO image, or the files for network boot.
 func makeInstaller(ctx context.Context, s streams, image string, out *installer.Output, slot *slotFlags, install *installFlags) error {
 	undo, err := out.Prepare(image)
 	defer undo()
@@ -128,8 +128,8 @@ func hintNoSite(s streams, p *media.Payload) {
 	}
 }
 
-// hintCompression suggests a compressed image, which saves compressing it for
-// each installer.
+// hintCompression recommends a compressed image, which does not have to be compressed for each
+// installer.
 func hintCompression(s streams, image string, p *media.Payload) {
 	if !p.Compressed() {
 		s.Hint("%s is compressed first, which takes minutes; to avoid this for each installer, build it compressed: edgebake build --output %s.raw.zst\n", image, outputs.Stem(image))
@@ -177,8 +177,7 @@ func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string
 	return nil
 }
 
-// writeInstaller makes the installer in a temporary file, and writes it to the
-// stick.
+// writeInstaller makes the installer in a temporary file, and then writes it to the stick.
 func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p *media.Payload, show console.Display) (*media.Flashed, error) {
 	parts, err := o.install.options(ctx, p, show)
 	if err != nil {
@@ -208,7 +207,7 @@ func (o *flashFlags) writeInstaller(ctx context.Context, stick *device.Chosen, p
 	return writeDisk(ctx, stick, f, p.State)
 }
 
-// payload opens the image and checks it together with the Site.
+// payload opens the image, and checks that the image and the Site fit together.
 func (o *slotFlags) payload(s streams, image string) (*media.Payload, error) {
 	keys, keyErr := signing.PublicKeys(o.keys)
 	site, siteErr := o.readSite(s)
@@ -222,7 +221,7 @@ func (o *slotFlags) payload(s streams, image string) (*media.Payload, error) {
 	return p, nil
 }
 
-// options returns the installer program and its instructions.
+// options returns the installer program and the configuration that it reads.
 func (o *installFlags) options(ctx context.Context, p *media.Payload, show console.Display) (installer.Options, error) {
 	cache, err := openCache(o.cache)
 	if err != nil {

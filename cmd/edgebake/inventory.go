@@ -114,14 +114,14 @@ func importTable(s streams, name string, o importFlags) error {
 		_, err := s.Bytes().Write(out)
 		return err
 	}
-	if err := file.Write(o.output, out, 0o600); err != nil { // it may contain tokens
+	if err := file.Write(o.output, out, 0o600); err != nil { // readable by the owner only: it may contain tokens
 		return err
 	}
 	s.Note("wrote %s: %s\n", o.output, configs.Count(sites, "site"))
 	return nil
 }
 
-// checkReadable rejects a table whose Inventory is too large for any command to read.
+// checkReadable rejects a table if the Inventory would be too large for other commands to read.
 func checkReadable(table string, size, sites int) error {
 	if size <= documents.MaxSize {
 		return nil
@@ -130,7 +130,7 @@ func checkReadable(table string, size, sites int) error {
 		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
 }
 
-// fromOutput returns a path relative to the written Inventory.
+// fromOutput converts a path to one relative to the directory of the written Inventory.
 func fromOutput(p, output string) string {
 	if filepath.IsAbs(p) {
 		return p

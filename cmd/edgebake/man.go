@@ -20,7 +20,7 @@ func newMan(s streams) *cobra.Command {
 	var dir string
 	c := &cobra.Command{
 		Use:    "man",
-		Hidden: true, // only packages need it
+		Hidden: true, // needed only to build distribution packages
 		Short:  "Write the manual pages",
 		Long: `Man writes a manual page for each command to a directory, for packages. The pages
 have the date of SOURCE_DATE_EPOCH, if it is set.`,
@@ -43,8 +43,8 @@ have the date of SOURCE_DATE_EPOCH, if it is set.`,
 	return c
 }
 
-// forManual converts the texts of a command and its subcommands to Markdown, from
-// which cobra makes manual pages.
+// forManual converts the texts of a command and its subcommands to Markdown, the input from which
+// cobra makes manual pages.
 func forManual(c *cobra.Command) {
 	c.Long, c.Short = markdown(c.Long), markdown(c.Short)
 	for _, sub := range c.Commands() {
@@ -52,8 +52,8 @@ func forManual(c *cobra.Command) {
 	}
 }
 
-// flagsAsInHelp rewrites the flags in the pages of a command and its subcommands
-// in the form of --help. cobra writes --arch=[], -f[=false].
+// flagsAsInHelp rewrites the flags in the manual pages of a command and its subcommands to the form
+// that --help uses. cobra writes --arch=[], -f[=false].
 func flagsAsInHelp(c *cobra.Command, dir string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
 	page, err := os.ReadFile(name)
@@ -88,19 +88,18 @@ func flagsAsInHelp(c *cobra.Command, dir string) error {
 	return errors.Join(errs...)
 }
 
-// manualFlag matches a flag in a page from cobra: its names, the long one, and
-// its description.
+// manualFlag matches a flag in a manual page made by cobra: its names, the long name, and its
+// description.
 var manualFlag = regexp.MustCompile(`(?m)^((?:\\fB-\w\\fP, )?\\fB--([\w-]+)\\fP).*\n\t.*\n`)
 
-// markdown escapes a text so that its words and indented lines stay as they
-// are.
+// markdown escapes a text so that its words and indented lines are kept.
 func markdown(text string) string {
 	escape := strings.NewReplacer(`\`, `\\`, "*", `\*`, "_", `\_`, "`", "\\`", "<", `\<`, "[", `\[`, "#", `\#`)
 	var b strings.Builder
 	indented := false
 	for line := range strings.Lines(text) {
 		if in := strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "\t"); in != indented {
-			b.WriteString("\n") // a block of its own
+			b.WriteString("\n") // starts a separate block
 			indented = in
 		}
 		if indented {

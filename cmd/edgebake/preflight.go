@@ -83,8 +83,8 @@ The exit code is 1 if anything failed.`,
 	return c
 }
 
-// check rejects flags without effect. --ship-within has an effect without --kubeconfig:
-// a row reports that the expiry is unknown.
+// check rejects flags that have no effect. --ship-within is allowed without --kubeconfig: a row
+// then reports that the token's expiry is unknown.
 func (o *preflightFlags) check(c *cobra.Command) error {
 	switch {
 	case o.offline:
@@ -95,7 +95,7 @@ func (o *preflightFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// checkAll performs the checks. An error means that they could not be performed.
+// checkAll makes the checks. An error means that they could not be made.
 func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]cluster.Check, error) {
 	doc, err := o.reader(s).Sites(name)
 	var probs configs.Problems
@@ -104,7 +104,7 @@ func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]
 	}
 	checks := cluster.DocumentChecks(probs)
 	if probs != nil {
-		return checks, nil // the document must be corrected first
+		return checks, nil // the document must be corrected before further checks
 	}
 	online := cluster.PreflightOptions{Now: time.Now(), ShipWithin: time.Duration(o.shipWithin), Dial: (&net.Dialer{}).DialContext, Timeout: 15 * time.Second}
 	if o.image != "" {
@@ -139,8 +139,8 @@ func preflightSites(doc media.Site) []cluster.PreflightSite {
 	return out
 }
 
-// imageChecks checks the Sites against the image, as stamping does. Each problem has a
-// row; the last one has the fix.
+// imageChecks checks the Sites against the image, as stamping does. There is one row per problem;
+// the last row has the fix.
 func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 	_, err := g.Slot(doc, media.StampOptions{Undated: true})
 	if err == nil {
@@ -156,7 +156,7 @@ func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 
 func printChecks(s streams, checks []cluster.Check) {
 	var rows [][]string
-	var marks []string // one for each row
+	var marks []string // one mark per row
 	var notRead []string
 	for _, c := range checks {
 		if c.Detail == cluster.NotRead {
@@ -175,7 +175,7 @@ func printChecks(s streams, checks []cluster.Check) {
 		fmt.Fprintf(&table, "not checked: %s\n", strings.Join(notRead, ", "))
 	}
 	for line := range strings.Lines(table.String()) {
-		if len(marks) > 0 { // a check's detail may have several lines
+		if len(marks) > 0 { // the detail of a check may have several lines
 			io.WriteString(s.Bytes(), marks[0]+" ")
 			marks = marks[1:]
 		}

@@ -129,7 +129,7 @@ slots.`,
 	return c
 }
 
-// printTop prints the n largest groups of files, with bars.
+// printTop prints the n largest groups of files, with a bar for each.
 func printTop(w io.Writer, all []media.Contents, n int) {
 	type entry struct {
 		media.Group

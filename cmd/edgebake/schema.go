@@ -100,7 +100,7 @@ func printField(w io.Writer, f *schema.Field) {
 	}
 }
 
-// wrap prints text in lines of 80 columns.
+// wrap prints text in lines of at most 80 columns.
 func wrap(w io.Writer, text, indent string) {
 	line := indent
 	for _, word := range strings.Fields(text) {
@@ -118,7 +118,7 @@ func wrap(w io.Writer, text, indent string) {
 	}
 }
 
-// completeField offers the fields that begin with the typed text.
+// completeField offers the fields that begin with the typed text, for completion.
 func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	dot := strings.LastIndexByte(typed, '.')
 	if dot < 0 {

@@ -73,7 +73,7 @@ type signFlags struct {
 	force, anyMachine bool
 }
 
-// sign writes a signed Site or Inventory to a directory.
+// sign signs a Site or Inventory and writes it to a directory.
 func (o *signFlags) sign(s streams, name string) error {
 	key, keyErr := signing.OpenKey(o.key, name == "-")
 	site, err := o.reader(s).Sites(name)
@@ -129,8 +129,9 @@ func (o *signFlags) checkMatch(name string, site media.Site) error {
 	return nil
 }
 
-// askPassword asks for the password of a key: at the terminal, else from standard input. It
-// is never on the command line, which every user of the computer can read.
+// askPassword asks for a key's password: at the terminal if there is one, otherwise on standard
+// input. A password is never a command-line argument, because all users of the computer can read
+// those.
 func askPassword(s streams) func(name string) (string, error) {
 	return func(name string) (string, error) {
 		if ask := s.AskHidden(); ask != nil {

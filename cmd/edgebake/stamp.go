@@ -76,21 +76,21 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	return c
 }
 
-// stampMode is a way to use stamp.
+// stampMode is one way to use the command stamp.
 type stampMode struct {
 	name  string
 	flags []string // the flags that have an effect; all others are rejected
 	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
 }
 
-// stampModes returns all modes; the first is for an image and a document.
+// stampModes returns all modes. The first one stamps a document onto an image.
 func stampModes() []stampMode {
 	document := []string{"filename", "output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
 		{"SITE", append([]string{"in-place"}, document...), stampOne},
 		{"--each", append([]string{"each"}, document...), stampMany},
 		{"--slots", append([]string{"each", "slots"}, document...), stampMany},
-		// A slot contains its document's token and Ignition config already.
+		// The slot already contains the token and Ignition config of its document.
 		{"--slot", []string{"slot", "in-place", "output", "force", "undated"}, stampSlot},
 	}
 }
@@ -142,7 +142,7 @@ func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
 	return errors.Join(errs...)
 }
 
-// stampOne stamps the document, in place or into a copy.
+// stampOne stamps the document, either in place or onto a copy of the image.
 func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	doc, err := o.reader(s).Sites(a[1])
 	if err != nil {
@@ -172,7 +172,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampMany stamps each Site of an Inventory onto its own copy.
+// stampMany stamps each Site of an Inventory onto its own copy of the image.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	image, document := a[0], a[1]
 	doc, err := o.reader(s).Sites(document)
@@ -194,8 +194,8 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampSlot writes a slot that --slots made into an image or a device. It checks the slot
-// against that image, since the slot may have been made for another one.
+// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot
+// matches that image, because the slot may have been made for another one.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
 		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {
@@ -206,7 +206,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	// Read has no text: a person cannot edit a line of a slot.
+	// Read gets no text, because there are no lines that a person could edit in a slot.
 	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)
@@ -233,8 +233,8 @@ func printStamped(s streams, done *media.Stamped, with string, o stampFlags) {
 	}
 }
 
-// isDevice reports whether a file is a device. A device is stamped without --in-place: a
-// flashed disk belongs to one machine.
+// isDevice reports whether a file is a device. A device is stamped without --in-place, because a
+// flashed disk belongs to only one machine.
 func isDevice(name string) bool {
 	fi, err := os.Stat(name)
 	return err == nil && fi.Mode()&fs.ModeDevice != 0

@@ -33,8 +33,8 @@ Without --key it detects damage, but not manipulation: the digest is in the imag
 			if quick && len(keys) == 0 {
 				return usageError{errors.New("--signature-only requires a key: --key PUB")}
 			}
-			// Open the file once: the signature must be that of the bytes that are
-			// read, even if the file is replaced.
+			// Open the file only once. Otherwise the file could be replaced between checking its
+			// signature and reading it.
 			image, err := media.Open(a[0])
 			if err != nil {
 				return err

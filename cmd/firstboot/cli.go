@@ -43,17 +43,17 @@ type usageError struct{ error }
 
 // target is the machine that the commands work on.
 type target struct {
-	// env returns the access to the machine, which logs to log.
+	// env returns access to the machine. What it does is logged to log.
 	env func(log io.Writer) *machine.Env
 	// root means that the process runs as root.
 	root bool
-	// boot returns a line about how long the boot took, or "".
+	// boot returns a line about the duration of the boot, or "".
 	boot func(context.Context) string
-	// insist ignores the signals of a lost terminal, so that no change is left half done.
+	// insist ignores the signals of a closed terminal, so that no change is left half done.
 	insist func()
 }
 
-// thisMachine returns the machine that the program runs on.
+// thisMachine returns the machine on which the program runs.
 func thisMachine() target {
 	return target{
 		env: host.New, root: os.Geteuid() == 0, boot: host.Boot,
@@ -61,7 +61,7 @@ func thisMachine() target {
 	}
 }
 
-// needRoot returns an error with the reason unless the process runs as root.
+// needRoot returns an error, with the reason why root is needed, unless the process runs as root.
 func (m target) needRoot(what, why string) error {
 	if !m.root {
 		return fmt.Errorf("%s needs root: it %s", what, why)
@@ -71,7 +71,7 @@ func (m target) needRoot(what, why string) error {
 
 // execute runs one command line on a machine and returns the exit code.
 func execute(ctx context.Context, m target, args []string, out, errOut io.Writer) int {
-	// Notes and errors quote untrusted sticks and servers: remove control characters.
+	// Messages quote untrusted sticks and servers, so remove control characters.
 	out, errOut = printable.To(out), printable.To(errOut)
 	root := newRoot(m, out, errOut)
 	root.SetArgs(args)
@@ -82,7 +82,7 @@ func execute(ctx context.Context, m target, args []string, out, errOut io.Writer
 	if err == nil {
 		return exitOK
 	}
-	for line := range strings.SplitSeq(err.Error(), "\n") { // one line for each error
+	for line := range strings.SplitSeq(err.Error(), "\n") { // print each error on its own line
 		fmt.Fprintln(errOut, "firstboot:", line)
 	}
 	if advice := run.Advice(err); advice != "" {
@@ -126,7 +126,7 @@ its progress, and what it waits for.`,
 	return root
 }
 
-// subcommand rejects an argument of a command that has only subcommands.
+// subcommand rejects arguments of a command that has only subcommands.
 func subcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -156,10 +156,10 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			if _, err := os.Stat(filepath.Join(e.Root, ondisk.ImageInfoFile)); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("this machine was not booted from an edgebake image: %s does not exist; nothing was changed", ondisk.ImageInfoFile)
 			}
-			// Programs that first boot starts write files that other users must read.
+			// Programs that first boot starts write files which other users must be able to read.
 			syscall.Umask(0o022)
 			r := firstboot.New(e)
-			// Units that are ordered after firstboot must not wait for the cluster.
+			// Notify systemd now: units ordered after firstboot must not wait for the cluster.
 			e.Notify("READY=1\nSTATUS=starting")
 			if up := m.boot(cmd.Context()); up != "" {
 				e.Console(up)
@@ -169,7 +169,7 @@ func newRun(m target, log io.Writer) *cobra.Command {
 			defer stop()
 			err := r.Run(cmd.Context())
 			if cmd.Context().Err() != nil && errors.Is(err, context.Canceled) {
-				return nil // systemd stopped it; the next run continues
+				return nil // systemd stopped the run; the next one continues
 			}
 			return err
 		},

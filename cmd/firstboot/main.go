@@ -7,7 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	_ "time/tzdata" // for updates.timeZone of a Site
+	_ "time/tzdata" // time zones for updates.timeZone of a Site
 )
 
 func main() {

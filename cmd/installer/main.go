@@ -1,5 +1,5 @@
-// Command installer installs an image on the machine that it runs on; see
-// package installer. The initrd of an installer's stick starts it.
+// Command installer installs an image on the machine on which it runs; see package installer. It is
+// started by the initrd of an installer.
 package main
 
 import (
@@ -31,9 +31,8 @@ func main() {
 	os.Exit(code)
 }
 
-// run installs according to the file config, which exists only in the initrd of
-// an installer. Standard error is not shown there, so say prints errors on the
-// consoles.
+// run installs an image as described by the file config, which exists only in the initrd of an
+// installer. say prints errors on the consoles, because nobody sees standard error there.
 func run(ctx context.Context, config string, args []string, say func(string), stdout, stderr io.Writer) int {
 	switch {
 	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// careFlags are the flags of lvscare, so that ipvscare can replace it in scripts and
-// static pods.
+// careFlags are the flags of lvscare, so that ipvscare can replace lvscare in scripts and static
+// pods.
 type careFlags struct {
 	vs, scheduler, iface, logger, mode, ip, mark string
 	rs                                           []string
@@ -29,7 +29,7 @@ type careFlags struct {
 	headers                                      map[string]string
 	status                                       []int
 	insecure                                     bool
-	// Not in lvscare:
+	// Flags that lvscare does not have:
 	caFile, host, hosts, run, metrics, profile, sysctls string
 }
 
@@ -65,7 +65,7 @@ func (c *careFlags) register(f *pflag.FlagSet) {
 	f.StringVar(&c.profile, "profile", "lan", "lan or metered")
 }
 
-// seconds is a duration that may also be a bare number of seconds, as in lvscare.
+// seconds is a duration. A bare number means seconds, as in lvscare.
 type seconds time.Duration
 
 func (s *seconds) Set(text string) error {
@@ -80,7 +80,7 @@ func (s *seconds) Set(text string) error {
 
 func (s *seconds) String() string {
 	if *s == 0 {
-		return "" // help shows no default
+		return "" // then help shows no default
 	}
 	return time.Duration(*s).String()
 }
@@ -107,7 +107,7 @@ func (c *careFlags) check() (errs []error) {
 	return errs
 }
 
-// server returns the virtual server that the flags describe, or all their problems.
+// server returns the virtual server that the flags describe, or an error with all problems.
 func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	errs := c.check()
 	var source netip.Addr
@@ -121,7 +121,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	for _, rs := range c.rs {
 		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	none := len(c.rs) == 0 // reported above, or not needed
+	none := len(c.rs) == 0 // has been reported above, or is not needed
 	if none {
 		masters = []string{"none:1"}
 	}
@@ -189,8 +189,8 @@ rules that other programs change. docs/ipvscare.md lists the differences.`,
 	}
 }
 
-// fromEnvironment sets the flags that were not given from CARE_ variables:
-// --health-path from CARE_HEALTH_PATH.
+// fromEnvironment sets flags that were not given from variables with the prefix CARE_. For example,
+// CARE_HEALTH_PATH sets --health-path.
 func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {

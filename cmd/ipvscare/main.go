@@ -1,5 +1,5 @@
-// Command ipvscare keeps the API servers (masters) reachable from this node.
-// Package ipvs describes what it does, docs/ipvscare.md how to use it.
+// Command ipvscare keeps the API servers (masters) reachable from this node. Package ipvs describes
+// what it does, and docs/ipvscare.md how to use it.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	if err != nil {
-		for line := range strings.SplitSeq(err.Error(), "\n") { // one line for each error
+		for line := range strings.SplitSeq(err.Error(), "\n") { // print each error on its own line
 			fmt.Fprintln(printable.To(os.Stderr), "ipvscare:", line)
 		}
 		os.Exit(exitCode(err))

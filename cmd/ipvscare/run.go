@@ -31,7 +31,7 @@ import (
 const (
 	hostsFile = "/etc/hosts"
 	runDir    = ondisk.IPVSRunDir
-	// metricsAddr is next to the ports of kubelet and yurthub.
+	// metricsAddr has the port after those of kubelet and yurthub.
 	metricsAddr = "127.0.0.1:10271"
 )
 
@@ -46,8 +46,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// command is a subcommand. Its flags are parsed before run is called. A command framework
-// would cost a tenth of the memory that ipvscare may use.
+// command is a subcommand. Its flags are parsed before run is called. ipvscare uses no command
+// framework, because that would need a tenth of the memory that ipvscare may use.
 type command struct {
 	name, short, long string
 	flags             *pflag.FlagSet
@@ -64,10 +64,9 @@ func commands(stdout, stderr io.Writer) []*command {
 	}
 }
 
-// run is main without signals and exit code.
+// run is main without signal handling and os.Exit.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	// Messages may quote certificates of unverified peers: remove control
-	// characters.
+	// Messages may quote certificates of unverified peers, so remove control characters.
 	stdout, stderr = printable.To(stdout), printable.To(stderr)
 	all := commands(stdout, stderr)
 	switch {
@@ -149,7 +148,7 @@ place, so that a restart or an upgrade breaks no connection.`,
 		flags: f,
 		run: func(ctx context.Context) error {
 			if !opt.Once && !awaitConfig(ctx, opt.ConfigFile, func(line string) { fmt.Fprintln(stderr, line) }) {
-				return nil // it was stopped
+				return nil // stopped by its context: not an error
 			}
 			opt.Spread = bootSpread(opt.ConfigFile)
 			return keep(ctx, opt, kernel.ProcSysNet, stderr)
@@ -157,12 +156,11 @@ place, so that a restart or an upgrade breaks no connection.`,
 	}
 }
 
-// configLook is the interval of reading an invalid configuration again.
+// configLook is the interval at which an invalid configuration is read again.
 const configLook = time.Second
 
-// awaitConfig waits until the configuration is valid or missing, and logs each
-// new error once. It returns false if ctx ends. If the program exited instead,
-// systemd would restart it every second.
+// awaitConfig waits until the configuration is valid or missing. It logs each new error once, and
+// returns false if ctx ends. If the program exited instead, systemd would restart it every second.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	said := ""
 	for {
@@ -182,11 +180,11 @@ func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	}
 }
 
-// bootTime is the time after power-on during which a start is part of the boot.
+// bootTime is the time after power-on during which a start counts as part of the boot.
 const bootTime = 5 * time.Minute
 
-// bootSpread returns the delay before the first requests to the API servers, so
-// that machines that boot at the same time do not send them together.
+// bootSpread returns the delay before the first requests to the API servers. It differs between
+// machines, so that machines that boot at the same time do not send requests at the same time.
 func bootSpread(config string) time.Duration {
 	st, err := os.Stat(config)
 	if err != nil {
@@ -210,8 +208,8 @@ func bootSpread(config string) time.Duration {
 	return bootDelay(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// bootDelay returns the fraction r of most if this is a boot and the configuration
-// is older. First boot, which writes the configuration, has waited already.
+// bootDelay returns the fraction r of most, if this is a boot and the configuration is older than
+// the boot. A newer configuration was written by first boot, which has waited already.
 func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
@@ -219,8 +217,8 @@ func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(most))
 }
 
-// maxShown limits the length of a log line in characters, because it may quote
-// a peer: a certificate can have a thousand names.
+// maxShown limits the length of a log line in characters, because the line may quote a peer: a
+// certificate can have a thousand names.
 const maxShown = 1000
 
 // shown returns text as one line of at most maxShown characters.
@@ -232,7 +230,7 @@ func shown(text string) string {
 	return text
 }
 
-// keep runs the daemon, with or without systemd.
+// keep runs the daemon, under systemd or alone.
 func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Writer) error {
 	tuneMemory()
 	machine, err := kernel.Open(sysctls)
@@ -248,7 +246,7 @@ func keep(ctx context.Context, opt ipvs.Options, sysctls string, stderr io.Write
 	opt.Reload = reload
 	opt.Ready = func() {
 		notify(lines, daemon.SdNotifyReady)
-		debug.FreeOSMemory() // release memory that only the start needed
+		debug.FreeOSMemory() // release memory that was needed only for the start
 	}
 	opt.Alive = watchdog(lines)
 	collecting, end := context.WithCancel(ctx)
@@ -273,7 +271,7 @@ func restart(why error) error {
 	return fmt.Errorf("%w: %w", why, err)
 }
 
-// notify sends a state to systemd, if there is one.
+// notify sends a state to systemd, if the daemon runs under systemd.
 func notify(lines *log.Logger, state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		lines.Printf("notifying systemd of %q: %v", state, err)
@@ -298,27 +296,25 @@ func watchdog(lines *log.Logger) func() {
 	}
 }
 
-// tuneMemory keeps the heap small at the cost of some processor time. There is
-// no hard limit, because with hundreds of API servers the collector would run
-// all the time. GOGC and GOMAXPROCS in the environment have priority.
+// tuneMemory keeps the heap small, at the cost of some processor time. It sets no hard limit,
+// because with hundreds of API servers the garbage collector would then run all the time. GOGC and
+// GOMAXPROCS in the environment take precedence.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(25)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // each processor has its own caches
+		runtime.GOMAXPROCS(1) // each processor has a memory cache of its own
 	}
 }
 
-// leastGarbage is the least amount of garbage, in bytes, that is worth
-// collecting.
+// leastGarbage is the minimum amount of garbage, in bytes, that is worth collecting.
 const leastGarbage = 256 << 10
 
-// collect runs the garbage collector and returns memory to the system. The
-// runtime itself would not collect before the heap has a megabyte, three times
-// what ipvscare uses. A large heap, for hundreds of API servers, is collected
-// when garbage is a quarter of it.
+// collect runs the garbage collector, and returns memory to the system. The Go runtime itself would
+// not collect before the heap has a megabyte, three times what ipvscare uses. A large heap, with
+// hundreds of API servers, is collected once a quarter of it is garbage.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -361,9 +357,9 @@ routes, lines of the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers returns the servers in the configuration and in ipvscare's record.
-// The record lists everything that ipvscare created since power-on, so an
-// unreadable configuration is only logged.
+// leftovers returns what Clean removes: the servers in the configuration and those in ipvscare's
+// record. The record lists everything that ipvscare has created since power-on, so an invalid
+// configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

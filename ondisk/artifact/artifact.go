@@ -1,6 +1,7 @@
-// Package artifact defines golden images in container registries: an OCI manifest, a config
-// blob, and the compressed image (.raw.zst) cut into parts. In order, the parts are the image,
-// byte for byte, so a machine that is updated reads it by ranges of its parts.
+// Package artifact defines the form of golden images in container registries: an OCI manifest, a
+// config blob, and the compressed image (.raw.zst) divided into parts. The concatenated parts are
+// the image, byte for byte. So a machine that is updated can read ranges of the image as ranges of
+// the parts.
 package artifact
 
 import (
@@ -20,19 +21,19 @@ const (
 	PartType     = "application/vnd.edgebake.image.part.v1+zstd"
 )
 
-// Accept is the Accept header of requests for a manifest. It has the types of container images
-// too, so that a reference to one is named as such.
+// Accept is the Accept header of requests for a manifest. It includes the types of container
+// images, so that a reference to a container image gives a clear error.
 var Accept = strings.Join([]string{ManifestType, "application/vnd.oci.image.index.v1+json",
 	"application/vnd.docker.distribution.manifest.v2+json", "application/vnd.docker.distribution.manifest.list.v2+json"}, ", ")
 
-// Limits for data from a registry.
+// Limits for data read from a registry.
 const (
 	MaxManifest = 256 << 10
 	MaxConfig   = 8 << 20
 	MaxStored   = 1 << 42
 )
 
-// Descriptor points at a blob.
+// Descriptor refers to a blob.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      imageref.Digest   `json:"digest"`
@@ -82,7 +83,7 @@ func Read(b []byte) (*Manifest, error) {
 	return &m, m.check()
 }
 
-// quoted quotes untrusted text for a message, cut to 100 bytes.
+// quoted quotes untrusted text for a message, truncated to 100 bytes.
 func quoted(s string) string { return fmt.Sprintf("%q", s[:min(len(s), 100)]) }
 
 func (m *Manifest) check() error {
@@ -121,7 +122,7 @@ type Range struct {
 	Off, To int64
 }
 
-// Ranges returns the ranges of the parts that n bytes of the image at an offset consist of.
+// Ranges returns the ranges of the parts that contain the n bytes of the image at offset off.
 func (m *Manifest) Ranges(off, n int64) (out []Range) {
 	start := int64(0)
 	for i, l := range m.Layers {

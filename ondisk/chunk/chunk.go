@@ -1,12 +1,10 @@
-// Package chunk divides file systems into chunks by their content, so that two
-// images that share most of their bytes share most of their chunks. A
-// compressed image has one frame per chunk, and an Index of the chunks. A
-// machine divides the file systems on its own disk in the same way and fetches
-// only the frames of chunks that it does not have.
+// Package chunk divides file systems into chunks by their content, so that two images that share
+// most of their bytes also share most of their chunks. A compressed image has one frame per chunk,
+// and an Index of the chunks. A machine divides the file systems on its own disk in the same way,
+// and fetches only the frames of chunks that it does not have.
 //
-// The rules are part of the image format
-// (docs/decisions/0042-chunks-by-content.md). After a change of the rules,
-// updates from older images work but fetch more.
+// The rules of division are part of the image format (docs/decisions/0042-chunks-by-content.md). If
+// they change, updates from older images still work but fetch more.
 package chunk
 
 import (
@@ -27,21 +25,19 @@ const (
 	MinSize = 32 << 10
 	Average = 128 << 10
 	MaxSize = 512 << 10
-	// MinHole is the least number of zero bytes, in whole blocks, that is a
-	// hole.
+	// MinHole is the minimum number of zero bytes, in whole blocks, that form a hole.
 	MinHole = 64 << 10
-	// HoleSize is the maximum size of a chunk: a hole is divided at multiples
+	// HoleSize is the maximum size of a chunk that is a hole. A longer hole is divided at multiples
 	// of HoleSize.
 	HoleSize = 4 << 20
 )
 
-// window is the number of bytes before a cut that determine it.
+// window is the number of bytes before the end of a chunk that determine the end.
 const window = 64
 
-// Masks of the rolling hash: a chunk ends where the masked bits are zero.
-// Before Average, hardMask has one bit more; after it, easyMask has one bit
-// less (FastCDC's normalized chunking, level 1), so that sizes are closer to
-// Average.
+// Masks of the rolling hash. A chunk ends where all masked bits are zero. Before the size Average,
+// hardMask is used, which has one bit more; after it easyMask, which has one bit less. So sizes are
+// closer to Average (FastCDC's normalized chunking, level 1).
 const (
 	bits     = 17 // log2(Average)
 	hardMask = (1<<(bits+1) - 1) << (64 - bits - 1)
@@ -58,7 +54,7 @@ var gear = sync.OnceValue(func() *[256]uint64 {
 	return &g
 })
 
-// cut returns the size of the first chunk of b, which contains no hole.
+// cut returns the size of the first chunk of b. b must not contain a hole.
 func cut(b []byte) int {
 	if len(b) <= MinSize {
 		return len(b)
@@ -81,17 +77,16 @@ func cut(b []byte) int {
 	return i
 }
 
-// cutter divides one file system, from beginning to end.
+// cutter divides one file system, from its beginning to its end.
 type cutter struct {
 	off  int64 // offset of the next chunk
 	hole bool  // the previous chunk was a hole
-	data int64 // there is no hole between off and data
+	data int64 // no hole begins between off and data
 }
 
-// next returns the size of the next chunk, and whether it is a hole. b starts
-// at the chunk; last means that it extends to the end of the file system. 0
-// means that b is too short to decide: less than MaxSize+MinHole bytes of data,
-// or a hole that may continue.
+// next returns the size of the next chunk, and whether it is a hole. b starts at the chunk; last
+// means that b extends to the end of the file system. A size of 0 means that b is too short to
+// decide: it has less than MaxSize+MinHole bytes of data, or ends in a hole that may continue.
 func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	if c.off%Block == 0 && c.off >= c.data {
 		run := zeros(b)
@@ -117,8 +112,8 @@ func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	return n, false
 }
 
-// dataEnd returns the offset in b of the next hole, or the maximum size of a
-// chunk. known is false if b is too short to decide.
+// dataEnd returns the offset in b at which the next hole begins, or the maximum size of a chunk.
+// known is false if b is too short to decide.
 func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 	limit := min(len(b), MaxSize)
 	at := int(max(c.data, c.off) - c.off)
@@ -130,7 +125,7 @@ func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 			return at, true
 		}
 		if run > 0 && !last && at+run+Block > len(b) {
-			return 0, false // it may become a hole
+			return 0, false // the zeros at the end may become a hole
 		}
 		at += run + Block
 	}
@@ -144,8 +139,7 @@ func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 // zeroBlock is a block of zeros for comparison.
 var zeroBlock [Block]byte
 
-// zeros returns the number of zero bytes, in whole blocks, at the beginning of
-// b.
+// zeros returns the number of zero bytes at the beginning of b, in whole blocks.
 func zeros(b []byte) (n int) {
 	for len(b)-n >= Block && bytes.Equal(b[n:n+Block], zeroBlock[:]) {
 		n += Block
@@ -153,12 +147,11 @@ func zeros(b []byte) (n int) {
 	return n
 }
 
-// Cut divides size bytes and calls emit for each chunk in order: with its
-// content, which is valid until emit returns, or for a hole with nil and its
-// size. read fills b with the bytes at off; if it returns zero, they are all
-// zeros and b is undefined.
+// Cut divides size bytes into chunks, and calls emit for each chunk in order. emit gets the
+// content, which is valid until emit returns; for a hole it gets nil and the size. read fills b
+// with the bytes at off. If read returns zero, all these bytes are zeros and b is undefined.
 func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit func(b []byte, n int) error) error {
-	const room = 2 * MaxSize // more than next leaves unused
+	const room = 2 * MaxSize // more than the number of bytes that next leaves unused
 	buf := make([]byte, room+HoleSize)
 	var c cutter
 	left := 0 // bytes before buf[room] that belong to the next chunk

@@ -8,16 +8,16 @@ import (
 	"math"
 )
 
-// Magic is the magic number of the skippable frame with the index, which is
-// between the last frame of a compressed image and the table of frames.
+// Magic is the magic number of the skippable frame that contains the index. This frame is between
+// the last frame of a compressed image and the table of frames.
 const Magic = 0x184d2a5d
 
 // Version is the version of the format of Index.
 const Version = 1
 
-// MaxIndex limits the size in bytes of an encoded index and the table of frames
-// after it: both are read before a signature is checked, and a server may claim
-// any size. It is enough for 30 GiB of files.
+// MaxIndex limits the size in bytes of an encoded index and of the table of frames after it. It is
+// enough for 30 GiB of files. A limit is needed, because both are read before a signature is
+// checked, and a server may claim any size.
 const MaxIndex = 16 << 20
 
 // maxParts is the maximum number of parts; an image has three.
@@ -25,7 +25,7 @@ const maxParts = 16
 
 const (
 	entrySize = 4 + 32  // size, digest
-	holeBit   = 1 << 31 // of the size
+	holeBit   = 1 << 31 // bit of the size that marks a hole
 )
 
 // Chunk is one chunk of a file system.
@@ -38,22 +38,23 @@ type Chunk struct {
 
 // Part is one file system of an image, and its chunks in order.
 type Part struct {
-	Label string `json:"label"` // of its partition
-	Size  int64  `json:"size"`  // of the file system, in bytes
-	Start int64  `json:"start"` // offset in the image, in bytes
-	// Frame is the number of the frame with its first chunk; the others follow.
+	Label string `json:"label"` // label of its partition
+	Size  int64  `json:"size"`  // size of the file system in bytes
+	Start int64  `json:"start"` // offset in the image in bytes
+	// Frame is the number of the frame with the first chunk. The frames of the other chunks follow
+	// it.
 	Frame  int     `json:"frame"`
 	Chunks []Chunk `json:"-"`
 	// Count is the number of Chunks.
 	Count int `json:"chunks"`
 }
 
-// Index lists the chunks of an image. Each is a frame of the compressed image.
+// Index lists the chunks of an image. Each chunk is one frame of the compressed image.
 type Index struct {
 	Version int `json:"version"`
 	// Golden is the image's golden digest.
 	Golden string `json:"golden"`
-	// ImageInfo is the content of the image's image.json.
+	// ImageInfo is the content of image.json in the image.
 	ImageInfo []byte `json:"imageInfo"`
 	Parts     []Part `json:"parts"`
 }
@@ -82,7 +83,7 @@ func (p *Part) Missing(have func(sum [32]byte) bool) []int {
 
 var le = binary.LittleEndian
 
-// encode returns the encoded index, which is the signed part of the frame.
+// encode returns the encoded index. This is the part of the frame that is signed.
 func (x *Index) encode() ([]byte, error) {
 	x.Version = Version
 	for i := range x.Parts {
@@ -106,8 +107,8 @@ func (x *Index) encode() ([]byte, error) {
 	return b, nil
 }
 
-// Seal returns the content of the index's frame. sign, if not nil, returns the
-// signature of the encoded index.
+// Seal returns the content of the frame with the index. sign, if not nil, returns the signature of
+// the encoded index.
 func (x *Index) Seal(sign func(body []byte) (string, error)) ([]byte, error) {
 	body, err := x.encode()
 	if err != nil {
@@ -128,16 +129,15 @@ func (x *Index) Seal(sign func(body []byte) (string, error)) ([]byte, error) {
 // errDamaged means that the index cannot be decoded.
 var errDamaged = errors.New("the index of its chunks is damaged: copy or build the image again")
 
-// NewerError means that the index has a version that this program does not
-// support.
+// NewerError means that this program does not support the version of the index.
 type NewerError struct{ Version uint32 }
 
 func (e *NewerError) Error() string {
 	return fmt.Sprintf("a newer edgebake made it: the index of its chunks has version %d, and this edgebake knows %d: use that edgebake, or a newer one", e.Version, Version)
 }
 
-// Open splits the content of the index's frame into the encoded index and its
-// signature. It decodes neither.
+// Open splits the content of the frame with the index into the encoded index and its signature. It
+// decodes neither of them.
 func Open(content []byte) (body []byte, signature string, err error) {
 	if len(content) < 8 {
 		return nil, "", errDamaged
@@ -152,7 +152,7 @@ func Open(content []byte) (body []byte, signature string, err error) {
 	return content[8+n:], string(content[8 : 8+n]), nil
 }
 
-// Decode decodes the body that Open returned. Check the signature first.
+// Decode decodes the body that Open returned. The caller must check the signature first.
 func Decode(body []byte) (*Index, error) {
 	if len(body) < 4 || int64(le.Uint32(body)) > int64(len(body)-4) {
 		return nil, errDamaged

@@ -26,8 +26,8 @@ const (
 // size, a device number or a time. Write makes the same checks.
 func Check(n tree.Node) error { return checkNode(&n) }
 
-// problems collects up to maxProblems errors, so that one run reports all
-// problems of a tree without filling the screen.
+// problems collects up to maxProblems errors, so that one run reports all problems of a tree
+// without filling the screen.
 type problems struct {
 	errs []error
 	more int
@@ -45,8 +45,7 @@ func (p *problems) at(n *tree.Node, format string, a ...any) {
 	p.add("%w", &NodeError{*n, fmt.Errorf(format, a...)})
 }
 
-// NodeError is a problem of one node; callers can find the source of the node
-// from Node.
+// NodeError is a problem with one node. From Node, callers can find out where the node comes from.
 type NodeError struct {
 	Node tree.Node
 	Err  error
@@ -148,8 +147,8 @@ func checkContent(c tree.Content) error {
 	return nil
 }
 
-// timestamp encodes a time: the seconds, and the extra field with two more bits
-// of the seconds and the nanoseconds ("Inode Timestamps").
+// timestamp encodes a time as the seconds and the extra field, which has two more bits of the
+// seconds and the nanoseconds ("Inode Timestamps").
 func timestamp(t time.Time) (seconds, extra uint32, err error) {
 	s := t.Unix()
 	const least, most = -1 << 31, 1<<34 - 1<<31 - 1

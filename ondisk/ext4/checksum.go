@@ -7,20 +7,19 @@ import (
 
 var le = binary.LittleEndian
 
-// checksum continues a CRC-32C in ext4's convention ("Checksums"): it starts
-// from ~0 and omits the final inversion of Go's package. MakeTable returns the
-// shared Castagnoli table, which crc32 needs to use the processor's
-// instructions.
+// checksum continues a CRC-32C as ext4 does ("Checksums"): it starts from ~0, and omits the final
+// inversion of Go's package. The table must be the shared one that MakeTable returns, because only
+// with it does crc32 use the processor's instructions.
 func checksum(c uint32, b []byte) uint32 {
 	return ^crc32.Update(^c, crc32.MakeTable(crc32.Castagnoli), b)
 }
 
-// fsSeed returns the start value of all checksums of a file system. It is
-// stored in the superblock (csum_seed), so that the UUID can be changed later.
+// fsSeed returns the start value of all checksums of a file system. The value is stored in the
+// superblock (csum_seed), so that the UUID can be changed later.
 func fsSeed(uuid [16]byte) uint32 { return checksum(^uint32(0), uuid[:]) }
 
-// inodeSeed returns the start value of the checksums of one inode's metadata.
-// Write gives every inode the generation 0.
+// inodeSeed returns the start value of the checksums of an inode's metadata. Write gives every
+// inode the generation 0.
 func inodeSeed(fs, number, generation uint32) uint32 {
 	var b [8]byte
 	le.PutUint32(b[:], number)
@@ -28,8 +27,7 @@ func inodeSeed(fs, number, generation uint32) uint32 {
 	return checksum(fs, b[:])
 }
 
-// blockSeed returns the start value of the checksum of an extended attribute
-// block.
+// blockSeed returns the start value of the checksum of a block of extended attributes.
 func blockSeed(fs uint32, block int64) uint32 {
 	var b [8]byte
 	le.PutUint64(b[:], uint64(block))

@@ -8,25 +8,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// A directory of one block is a list of names. A larger one has a hash index,
-// so that the kernel finds a name among 20,000 by reading two blocks ("Hash
-// Tree Directories"). Block 0 contains the root of the index, then come further
-// index blocks if one is not enough, then the blocks with the names, ordered by
-// hash. To software without support for indexes, index blocks look like empty
-// blocks of names.
+// A directory of one block is a list of names. A larger one also has a hash index, with which the
+// kernel finds a name among 20,000 by reading two blocks ("Hash Tree Directories"). Block 0
+// contains the root of the index. Further index blocks follow if one is not enough, then the blocks
+// with the names, ordered by hash. Software that does not support indexes sees index blocks as
+// empty blocks of names.
 
 const (
 	direntHeader = 8
-	// direntTail is the size of the nameless entry at the end that holds the
+	// direntTail is the size of the entry without a name at the end of a block, which holds the
 	// checksum.
 	direntTail = 12
 	leafRoom   = blockSize - direntTail
 	dotEntries = 2 * 12 // "." and ".."
 
 	halfMD4Version = 1
-	// In the first block, index entries follow the dot entries and the
-	// parameters; in other index blocks they follow one empty entry. Each has
-	// eight bytes, and the checksum at the end of the block has eight.
+	// In the first block, index entries follow the dot entries and the parameters; in other index
+	// blocks they follow one empty entry. An index entry has eight bytes, and so has the checksum
+	// at the end of the block.
 	indexRootAt   = 0x20
 	indexNodeAt   = 8
 	indexEntry    = 8
@@ -44,8 +43,8 @@ var fileTypes = [16]byte{
 // direntSize returns the size in bytes of the entry for name.
 func direntSize(name string) int { return direntHeader + pad4(len(name)) }
 
-// measure decides whether d needs an index, sorts its entries accordingly and
-// sets its number of blocks.
+// measure decides whether d needs an index, sorts its entries accordingly, and sets its number of
+// blocks.
 func (d *dir) measure(seed [16]byte) error {
 	size := dotEntries
 	for _, e := range d.entries {
@@ -87,7 +86,7 @@ type hashedEntry struct {
 	entry
 }
 
-// leaf is one block of names, for the entries [first, end) of its directory.
+// leaf is one block of names. It holds the entries [first, end) of its directory.
 type leaf struct {
 	first, end int
 	hash       uint32 // hash of the first name, as stored in the index
@@ -102,7 +101,7 @@ func (d *dir) leaves(seed [16]byte) []leaf {
 		if n > room {
 			h := nameHash(seed, e.name)
 			if i > 0 && nameHash(seed, d.entries[i-1].name) == h {
-				h |= 1 // the previous block contains names of the same hash
+				h |= 1 // the previous block has names of the same hash
 			}
 			out = append(out, leaf{first: i, hash: h})
 			room = leafRoom
@@ -140,8 +139,7 @@ func (w *direntBlock) finish(seed uint32) {
 	le.PutUint32(t[8:], checksum(seed, w.b[:leafRoom]))
 }
 
-// emitDir encodes the blocks of a directory, in order, into the blocks that
-// next returns.
+// emitDir encodes the blocks of a directory in order. next returns the memory of each block.
 func (v *volume) emitDir(d *dir, next func() []byte) {
 	seed := inodeSeed(v.seed, d.number, 0)
 	names := func(w *direntBlock, entries []entry) {
@@ -176,7 +174,7 @@ func (v *volume) emitDir(d *dir, next func() []byte) {
 	info[4] = halfMD4Version
 	info[5] = 8 // length of these parameters
 	if nodes > 0 {
-		info[6] = 1 // index levels below this one
+		info[6] = 1 // levels of the index below this one
 		above := make([]indexLine, nodes)
 		for i := range above {
 			above[i] = indexLine{index[i*indexNodeRoom].hash, uint32(1 + i)}
@@ -197,11 +195,11 @@ func (v *volume) emitDir(d *dir, next func() []byte) {
 	}
 }
 
-// indexLine is an index entry: names with at least this hash are in this block.
+// indexLine is an index entry: block contains the names whose hash is at least this hash.
 type indexLine struct{ hash, block uint32 }
 
-// putIndex encodes index lines. Instead of the hash of the first line it stores
-// the capacity and the number of lines.
+// putIndex encodes index lines. The first line has no hash: its place holds the capacity and the
+// number of lines.
 func putIndex(b []byte, at, room int, lines []indexLine, seed uint32) {
 	for i, l := range lines {
 		le.PutUint32(b[at+i*indexEntry:], l.hash)
@@ -210,7 +208,7 @@ func putIndex(b []byte, at, room int, lines []indexLine, seed uint32) {
 	le.PutUint16(b[at:], uint16(room))
 	le.PutUint16(b[at+2:], uint16(len(lines)))
 	c := checksum(seed, b[:at+len(lines)*indexEntry])
-	// For the checksum, the tail's own checksum field is zero.
+	// The checksum is computed as if the tail's own checksum field were zero.
 	c = checksum(c, make([]byte, indexTail))
 	le.PutUint32(b[at+room*indexEntry+4:], c)
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// bufferSize is the size of one write in bytes; smaller writes cost throughput,
-// larger ones only memory.
+// bufferSize is the size of one write in bytes. Smaller writes reduce throughput; larger ones only
+// need more memory.
 const bufferSize = 1 << 20
 
-// emitter writes blocks. It collects adjacent blocks in a buffer; a second
-// goroutine writes full buffers, in order, while the next one is filled.
+// emitter writes blocks. It collects adjacent blocks in a buffer. A second goroutine writes full
+// buffers, in order, while the next buffer is filled.
 type emitter struct {
 	cur     chunk
 	empty   chan []byte
@@ -45,8 +45,8 @@ func newEmitter(w io.WriterAt) *emitter {
 	return e
 }
 
-// run writes chunks until full is closed. After a failure it only returns their
-// buffers, so that the sender does not block.
+// run writes chunks until full is closed. After a failed write it only returns the buffers, so that
+// the sender does not block.
 func (e *emitter) run(w io.WriterAt) {
 	defer close(e.done)
 	for c := range e.full {
@@ -64,7 +64,7 @@ func (e *emitter) run(w io.WriterAt) {
 
 var zeroBlock [blockSize]byte
 
-// writeSparse writes the blocks of a chunk except those of zeros.
+// writeSparse writes the blocks of a chunk, except those that contain only zeros.
 func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 	zero := func(i int) bool { return bytes.Equal(c.b[i:i+blockSize], zeroBlock[:]) }
 	for i := 0; i < len(c.b); {
@@ -86,8 +86,8 @@ func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 	return written, nil
 }
 
-// blocks returns the memory for between 1 and n blocks that start at block at.
-// The caller must fill all of it before the next call.
+// blocks returns memory for at least 1 and at most n blocks, starting at block at. The caller must
+// fill all of it before the next call.
 func (e *emitter) blocks(at, n int64) []byte {
 	off := at * blockSize
 	if len(e.cur.b) == cap(e.cur.b) || off != e.cur.off+int64(len(e.cur.b)) {
@@ -100,7 +100,7 @@ func (e *emitter) blocks(at, n int64) []byte {
 	return e.cur.b[from:to]
 }
 
-// block returns the memory for block at, cleared.
+// block returns the memory for block at, filled with zeros.
 func (e *emitter) block(at int64) []byte {
 	b := e.blocks(at, 1)
 	clear(b)
@@ -132,8 +132,8 @@ func (e *emitter) close() error {
 	return e.err
 }
 
-// emit writes the whole volume: contents, then metadata, and last the primary
-// superblock, without which an interrupted write is not a file system.
+// emit writes the whole volume: contents, then metadata, and last the primary superblock. Without
+// the superblock, an interrupted write cannot be mistaken for a file system.
 func (v *volume) emit(e *emitter, src *source) error {
 	v.emitResize(e)
 	var p place
@@ -150,7 +150,7 @@ func (v *volume) emit(e *emitter, src *source) error {
 			continue
 		}
 		if e.stopped() {
-			return nil // close returns the error
+			return nil // close returns the write error
 		}
 		v.locate(&p, uint32(i+1), in)
 		if err := v.emitFile(e, src, uint32(i+1), in, &p); err != nil {
@@ -161,8 +161,8 @@ func (v *volume) emit(e *emitter, src *source) error {
 	return nil
 }
 
-// emitFile writes the blocks of a file in the order of their locations:
-// extended attributes, content, extent tree.
+// emitFile writes the blocks of a file in the order of their locations: extended attributes,
+// content, extent tree.
 func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *place) error {
 	n := in.node
 	if p.xattr != 0 {
@@ -186,7 +186,7 @@ func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *
 		if err := src.writeTo(e, n, p.content); err != nil {
 			return fmt.Errorf("reading %s: %w", describe(n), err)
 		}
-	case len(p.content) > 0: // a long symbolic link
+	case len(p.content) > 0: // target of a long symbolic link
 		copy(e.block(p.content[0].start), n.Target)
 	}
 	if len(p.tree) > 0 {
@@ -198,8 +198,8 @@ func (v *volume) emitFile(e *emitter, src *source, number uint32, in *inode, p *
 	return nil
 }
 
-// source reads contents from blobs. It keeps several open, because the files of
-// a tree with many layers alternate between their blobs.
+// source reads contents from blobs. It keeps several blobs open, because in a tree with many
+// layers, consecutive files come from different blobs.
 type source struct {
 	blobs tree.Blobs
 	open  []openBlob // most recently used last
@@ -212,7 +212,7 @@ type openBlob struct {
 
 const maxOpenBlobs = 32
 
-// blob returns the blob, which it opens if necessary.
+// blob returns the blob of this name, and opens it if necessary.
 func (s *source) blob(name string) (tree.BlobFile, error) {
 	for i := len(s.open) - 1; i >= 0; i-- {
 		if o := s.open[i]; o.name == name {

@@ -1,25 +1,24 @@
 // Package ext4 writes and reads ext4 file systems without a kernel, a loop
 // device or root.
 //
-// Write turns a tree into a file system in one pass. It first assigns all
-// inodes and blocks in memory, so that a tree that does not fit is rejected
-// before the first byte is written. Then file contents are copied from their
-// blobs straight to their final location. The superblock is written last, so
-// that an interrupted write is never mistaken for a file system.
+// Write turns a tree into a file system in one pass. It first assigns all inodes and blocks in
+// memory, so that a tree that does not fit is rejected before the first byte is written. Then it
+// copies the contents of files from their blobs directly to their final location. The superblock is
+// written last, so that an interrupted write is never mistaken for a file system.
 //
 // Invariants:
-//   - The same nodes and options give the same bytes, independent of the machine,
-//     the order of the nodes and the number of processors.
+//   - The same nodes and options give the same bytes, whatever the machine, the order of
+//     the nodes and the number of processors.
 //   - Blocks of zeros are never written, so the image stays sparse.
-//   - Memory grows with the number of entries (some 190 bytes each), not with
-//     the size of their contents.
-//   - The features are those that mke2fs enables, so the kernel mounts the result
-//     read-write and grows it online: journal, extents, 64bit, flex_bg,
-//     metadata_csum with csum_seed, dir_index, resize_inode.
+//   - Memory grows with the number of entries (about 190 bytes each), not with the size
+//     of their contents.
+//   - The features are those that mke2fs enables: journal, extents, 64bit, flex_bg,
+//     metadata_csum with csum_seed, dir_index, resize_inode. So the kernel mounts the result
+//     read-write and can grow it while it is mounted.
 //
-// Field offsets and names follow the kernel's documentation of the on-disk
-// format, Documentation/filesystems/ext4 ("Data Structures and Algorithms").
-// Comments name the section in quotes.
+// Field offsets and names follow the kernel's documentation of the on-disk format,
+// Documentation/filesystems/ext4 ("Data Structures and Algorithms"). Comments give the title of the
+// section in quotes.
 package ext4
 
 import (
@@ -45,44 +44,42 @@ const (
 	mebi = 1 << 20
 )
 
-// Options are the properties of a file system in addition to its tree. Size, UUID and
-// HashSeed are required; for reproducible builds the caller derives the IDs
-// from a hash.
+// Options are the properties of a file system that are not in its tree. Size, UUID and HashSeed are
+// required. For reproducible builds, the caller derives the UUID and the HashSeed from a hash.
 type Options struct {
 	// Label is the volume name, at most 16 bytes.
 	Label string
 	// UUID identifies the file system.
 	UUID [16]byte
-	// HashSeed seeds the hash of directory indexes.
+	// HashSeed is the seed of the hash in directory indexes.
 	HashSeed [16]byte
 	// Size is the size of the device in bytes.
 	Size int64
-	// Time is the creation time of the file system, the change time of all
-	// inodes, and the modification time of entries that are not in the tree.
+	// Time is the creation time of the file system, the change time of all inodes, and the
+	// modification time of entries that are not in the tree.
 	Time time.Time
-	// FreeBytes and FreeInodes are the free space that the file system must
-	// have. Size adds it, and Write fails if it is not available.
+	// FreeBytes and FreeInodes are the free space that the file system must have. The function Size
+	// adds them; Write fails if they are not available.
 	FreeBytes, FreeInodes int64
-	// JournalSize is in bytes; 0 means mke2fs's choice for this Size. Set it
-	// for a file system that is grown after it is written.
+	// JournalSize is the size of the journal in bytes; 0 means mke2fs's choice for Size. Set it if
+	// the file system will be grown later.
 	JournalSize int64
 }
 
 // Stats describes a file system that Write made.
 type Stats struct {
-	// Size is the size of the file system: Options.Size, less a tail too small
-	// for a block group.
+	// Size is the size of the file system in bytes. It is Options.Size without a tail that is too
+	// small for a block group.
 	Size int64
-	// Inodes, FreeInodes and FreeBytes are as df shows them.
+	// Inodes, FreeInodes and FreeBytes are the numbers that df shows.
 	Inodes, FreeInodes int64
 	FreeBytes          int64
-	// Written counts the bytes that were written; the rest of the image is
-	// holes.
+	// Written is the number of bytes that were written. The rest of the image consists of holes.
 	Written int64
 }
 
-// Size returns the smallest size, in bytes and a multiple of 1 MiB, that holds
-// nodes, FreeBytes and FreeInodes. It ignores Options.Size.
+// Size returns the smallest size, in bytes and a multiple of 1 MiB, for nodes, FreeBytes and
+// FreeInodes. It ignores Options.Size.
 func Size(nodes []tree.Node, o Options) (int64, error) {
 	v, err := newVolume(nodes, o)
 	if err != nil {
@@ -99,15 +96,14 @@ func Size(nodes []tree.Node, o Options) (int64, error) {
 		if missing <= 0 {
 			return size, nil
 		}
-		// Growing by n bytes adds at most n bytes of free space, so no size
-		// below this one is sufficient.
+		// Growing by n bytes adds at most n bytes of free space, so no smaller size is sufficient.
 		size += roundUp(missing*blockSize, mebi)
 	}
 	return 0, fmt.Errorf("computing the size of file system %q: no size up to %d bytes fits", o.Label, size)
 }
 
-// Write writes the file system to w, which must read as zeros. It writes from
-// one goroutine, mostly in ascending order, and never beyond o.Size.
+// Write writes the file system to w, which must read as zeros. All writes come from one goroutine,
+// mostly in ascending order, and none is beyond o.Size.
 func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats, error) {
 	v, err := newVolume(nodes, o)
 	if err != nil {
@@ -141,7 +137,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) (Stats
 	}, nil
 }
 
-// check rejects options that are invalid for ext4.
+// check rejects options that ext4 does not support.
 func (o Options) check() error {
 	var errs []error
 	bad := func(f string, a ...any) { errs = append(errs, fmt.Errorf(f, a...)) }

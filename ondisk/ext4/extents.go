@@ -2,21 +2,22 @@ package ext4
 
 const (
 	extentMagic = 0xf30a
-	// maxExtent is the longest extent of written blocks; longer lengths mark
-	// unwritten ones.
+	// maxExtent is the maximum length of an extent of written blocks. Longer lengths mark unwritten
+	// extents.
 	maxExtent = 32768
 
 	extentHeader = 12 // also the size of every entry
-	// rootExtents is the capacity of the inode, nodeExtents that of a block
-	// with its checksum.
+	// rootExtents is how many entries the inode has space for, and nodeExtents how many a block has
+	// space for in addition to its checksum.
 	rootExtents = 4
 	nodeExtents = (blockSize - extentHeader - 4) / extentHeader
 )
 
-// extent maps n blocks of a file, beginning with block logical, to the device.
+// extent maps n blocks of a file, beginning with block logical of the file, to the device.
 type extent struct{ logical, start, n int64 }
 
-// treeBlocks returns the number of blocks outside of the inode for a tree of that many extents.
+// treeBlocks returns the number of blocks outside of the inode that a tree with so many extents
+// needs.
 func treeBlocks(extents int64) (n int64) {
 	for extents > rootExtents {
 		extents = ceilDiv(extents, nodeExtents)
@@ -25,11 +26,10 @@ func treeBlocks(extents int64) (n int64) {
 	return n
 }
 
-// extentTree encodes extents ("Extent Tree"): root is stored in the inode, and
-// nodes[i] in block at[i].
+// extentTree encodes extents ("Extent Tree"). root is stored in the inode, and nodes[i] in block
+// at[i].
 func extentTree(seed uint32, extents []extent, at []int64) (root [60]byte, nodes [][]byte) {
-	// Leaves come first, then each level above them, until a level fits in
-	// the inode.
+	// The leaves come first, then each level above them, until one level fits in the inode.
 	depth := 0
 	for len(extents) > rootExtents {
 		var above []extent
@@ -50,8 +50,8 @@ func extentTree(seed uint32, extents []extent, at []int64) (root [60]byte, nodes
 	return root, nodes
 }
 
-// putExtents encodes one node of the tree: leaf entries at depth 0, index
-// entries above.
+// putExtents encodes one node of the tree: leaf entries at depth 0, index entries at greater
+// depths.
 func putExtents(b []byte, extents []extent, room, depth int) {
 	le.PutUint16(b, extentMagic)
 	le.PutUint16(b[2:], uint16(len(extents)))

@@ -7,20 +7,19 @@ import (
 )
 
 const (
-	// flexGroups is the number of groups whose bitmaps and inode tables are
-	// stored together at the start of the first one (flex_bg), as with mke2fs.
+	// flexGroups is the number of groups whose bitmaps and inode tables are stored together at the
+	// start of the first of them (flex_bg). mke2fs uses the same number.
 	flexGroups = 16
 	// descSize is the size of a group descriptor with the 64bit feature.
 	descSize      = 64
 	descsPerBlock = blockSize / descSize
-	// maxReservedGDT is the number of pointers in the resize inode's double
-	// indirect block.
+	// maxReservedGDT is the number of pointers in the double indirect block of the resize inode.
 	maxReservedGDT = blockSize / 4
-	// bytesPerInode is mke2fs's ratio. Groups added later have as many inodes
-	// as the first ones, so it also holds after growing.
+	// bytesPerInode is mke2fs's ratio. It also holds after growing, because groups that are added
+	// later have as many inodes as the first ones.
 	bytesPerInode = 16384
-	// minGroup is the least number of blocks that the last group must have in addition to its own
-	// metadata. A smaller tail of the device is left unused, as by mke2fs.
+	// minGroup is the minimum number of blocks that the last group must have in addition to its own
+	// metadata. A smaller tail of the device is left unused, as mke2fs does.
 	minGroup = 50
 
 	maxGrowTo = 4 << 40
@@ -29,13 +28,13 @@ const (
 // run is a sequence of adjacent blocks.
 type run struct{ start, n int64 }
 
-// geometry is the location of all parts that depend only on the size and the
-// number of inodes ("Layout", "Flexible Block Groups").
+// geometry is the location of all parts that depend only on the size and the number of inodes
+// ("Layout", "Flexible Block Groups").
 type geometry struct {
 	blocks         int64
 	groups         int64
 	inodesPerGroup int64
-	tableBlocks    int64 // of one group's inode table
+	tableBlocks    int64 // size of one group's inode table
 	gdtBlocks      int64
 	reservedGDT    int64 // blocks reserved after the descriptors for growing
 
@@ -45,8 +44,8 @@ type geometry struct {
 	free []run
 }
 
-// newGeometry divides size bytes into groups with at least n inodes. If size is
-// too small it returns a nil geometry and a lower bound of the missing blocks.
+// newGeometry divides size bytes into groups that have at least n inodes in total. If size is too
+// small, it returns a nil geometry and a lower bound of the number of missing blocks.
 func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 	g = &geometry{blocks: size / blockSize}
 	if g.blocks > maxBlocks {
@@ -71,7 +70,7 @@ func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 	want := max(inodes, size/bytesPerInode)
 	g.inodesPerGroup = roundUp(ceilDiv(want, g.groups), inodesPerBlock)
 	if g.inodesPerGroup > blocksPerGroup {
-		// One bitmap block describes no more inodes: another group is needed.
+		// One bitmap block cannot describe more inodes, so another group is needed.
 		return nil, g.groups*blocksPerGroup + 2*minGroup - g.blocks, nil
 	}
 	g.tableBlocks = g.inodesPerGroup / inodesPerBlock
@@ -89,8 +88,7 @@ func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 			for i := first; i < end; i++ {
 				at, ok := g.take(part.blocks, first*blocksPerGroup)
 				if !ok {
-					// The last flex group is too short: put its metadata
-					// anywhere.
+					// The last flex group is too short, so put its metadata anywhere.
 					at, ok = g.take(part.blocks, 0)
 				}
 				if !ok {
@@ -119,8 +117,8 @@ func (g *geometry) superBlocks(group int64) int64 {
 	return 1 + g.gdtBlocks + g.reservedGDT
 }
 
-// hasSuper reports whether a group has a copy of the superblock (sparse_super):
-// 0, 1 and the powers of 3, 5 and 7 do.
+// hasSuper reports whether a group has a copy of the superblock (sparse_super). Groups 0 and 1 and
+// the powers of 3, 5 and 7 do.
 func hasSuper(group int64) bool {
 	if group <= 1 {
 		return true
@@ -137,16 +135,16 @@ func hasSuper(group int64) bool {
 	return false
 }
 
-// reservedGDT returns the number of blocks reserved for group descriptors, so that the file system
-// can be grown while it is mounted.
+// reservedGDT returns the number of blocks reserved for further group descriptors, so that the file
+// system can be grown while it is mounted.
 func reservedGDT(g *geometry) int64 {
 	growTo := min(g.blocks*blockSize*1024, maxGrowTo)
 	groups := ceilDiv(ceilDiv(growTo, blockSize), blocksPerGroup)
 	return min(max(ceilDiv(groups, descsPerBlock)-g.gdtBlocks, 0), maxReservedGDT)
 }
 
-// initialFree returns all blocks except the superblocks, descriptors and their
-// reserve.
+// initialFree returns all blocks except the superblocks, the descriptors and the blocks reserved
+// for descriptors.
 func (g *geometry) initialFree() []run {
 	var free []run
 	for group := range g.groups {
@@ -160,8 +158,8 @@ func (g *geometry) initialFree() []run {
 	return free
 }
 
-// take removes n adjacent blocks from free and returns the first of them. It
-// uses the first sequence of n free blocks at or after block from.
+// take removes n adjacent blocks from free and returns the first of them. It takes the first
+// sequence of n free blocks that begins at or after block from.
 func (g *geometry) take(n, from int64) (int64, bool) {
 	i := sort.Search(len(g.free), func(i int) bool { return g.free[i].start+g.free[i].n > from })
 	for ; i < len(g.free); i++ {
@@ -184,8 +182,8 @@ func (g *geometry) take(n, from int64) (int64, bool) {
 	return 0, false
 }
 
-// stream numbers the free blocks from 0 in ascending order. Contents are
-// allocated consecutively in it, so one number and a length locate a file.
+// stream numbers the free blocks in ascending order, starting from 0. Contents are allocated
+// consecutively in it, so a start number and a length locate a file.
 type stream struct {
 	runs  []run
 	first []int64 // the stream number of each run's start
@@ -202,16 +200,16 @@ func newStream(free []run) *stream {
 	return s
 }
 
-// alloc reserves the next n blocks and returns the stream number of the first.
-// It may exceed the total: layout checks that once at the end.
+// alloc reserves the next n blocks and returns the stream number of the first. It may exceed the
+// number of blocks; layout checks that once at the end.
 func (s *stream) alloc(n int64) int64 {
 	at := s.used
 	s.used += n
 	return at
 }
 
-// extents appends to buf the extents of the n stream blocks that start at
-// stream number at, each of at most maxExtent blocks.
+// extents appends to buf the extents of n blocks of the stream, starting with number at. Each
+// extent has at most maxExtent blocks.
 func (s *stream) extents(buf []extent, at, n int64) []extent {
 	i := sort.Search(len(s.first), func(i int) bool { return s.first[i] > at }) - 1
 	for logical := int64(0); n > 0 && i < len(s.runs); i++ {
@@ -230,7 +228,7 @@ func (s *stream) extents(buf []extent, at, n int64) []extent {
 	return buf
 }
 
-// freeIn appends the unused parts of the blocks [from, to).
+// freeIn appends the unused runs among the blocks [from, to).
 func (s *stream) freeIn(buf []run, from, to int64) []run {
 	i := sort.Search(len(s.runs), func(i int) bool { return s.runs[i].start+s.runs[i].n > from })
 	for ; i < len(s.runs) && s.runs[i].start < to; i++ {

@@ -2,9 +2,9 @@ package ext4
 
 import "math/bits"
 
-// nameHash returns the half-MD4 hash that orders a directory index ("Hash Tree
-// Directories"); names are hashed as unsigned bytes. The lowest bit is 0: index
-// entries use it to mark that the previous block has names of the same hash.
+// nameHash returns the half-MD4 hash by which a directory index is ordered ("Hash Tree
+// Directories"). Names are hashed as unsigned bytes. The lowest bit is 0; a 1 in an index entry
+// means that the previous block has names of the same hash.
 func nameHash(seed [16]byte, name string) uint32 {
 	var state [4]uint32
 	for i := range state {
@@ -14,14 +14,14 @@ func nameHash(seed [16]byte, name string) uint32 {
 		halfMD4(&state, hashBlock(rest))
 	}
 	h := state[1] &^ 1
-	if h == 0xfffffffe { // reserved by the kernel for "no more entries"
+	if h == 0xfffffffe { // the kernel reserves this value for "no more entries"
 		h = 0xfffffffc
 	}
 	return h
 }
 
-// hashBlock packs up to 32 bytes into eight big-endian words and pads them with
-// bytes that contain the length of s.
+// hashBlock packs up to 32 bytes of s into eight big-endian words. Missing bytes are filled with
+// the length of s.
 func hashBlock(s string) (words [8]uint32) {
 	fill := uint32(len(s)) & 0xff * 0x01010101
 	s = s[:min(len(s), 32)]
@@ -35,8 +35,7 @@ func hashBlock(s string) (words [8]uint32) {
 	return words
 }
 
-// halfMD4 is MD4's transform (RFC 1320) with half of the steps in each of the
-// three rounds.
+// halfMD4 is the transform of MD4 (RFC 1320) with half of the steps in each of its three rounds.
 func halfMD4(state *[4]uint32, in [8]uint32) {
 	choose := func(x, y, z uint32) uint32 { return x&y | ^x&z }
 	majority := func(x, y, z uint32) uint32 { return x&y | x&z | y&z }

@@ -27,8 +27,7 @@ func (p place) blocks() int64 {
 	return n
 }
 
-// locate computes the location of a file and stores it in p, reusing p's
-// memory.
+// locate computes the location of a file and stores it in p, whose memory it reuses.
 func (v *volume) locate(p *place, number uint32, in *inode) {
 	p.xattr, p.tree = 0, p.tree[:0]
 	at, n := in.at, v.contentBlocks(number, in)
@@ -112,8 +111,8 @@ func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
 	le.PutUint16(b[0x82:], uint16(sum>>16))
 }
 
-// putDevice encodes a device number: a small one in the old format, others in
-// the new format, which follows it.
+// putDevice encodes a device number: a small one in the old format, a larger one in the new format,
+// whose field follows that of the old one.
 func putDevice(b []byte, major, minor uint32) {
 	if major < 256 && minor < 256 {
 		le.PutUint32(b, major<<8|minor)

@@ -28,9 +28,9 @@ func journalBlocks(blocks int64) int64 {
 	return 256 << 10
 }
 
-// putJournal encodes the superblock of an empty journal ("Journal (jbd2)"),
-// which is big endian. The rest of a clean journal is never read, so it stays a
-// hole; the kernel adds the checksum features on mount.
+// putJournal encodes the superblock of an empty journal ("Journal (jbd2)"), which is big-endian.
+// The rest of a clean journal is never read, so it stays a hole. The kernel adds the checksum
+// features when it mounts the file system.
 func putJournal(b []byte, blocks int64, uuid [16]byte) {
 	be := binary.BigEndian
 	be.PutUint32(b[0x00:], jbdMagic)
@@ -40,5 +40,5 @@ func putJournal(b []byte, blocks int64, uuid [16]byte) {
 	be.PutUint32(b[0x14:], 1) // first block of the log
 	be.PutUint32(b[0x18:], 1) // first sequence number expected
 	copy(b[0x30:], uuid[:])
-	be.PutUint32(b[0x40:], 1) // number of file systems that use it
+	be.PutUint32(b[0x40:], 1) // number of file systems that use the journal
 }

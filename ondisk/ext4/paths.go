@@ -12,9 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Stat returns the node at a path relative to the root. It follows symbolic
-// links in the directories of the path, within the image, but not in its last
-// element.
+// Stat returns the node at a path relative to the root. It follows symbolic links in the
+// directories of the path, but not in its last element. Links never lead out of the image.
 func (r *Reader) Stat(name string) (tree.Node, error) {
 	in, p, err := r.lookup(name, false)
 	if err != nil {
@@ -27,7 +26,7 @@ func (r *Reader) Stat(name string) (tree.Node, error) {
 	return tree.Node{Path: p, Inode: node}, nil
 }
 
-// ReadDir returns the sorted names in a directory, following symbolic links.
+// ReadDir returns the sorted names in a directory. It follows symbolic links.
 func (r *Reader) ReadDir(name string) ([]string, error) {
 	in, _, err := r.lookup(name, true)
 	if err != nil {
@@ -44,7 +43,7 @@ func (r *Reader) ReadDir(name string) ([]string, error) {
 	return names, nil
 }
 
-// OpenFile opens a regular file, following symbolic links.
+// OpenFile opens a regular file. It follows symbolic links.
 func (r *Reader) OpenFile(name string) (*File, error) {
 	in, _, err := r.lookup(name, true)
 	if err != nil {
@@ -60,8 +59,7 @@ func (r *Reader) OpenFile(name string) (*File, error) {
 	return f, nil
 }
 
-// ReadFile returns the content of a file of up to 64 MiB, following symbolic
-// links.
+// ReadFile returns the content of a file of up to 64 MiB. It follows symbolic links.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
 	f, err := r.OpenFile(name)
 	if err != nil {
@@ -77,14 +75,14 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return b, nil
 }
 
-// lookup returns the inode at a path and the path without symbolic links. Links
-// and ".." never lead out of the image.
+// lookup returns the inode at a path, and the path with symbolic links resolved. Links and ".."
+// never lead out of the image.
 func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 	in, err := r.inode(rootInode)
 	if err != nil {
 		return nil, "", err
 	}
-	// The inodes from the root to the current one, for "..".
+	// way has the inodes from the root to the current one, which ".." needs.
 	way, names := []*rawInode{in}, []string{"."}
 	left := strings.Split(name, "/")
 	links := 0

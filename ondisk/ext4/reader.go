@@ -14,14 +14,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Reader reads a file system that Write made, even after a kernel has used it.
-// It checks checksums, ranges and loops; damage and features that Write does
-// not use are errors, never a panic.
+// Reader reads a file system that Write made, even if a kernel has changed it since. It checks
+// checksums, ranges and loops. Damage and features that Write does not use cause errors, never a
+// panic.
 //
-// A Reader is safe for concurrent use if its io.ReaderAt is. It is the
-// tree.Blobs for the nodes that it returns. It ignores the journal, so for a
-// file system that was not unmounted cleanly it may return old contents: see
-// Info.NeedsRecovery.
+// A Reader is safe for concurrent use if its io.ReaderAt is. It implements tree.Blobs for the nodes
+// that it returns. It ignores the journal, so it may return old contents if the file system was not
+// unmounted cleanly; see Info.NeedsRecovery.
 type Reader struct {
 	r    io.ReaderAt
 	info Info
@@ -38,11 +37,10 @@ type Info struct {
 	Label string
 	UUID  [16]byte
 	Size  int64
-	// FreeBytes, Inodes and FreeInodes are as df shows them.
+	// FreeBytes, Inodes and FreeInodes are the numbers that df shows.
 	FreeBytes, Inodes, FreeInodes int64
 	Created                       time.Time
-	// NeedsRecovery is set if the journal contains changes that have not been
-	// applied.
+	// NeedsRecovery is set if the journal has changes that were not applied yet.
 	NeedsRecovery bool
 	// Errors is set if the kernel found damage that e2fsck has not repaired.
 	Errors bool
@@ -53,8 +51,7 @@ const (
 
 	// maxReadFile is the size limit of ReadFile in bytes.
 	maxReadFile = 64 << 20
-	// maxFollow is the number of symbolic links that a path may contain, as in
-	// the kernel.
+	// maxFollow is the maximum number of symbolic links in a path. It equals the kernel's limit.
 	maxFollow = 40
 
 	readIncompat = incompatFileType | incompatRecover | incompatExtents | incompat64Bit | incompatFlexBG | incompatCsumSeed
@@ -108,8 +105,7 @@ type superblock []byte
 func (s superblock) u16(at int) int64 { return int64(le.Uint16(s[at:])) }
 func (s superblock) u32(at int) int64 { return int64(le.Uint32(s[at:])) }
 
-// supported returns an error unless the file system has the features and sizes
-// that Write uses.
+// supported returns an error if the file system has features or sizes that Write does not use.
 func (s superblock) supported() error {
 	compat, incompat, ro := s.u32(0x5c), s.u32(0x60), s.u32(0x64)
 	if extra := incompat &^ readIncompat; extra != 0 {
@@ -228,7 +224,7 @@ func (r *Reader) inode(number uint32) (*rawInode, error) {
 	return in, nil
 }
 
-// treeInode converts in to an inode of a tree.
+// treeInode converts in to a tree.Inode.
 func (r *Reader) treeInode(in *rawInode) (*tree.Inode, error) {
 	b := in.b[:]
 	out := &tree.Inode{
@@ -281,7 +277,7 @@ func (r *Reader) target(in *rawInode) (string, error) {
 	return string(b), nil
 }
 
-// xattrs reads the attributes in the inode and in its attribute block.
+// xattrs reads the extended attributes, in the inode and in its attribute block.
 func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	var out map[string]string
 	add := func(list, values []byte) error {
@@ -328,8 +324,8 @@ func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	return out, nil
 }
 
-// extents reads the extent tree of a file. It omits unwritten extents, which
-// read as zeros like holes.
+// extents reads the extent tree of a file. It omits unwritten extents, which read as zeros, as
+// holes do.
 func (r *Reader) extents(in *rawInode) ([]extent, error) {
 	if le.Uint32(in.b[0x20:])&flagExtents == 0 {
 		return nil, fmt.Errorf("inode %d: it is mapped without extents", in.number)
@@ -353,12 +349,11 @@ var errExtentTree = errors.New("its extent tree is damaged")
 type extentWalk struct {
 	r    *Reader
 	seed uint32
-	next int64 // least logical block that may follow
+	next int64 // smallest logical block that may follow
 	out  []extent
 }
 
-// node reads a node of the tree with a capacity of room entries, and all nodes
-// below it.
+// node reads a node of the tree, which has space for room entries, and all nodes below it.
 func (w *extentWalk) node(b []byte, room, depth int) error {
 	n := int(le.Uint16(b[2:]))
 	below := room == nodeExtents // only the root may be empty
@@ -367,8 +362,7 @@ func (w *extentWalk) node(b []byte, room, depth int) error {
 	}
 	for i := range n {
 		p := b[extentHeader*(i+1):]
-		// Strictly ascending, so that the walk ends for any contents of the
-		// blocks.
+		// Require ascending blocks, so that the walk ends whatever the blocks contain.
 		if int64(le.Uint32(p)) < w.next {
 			return errors.New("its extents overlap")
 		}
@@ -385,7 +379,7 @@ func (w *extentWalk) node(b []byte, room, depth int) error {
 	return nil
 }
 
-// child reads the node that an index entry points to.
+// child reads the node to which an index entry points.
 func (w *extentWalk) child(p []byte, depth int) error {
 	at := int64(le.Uint32(p[4:])) | int64(le.Uint16(p[8:]))<<32
 	node := make([]byte, blockSize)
@@ -457,7 +451,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 		return 1
 	})
 	for _, e := range f.extents[i:] {
-		// The part of the extent within the requested range.
+		// Compute the part of the extent that is within the requested range.
 		from := max(e.logical*blockSize, off)
 		to := min((e.logical+e.n)*blockSize, off+int64(len(b)))
 		if from >= to {
@@ -473,8 +467,8 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 // Range is a part of the device, in bytes.
 type Range struct{ Off, Len int64 }
 
-// Ranges returns the locations of the file's content on the device, in whole
-// blocks. Holes are not listed.
+// Ranges returns the locations of the file's content on the device, in whole blocks. It omits
+// holes.
 func (f *File) Ranges() []Range {
 	out := make([]Range, len(f.extents))
 	for i, e := range f.extents {
@@ -518,8 +512,8 @@ func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	return out, nil
 }
 
-// parseDirents appends the entries of a block. An index block has only the dot
-// entries, which are omitted, and its checksum is elsewhere.
+// parseDirents appends the entries of a block. It omits the dot entries, which are the only entries
+// in an index block. The checksum of an index block has another position.
 func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bool) ([]entry, error) {
 	index := indexed && (logical == 0 || le.Uint32(b) == 0 && le.Uint16(b[4:]) == blockSize)
 	tail := b[leafRoom:]
@@ -561,7 +555,7 @@ func parseDirent(b []byte) (e entry, size int, err error) {
 	return entry{name: string(b[direntHeader : direntHeader+length]), inode: le.Uint32(b)}, size, nil
 }
 
-// indexChecksumOK reports whether an index block's checksum matches.
+// indexChecksumOK reports whether the checksum of an index block is correct.
 func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	at, room := indexNodeAt, indexNodeRoom
 	if logical == 0 {
@@ -577,12 +571,12 @@ func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	return c == le.Uint32(b[tail+4:])
 }
 
-// Walk calls f for every path, parents before children, sorted by name.
-// Contents are references for which the Reader is the Blobs; hard links share
-// their Inode. If f returns an error, Walk stops and returns it.
+// Walk calls f for every path, parents before children, sorted by name. Contents are references to
+// blobs of the Reader itself. Hard links share their Inode. If f returns an error, Walk stops and
+// returns it.
 func (r *Reader) Walk(f func(tree.Node) error) error { return r.WalkBelow(".", f) }
 
-// WalkBelow is like Walk for one path and everything below it.
+// WalkBelow is like Walk, but visits only one path and everything below it.
 func (r *Reader) WalkBelow(name string, f func(tree.Node) error) error {
 	in, p, err := r.lookup(name, false)
 	if err != nil {
@@ -606,7 +600,7 @@ func (r *Reader) WalkBelow(name string, f func(tree.Node) error) error {
 type walker struct {
 	r      *Reader
 	f      func(tree.Node) error
-	dirs   map[uint32]bool // seen, since a damaged tree may have loops
+	dirs   map[uint32]bool // directories already seen: a damaged tree may have loops
 	shared map[uint32]*tree.Inode
 }
 

@@ -1,16 +1,14 @@
 package ext4
 
-// The resize inode owns the blocks reserved after the group descriptors, in all
-// copies, so that a mounted file system can use them for more descriptors
-// ("Layout", reserved GDT blocks). It is an old-style file: its double indirect
-// block points to the reserved blocks of group 0, and each of these, as an
-// indirect block, points to its counterparts in the groups with copies of the
-// superblock. It does not exist if nothing is reserved.
+// The resize inode owns the blocks reserved after the group descriptors, including those of the
+// copies. With them, a mounted file system can get more descriptors ("Layout", reserved GDT
+// blocks). The inode is an old-style file: its double indirect block points to the reserved blocks
+// of group 0. Each of these serves as an indirect block, and points to the corresponding blocks in
+// the groups that have a copy of the superblock. If nothing is reserved, there is no resize inode.
 
 const pointersPerBlock = blockSize / 4
 
-// resizeSize returns the largest size in bytes that the double indirect block
-// can address.
+// resizeSize returns the largest size in bytes that a double indirect block can address.
 func (v *volume) resizeSize() int64 {
 	return (pointersPerBlock*pointersPerBlock + pointersPerBlock + 12) * blockSize
 }
@@ -19,14 +17,13 @@ func (v *volume) resizeBlocks() int64 {
 	return 1 + v.geo.reservedGDT*int64(1+len(v.superCopies()))
 }
 
-// resizeRoot returns the inode's block map: only the double indirect block is
-// set.
+// resizeRoot returns the block map of the resize inode. Only the double indirect block is set.
 func (v *volume) resizeRoot() (root [60]byte) {
 	le.PutUint32(root[13*4:], uint32(v.data.extents(nil, v.resize, 1)[0].start))
 	return root
 }
 
-// superCopies lists the groups with backup copies of the superblock.
+// superCopies lists the groups that have a copy of the superblock, except group 0.
 func (v *volume) superCopies() (groups []int64) {
 	for g := int64(1); g < v.geo.groups; g++ {
 		if hasSuper(g) {
@@ -44,8 +41,8 @@ func (v *volume) emitResize(e *emitter) {
 	}
 	double := e.block(v.data.extents(nil, v.resize, 1)[0].start)
 	for i := range g.reservedGDT {
-		// The kernel expects the pointer to a reserved block at its index in
-		// the table.
+		// The kernel expects the pointer to a reserved block at the block's index in the table of
+		// descriptors.
 		slot := (g.gdtBlocks + i) % pointersPerBlock
 		le.PutUint32(double[4*slot:], uint32(1+g.gdtBlocks+i))
 	}

@@ -1,7 +1,7 @@
 package ext4
 
-// Features ("Super Block"): the defaults of mke2fs 1.47 except orphan_file.
-// Linux 4.4 and e2fsprogs 1.43 are the first that know all of them.
+// Features ("Super Block"): the defaults of mke2fs 1.47 except orphan_file. Linux and e2fsprogs
+// support all of them since versions 4.4 and 1.43.
 const (
 	compatJournal  = 0x4
 	compatXattr    = 0x8
@@ -43,11 +43,11 @@ const (
 	groupInodeZeroed = 4
 )
 
-// putSuper encodes the copy of the superblock in group.
+// putSuper encodes the copy of the superblock that belongs to group.
 func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	g := v.geo
-	// The superblock's times are unsigned 40-bit values, unlike those of
-	// inodes: they cannot be before 1970.
+	// Unlike the times of inodes, those of the superblock are unsigned 40-bit values, so they
+	// cannot be before 1970.
 	now := max(0, v.opts.Time.Unix())
 	seconds := uint32(now)
 	p16 := func(at int, n uint16) { le.PutUint16(b[at:], n) }
@@ -58,12 +58,12 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0x0c, uint32(freeBlocks))
 	p32(0x10, uint32(g.inodes()-int64(len(v.inodes))))
 	p32(0x18, 2) // block size 1024<<2
-	p32(0x1c, 2) // the same for clusters
+	p32(0x1c, 2) // the same for the size of clusters
 	p32(0x20, blocksPerGroup)
 	p32(0x24, blocksPerGroup)
 	p32(0x28, uint32(g.inodesPerGroup))
 	p32(0x30, seconds) // last written
-	p16(0x36, 0xffff)  // no check after n mounts
+	p16(0x36, 0xffff)  // no check after a number of mounts
 	p16(0x38, superMagic)
 	p16(0x3a, stateClean)
 	p16(0x3c, errorsContinue)
@@ -85,13 +85,12 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0xe0, journalInode)
 	copy(b[0xec:], v.opts.HashSeed[:])
 	b[0xfc] = halfMD4Version
-	b[0xfd] = 1 // the journal inode is backed up below
+	b[0xfd] = 1 // says that the journal inode is backed up below
 	p16(0xfe, descSize)
 	p32(0x100, mountXattrACL)
 	p32(0x108, seconds) // created
 
-	// A backup of the journal's block map and size, with which e2fsck can repair the journal's
-	// inode.
+	// This backup of the journal's block map and size allows e2fsck to repair the journal's inode.
 	var p place
 	in := &v.inodes[journalInode-1]
 	v.locate(&p, journalInode, in)
@@ -109,7 +108,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	b[0x175] = crc32cChecksum
 	p32(0x268, lostInode)
 	p32(0x270, v.seed)
-	// The upper bits of the seconds: last written, created, last checked.
+	// Upper bits of the seconds: last written, created, last checked.
 	for _, at := range []int{0x274, 0x276, 0x277} {
 		b[at] = byte(now >> 32)
 	}
@@ -162,9 +161,8 @@ func (v *volume) emitInodes(e *emitter, group int64, p *place) {
 	}
 }
 
-// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group
-// Descriptors"). Bitmaps of unused groups are not written: the kernel creates
-// them when it needs them.
+// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group Descriptors"). The
+// bitmaps of unused groups are not written; the kernel creates them when it needs them.
 func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeBlocks int64) {
 	g := v.geo
 	firstBlock := group * blocksPerGroup
@@ -178,8 +176,7 @@ func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeB
 			dirs++
 		}
 	}
-	// The inode tables are holes, which read as zeros: the kernel need not
-	// clear them.
+	// The inode tables are holes, which read as zeros, so the kernel need not clear them.
 	flags := uint16(groupInodeZeroed)
 	var blockSum, inodeSum uint32
 	if used == 0 {
@@ -215,7 +212,7 @@ func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeB
 	le.PutUint16(d[0x12:], flags)
 	le.PutUint16(d[0x18:], uint16(blockSum))
 	le.PutUint16(d[0x1a:], uint16(inodeSum))
-	le.PutUint16(d[0x1c:], uint16(g.inodesPerGroup-used)) // inodes never used
+	le.PutUint16(d[0x1c:], uint16(g.inodesPerGroup-used)) // inodes that were never used
 	le.PutUint16(d[0x38:], uint16(blockSum>>16))
 	le.PutUint16(d[0x3a:], uint16(inodeSum>>16))
 	var number [4]byte

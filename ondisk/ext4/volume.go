@@ -16,37 +16,36 @@ const (
 	rootInode    = 2
 	resizeInode  = 7
 	journalInode = 8
-	lostInode    = 11 // the first that is not reserved; mke2fs uses it for lost+found
+	lostInode    = 11 // first one that is not reserved; mke2fs uses it for lost+found
 	firstInode   = 11
 )
 
 const (
 	lostFound = "lost+found"
-	// lostBlocks is the size of lost+found. As with mke2fs the blocks are
-	// allocated in advance, so that e2fsck can add names when the disk is full.
+	// lostBlocks is the size of lost+found. Its blocks are allocated in advance, as by mke2fs, so
+	// that e2fsck can add names even if the disk is full.
 	lostBlocks = 4
 
-	// fastSymlink is the maximum length of a link target that is stored in the
-	// inode.
+	// fastSymlink is the maximum length of a link target that is stored in the inode itself.
 	fastSymlink = 59
 )
 
-// inode is one file to be written. It omits values that can be computed again,
-// because there is one inode per entry.
+// inode is one file to be written. Because there is one for each entry, it omits values that can be
+// computed again.
 type inode struct {
 	node  *tree.Node // nil for unused numbers
 	dir   *dir       // nil except for directories
 	at    int64      // stream number of the first block
 	links uint32
-	// xattrBlock is set if extended attributes need a block, which is then the
-	// first one.
+	// xattrBlock is set if extended attributes need a block. That block is then the first one of
+	// the file.
 	xattrBlock bool
 }
 
 // entry is a name in a directory.
 type entry struct {
 	name  string
-	index int32  // of the node; -1: not in the tree
+	index int32  // index of the node; -1: not in the tree
 	inode uint32 // number
 	dir   *dir   // nil except for directories
 }
@@ -61,7 +60,7 @@ type dir struct {
 	indexed bool
 }
 
-// volume is a file system laid out in memory.
+// volume is a file system whose layout is computed in memory.
 type volume struct {
 	opts  Options
 	nodes []tree.Node
@@ -153,7 +152,7 @@ func (v *volume) build() error {
 
 // fillDirs adds every node to its directory.
 func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
-	// Count first, so that all entries share one allocation.
+	// Count first, so that all entries can share one allocation.
 	counts := make(map[*dir]int, len(dirs))
 	total := 0
 	v.eachChild(dirs, func(d *dir, name string, i int) {
@@ -179,7 +178,7 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 		}
 		d.entries = append(d.entries, e)
 	})
-	// In the order of paths, so that messages do not depend on a map's order.
+	// Visit the paths in order, so that the order of messages is always the same.
 	for _, p := range slices.Sorted(maps.Keys(dirs)) {
 		d := dirs[p]
 		if !slices.IsSortedFunc(d.entries, byName) {
@@ -194,10 +193,10 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 	}
 }
 
-// eachChild calls f for every node except the root, with its parent directory,
-// or nil if that does not exist.
+// eachChild calls f for every node except the root, with its parent directory, which is nil if it
+// does not exist.
 func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, index int)) {
-	var last *dir // consecutive nodes mostly share their directory
+	var last *dir // consecutive nodes often have the same directory
 	for i := range v.nodes {
 		p := v.nodes[i].Path
 		if p == "." {
@@ -231,7 +230,7 @@ func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inod
 	return in
 }
 
-// special adds one of the file system's own inodes, which have no name.
+// special adds one of the file system's own inodes, which has no name.
 func (v *volume) special(number uint32, what string) {
 	v.start(number, &tree.Node{
 		Path:  "<" + what + ">",
@@ -239,9 +238,9 @@ func (v *volume) special(number uint32, what string) {
 	}, nil, 0).links = 1
 }
 
-// number assigns inode numbers to the entries of a directory, consecutively
-// because they are often read together, and then to those of its
-// subdirectories.
+// number assigns inode numbers to the entries of a directory, and then to those of its
+// subdirectories. The numbers of a directory's entries are consecutive, because the entries are
+// often read together.
 func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, bad *problems) {
 	parent := &v.inodes[d.number-1]
 	for i := range d.entries {
@@ -275,7 +274,7 @@ func (v *volume) number(d *dir, lost *tree.Node, shared map[*tree.Inode]uint32, 
 		v.inodes[e.inode-1].links++
 	}
 	if parent.links > MaxLinks {
-		parent.links = 1 // dir_nlink: too many to count
+		parent.links = 1 // dir_nlink: 1 means too many links to count
 	}
 	for _, e := range d.entries {
 		if e.dir != nil && e.dir.number != 0 {
@@ -306,7 +305,7 @@ func (v *volume) contentBlocks(number uint32, in *inode) int64 {
 	return 0
 }
 
-// sizeAtLeast returns a lower bound of the required size in bytes.
+// sizeAtLeast returns a lower bound of the required size, in bytes.
 func (v *volume) sizeAtLeast() int64 {
 	blocks := int64(0)
 	for i := range v.inodes {
@@ -317,12 +316,12 @@ func (v *volume) sizeAtLeast() int64 {
 		}
 	}
 	blocks += ceilDiv(int64(len(v.inodes))+v.opts.FreeInodes, inodesPerBlock)
-	blocks = min(blocks, maxBlocks+1) // too many in any case: layout reports it
+	blocks = min(blocks, maxBlocks+1) // too many blocks in any case; layout reports that
 	return roundUp(blocks*blockSize+v.opts.FreeBytes, mebi)
 }
 
-// layout assigns a location to everything within v.opts.Size, or returns the
-// number of missing blocks.
+// layout assigns a location within v.opts.Size to everything. If there is not enough space, it
+// returns the number of missing blocks.
 func (v *volume) layout() (missing int64, err error) {
 	o := v.opts
 	for _, d := range v.dirs {
@@ -347,7 +346,7 @@ func (v *volume) layout() (missing int64, err error) {
 	if v.geo.reservedGDT > 0 {
 		v.resize = v.data.alloc(1)
 	}
-	// Directories first, near each other; the journal comes last, so that it
+	// Directories come first, so that they are near each other. The journal comes last, so that it
 	// does not divide the space for files.
 	var buf []extent
 	place := func(number uint32) {

@@ -11,22 +11,21 @@ import (
 
 const (
 	xattrMagic = 0xea020000
-	// xattrHeader is the size of a block's header, xattrEntry that of an entry
+	// xattrHeader is the size of the header of an attribute block, and xattrEntry that of an entry
 	// without its name.
 	xattrHeader = 32
 	xattrEntry  = 16
-	// inodeXattrs is the offset of attributes in an inode, after the fields:
-	// the original 128 bytes and extraSize more.
+	// inodeXattrs is the offset of the attributes in an inode. They follow the fields: the original
+	// 128 bytes and extraSize more.
 	inodeXattrs = 128 + extraSize
 	extraSize   = 32
 	// A list of entries ends with four zero bytes.
 	xattrEnd = 4
 )
 
-// xattrPrefixes are stored as numbers ("Extended Attributes", name indexes);
-// ACLs consist of the prefix alone. Index 7, other "system." names, is not
-// supported: the only such name that the kernel stores, system.data, is file
-// content.
+// xattrPrefixes are the prefixes that are stored as numbers ("Extended Attributes", name indexes).
+// The name of an ACL consists of its prefix alone. Index 7, for other names beginning with
+// "system.", is not supported: the only one that the kernel stores, system.data, is file content.
 var xattrPrefixes = [...]struct {
 	index  byte
 	prefix string
@@ -43,20 +42,20 @@ const (
 	aclDefault = "system.posix_acl_default"
 )
 
-// xattr is an attribute in its stored form.
+// xattr is an attribute in the form in which it is stored.
 type xattr struct {
 	index byte
 	name  string // without the prefix
 	value string
 }
 
-// size returns the size of the entry and its value, both padded to four bytes.
+// size returns the size of the entry and of its value, each padded to four bytes.
 func (x xattr) size() int { return xattrEntry + pad4(len(x.name)) + pad4(len(x.value)) }
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// planXattrs divides attributes between the inode, where reading them costs
-// nothing, and one block for those that do not fit.
+// planXattrs divides attributes between the inode, where reading them costs nothing, and a block
+// for those that do not fit in the inode.
 func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 	if len(raw) == 0 {
 		return nil, nil, nil
@@ -73,7 +72,7 @@ func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 	slices.SortFunc(all, func(a, b xattr) int {
 		return cmp.Or(cmp.Compare(a.index, b.index), cmp.Compare(len(a.name), len(b.name)), cmp.Compare(a.name, b.name))
 	})
-	room := inodeSize - inodeXattrs - 4 - xattrEnd // 4: the magic
+	room := inodeSize - inodeXattrs - 4 - xattrEnd // 4 bytes are for the magic number
 	total := xattrHeader + xattrEnd
 	for _, x := range all {
 		if n := x.size(); n <= room {
@@ -137,8 +136,8 @@ const (
 	aclGroup         = 0x08
 )
 
-// storedACL converts an ACL from the format of getxattr(2) (version 2, eight
-// bytes an entry) to that of ext4 (version 1, entries without an ID have four).
+// storedACL converts an ACL from the format of getxattr(2) (version 2, eight bytes per entry) to
+// ext4's (version 1, four bytes for an entry without an ID).
 func storedACL(raw string) (string, error) {
 	if len(raw) < 4 || len(raw)%8 != 4 || le.Uint32([]byte(raw)) != aclRawVersion {
 		return "", fmt.Errorf("%d bytes that are not a POSIX ACL of version 2", len(raw))
@@ -183,7 +182,7 @@ func rawACL(stored string) (string, error) {
 	return string(out), nil
 }
 
-// hash returns the hash of an attribute; only attributes in a block have one.
+// hash returns the hash of an attribute. Only attributes in a block have a hash.
 func (x xattr) hash() uint32 {
 	var h uint32
 	for i := range len(x.name) {
@@ -197,8 +196,8 @@ func (x xattr) hash() uint32 {
 	return h
 }
 
-// putXattrs encodes attributes: entries from offset first, values backwards
-// from the end of b. Offsets of values are relative to base.
+// putXattrs encodes attributes: entries from offset first on, values backwards from the end of b.
+// The stored offsets of values are relative to base.
 func putXattrs(b []byte, base, first int, list []xattr, hashed bool) {
 	end := len(b)
 	for _, x := range list {
@@ -219,8 +218,8 @@ func putXattrs(b []byte, base, first int, list []xattr, hashed bool) {
 	}
 }
 
-// putInodeXattrs encodes the attributes in an inode. The offsets of their
-// values are relative to the end of the magic number.
+// putInodeXattrs encodes the attributes in an inode. The offsets of their values are relative to
+// the end of the magic number.
 func putInodeXattrs(inode []byte, list []xattr) {
 	if len(list) == 0 {
 		return
@@ -230,7 +229,7 @@ func putInodeXattrs(inode []byte, list []xattr) {
 	putXattrs(b[4:], 0, 0, list, false)
 }
 
-// putXattrBlock encodes a block of attributes, which is stored at block at.
+// putXattrBlock encodes a block of attributes for location at.
 func putXattrBlock(b []byte, list []xattr, seed uint32, at int64) {
 	le.PutUint32(b, xattrMagic)
 	le.PutUint32(b[4:], 1) // references

@@ -2,15 +2,16 @@
 // FAT12 for the slot, which people can edit on any computer.
 //
 // Write makes a whole file system from tree nodes. The same nodes and options give the same bytes.
-// Every file and directory is contiguous, in the order of the sorted paths. Unused clusters are not
-// written, so that the file stays sparse. All input is checked before the first byte is written.
+// Every file and directory is contiguous, and their order is that of the sorted paths. Unused
+// clusters are not written, so the file stays sparse. All input is checked before the first byte is
+// written.
 //
-// The reader reads FAT12, FAT16 and FAT32 as other systems write them, with long and short
-// names and fragmented files. It checks all values: a damaged file system cannot make it loop
-// or allocate memory without bounds.
+// The reader reads FAT12, FAT16 and FAT32 as other systems write them, with long and short names
+// and fragmented files. It checks all values, so a damaged file system cannot make it loop or
+// allocate unlimited memory.
 //
-// The format is described in Microsoft's "FAT: General Overview of On-Disk
-// Format", version 1.03 (fatgen103); section names in comments refer to it.
+// The format is described in Microsoft's "FAT: General Overview of On-Disk Format", version 1.03
+// (fatgen103). Comments give the names of its sections.
 package fat
 
 import (
@@ -29,11 +30,11 @@ type Options struct {
 	VolumeID uint32
 	// Size is the size of the partition in bytes.
 	Size int64
-	// SectorSize is the sector size of the disk: 512 (also 0) or 4096. No
-	// system mounts a file system whose sectors are smaller than the disk's.
+	// SectorSize is the sector size of the disk: 512 (or 0) or 4096. No operating system mounts a
+	// file system whose sectors are smaller than the disk's.
 	SectorSize int64
-	// Start is the offset of the partition on the disk, in bytes, for the boot
-	// sector (BPB_HiddSec).
+	// Start is the offset of the partition on the disk in bytes. It is stored in the boot sector
+	// (BPB_HiddSec).
 	Start int64
 	// Time is used for nodes without a modification time.
 	Time time.Time
@@ -42,16 +43,16 @@ type Options struct {
 var le = binary.LittleEndian
 
 const (
-	bootSize  = 512 // bytes used in the boot sector, for any sector size
+	bootSize  = 512 // bytes used in the boot sector, whatever the sector size
 	entrySize = 32  // a directory entry
-	rootMax   = 512 // entries of the root directory of FAT12 and FAT16, as usual
+	rootMax   = 512 // entries of the root directory of FAT12 and FAT16; the usual number
 	// dirMax is the largest size of a directory: 65,536 entries.
 	dirMax = 65536 * entrySize
 
 	minFAT16 = 4085  // clusters; a file system with fewer is FAT12
 	minFAT32 = 65525 // clusters; a file system with fewer is FAT16
-	// margin is the distance from these limits that fatgen103 advises, since some programs
-	// use slightly different ones.
+	// margin is the distance from these limits that fatgen103 recommends, because some programs use
+	// slightly different limits.
 	margin = 16
 
 	attrReadOnly  = 0x01
@@ -63,7 +64,7 @@ const (
 	attrLongName  = attrReadOnly | attrHidden | attrSystem | attrVolume
 )
 
-// geometry is the layout of a file system, in sectors unless stated otherwise.
+// geometry is the layout of a file system. Sizes are in sectors unless stated otherwise.
 type geometry struct {
 	kind       int // 12, 16 or 32
 	sectorSize int64
@@ -85,7 +86,7 @@ func (g *geometry) dataOff() int64       { return g.rootOff() + g.rootDir*g.sect
 // tableSize returns the size in bytes of n entries of the allocation table.
 func (g *geometry) tableSize(n int64) int64 { return (n*int64(g.kind) + 7) / 8 }
 
-// clusterOff returns the offset of a cluster. The first one is number 2.
+// clusterOff returns the offset of a cluster in bytes. The first cluster has number 2.
 func (g *geometry) clusterOff(c uint32) int64 {
 	return g.dataOff() + int64(c-2)*g.clusterSize()
 }
@@ -115,8 +116,8 @@ func layout(o Options) (*geometry, error) {
 		return nil, fmt.Errorf("FAT%d cannot be written, only FAT12, FAT16 and FAT32", o.Type)
 	}
 	g.perCluster = perCluster(o.Type, o.Size, sectorSize)
-	// Each cluster needs an entry in the tables, so a larger table leaves fewer
-	// clusters.
+	// Each cluster needs an entry in the allocation tables, so a larger table leaves space for
+	// fewer clusters.
 	for {
 		need := (g.tableSize(g.countClusters()+2) + sectorSize - 1) / sectorSize
 		if need <= g.fatSectors {
@@ -124,7 +125,7 @@ func layout(o Options) (*geometry, error) {
 		}
 		g.fatSectors = need
 	}
-	// Clusters on 4 KiB boundaries of the partition suit flash storage.
+	// Align clusters to 4 KiB boundaries of the partition, for flash storage.
 	align := 4096 / sectorSize
 	if rem := (g.dataOff() / sectorSize) % align; rem != 0 {
 		g.reserved += align - rem
@@ -142,9 +143,9 @@ func layout(o Options) (*geometry, error) {
 	return g, nil
 }
 
-// perCluster returns the sectors per cluster of a new file system. For FAT12
-// and FAT16 it is the smallest cluster of at least 2 KiB with which there are
-// few enough clusters, for FAT32 the value of the table in fatgen103.
+// perCluster returns the number of sectors per cluster of a new file system. For FAT12 and FAT16 it
+// gives the smallest cluster of at least 2 KiB with which the number of clusters is within the
+// limit. For FAT32 it is the value in fatgen103's table.
 func perCluster(kind int, size, sectorSize int64) int64 {
 	if kind == 32 {
 		cluster := int64(512)
@@ -170,8 +171,8 @@ func perCluster(kind int, size, sectorSize int64) int64 {
 	return n
 }
 
-// dosTime encodes a time as FAT's date and time of day, in UTC, clamped to the range of the
-// format: 1980 to 2107, even seconds.
+// dosTime encodes a time as FAT's date and time of day, in UTC. The time is clamped to the range of
+// the format, 1980 to 2107, and has a resolution of two seconds.
 func dosTime(t time.Time) (date, clock uint16) {
 	t = t.UTC()
 	switch {
@@ -185,7 +186,7 @@ func dosTime(t time.Time) (date, clock uint16) {
 	return date, clock
 }
 
-// fromDOSTime is the reverse of dosTime.
+// fromDOSTime is the inverse of dosTime.
 func fromDOSTime(date, clock uint16) time.Time {
 	return time.Date(1980+int(date>>9), time.Month(date>>5&15), int(date&31),
 		int(clock>>11), int(clock>>5&63), int(clock&31)*2, 0, time.UTC)

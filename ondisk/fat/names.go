@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// shortName is a name as stored in a directory entry: eight and three bytes,
-// padded with blanks.
+// shortName is a name in the form of a directory entry: eight bytes and three bytes, padded with
+// blanks.
 type shortName [11]byte
 
 const shortChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'()-@^_`{}~"

@@ -2,16 +2,16 @@ package fat
 
 import "strings"
 
-// Names is a directory entry with both of its names. Operating systems use the
-// long name; firmware can also open files by the short one.
+// Names is a directory entry with both of its names. Operating systems use the long name; firmware
+// can also open files by the short name.
 type Names struct {
 	Entry
-	// Long is the name that the reader uses, as it is stored.
+	// Long is the name that the reader uses, as it is stored on the disk.
 	Long string
 	// Short is the 8.3 name in capitals.
 	Short string
-	// Odd is the reason why the reader ignores the entry or another reader
-	// might interpret it differently, or "".
+	// Odd is the reason why the reader ignores the entry, or why other readers may interpret it
+	// differently; "" if there is none.
 	Odd string
 }
 
@@ -23,9 +23,9 @@ const (
 	oddTwice  = "a name that another entry has too"
 )
 
-// EachNames calls fn for every used entry in d, in their order on the disk,
-// until fn returns false. Unlike Each, it skips only the volume label and the
-// entries "." and "..", so it shows what any reader could find.
+// EachNames calls fn for every used entry in d, in their order on the disk, until fn returns false.
+// Unlike Each, it skips only the volume label and the entries "." and "..", so it shows everything
+// that any reader could find.
 func (r *Reader) EachNames(d Entry, fn func(Names) bool) error {
 	top := d.Path == "."
 	labels, at := 0, 0 // at counts entries

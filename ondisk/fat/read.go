@@ -19,14 +19,14 @@ var ErrNotFAT = errors.New("no FAT file system")
 type Reader struct {
 	r io.ReaderAt
 	g geometry
-	// page is a cached part of the allocation table.
+	// page is the part of the allocation table that is cached; it begins at pageOff.
 	page    []byte
 	pageOff int64
 }
 
 // Entry is a file or directory.
 type Entry struct {
-	Path  string // relative, clean
+	Path  string // relative and clean
 	Dir   bool
 	Size  int64
 	MTime time.Time
@@ -39,7 +39,7 @@ func (e Entry) Name() string { return path.Base(e.Path) }
 // Extent is a contiguous part of a file, in bytes on the partition.
 type Extent struct{ Off, Len int64 }
 
-// Open reads the boot sector; it checks nothing else.
+// Open reads and checks the boot sector. It checks nothing else.
 func Open(r io.ReaderAt) (*Reader, error) {
 	b := make([]byte, bootSize)
 	if _, err := r.ReadAt(b, 0); err != nil {
@@ -58,8 +58,8 @@ func Open(r io.ReaderAt) (*Reader, error) {
 	return &Reader{r: r, g: g}, nil
 }
 
-// parseBootSector reads the geometry ("BIOS Parameter Block") and checks that
-// its values are consistent.
+// parseBootSector reads the geometry ("BIOS Parameter Block"), and checks that its values are
+// consistent.
 func parseBootSector(b []byte) (geometry, error) {
 	g := geometry{
 		sectorSize: int64(le.Uint16(b[11:])),
@@ -83,8 +83,7 @@ func parseBootSector(b []byte) (geometry, error) {
 	rootBytes := int64(le.Uint16(b[17:])) * entrySize
 	g.rootDir = (rootBytes + g.sectorSize - 1) / g.sectorSize
 	g.clusters = g.countClusters()
-	// Only the number of clusters distinguishes FAT12 from FAT16 ("FAT Type
-	// Determination").
+	// The number of clusters alone distinguishes FAT12 from FAT16 ("FAT Type Determination").
 	switch {
 	case fat32:
 		g.kind = 32
@@ -100,14 +99,14 @@ func parseBootSector(b []byte) (geometry, error) {
 	return g, nil
 }
 
-// plausible reports whether FAT allows each value of the boot sector.
+// plausible reports whether each value in the boot sector is one that FAT allows.
 func (g *geometry) plausible() bool {
 	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
 	return power2(g.sectorSize) && g.sectorSize >= 512 && g.sectorSize <= 4096 &&
 		power2(g.perCluster) && g.reserved > 0 && g.fats > 0 && g.fats <= 4 && g.fatSectors > 0
 }
 
-// Type returns 12, 16 or 32.
+// Type returns the FAT type: 12, 16 or 32.
 func (r *Reader) Type() int { return r.g.kind }
 
 // Size returns the size of the file system in bytes.
@@ -155,7 +154,7 @@ func (r *Reader) EachFree(fn func(Extent) error) error {
 	return nil
 }
 
-// next returns a cluster's entry in the first allocation table.
+// next returns the entry of a cluster in the first allocation table.
 func (r *Reader) next(c uint32) (uint32, error) {
 	off, n := int64(c)*4, 4
 	switch r.g.kind {
@@ -186,24 +185,23 @@ func (r *Reader) next(c uint32) (uint32, error) {
 	return le.Uint32(b) & 0x0fffffff, nil
 }
 
-// maxRun limits the size in bytes of an extent that follow passes to fn.
+// maxRun is the maximum size in bytes of an extent that follow passes to fn.
 const maxRun = 1 << 20
 
-// follow calls fn with the extents of a chain of clusters, up to size bytes,
-// until fn returns false. Size -1 means the whole chain, because directories
-// have no size.
+// follow calls fn with the extents of a chain of clusters, up to size bytes, until fn returns
+// false. A size of -1 means the whole chain; it is used for directories, which have no size.
 func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error)) error {
 	left := size
 	if size < 0 {
 		left = dirMax
 	}
 	var run Extent
-	// Brent's algorithm detects loops: noted is the cluster after the last
-	// power of two steps, and the chain must not return to it.
+	// Brent's algorithm detects loops. noted is the cluster after the last power of two of steps;
+	// the chain must not return to it.
 	noted, next := uint32(0), int64(1)
 	for c, steps := first, int64(0); left > 0; steps++ {
 		if c < 2 || int64(c) >= r.g.clusters+2 {
-			// Numbers above the last cluster mean "end" or "bad".
+			// Numbers above the last cluster mean "end of chain" or "bad cluster".
 			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
 				break
 			}
@@ -242,8 +240,8 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 	return nil
 }
 
-// scan calls fn for each used entry of a directory, with its long name decoded,
-// until fn returns false.
+// scan calls fn for each used entry of a directory, including its decoded long name, until fn
+// returns false.
 func (r *Reader) scan(dir Entry, fn func(raw []byte, e Entry) bool) error {
 	s := &scanner{r: r, dir: dir, fn: fn}
 	return r.eachOfDir(dir, s.run)
@@ -277,16 +275,17 @@ type scanner struct {
 	fn    func(raw []byte, e Entry) bool
 	long  longName
 	parts int    // long name entries since the last short one
-	name  string // of the current entry, as stored
-	// odd, if set, is called for entries that are not passed to fn; false ends the scan.
+	name  string // name of the current entry, as stored
+	// odd, if set, is called for entries that are not passed to fn. If it returns false, the scan
+	// ends.
 	odd func(name, what string) bool
 	buf [4096]byte
 }
 
-// passOver reports an ignored entry to odd. If it returns false, the scan ends.
+// passOver reports to odd that an entry is ignored. If passOver returns false, the scan ends.
 func (s *scanner) passOver(name, what string) bool { return s.odd == nil || s.odd(name, what) }
 
-// run reads the entries in x. It returns false after the last entry.
+// run reads the entries in the extent x. It returns false after the last entry.
 func (s *scanner) run(x Extent) (bool, error) {
 	for x.Len > 0 {
 		b := s.buf[:min(int64(len(s.buf)), x.Len)]
@@ -312,7 +311,7 @@ func (s *scanner) entry(raw []byte) bool {
 			s.passOver("", oddPart)
 		}
 		return false
-	case raw[0] == 0xe5: // deleted
+	case raw[0] == 0xe5: // a deleted entry
 		parts := s.parts
 		s.long, s.parts = longName{}, 0
 		return parts == 0 || s.passOver("", oddPart)
@@ -344,7 +343,7 @@ func (s *scanner) entry(raw []byte) bool {
 	if e.Dir {
 		e.Size = 0
 	}
-	// A name with a slash would refer to another directory.
+	// A name with a slash would refer to a file in another directory.
 	if raw[11]&attrVolume == 0 && !fs.ValidPath(name) || strings.Contains(name, "/") {
 		return s.passOver(name, oddName)
 	}
@@ -354,7 +353,7 @@ func (s *scanner) entry(raw []byte) bool {
 // longName collects the parts of a long name, which are stored in reverse order.
 type longName struct {
 	chars []uint16
-	want  int // number of the next part; 0: the short entry
+	want  int // number of the next part; 0: the short entry comes next
 	sum   byte
 	ok    bool
 }
@@ -377,7 +376,7 @@ func (l *longName) add(raw []byte) {
 	l.want--
 }
 
-// take returns the long name if it belongs to the short one, and resets l.
+// take returns the collected long name if it belongs to the short name s, and resets l.
 func (l *longName) take(s shortName) string {
 	defer func() { *l = longName{} }()
 	if !l.ok || l.want != 0 || l.sum != s.checksum() {
@@ -392,14 +391,14 @@ func (l *longName) take(s shortName) string {
 	return string(utf16.Decode(l.chars))
 }
 
-// decodeShort returns the name of a short entry. Two bits, from Windows NT, mark a base or
-// extension in lower case.
+// decodeShort returns the name of a short entry. Two bits, introduced by Windows NT, mark the base
+// or the extension as lower case.
 func decodeShort(raw []byte) string {
 	part := func(b []byte, lower bool) string {
 		s := make([]rune, 0, 8)
 		for _, c := range b {
 			if c >= 0x80 {
-				s = append(s, '_') // the code page is unknown
+				s = append(s, '_') // the code page of such characters is unknown
 			} else {
 				s = append(s, rune(c))
 			}
@@ -453,7 +452,7 @@ func (r *Reader) readDir(d Entry) ([]Entry, error) {
 	return out, err
 }
 
-// Stat returns the entry of a file or directory, ignoring case as FAT does.
+// Stat returns the entry of a file or directory. It ignores case, as FAT does.
 func (r *Reader) Stat(name string) (Entry, error) {
 	at := r.Top()
 	if name == "." {
@@ -515,17 +514,16 @@ func (r *Reader) each(e Entry, fn func(Extent) (bool, error)) error {
 	return nil
 }
 
-// Follow checks a file's chain of clusters without reading its content.
+// Follow checks the chain of clusters of a file without reading the content.
 func (r *Reader) Follow(e Entry) error {
 	return r.each(e, func(Extent) (bool, error) { return true, nil })
 }
 
-// EachExtent calls fn with the extents of a file, in order, until fn returns false. It may pass
-// adjacent extents separately.
+// EachExtent calls fn with the extents of a file, in order, until fn returns false. Adjacent
+// extents may be passed separately.
 func (r *Reader) EachExtent(e Entry, fn func(Extent) (bool, error)) error { return r.each(e, fn) }
 
-// ReadFile reads a whole file by its path. Unlike Read it searches the
-// directories.
+// ReadFile reads a whole file. Unlike Read, it takes a path and searches the directories for it.
 func (r *Reader) ReadFile(name string) ([]byte, error) {
 	e, err := r.Stat(name)
 	if err != nil {
@@ -534,8 +532,8 @@ func (r *Reader) ReadFile(name string) ([]byte, error) {
 	return r.Read(e)
 }
 
-// MaxRead is the maximum size in bytes of a file for Read and ReadFile, enough
-// for kernels and initrds.
+// MaxRead is the maximum size in bytes of a file that Read and ReadFile read. It is enough for
+// kernels and initrds.
 const MaxRead = 512 << 20
 
 // Read reads a whole file.
@@ -546,14 +544,13 @@ func (r *Reader) Read(e Entry) ([]byte, error) {
 	return r.read(e, maxRun, nil)
 }
 
-// ReadWhile reads a file in blocks until more returns false; the result
-// includes that block.
+// ReadWhile reads a file in blocks until more returns false. The result includes the last block.
 func (r *Reader) ReadWhile(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
 	return r.read(e, block, more)
 }
 
 func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, error) {
-	// Grow out while reading: a damaged entry may claim 4 GiB.
+	// Let out grow with what is read, because a damaged entry may claim 4 GiB.
 	var out []byte
 	err := r.each(e, func(x Extent) (bool, error) {
 		for x.Len > 0 {
@@ -577,11 +574,11 @@ func (r *Reader) read(e Entry, block int64, more func([]byte) bool) ([]byte, err
 	return out, nil
 }
 
-// maxDepth limits the depth of Walk: in a damaged file system a directory may
-// contain itself.
+// maxDepth limits the depth of Walk, because in a damaged file system a directory may contain
+// itself.
 const maxDepth = 64
 
-// Walk calls fn for every file and directory except the root, parents first.
+// Walk calls fn for every file and directory except the root, parents before children.
 func (r *Reader) Walk(fn func(Entry) error) error {
 	var walk func(d Entry, depth int) error
 	seen := map[uint32]bool{}

@@ -17,21 +17,21 @@ import (
 type file struct {
 	name    string
 	path    string
-	inode   *tree.Inode // nil for a directory that is not in the nodes
+	inode   *tree.Inode // nil for a directory that has no node of its own
 	dir     bool
 	parent  *file
 	kids    []*file
-	byName  map[string]*file // folded name; directories only
+	byName  map[string]*file // files of a directory by folded name
 	short   shortName
 	long    bool
-	entries int // number of its own entries, if it is a directory
+	entries int // number of entries in the directory itself
 	first   uint32
-	n       uint32 // clusters
+	n       uint32 // number of clusters
 }
 
-// Write writes a file system with the nodes. w is the partition and must be all zeros. Owners,
-// permissions and extended attributes are ignored, since FAT has none. Nodes other than files and
-// directories are errors.
+// Write writes a file system with the nodes. w is the partition, which must contain only zeros.
+// Owners, permissions and extended attributes are ignored, because FAT has none. Nodes other than
+// files and directories are errors.
 func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error {
 	if err := write(w, nodes, blobs, o); err != nil {
 		return fmt.Errorf("writing FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -39,8 +39,7 @@ func Write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	return nil
 }
 
-// Fits returns the error that Write would return for these nodes, apart from
-// I/O errors.
+// Fits returns the error that Write would return for these nodes, except I/O errors.
 func Fits(nodes []tree.Node, o Options) error {
 	if _, _, _, err := prepare(nodes, o); err != nil {
 		return fmt.Errorf("laying out FAT%d file system %q: %w", o.Type, o.Label, err)
@@ -48,15 +47,15 @@ func Fits(nodes []tree.Node, o Options) error {
 	return nil
 }
 
-// Acceptable returns the nodes whose names and types Write accepts, sorted by
-// path. If FAT considers two names equal, it returns the first.
+// Acceptable returns the nodes whose names and types Write accepts, sorted by path. If FAT
+// considers the names of two nodes equal, only the first is returned.
 func Acceptable(nodes []tree.Node) []tree.Node {
 	_, accepted, _ := gather(nodes)
 	return accepted
 }
 
-// prepare checks the input and allocates clusters. It returns the files in the
-// order of their clusters, and the first free cluster.
+// prepare checks the input and allocates clusters. It returns the files in the order of their
+// clusters, and the first cluster that stays free.
 func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	if len(o.Label) > 11 || strings.ContainsFunc(o.Label, func(c rune) bool {
 		return c > 127 || c != ' ' && !strings.ContainsRune(shortChars, c)
@@ -78,8 +77,8 @@ func prepare(nodes []tree.Node, o Options) (*geometry, []*file, uint32, error) {
 	return g, order, next, err
 }
 
-// gather builds the tree of files, and returns the accepted nodes. The error
-// lists everything that FAT cannot store.
+// gather builds the tree of files and returns the accepted nodes. The error lists everything that
+// FAT cannot store.
 func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 	g := gatherer{root: &file{path: ".", dir: true, byName: map[string]*file{}}, bad: map[string]bool{}}
 	sorted := slices.Clone(nodes)
@@ -94,7 +93,7 @@ func gather(nodes []tree.Node) (root *file, accepted []tree.Node, err error) {
 		if err == nil {
 			up := g.parent(path.Dir(n.Path))
 			if up == nil {
-				continue // the error is recorded
+				continue // parent has recorded the error
 			}
 			err = up.enter(n)
 		}
@@ -142,8 +141,8 @@ func (g *gatherer) reject(p string, err error) {
 	g.errs = append(g.errs, fmt.Errorf("%s: %w", p, err))
 }
 
-// parent returns the directory p and adds it if it is not listed. If p is a
-// file or has an invalid name, it records the error once and returns nil.
+// parent returns the directory p. If no node lists p, parent adds it. If p is a file or has an
+// invalid name, parent records the error once and returns nil.
 func (g *gatherer) parent(p string) *file {
 	if p == "." {
 		return g.root
@@ -179,7 +178,7 @@ func (d *file) enter(n tree.Node) error {
 	case !ok:
 		d.add(&file{name: name, path: n.Path, inode: n.Inode, dir: n.IsDir()})
 	case n.IsDir() && other.dir && other.inode == nil && other.name == name:
-		other.inode = n.Inode // parent added it before its node
+		other.inode = n.Inode // parent added the directory before its node came
 	default:
 		return fmt.Errorf("and %s are the same name to FAT", other.path)
 	}
@@ -197,8 +196,8 @@ func (d *file) add(f *file) *file {
 	return f
 }
 
-// count sorts a directory, assigns short names and counts its entries,
-// recursively.
+// count sorts a directory, assigns short names, and counts its entries. It does the same in all
+// directories below.
 func count(d *file) error {
 	slices.SortFunc(d.kids, func(a, b *file) int { return cmp.Compare(a.name, b.name) })
 	d.entries = 2 // "." and ".."
@@ -223,7 +222,7 @@ func count(d *file) error {
 	return errors.Join(errs...)
 }
 
-// allocate allocates clusters: a directory first, then its files.
+// allocate allocates clusters: for each directory, first for itself, then for its files.
 func allocate(g *geometry, root *file) (order []*file, next uint32, err error) {
 	used := int64(0)
 	take := func(f *file, size int64) {
@@ -286,7 +285,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 	}
 	boot := bootSector(g, o)
 	if g.kind == 32 {
-		// Repair tools use the copies in sectors 6 and 7.
+		// Repair tools use the copies, which are in sectors 6 and 7.
 		info := fsInfo(g, next)
 		for _, at := range []int64{0, 6} {
 			if _, err := w.WriteAt(info, (at+1)*g.sectorSize); err != nil {
@@ -297,7 +296,7 @@ func write(w io.WriterAt, nodes []tree.Node, blobs tree.Blobs, o Options) error 
 			return fmt.Errorf("writing the boot sector's copy: %w", err)
 		}
 	}
-	// Last, so that an incomplete write is not a file system.
+	// Write the boot sector last, so that an incomplete write is not a file system.
 	if _, err := w.WriteAt(boot, 0); err != nil {
 		return fmt.Errorf("writing the boot sector: %w", err)
 	}
@@ -336,7 +335,7 @@ func directory(d *file, o Options) []byte {
 		put(labelName(o.Label), attrVolume, d, 0)
 	} else {
 		put(shortName([]byte(".          ")), attrDirectory, d, d.first)
-		// ".." in a directory of the root is 0, also on FAT32.
+		// ".." in a directory below the root is 0, even on FAT32.
 		up := d.parent.first
 		if d.parent.parent == nil {
 			up = 0
@@ -429,7 +428,7 @@ func bootSector(g *geometry, o Options) []byte {
 	label := labelName(o.Label)
 	copy(b[ext+7:], label[:])
 	copy(b[ext+18:], fmt.Sprintf("FAT%d   ", g.kind))
-	// If firmware runs this code, the machine halts.
+	// This code halts the machine if firmware runs it.
 	copy(b[ext+26:], []byte{0xf4, 0xeb, 0xfd})
 	b[510], b[511] = 0x55, 0xaa
 	return b
@@ -442,15 +441,15 @@ func fsInfo(g *geometry, next uint32) []byte {
 	free := uint32(g.clusters) - (next - 2)
 	le.PutUint32(b[488:], free)
 	if free == 0 {
-		next = 0xffffffff // unknown, because there is no free cluster
+		next = 0xffffffff // unknown, because no cluster is free
 	}
 	le.PutUint32(b[492:], next)
 	b[510], b[511] = 0x55, 0xaa
 	return b
 }
 
-// copier writes contents. It keeps the last blob open, because consecutive
-// files are mostly from the same one.
+// copier writes contents. It keeps the last blob open, because consecutive files often come from
+// the same blob.
 type copier struct {
 	blobs tree.Blobs
 	buf   []byte

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// MakeDir creates a directory for outputs, with its parents. undo removes the new directories that
-// are still empty. Defer undo, so that failed work leaves no directories.
+// MakeDir creates a directory for outputs, including missing parents. undo removes those new
+// directories that are still empty. Defer undo, so that failed work leaves no directories behind.
 func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 	dir = filepath.Clean(dir)
 	var missing, made []string
@@ -31,7 +31,7 @@ func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 		err := os.Mkdir(d, perm)
 		if err == nil {
 			made = append(made, d)
-		} else if !errors.Is(err, fs.ErrExist) { // another program may have created it just now
+		} else if !errors.Is(err, fs.ErrExist) { // another program may have created it in the meantime
 			undo()
 			return nil, err
 		}

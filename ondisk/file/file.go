@@ -1,6 +1,6 @@
-// Package file replaces files atomically, so that a power cut leaves the old
-// contents or the new, and computes SHA-256 digests. Code that runs as root
-// must use firstboot/beneath instead in directories of other users.
+// Package file replaces files atomically, so that a power cut leaves either the old contents or the
+// new. It also computes SHA-256 digests. In directories of other users, code that runs as root must
+// use firstboot/beneath instead.
 package file
 
 import (
@@ -25,14 +25,14 @@ func Replace(path string, data []byte) error {
 	return SyncDir(filepath.Dir(path))
 }
 
-// unfinished is the prefix of files that are being written.
+// unfinished is the prefix of the names of files that are being written.
 const unfinished = ".new-"
 
-// Unfinished reports whether name is that of an incomplete file of Replace or Swap. Such a file may
-// contain part of a secret.
+// Unfinished reports whether name is that of an incomplete file, written by Replace or Swap. Such a
+// file may contain part of a secret.
 func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
 
-// Swap is like Replace without syncing.
+// Swap is like Replace, but does not sync.
 func Swap(path string, data []byte) error { return replace(path, data, false) }
 
 func replace(path string, data []byte, sync bool) error {
@@ -50,7 +50,7 @@ func replace(path string, data []byte, sync bool) error {
 			os.Remove(f.Name())
 		}
 	}
-	// Remove the temporary name, which means nothing to a user.
+	// The temporary name means nothing to a user, so leave it out of the error.
 	switch e := err.(type) {
 	case *fs.PathError:
 		err = e.Err
@@ -63,8 +63,8 @@ func replace(path string, data []byte, sync bool) error {
 	return nil
 }
 
-// SyncDir syncs the entries of a directory, if the file system supports it and
-// the directory is readable.
+// SyncDir syncs the entries of a directory. It does nothing if the file system does not support
+// that or the directory is not readable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {
@@ -80,7 +80,7 @@ func SyncDir(dir string) error {
 	return errors.Join(err, d.Close())
 }
 
-// SHA256 returns the digest of a file, in hex.
+// SHA256 returns the SHA-256 digest of a file in hexadecimal.
 func SHA256(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {

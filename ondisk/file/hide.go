@@ -8,9 +8,8 @@ import (
 // ErrOpen means that another program has the file open.
 var ErrOpen = errors.New("another program has it open, and could read the new content: close that program first")
 
-// Hide removes others' access to an open file before a secret is written to it.
-// If another program has the file open, and the file system can detect that, it
-// returns ErrOpen.
+// Hide removes other users' access to an open file before a secret is written to it. If another
+// program has the file open, and the file system can detect that, Hide returns ErrOpen.
 func Hide(f *os.File) error {
 	st, err := f.Stat()
 	if err != nil {

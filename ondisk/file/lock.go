@@ -11,8 +11,8 @@ import (
 // ErrLocked means that another program has locked the file.
 var ErrLocked = errors.New("another program has it locked")
 
-// Lock locks a file, exclusively or shared, until it is closed. It does not
-// wait: if the file is locked, it returns ErrLocked.
+// Lock locks a file, exclusively or shared, until the file is closed. It does not wait: if another
+// program has locked the file, it returns ErrLocked.
 func Lock(f *os.File, exclusive bool) error {
 	how := unix.LOCK_SH
 	if exclusive {

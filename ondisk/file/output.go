@@ -11,21 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is a file that gets its name when it is complete. Until Commit it has no name, so that
-// nothing remains if the process is killed. If the system does not support that, it is a hidden
-// temporary file.
+// Output is a file that gets its name only when it is complete. Until Commit it has no name, so
+// nothing remains if the process is killed. On systems that do not support that, it is a hidden
+// temporary file until then.
 type Output struct {
 	*os.File
 	path  string
 	force bool
-	temp  string // current temporary name; empty if the file has none
+	temp  string // temporary name; empty if the file has no name yet
 	sync  func() error
-	// begun is the end of the part for which WriteBehind has started writing.
+	// begun is the offset up to which WriteBehind has started to write data to the disk.
 	begun int64
 }
 
-// Create creates an output. If the file exists, it fails, here or in Commit,
-// unless force is set.
+// Create creates an output. Unless force is set, it fails here or in Commit if the file exists.
 func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	return create(path, perm, force, openNameless)
 }

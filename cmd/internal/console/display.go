@@ -16,7 +16,8 @@ import (
 	"golang.org/x/term"
 )
 
-// Display shows a build's events: bars on a terminal, plain lines elsewhere, JSON on request.
+// Display shows the events of a build: as bars on a terminal, as plain lines elsewhere, or as JSON
+// on request.
 type Display interface {
 	Event(builder.Event)
 	Close()
@@ -29,14 +30,14 @@ func (s Streams) Display(asJSON bool) Display {
 		return &jsonLines{json.NewEncoder(s.JSON()), map[string]time.Time{}}
 	case s.Quiet():
 		return warnings{s.Err}
-	// With bars, the output of programs cannot be shown.
+	// Bars leave no space for the output of programs, so --verbose disables them.
 	case ok && drawsBars(f) && !s.Verbose():
 		return &bars{w: f, p: mpb.New(mpb.WithOutput(f), mpb.WithWidth(30)), all: map[string]*bar{}}
 	}
 	return newPlainLines(s.Err, s.Verbose())
 }
 
-// Steps returns a function that shows the progress of steps on d, like a build's.
+// Steps returns a function that shows the progress of steps on d, in the same form as a build's.
 func Steps(d Display) func(step string, done, total int64) {
 	var begun time.Time
 	current, over := "", false
@@ -53,10 +54,10 @@ func Steps(d Display) func(step string, done, total int64) {
 	}
 }
 
-// narrow is the smallest width of a terminal, in columns, that bars fit on.
+// narrow is the minimum width, in columns, of a terminal that shows bars.
 const narrow = 60
 
-// drawsBars reports whether a file is a terminal on which lines can be redrawn.
+// drawsBars reports whether a file is a terminal that can redraw lines.
 func drawsBars(f *os.File) bool {
 	if !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
 		return false
@@ -76,7 +77,7 @@ func (w warnings) Event(e builder.Event) {
 
 func (warnings) Close() {}
 
-// jsonLines prints every event, but progress only once a second for each step.
+// jsonLines prints every event, except that it prints the progress of a step at most once a second.
 type jsonLines struct {
 	e    *json.Encoder
 	last map[string]time.Time
@@ -94,8 +95,8 @@ func (j *jsonLines) Event(e builder.Event) {
 
 func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each event. For long transfers it prints one
-// every ten seconds, for other long steps one every half a minute.
+// plainLines prints a line for each event. It prints the progress of long transfers every ten
+// seconds, and that of other long steps every half minute.
 type plainLines struct {
 	w       io.Writer
 	details bool // print StateDetail
@@ -106,14 +107,14 @@ type plainLines struct {
 	order []string
 }
 
-// plainStep is a step that has begun.
+// plainStep is a step that has started.
 type plainStep struct {
-	begun, last time.Time // last: when its latest line was printed
-	detail      string    // the latest line of a program that it calls
+	begun, last time.Time // last: when its last line was printed
+	detail      string    // last line of a program that the step runs
 	running     bool
 }
 
-// quietFor is how long a step may run without a line.
+// quietFor is the time after which a step that prints nothing gets a reminder line.
 const quietFor = 30 * time.Second
 
 func newPlainLines(w io.Writer, details bool) *plainLines {
@@ -133,7 +134,7 @@ func newPlainLines(w io.Writer, details bool) *plainLines {
 	return p
 }
 
-// remind prints a line for each step that has printed none for a while.
+// remind prints a line for each step that has not printed one for quietFor.
 func (p *plainLines) remind() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +162,7 @@ func (p *plainLines) step(name string) *plainStep {
 	return s
 }
 
-// pace returns the speed and the remaining time, or "" while they are unknown.
+// pace returns the speed and the remaining time, or "" if they are not known yet.
 func pace(done, total int64, since time.Duration) string {
 	if since < time.Second || done <= 0 || total < done {
 		return ""
@@ -209,8 +210,8 @@ func (p *plainLines) Event(e builder.Event) {
 // Close stops the reminders about running steps.
 func (p *plainLines) Close() { p.stop() }
 
-// bars has one line for each step, rewritten in place. Warnings go above them,
-// or after them if the bars are not redrawn any more.
+// bars shows one line per step, which is redrawn in place. Warnings are printed above the bars, or
+// below them once they are not redrawn any more.
 type bars struct {
 	w        io.Writer
 	p        *mpb.Progress
@@ -270,7 +271,7 @@ func (b *bars) Event(e builder.Event) {
 	}
 }
 
-// Close leaves finished steps on the screen and removes the others.
+// Close leaves the lines of finished steps on the screen and removes the others.
 func (b *bars) Close() {
 	for _, at := range b.all {
 		if !at.Completed() {

@@ -26,7 +26,7 @@ func (f *Form) Flag(c *cobra.Command) {
 func (f *Form) String() string { return string(*f) }
 func (f *Form) Type() string   { return "string" }
 
-// Set rejects other formats before the command does any work.
+// Set rejects unknown formats, before the command does any work.
 func (f *Form) Set(s string) error {
 	if s != "text" && s != "json" && s != "yaml" {
 		return errors.New("want text, json or yaml")
@@ -42,7 +42,7 @@ func (f Form) Print(s Streams, v any, text func()) error {
 		return nil
 	}
 	if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
-		v = []any{} // an empty list, not null
+		v = []any{} // print an empty list instead of null
 	}
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -54,7 +54,7 @@ func (f Form) Print(s Streams, v any, text func()) error {
 	return f.PrintJSON(s, b.Bytes())
 }
 
-// PrintJSON prints JSON unchanged, or as YAML.
+// PrintJSON prints JSON text: unchanged, or converted to YAML.
 func (f Form) PrintJSON(s Streams, text []byte) error {
 	if f != "yaml" {
 		_, err := s.JSON().Write(text)

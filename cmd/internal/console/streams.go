@@ -1,5 +1,5 @@
-// Package console prints for edgebake's commands: results to standard output, progress and
-// warnings to standard error, and questions at a terminal.
+// Package console prints for edgebake's commands. Results go to standard output, progress and
+// warnings to standard error, and questions to a terminal.
 package console
 
 import (
@@ -21,15 +21,15 @@ import (
 type Streams struct {
 	In       io.Reader
 	Out, Err io.Writer
-	// Talk is shared by all copies of the streams; flags set it later.
+	// Talk is shared by all copies of the streams, so that flags can set it later.
 	Talk *Talk
 }
 
 // Talk configures how much a command prints in addition to its results.
 type Talk struct{ Quiet, Verbose bool }
 
-// Results is standard output. It records the first error of writing, so that a
-// script does not mistake incomplete results for complete ones.
+// Results is standard output. It records the first write error, so that a script does not mistake
+// incomplete results for complete ones.
 type Results struct {
 	io.Writer
 	Lost error
@@ -43,39 +43,38 @@ func (r *Results) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Printable returns the streams with out in place of Out, and without control
-// characters, which terminals obey: messages and tables quote servers, images
-// and disks. Bytes writes without this protection.
+// Printable returns the streams with out in place of Out. Control characters are removed from Out
+// and Err, because messages and tables quote servers, images and disks, and terminals would
+// interpret them. Bytes returns Out without this protection.
 func (s Streams) Printable(out *Results) Streams {
 	s.Out, s.Err = printable.To(out), printable.To(s.Err)
 	return s
 }
 
-// Bytes returns Out for contents of files, which must not be changed.
+// Bytes returns Out for the contents of files, which must not be changed.
 func (s Streams) Bytes() io.Writer { return printable.Raw(s.Out) }
 
-// JSON returns Out for JSON.
+// JSON returns Out for writing JSON.
 func (s Streams) JSON() io.Writer { return printable.JSON(s.Out) }
 
 func (s Streams) Quiet() bool   { return s.Talk != nil && s.Talk.Quiet }
 func (s Streams) Verbose() bool { return s.Talk != nil && s.Talk.Verbose }
 
-// Note prints the result of a command in words, unless --quiet is set.
+// Note prints the result of a command as a sentence, unless --quiet is set.
 func (s Streams) Note(format string, args ...any) {
 	if !s.Quiet() {
 		fmt.Fprintf(s.Out, format, args...)
 	}
 }
 
-// Hint prints advice in addition to the results. It is not a warning: --quiet
-// suppresses it.
+// Hint prints advice that is not a result. It is not a warning either, so --quiet suppresses it.
 func (s Streams) Hint(format string, args ...any) {
 	if !s.Quiet() {
 		fmt.Fprintf(s.Err, format, args...)
 	}
 }
 
-// Warn prints a warning.
+// Warn prints a warning, even if --quiet is set.
 func (s Streams) Warn(format string, args ...any) {
 	fmt.Fprintf(s.Err, "WARNING: "+format+"\n", args...)
 }
@@ -88,7 +87,7 @@ func (s Streams) WarnAll(warnings configs.Problems) {
 	}
 }
 
-// Table prints rows in aligned columns, without blanks at the ends of lines.
+// Table prints rows in aligned columns, without trailing blanks.
 func Table(w io.Writer, rows ...[]string) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
@@ -97,7 +96,7 @@ func Table(w io.Writer, rows ...[]string) {
 	t.Flush()
 }
 
-// file returns standard output, if it is a file.
+// file returns standard output if it is a file.
 func (s Streams) file() (*os.File, bool) {
 	out := s.Bytes()
 	if r, ok := out.(*Results); ok {
@@ -117,15 +116,15 @@ func (s Streams) ReadByOthers() bool {
 	return err == nil && st.Mode().IsRegular() && st.Mode().Perm()&0o077 != 0
 }
 
-// Colors, for Colored.
+// Colors for Colored.
 const (
 	Red    = "31"
 	Green  = "32"
 	Yellow = "33"
 )
 
-// Colored returns text in a color if standard output is a terminal, unless
-// NO_COLOR is set. It must be written to Bytes.
+// Colored returns text with the codes for a color, if standard output is a terminal and NO_COLOR is
+// not set. The result must be written to Bytes.
 func (s Streams) Colored(text, color string) string {
 	f, ok := s.file()
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -134,8 +133,8 @@ func (s Streams) Colored(text, color string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// Input returns a reader of r that ends with the context, so that Ctrl-C ends a
-// command that waits for input.
+// Input returns a reader that reads from r until the context ends, so that Ctrl-C ends a command
+// that waits for input.
 func Input(ctx context.Context, r io.Reader) io.Reader { return &input{ctx, r} }
 
 type input struct {
@@ -151,7 +150,7 @@ func (i *input) Read(p []byte) (int, error) {
 	if err := i.ctx.Err(); err != nil {
 		return 0, err
 	}
-	buf := make([]byte, len(p)) // the read may outlive this call
+	buf := make([]byte, len(p)) // a read may continue after this call has returned
 	done := make(chan result, 1)
 	go func() {
 		n, err := i.r.Read(buf)
@@ -166,7 +165,7 @@ func (i *input) Read(p []byte) (int, error) {
 	}
 }
 
-// RawInput returns standard input itself, for other programs.
+// RawInput returns standard input itself, for use by other programs.
 func (s Streams) RawInput() io.Reader {
 	if in, ok := s.In.(*input); ok {
 		return in.r
@@ -180,7 +179,7 @@ func (s Streams) Terminal() (*os.File, bool) {
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
-// askHidden asks for a secret, which the terminal does not show. An interrupt turns the
+// askHidden asks for a secret, which the terminal does not echo. If it is interrupted, it turns the
 // terminal's echo on again.
 func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
 	before, err := term.GetState(int(f.Fd()))
@@ -225,7 +224,7 @@ func (s Streams) AskHidden() func(prompt string) (string, error) {
 func (s Streams) Confirm(question string) bool {
 	fmt.Fprintf(s.Err, "%s [y/N] ", question)
 	answer, err := bufio.NewReader(s.In).ReadString('\n')
-	if err != nil { // the answer does not end with a newline
+	if err != nil { // the input ended without a newline
 		fmt.Fprintln(s.Err)
 	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {

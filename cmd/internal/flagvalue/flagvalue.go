@@ -1,5 +1,4 @@
-// Package flagvalue explains the errors of flags with a value of the wrong
-// type.
+// Package flagvalue explains errors about flags whose value has the wrong type.
 package flagvalue
 
 import (
@@ -10,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Explain adds to the error of a flag's parser what the flag accepts, if the
-// error names only the Go function that failed.
+// Explain adds the accepted values to the error of a flag's parser, if the error only names the Go
+// function that failed.
 func Explain(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) || !errors.As(err, new(*strconv.NumError)) {

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// source is the version of this source tree, for programs without a version from
-// Go. Programs for images are compiled without one, so that the same source gives
-// the same image. A release commit removes -dev, which packaging checks.
+// source is the version of this source tree, for programs to which Go gave no version. Programs for
+// images are compiled without one, so that the same source gives the same image. A release commit
+// removes -dev; packaging checks that.
 const source = "0.1.0-dev"
 
 // unknown is Go's text for an unknown version.
 const unknown = "(devel)"
 
-// String returns the version that the Go tool stamped into the program.
+// String returns the version that the Go tool recorded in the program.
 func String() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok || info.Main.Version == "" {
@@ -23,8 +23,8 @@ func String() string {
 	return strings.TrimPrefix(info.Main.Version, "v")
 }
 
-// OfSource returns String or, if that is unknown, the version of the source.
-// Programs print it for --version.
+// OfSource returns String or, if that is unknown, the version of the source tree. Programs print it
+// for --version.
 func OfSource() string {
 	if v := String(); v != unknown {
 		return v
@@ -32,8 +32,8 @@ func OfSource() string {
 	return source
 }
 
-// Published returns the version in which the Go tool fetched this module, as in
-// `go install`; "" if the program was compiled from a source tree.
+// Published returns the version of this module that the Go tool downloaded, as `go install` does.
+// It returns "" if the program was compiled from a source tree.
 func Published() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Sum != "" {
 		return info.Main.Version
