@@ -93,9 +93,8 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
-// An API server's clock was ahead when its certificate was made, and the machine set its own
-// clock by that certificate. A person then corrects both clocks in a network without a time
-// server, and the machine keeps the corrected time.
+// A certificate from an API server's clock that was ahead has set the machine's clock. A person
+// corrects both clocks, without a time server: the machine keeps the corrected time.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -190,9 +189,8 @@ func TestStampedByAWrongClock(t *testing.T) {
 	}
 }
 
-// The clock is ahead, so the certificate looks expired. First boot first waits for a time
-// server. If none answers, its message mentions the clock and a new token; once one answers, the
-// node keeps its certificate.
+// The clock is ahead, so the certificate looks expired. If no time server answers, the message
+// names the clock and a new token; once one answers, the node keeps its certificate.
 func TestClockInTheFuture(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -274,9 +272,8 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	}
 }
 
-// A board without a battery starts with the time at which it was switched
-// off. Kubelet reports by that clock before a time server sets it; with
-// profile metered, it repeats an unchanged status only an hour later.
+// The clock starts at the last shutdown. kubelet reports before a time server sets the clock
+// and, with profile metered, repeats an unchanged status only an hour later.
 func TestClockSetAfterKubeletsReport(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]time.Duration{"forward": 10 * time.Hour, "back": -10 * time.Hour, "not at all": 0} {

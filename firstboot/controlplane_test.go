@@ -820,9 +820,8 @@ func TestReflashedMasterStops(t *testing.T) {
 	}
 }
 
-// A control-plane node with a blank disk joins a cluster with a quorum, with any bootstrap
-// permission. Its former membership is removed, and the new member has no vote until it has
-// caught up.
+// A control-plane node with a blank disk joins a cluster with a quorum. Its former membership is
+// removed, and the new member has no vote until it has caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1059,9 +1058,8 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// If first boot is killed between the renewal of certificates and the restart of the programs
-// that use the former ones, the next run restarts these: the control plane's pods, and kubelet
-// if its certificate has changed.
+// If first boot is killed right after it renewed certificates, the next run restarts the
+// programs that use the former ones: the control plane's pods and, if necessary, kubelet.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
 	const restart = "restart " + ondisk.UnitKubelet
@@ -1384,9 +1382,8 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// All machines lose power while the Sites still have the request. This machine, which has joined
-// the named one, is needed for the quorum, so it does not wait for one. It does not start while
-// the named one is about to remove it.
+// All machines lose power while the Sites have the request. This one, which has joined the named
+// one, starts without a quorum, but not while the named one is about to remove it.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -1710,9 +1707,8 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
-// A request to restore is carried out once: a machine that was flashed again with the same Site,
-// or gets an old stick, does not lose newer data. A repeated request is carried out again, even
-// if the Site still has the former one.
+// A request to restore is carried out once, even on a machine that was flashed again or gets an
+// old stick: newer data must stay. A new request is carried out again.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
@@ -2066,9 +2062,8 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// /etc/kubernetes is a bind mount, and its source is lost with all
-// directories; systemd creates it again. With the keys on a stick
-// everything is restored, and etcd continues with its data.
+// /etc/kubernetes is a bind mount, whose source is lost, and which systemd creates again. With
+// the keys from a stick everything is restored, and etcd keeps its data.
 func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2088,9 +2083,8 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	}
 }
 
-// A control-plane node accepts lost keys from a stick with its own
-// Site, whether that is new, the one that it was set up with, or an
-// old one; only if they are lost, and only keys of its cluster.
+// A control-plane node that has lost its keys accepts them from a stick with its own Site, of
+// any date. It accepts only its own cluster's keys, and only if they are lost.
 func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2189,9 +2183,8 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 }
 
-// TestPublishedMeanwhile: between the check and the run, another
-// control-plane node publishes, the API server stops answering, or a
-// person deletes cluster-info. Nothing of a published cluster is reset.
+// TestPublishedMeanwhile: after the Check, another node publishes the cluster, the API server
+// fails, or a person deletes cluster-info. Run must not reset anything that is published.
 func TestPublishedMeanwhile(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2369,8 +2362,8 @@ func TestManifests(t *testing.T) {
 }
 
 // TestManifestsOfAnOlderCluster: a machine joins a cluster without a record of applied
-// manifests, e.g. because a person deleted it. It creates missing objects, and changes no
-// existing one, not even after a power cut.
+// manifests. It creates missing objects and never changes an existing one, not even after a
+// power cut.
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

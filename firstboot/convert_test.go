@@ -518,8 +518,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 }
 
 // TestConvertKilledThenFails: a convert was killed after it had redirected kubelet, and its next
-// run cannot make yurthub ready. It must leave a native node, and not one redirected to a
-// removed yurthub.
+// run cannot make yurthub ready. That run must leave a working native node.
 func TestConvertKilledThenFails(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)

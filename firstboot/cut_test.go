@@ -37,9 +37,8 @@ func everyCut() int {
 	return 1
 }
 
-// cutBefore cuts the power of machines like this one before each of count effects of their first
-// boot. It also kills and restarts first boot there. Cuts that leave equal machines are followed
-// only once.
+// cutBefore cuts the power of copies of m before each of count effects of their first boot, or
+// only kills first boot there. Cuts that leave equal machines are followed only once.
 func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count int, after afterCut[M]) {
 	var followed sync.Map
 	for n := 1; n <= count; n += everyCut() {

@@ -61,9 +61,8 @@ func TestAnotherClustersCA(t *testing.T) {
 	}
 }
 
-// TestTokenOfAStartingAPIServer: one API server is starting after a power cut, and rejects every
-// token for a while. The machine joins soon after that, whatever readiness the API server
-// reports. A token that stays rejected is reported once that is certain.
+// TestTokenOfAStartingAPIServer: an API server that is starting rejects every token for a while.
+// The machine joins soon after. A token that stays rejected is reported.
 func TestTokenOfAStartingAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

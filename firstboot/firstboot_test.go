@@ -378,9 +378,8 @@ func powerCut(t *testing.T, atLeast int, more ...string) {
 	cutEach(t, w, atLeast, (*world).treeOf)
 }
 
-// cutEach cuts the power of a machine before each effect of its first boot: the next
-// boot, and a firstboot that was only killed and restarted, must end in the tree of
-// an undisturbed machine. Cuts that leave equal machines are followed only once.
+// cutEach cuts the power of a machine before each effect of its first boot, or only kills first
+// boot there. The next boot must end in the tree of an undisturbed machine.
 func cutEach(t *testing.T, machine *world, atLeast int, tree func(*world, []worldtest.Entry) map[string]string) {
 	files := machine.Files()
 	whole := machine.cloneWith(t, files)

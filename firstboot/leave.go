@@ -24,9 +24,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// A machine belongs to the cluster whose CA it trusts. If its Site names another cluster, the
-// machine moves only after that cluster was verified and has accepted the token: a mistake in a
-// Site must not cost a running node.
+// A machine belongs to the cluster whose CA it trusts. It moves to the Site's cluster only after
+// that was verified and has accepted the token: a mistake must not cost a node.
 
 // clusterPhase makes the machine leave a cluster that is not the Site's. It runs before ipvscare
 // gets the Site's API servers, since ipvscare verifies them with the CA on the disk.

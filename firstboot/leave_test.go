@@ -127,9 +127,9 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestServingCertificateOfTheFormerCluster: kubelet keeps its serving certificate until that
-// is about to expire, no matter who signed it. So it is removed when the machine leaves the
-// cluster that signed it, and kept when the machine joins the same cluster again.
+// TestServingCertificateOfTheFormerCluster: kubelet keeps its serving certificate, whoever
+// signed it. It is removed in a move to another cluster, but kept if the machine joins the same
+// one again.
 func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	t.Parallel()
 	for name, moves := range map[string]bool{"another cluster": true, "the same": false} {
@@ -619,9 +619,8 @@ func (w *world) asIPVScare() {
 	w.BeforeEffect = func(string) { guard() }
 }
 
-// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate a node can read neither
-// its Node nor the Service, so no API server can prove that the cluster is the same. Once
-// the cluster accepts the Site's token, the node joins again. Otherwise it keeps its record.
+// TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate, no API server can prove
+// its cluster to the node. Only if the cluster accepts the Site's token, the node joins again.
 func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -722,9 +721,9 @@ func TestNotBornAgain(t *testing.T) {
 	}
 }
 
-// TestBornAgainBeforeItPublishes: the UID of the API servers' Service identifies a recreated
-// cluster that has not published anything yet. It also identifies the same cluster after
-// cluster-info and the Node were recreated. A record of a former release has no such UID.
+// TestBornAgainBeforeItPublishes: the Service's UID identifies a recreated cluster without
+// cluster-info, and the same cluster with a new cluster-info and Node. Former records lack this
+// UID.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -761,9 +760,8 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 	}
 }
 
-// TestOldNoteGetsTheService: a node that was set up by a former
-// release records the Service's UID when it is Ready again; if
-// it may not read the Service, it continues with two UIDs.
+// TestOldNoteGetsTheService: a node from a former release adds the Service's UID to its record
+// when it is Ready again. If it may not read the Service, it continues with two UIDs.
 func TestOldNoteGetsTheService(t *testing.T) {
 	t.Parallel()
 	for _, hidden := range []bool{false, true} {

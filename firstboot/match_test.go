@@ -125,9 +125,8 @@ func TestANeighboursSite(t *testing.T) {
 	}
 }
 
-// TestANeighboursRepair: with policy repair, a member keeps its name, and accepts
-// nothing of a Site that names another machine, in particular not its network. A
-// name that is made from the machine's facts does not name another machine.
+// TestANeighboursRepair: with policy repair, a member accepts nothing from a Site that names
+// another machine. A name made from the machine's facts does not name another machine.
 func TestANeighboursRepair(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

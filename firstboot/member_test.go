@@ -41,9 +41,8 @@ func (w *world) expire() {
 	w.Stamp(worldtest.SlotDevice, w.SlotSite(worldtest.SlotDevice)+worldtest.WithToken+"\n")
 }
 
-// TestAMemberThatFailsToJoinAgain: a member that joins again first removes its credentials. For
-// untrusted sticks it stays a member, even after a power cut at any point. So does a node of a
-// former release without a membership record.
+// TestAMemberThatFailsToJoinAgain: a member removes its credentials before it joins again. For
+// untrusted sticks it stays a member, even after a power cut or without a membership record.
 func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{

@@ -44,9 +44,8 @@ func count(names []string, words string) int {
 	return n
 }
 
-// A Site with new addresses arrives while the uplink is dead, so
-// the former settings are tried. After a power cut at any point,
-// and once the uplink works, the Site's addresses are in effect.
+// A Site with new addresses arrives while the uplink is dead, so the former ones are tried.
+// After any power cut, once the uplink works, the Site's addresses are in effect.
 func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -73,9 +72,8 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	}
 }
 
-// cutOnTheWay runs boot on clones of base, each with a power cut at another effect. Each clone
-// then boots again and is passed to look. It returns the number of the first cut that came after
-// the last effect.
+// cutOnTheWay runs boot on clones of base, each with a power cut at another effect, boots them
+// again and passes them to look. It returns the number of the first cut that came too late.
 func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *world, n int)) int {
 	t.Helper()
 	followed := map[[32]byte]bool{}

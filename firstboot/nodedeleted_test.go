@@ -34,9 +34,8 @@ func (w *world) later(d time.Duration) {
 	w.EffectNames, w.Console = nil, nil
 }
 
-// TestNodeOfAControlPlaneNodeIsDeleted: kubelet registers only once after its
-// start, so first boot restarts it, and marks the Node as a control-plane node
-// again. A snapshot is made even if the Node stays missing.
+// TestNodeOfAControlPlaneNodeIsDeleted: first boot restarts kubelet, which registers only after
+// its start, and marks the new Node. A snapshot is made even without a Node.
 func TestNodeOfAControlPlaneNodeIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, refused := range map[string]bool{"registers": false, "refused": true} {
@@ -78,9 +77,8 @@ func (w *world) snapshots() (names []string) {
 	return names
 }
 
-// TestNodeOfAWorkerIsDeleted: a first boot that runs beside kubelet makes it register again. It
-// does not if the cluster is another one with the same keys, or if no API server reports that
-// the Node is missing.
+// TestNodeOfAWorkerIsDeleted: first boot makes kubelet register again, but only if an API server
+// reports that the Node is missing, and not in another cluster with the same keys.
 func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

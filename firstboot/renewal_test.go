@@ -377,9 +377,8 @@ func (m *controlPlane) madeTimes() (n int) {
 	return n
 }
 
-// A PC whose clock shows Shanghai's local time makes its certificates eight hours ahead, unless
-// a time server answers first. Those that are not valid yet are made again later, and the pods
-// read them.
+// A PC's clock shows Shanghai's local time, eight hours ahead. Certificates made by it are made
+// again once a time server has answered, and the pods read them.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

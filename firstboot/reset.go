@@ -25,10 +25,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset takes a node out of its cluster: it undoes kubeadm, yurthub,
-// the IPVS rules and edgebake's files.
-// The image's contents and the Site's settings stay, so that the machine stays reachable. node
-// is the name of the Node that remains in the cluster, "" if unknown.
+// Reset takes a node out of its cluster, and returns the name of its Node, "" if unknown. The
+// image's contents and the Site's settings stay, so that the machine stays reachable.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
 	node = member.NodeIn(cert)

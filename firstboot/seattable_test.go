@@ -27,9 +27,8 @@ func (m *controlPlane) all(s etcdmember.PeerState) {
 	}
 }
 
-// After a power cut in a bootstrap, or in the replacement of one of three members, the disk and
-// the other nodes are in one of these states. The decision must follow the table: etcd never
-// starts blank if the others have had a cluster.
+// After any power cut in a bootstrap or in the replacement of one of three members, the decision
+// follows the table: etcd never starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
 	const late = 200 * time.Hour // the birth ticket has expired
@@ -78,10 +77,8 @@ func TestPowerCutThenTheTable(t *testing.T) {
 
 var decisionLine = regexp.MustCompile(`decision=(\S+)`)
 
-// cutThenRows cuts the power of copies of this machine before effects of their first boot, loses
-// unsynced files, and combines each result with the rows.
-// Nightly runs try all effects and rows. Other runs try every third effect (with -short, as in
-// everyCut) with one row, and all rows only where etcd's files are written.
+// cutThenRows cuts the power of copies of m before effects of their first boot, loses unsynced
+// files, and tests each result with the rows. Only nightly runs try all effects and rows.
 func (m *controlPlane) cutThenRows(t *testing.T, rows []peersRow) {
 	t.Helper()
 	files := m.Files()

@@ -279,9 +279,8 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// A machine that has not joined rejects an Ignition config that contains the Site's token
-// (TestPermanentFailuresNameTheirCure). A node accepts such a slot, and wipes the token from
-// config.ign too.
+// A machine that has not joined rejects an Ignition config that contains the Site's token. A
+// node accepts such a slot, and wipes the token from config.ign too.
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -356,9 +355,8 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// A fake time server has set the clock ahead, and a stick with a later date is plugged in. Later
-// the clock is right and the stick unplugged: the date in the slot does not change the clock,
-// even after a power cut.
+// A fake time server has set the clock ahead, and a stick has a later date. Once the clock is
+// right, the date in the slot does not change it, even after a power cut.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -70,9 +70,8 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// An attacker's stick sets API servers, token and time server. His cluster publishes the pinned
-// CA, which is public, in addition to his own. A node with an expired certificate still joins
-// only its own cluster.
+// An attacker's stick leads to his cluster, which publishes the node's pinned CA in addition to
+// its own. A node with an expired certificate still joins only its own cluster.
 func TestAStrangersBundle(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{

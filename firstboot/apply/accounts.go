@@ -35,9 +35,8 @@ var accountFiles = []struct {
 	{filePasswd, 0o644, 7},
 }
 
-// accounts holds the account files with the config's users and groups. It edits them as text,
-// with the results of useradd and similar tools, which cannot be repeated safely after a power
-// cut.
+// accounts holds the account files with the config's users and groups. It edits them as text, as
+// useradd would: unlike useradd, it can be repeated after a power cut.
 type accounts struct {
 	db    map[string]*table
 	defs  defaults

@@ -1,14 +1,14 @@
 // Package beneath reads and changes files as root below directories that other
 // users may write to: their homes, /tmp, whatever a config names.
 //
-// A user controls the names in his directories. Between two system calls he may
-// replace .ssh by a link to /etc/kubernetes/manifests, authorized_keys by a FIFO,
-// or a file by a hard link to somebody else's. So:
+// Users control the names in their directories. Between two system calls a user may replace
+// .ssh with a link to /etc/kubernetes/manifests, authorized_keys with a FIFO, or a file with
+// a hard link to another user's file. So:
 //
 //   - a path is walked one directory at a time. Each is opened without following
 //     links, and held open. Owner, permissions and contents are read and changed
 //     through the open file, never through the name again;
-//   - a link is followed only where root alone can have made it, e.g. /var/run. After the
+//   - a link is followed only if nobody but root can have made it, e.g. /var/run. After the
 //     first directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
 //     whose name cannot be guessed if others may write there, and renamed;

@@ -85,9 +85,8 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 	return c.outdated(e, at, cert)
 }
 
-// CertificatesPhase makes kubeadm create the control plane's certificates and kubeconfigs.
-// kubeadm keeps any existing file, even with outdated names. So it makes new ones in RenewalDir,
-// which has links to the good ones only. Those in use stay until the new ones are verified.
+// CertificatesPhase makes kubeadm create the control plane's credentials in RenewalDir, which
+// links to the usable ones. Those in use stay until the new ones are verified.
 func CertificatesPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
@@ -181,9 +180,8 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	return putInPlace(e, wanted)
 }
 
-// putInPlace replaces old credentials by the usable new ones in RenewalDir, and keeps the new
-// ones there. After a power cut between a key and its certificate, the next run replaces both
-// again.
+// putInPlace replaces old credentials by the usable new ones in RenewalDir, which stay there:
+// after a power cut between a key and its certificate, the next run replaces both again.
 func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
 		return c.Wrong(e, Renewed) != nil
@@ -395,9 +393,8 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile records when kubeadm made the certificates in use: those in kubeconfigs start when
-// their CA does. If MadeFile is lost, certificates with a validity of
-// less than a year are made once more.
+// MadeFile records when kubeadm made certificates: those in kubeconfigs start when their CA
+// does. Without it, certificates with a validity of less than a year are made once more.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
 // madeRecord is the contents of MadeFile.

@@ -17,9 +17,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// If a quorum is lost permanently, the operator names one machine to continue from. Its etcd
-// starts once with ForceNewCluster, which drops all other members. Another such start would drop
-// members that have joined since.
+// If a quorum is lost forever, the operator names one machine to continue from. Its etcd starts
+// with ForceNewCluster, which drops all other members, but only once: new members must stay.
 
 // ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"

@@ -25,10 +25,8 @@ import (
 // Each control-plane node has the cluster's keys from its Site. None of them is the first: each
 // runs kubeadm's init phases, and package etcdmember decides how etcd starts.
 
-// AddressPhase waits for the machine's own address, and checks that new
-// network settings reach another machine.
-// It continues if no machine answers: all may be booting, and a sole control-plane node may be
-// alone. Once etcd may run in this boot, the network is not changed.
+// AddressPhase waits for the machine's own address, and checks that new network settings reach
+// another machine, if any is on. Once etcd may run, this boot's network stays unchanged.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{

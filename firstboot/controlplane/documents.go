@@ -21,17 +21,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// kubeadm's documents for the whole cluster are uploaded at the bootstrap. kubeadm reads them
-// when a node joins or is upgraded. Corrected documents of a Site replace them, unless somebody
-// else has changed them.
+// At the bootstrap, kubeadm's documents for all nodes are uploaded, for joins and upgrades.
+// Corrected documents of a Site replace them, unless somebody else has changed them.
 
 const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey is the annotation of kubeadm-config that identifies the last uploaded documents.
-	// uploadedKey identifies the ConfigMaps' contents after that upload.
-	// uploadingKey exists during an upload, and identifies its documents.
+	// DocumentsKey annotates kubeadm-config with a hash of the last uploaded documents;
+	// uploadedKey, with one of the ConfigMaps after that. uploadingKey exists during an upload.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"

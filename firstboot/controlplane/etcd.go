@@ -24,10 +24,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// etcd's manifest is a link into /run. kubelet may start before first boot decides how to start
-// etcd, and then finds no target; after a reboot no old decision is left.
-// The target is outside of RunDir, which is removed when first boot
-// ends: kubelet would then stop etcd.
+// etcd's manifest is a link into /run, so that kubelet starts no etcd before this boot's
+// decision. The target is not in RunDir, since that is removed when first boot ends.
 const (
 	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"

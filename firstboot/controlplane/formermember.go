@@ -11,14 +11,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Two machines with the Site of one control-plane node have the same keys, name and address. To
-// the second machine, the first one looks like its own former membership.
-// The first one is running if another etcd member is connected to it, or if its kubelet renews
-// the Node's lease. It cannot be asked directly, since both have one address.
+// Two machines with one control-plane node's Site look like one to each other. Whether the first
+// runs shows in its connections to other etcd members, and in the lease of its Node.
 
 // leaseWatchTime is how long the lease must stay unchanged until the former machine counts as
-// gone; kubelet renews it every 10 s. The lease's own time is not compared with this machine's
-// clock.
+// gone. kubelet renews it every 10 s; its timestamp is not compared with this machine's clock.
 const leaseWatchTime = time.Minute
 
 // leaseWatch records the Node's lease as first seen.
@@ -92,8 +89,7 @@ func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds 
 }
 
 // leaseOfNode asks the other nodes' API servers for the machine ID of this machine's Node and
-// the time at which its lease was renewed. Without a Node or an answer both are "", and only
-// etcd's members count.
+// the time of its lease. Both are "" without an answer: then only etcd's members count.
 func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {

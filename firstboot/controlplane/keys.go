@@ -56,9 +56,8 @@ const (
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// PKIFilesFor is pkiFiles, but keeps a CA on the disk if it is newer than the Site's. It also
-// keeps the old CA while the new one is not valid yet by a synchronized clock: it was issued by
-// a computer whose clock was ahead.
+// PKIFilesFor is pkiFiles, but keeps a CA on the disk that is newer than the Site's. By a
+// synchronized clock, it also keeps the old CA while the new one is not valid yet.
 func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {

@@ -17,17 +17,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The Cluster's manifests come with the keys, and stay on the disk when the keys are wiped from
-// the slot. They are applied once in the cluster's life, which may take weeks: some objects need
-// a webhook whose pod runs on a worker.
+// The Cluster's manifests come with the keys, and stay on the disk until all are applied. That
+// happens once in a cluster's life, perhaps weeks later: some need a webhook on a worker.
 
 const (
 	// ClusterManifests is the packed file of the manifests that are not applied yet.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is the ConfigMap that shows all control-plane nodes which objects are applied:
-	// it has a key for each. Without applyingLabel, all are applied.
-	// It is made at the bootstrap. If it is missing later, the cluster is older than this machine's
-	// manifests, and only missing objects are created (applyMissing).
+	// appliedMarker is a ConfigMap with a key for each applied object; without applyingLabel, all
+	// are. A cluster without it is older than the manifests: only missing objects are created.
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
@@ -99,11 +96,8 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	return nil
 }
 
-// applyRound tries once to apply each object that is not applied yet. It returns the number of
-// objects left, and their errors. own holds those that this machine has applied, recorded or
-// not.
-// It reads the marker before each object, since another node may have applied it, and writes it
-// after each, so that a power cut repeats one object at most.
+// applyRound tries once to apply each missing object, and returns how many are left, with their
+// errors. own holds those that this machine has applied; the marker has those of all nodes.
 func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()

@@ -23,9 +23,8 @@ type membership struct {
 	// Served is the Site's bootstrap permission when this data last served this machine's API
 	// server. Without it, the bootstrap may have been interrupted, and continues.
 	Served string `json:"lived,omitempty"`
-	// Continued is the Site's request to continue, once this machine has carried it out: the named
-	// node has dropped the others, the others have joined again. It is removed once the Site has no
-	// request.
+	// Continued is the Site's request to continue, once this machine has carried it out: it has
+	// dropped the others, or has joined again. It is removed once the Site has no request.
 	Continued string `json:"continued,omitempty"`
 	// RequestedAt is the time of the last such request. It stays, so that a request that is not
 	// later, e.g. on a forgotten stick, is not carried out again.

@@ -22,9 +22,8 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm has equal rules,
-// but creates them after cluster-info: after an interruption the cluster would look published,
-// and no node could join.
+// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm makes them only
+// after cluster-info, which marks the cluster as published: an interruption would omit them.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
@@ -39,9 +38,8 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// PublishPhase creates the objects that kubeadm init creates in a new cluster, and those of the
-// Site; cluster-info comes last. It runs once in a cluster's life, as recorded in
-// kubeadm-config; later changes by others stay.
+// PublishPhase creates the objects of kubeadm init and of the Site in a new cluster;
+// cluster-info comes last. It runs once in a cluster's life: later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has everything that nodes need to join", Timeout: 10 * time.Minute,
@@ -203,9 +201,8 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	return err
 }
 
-// newerInfo returns a patch of cluster-info if it has an earlier issue of the cluster's CA; nil
-// otherwise. The patch removes the old signatures, which would
-// look like those of another token; the cluster signs it again.
+// newerInfo returns a patch of cluster-info if that has an earlier issue of the cluster's CA;
+// nil otherwise. The patch removes the old signatures, and the cluster signs it again.
 func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
@@ -250,9 +247,8 @@ const (
 	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
-// dnsIsThere reports whether the cluster has its DNS. kubeadm must not run then: it
-// would upgrade CoreDNS, or fail if it is too new.
-// The Service is made last. Without it, an incomplete CoreDNS is removed here, to be made again.
+// dnsIsThere reports whether the cluster has its DNS, which kubeadm must not change then. The
+// Service is made last: without it, an incomplete CoreDNS is removed, to be made again.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:

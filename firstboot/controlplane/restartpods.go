@@ -41,10 +41,8 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 	return e.Remove(PodsRestart)
 }
 
-// restartPods makes kubelet recreate the control plane's pods, whose programs read kubeconfigs
-// only once. etcd is excluded, since it reads its certificates at each connection.
-// The pods may be running while kubelet is stopped, so a restart of
-// kubelet alone would not recreate them.
+// restartPods makes kubelet recreate the control plane's pods. etcd rereads its certificates.
+// Pods may be running without kubelet, which would keep them when it starts.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range Pods {

@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// A bootstrap permission is for one bootstrap, and a request to restore a snapshot for one
-// restore. MembershipFile records their use, even if etcd's data is lost. UEFI variables record
-// it too, for the case that the disk is rewritten.
+// A bootstrap permission and a request to restore can be used once. MembershipFile records their
+// use, for a loss of etcd's data; UEFI variables record it, for a rewritten disk.
 const (
 	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"

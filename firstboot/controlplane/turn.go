@@ -17,11 +17,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Control-plane nodes are updated one at a time. The node being updated holds a Lease, from
-// before its boot entry is written until it keeps the new system or has returned to the former
-// one.
-// The holder cannot renew the Lease while it restarts, so it never expires. Another node may
-// take it only if the holder is no longer a member of etcd.
+// Control-plane nodes are updated one at a time: each holds a Lease from before its boot entry
+// is written until it keeps a system. The Lease does not expire, since its holder restarts.
+// Another node may take it over only if its holder has left etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"

@@ -17,9 +17,8 @@ import (
 // maxAnswer bounds how many bytes of an answer are read; each member in it takes a few hundred.
 const maxAnswer = 1 << 20
 
-// AskPeer asks a control-plane node's port 2380 for its state, its bootstrap permission and the
-// IDs of the members in its data. An answer of any other program counts as none.
-// etcd answers /members without a quorum, for any client certificate of its CA.
+// AskPeer asks a node's port 2380 for its state, its bootstrap permission and the member IDs in
+// its data. Answers of other programs count as none. etcd needs no quorum for its answer.
 func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer
@@ -277,16 +276,14 @@ func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of the cluster and
-// its members. Members of two different bootstraps or restores therefore never accept each
-// other.
+// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of cluster and
+// members: members of different bootstraps or restores never accept each other.
 func Token(cluster, beginning string) string {
 	return cluster + "-" + strings.NewReplacer("-", "", ":", "").Replace(beginning)
 }
 
-// RestoreArgs returns the command that makes a data directory from a snapshot, for a cluster
-// with one member. Revisions jump far above all that clients may have seen, and older ones count
-// as compacted, so every watch starts again.
+// RestoreArgs returns the command that makes a one-member data directory from a snapshot.
+// Revisions jump past all that clients may have seen, so every watch starts again.
 func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
 	return []string{"etcdutl", "snapshot", "restore", snapshot, "--data-dir", dataDir, "--name", name,
 		"--initial-cluster", name + "=" + peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster-token", token,

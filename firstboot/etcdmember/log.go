@@ -13,11 +13,8 @@ import (
 	"strings"
 )
 
-// ReadLog reads the IDs of the member and its cluster, in the format of etcd's API, from the log
-// in dir (…/member/wal). wal reports whether there is a log. A log whose first write was
-// interrupted has no IDs.
-//
-// Every file of a log begins with a checksum and the metadata.
+// ReadLog reads the IDs of the member and its cluster, in etcd's API format, from the log in dir
+// (…/member/wal). wal reports whether a log exists; it may have no IDs yet.
 func ReadLog(dir string) (wal bool, member, cluster string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {

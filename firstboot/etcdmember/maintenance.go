@@ -140,9 +140,8 @@ type voter struct {
 	Status
 }
 
-// Run checks all databases. On the leader's machine it also frees space, on one member after the
-// other and its own last. It only does so while all members answer, since a member does not
-// answer while it is defragmented.
+// Run checks all databases. On the leader's machine it also frees space, one member at a time,
+// its own last, and only while all answer: a member being defragmented does not.
 func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	var f Maintained
 	members, err := u.Own.Members(ctx)
@@ -191,9 +190,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	return f, nil
 }
 
-// Healthy returns all problems of etcd: each named member must be listed; each listed member
-// must vote, answer and follow the leader; and no alarm may be active.
-// A healthy etcd of three or more members keeps its quorum if one of them stops.
+// Healthy returns all problems of etcd: named members must be listed; listed ones must vote,
+// answer and follow the leader; no alarm may be active. Then one of three members may stop.
 func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	members, err := u.Own.Members(ctx)
 	if err != nil {

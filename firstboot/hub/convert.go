@@ -44,9 +44,8 @@ type ConvertOptions struct {
 	Extra        []string
 }
 
-// Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step
-// fails, all steps are undone. An interrupted convert is continued by running it again, and
-// undone by Revert.
+// Convert turns a running native node into an OpenYurt node, and keeps its pods. A failed step
+// undoes all steps. After an interruption, Convert continues, and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
@@ -79,9 +78,8 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready. An interrupted convert may have redirected
-// kubelet, which then may not have reported yet: it is accepted, since later steps wait for
-// that.
+// convertible rejects a node that is not Ready, unless an interrupted convert has redirected
+// kubelet: later steps wait until kubelet reports.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {

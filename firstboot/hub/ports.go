@@ -39,12 +39,11 @@ const (
 // PortRules returns the nftables rules for IPv4 and IPv6. Loading them replaces the
 // tables atomically, so the ports are never open.
 //
-//   - Packets of this node's own processes have the user who opened the socket. Those of pods,
-//     forwarded ones and the kernel's resets have none, and match no rule in output.
-//   - A destination is looked up (fib) because it may have been rewritten.
-//   - A packet counts as a pod's by the kind of the interface on which it arrives: pods have
-//     veth, netkit or a bridge, a network card has no kind, and VLANs, bonds, tunnels and
-//     macvlans have others. Names would be out of date as soon as a network card is added.
+//   - Packets of this node's own processes belong to the user who opened the socket. Packets of
+//     pods, forwarded packets and the kernel's resets have no user, and match no rule in output.
+//   - Destinations are looked up (fib), since they may have been rewritten.
+//   - A packet counts as a pod's if the interface on which it arrives has the kind veth, netkit
+//     or bridge. Network cards have no kind; VLANs, bonds, tunnels and macvlans have others.
 //   - A bridge may have a network card as a port, so the second table checks the port too.
 func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
@@ -103,10 +102,8 @@ type Ports struct {
 
 func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// portFiles returns the rules and the units that keep them in the kernel.
-// nftables.service flushes all rules when it starts or is reloaded. PortsUnit
-// loads these again right after a start, the timer after a reload or any other
-// loss, with a line in the journal. kube-proxy flushes only its own tables.
+// portFiles returns the rules and the units that keep them loaded. PortsUnit loads them after a
+// start of nftables.service, which flushes all rules; the timer, after any other loss.
 func portFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),

@@ -120,9 +120,8 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 	}
 }
 
-// neighbours makes the networks of a node, one of its pods, and two other machines: one on
-// a network card, one on a card that is a port of the node's bridge. macvlan devices
-// simulate the cards: the rules do not name their kind.
+// neighbours makes the networks of a node, a pod, and two other machines: one on a network card,
+// one on a card in the node's bridge. macvlan devices, which no rule names, simulate the cards.
 const neighbours = `
 set -eu
 ip link set lo up
@@ -240,9 +239,8 @@ func TestPortsAsClient(t *testing.T) {
 	}
 }
 
-// letIn tries to connect for two seconds. The kernel answers at once if the rules allow the
-// connection, otherwise never. It tries once more at the end, since the machine may have been
-// busy.
+// letIn tries to connect for two seconds: the kernel answers at once if the rules allow it, or
+// never. It tries once more at the end, since the machine may have been busy.
 func letIn(addr string) (bool, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {

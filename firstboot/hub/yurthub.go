@@ -95,10 +95,8 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// through returns h with its servers; withEndpoint: all API servers'
-// certificates have the endpoint's name.
-// The server in yurthub.conf always stays in the list. Otherwise yurthub would wipe its
-// identity, and the token to replace it is gone.
+// through returns h with its servers; withEndpoint: all API servers' certificates have its name.
+// The server in yurthub.conf must stay in the list: otherwise yurthub wipes its identity.
 func (h hub) through(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
@@ -227,9 +225,8 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	return nil
 }
 
-// hubOnDisk returns h with the servers on the disk, if the disk has this hub. Whether these
-// include the endpoint was decided with the API servers, and stays so while they are
-// unreachable.
+// hubOnDisk returns h with the servers on the disk, if the disk has this hub. They may include
+// the endpoint, as decided when the API servers last answered.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
@@ -284,9 +281,8 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 	return e.Remove(hubRestart)
 }
 
-// endpointInCert reports whether yurthub, which has no tls-server-name, can verify all API
-// servers by the endpoint's name: IPVS may lead to any of them. API servers that do not answer
-// are checked again later.
+// endpointInCert reports whether all API servers that answer have the endpoint's name in their
+// certificates: IPVS may lead to any of them, and yurthub has no tls-server-name.
 func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {

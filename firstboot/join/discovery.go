@@ -157,8 +157,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 }
 
 // tokenIsRefused reports whether all API servers that answer reject the token, at least one of
-// them permanently. waited: API servers that do not show whether they are ready have had time to
-// start.
+// them permanently. waited: those that hide whether they are ready have had time to start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {
@@ -180,9 +179,8 @@ func answered(err error) bool {
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// JudgeDiscovery separates transient failures from those that a person must fix. One address of
-// another cluster or one wrong certificate may be a typo while the right API servers are
-// unreachable, so the run stops only if all fail this way. waited is as in tokenIsRefused.
+// JudgeDiscovery separates transient failures from those that a person must fix. One wrong
+// address may be a typo, so all must fail this way. waited is as in tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)

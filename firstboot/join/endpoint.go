@@ -33,9 +33,8 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 	return kubeadm.RestartFor(ctx, e, "redirecting kubelet to the endpoint", kubeadm.Writing(ondisk.KubeletConf, next, 0o600))
 }
 
-// runAgainLater reports whether first boot must run periodically, and whether its timer runs.
-// It must while an API server is unreachable (its certificate may lack kubelet's name for it),
-// a new list of API servers is unverified, or a CA ends soon and may be reissued.
+// runAgainLater reports whether first boot must run periodically, and whether its timer runs. It
+// must if an API server's certificate or list is not verified yet, or a CA ends soon.
 func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {

@@ -132,8 +132,7 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 }
 
 // CleanIPVS makes ipvscare remove its rules, which it finds through its configuration. A damaged
-// one is first written again for site. If site has no IPVS it is removed, since ipvscare also has
-// a record of its own, which lasts until a reboot removes the rules anyway.
+// one is first written again for site, or removed if site is nil or has no IPVS.
 func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
@@ -158,10 +157,8 @@ func ipvsConfigReadable(e *machine.Env) bool {
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// StartIPVSCare starts ipvscare's unit, which has started when ipvscare serves, or
-// maintains /etc/hosts because the kernel has no IP_VS.
-// A running ipvscare rereads a changed list. It is restarted if it
-// does not serve an unchanged one.
+// StartIPVSCare starts ipvscare's unit, which has started when it serves or maintains
+// /etc/hosts. A running ipvscare rereads a changed list; if it does not serve, it is restarted.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -181,8 +178,7 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 }
 
 // WaitForEndpoint waits until the endpoint leads to an API server. If the API servers belong to
-// another cluster, or cannot prove theirs, it returns false without an error, since Check
-// reports that.
+// another cluster, or cannot prove theirs, it returns false, since Check reports that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := endpointAnswers(ctx, e, site)
 	if err != nil {

@@ -26,10 +26,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// kubeadm writes a Site's kubeletExtraArgs to kubeadm-flags.env at the join. After a change of
-// the Site, first boot writes them there and restarts kubelet.
-// If kubelet does not start with the new arguments, it gets the former ones back: a
-// mistake in a Site must not stop a running node.
+// After a change of the Site, first boot writes kubeletExtraArgs to kubeadm-flags.env and
+// restarts kubelet. If kubelet then does not start, it gets the former arguments back.
 
 // RefusedArgs is the file with the arguments with which kubelet
 // did not start. A reboot removes it.

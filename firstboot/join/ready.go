@@ -178,9 +178,8 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	return run.ErrConfirmed
 }
 
-// labelOwn sets missing labels of the Site on the Node, as far as a node may, and reports
-// whether it tried and which labels were rejected. A Node that an earlier machine left keeps
-// that machine's labels.
+// labelOwn sets missing labels of the Site on the Node, as far as a node may. It reports whether
+// it tried, and which were rejected. A Node of an earlier machine keeps that machine's labels.
 func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -19,8 +19,7 @@ import (
 )
 
 // joinTimeout is how long kubeadm waits until kubelet is healthy, and a quarter of its wait for
-// kubelet's certificate. The waits are long, since another attempt would only queue a second
-// request.
+// kubelet's certificate: a new attempt would only queue a second request.
 const joinTimeout = 2 * time.Minute
 
 // shortLived turns off garbage collection in Go programs that run only briefly: kubeadm, and
@@ -133,9 +132,8 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// UndoJoin removes the files that kubeadm join and kubelet wrote, except keep, so that the next
-// attempt starts like the first one. kubeadm reset would also empty /etc/kubernetes/manifests,
-// where an image may have pods.
+// UndoJoin removes the files that kubeadm join and kubelet wrote, except keep, for the next
+// attempt. kubeadm reset would also remove the image's pods in /etc/kubernetes/manifests.
 func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {

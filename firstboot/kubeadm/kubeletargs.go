@@ -13,8 +13,8 @@ import (
 // On a metered link kubelet sends an unchanged status once an hour instead of every five
 // minutes, which costs 2.6 MB a day. Its lease still shows that it is alive, and changes are
 // sent at once.
-// The setting has no flag, so it is in a configuration directory, on DATA: kubelet does not
-// start without the directory, e.g. on a new root.
+// The setting has no flag, only a file. That is on DATA, since
+// kubelet needs it on a new root too.
 const (
 	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	MeteredConfFile = KubeletConfDir + "/50-metered.conf"

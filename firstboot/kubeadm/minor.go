@@ -17,9 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// WithSettings extends a phase in which kubeadm joins. If the system has another minor version
-// than the kubeadm that wrote kubelet's settings, kubeadm also writes them again. Until then
-// kubelet runs with the former settings.
+// WithSettings extends a phase in which kubeadm joins: if kubelet's settings are from another
+// minor version, kubeadm writes them again. Until then kubelet runs with the former ones.
 func WithSettings(join run.Phase, active *site.Active) run.Phase {
 	minor := kubeadmdocs.Minor(active.Image.Kubernetes)
 	p := join

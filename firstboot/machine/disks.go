@@ -154,8 +154,7 @@ func (e *Env) DisksWith(partUUID string) []string {
 }
 
 // RootDisk returns the disk from which this system was started, with the partition mounted at /.
-// Other disks may have the same labels. A pass looks it up only once; use LookUpRootDisk if
-// partition sizes may have changed.
+// It is cached for a pass; use LookUpRootDisk if partition sizes may have changed.
 func (e *Env) RootDisk() (*Disk, error) {
 	if e.cache != nil && e.cache.disk != nil {
 		return e.cache.disk, nil
@@ -228,9 +227,8 @@ const (
 	MaxProbes = 64
 )
 
-// RemovableSlots lists the devices on USB sticks and cards that may hold a Site: partitions
-// named EDGEBAKE, and FAT file systems with that label, in a partition or on the whole device.
-// Any laptop can create the latter.
+// RemovableSlots lists the devices on sticks and cards that may hold a Site: partitions named
+// EDGEBAKE, and FAT file systems with that label, with or without a partition table.
 func (e *Env) RemovableSlots() (out []string) {
 	for p := range e.removable {
 		if len(out) == MaxSticks {

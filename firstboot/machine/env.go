@@ -95,9 +95,8 @@ type UnitStart struct {
 	Then time.Time // by the clock at that time
 }
 
-// Earlier returns the time to compare with times that were recorded in this boot, by either
-// clock. Times that may be from an earlier boot must be compared with Now: Then may be before
-// them if the clock was behind.
+// Earlier returns the time to compare with times of this boot, by either clock. Times of earlier
+// boots must be compared with Now: if the clock was behind, Then may be before them.
 func (s UnitStart) Earlier() time.Time {
 	if s.Then.Before(s.Now) {
 		return s.Then

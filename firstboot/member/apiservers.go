@@ -16,8 +16,7 @@ import (
 )
 
 // A new list of API servers in a Site may be a mistake that nobody on site can undo. So the last
-// verified list stays in use, on disk and in ipvscare's configuration, until an API server of
-// the new list is verified.
+// verified list stays in use until an API server of the new list is verified.
 
 const (
 	// ProvenFile holds the last verified list, as a Proven.
@@ -32,9 +31,8 @@ type Proven struct {
 	Masters []string `json:"masters"`
 	// CA holds the pins of that CA. A list from a cluster that this machine has left is ignored.
 	CA []string `json:"ca"`
-	// Learned are the API servers that ipvscare had learned in addition to Masters when a Site
-	// brought another list. ipvscare then drops them, although they may have replaced all of
-	// Masters.
+	// Learned are the API servers that ipvscare had learned besides Masters when a Site brought
+	// another list. ipvscare then drops them, but they may have replaced all of Masters.
 	Learned []string `json:"learned,omitempty"`
 }
 
@@ -94,9 +92,8 @@ func configuredMasters(e *machine.Env, site *configs.Site) []string {
 // maxLearned is the maximum number of API servers that ipvscare learns.
 const maxLearned = 64
 
-// LearnedMasters returns the API servers that ipvscare has learned from the cluster in addition
-// to the configured ones, which may have been replaced over the years. Those learned for another
-// list or in another cluster do not count.
+// LearnedMasters returns the API servers that ipvscare has learned in addition to the configured
+// ones. Those learned for another list or in another cluster do not count.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil

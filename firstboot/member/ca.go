@@ -14,9 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// StaleCA reports whether a machine that is not a node has an outdated CA, with which it would
-// verify API servers: from discovery for another Site, or from an earlier boot if the Site pins
-// none.
+// StaleCA reports whether a machine that is not a node has an outdated CA: from discovery for
+// another Site, or from an earlier boot if the Site pins none. API servers are verified with it.
 func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
@@ -91,10 +90,8 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 	return err == nil && u.Token == site.Credentials.Token.Reveal()
 }
 
-// A CA is valid for ten years. It is reissued with its own key, so that pins and the
-// certificates that it has signed stay valid.
-// A control-plane node gets the new one with its Site. The first of them publishes it in
-// cluster-info, where workers recognize it by its key.
+// A CA is valid for ten years. It is reissued with its own key, so that pins and certificates
+// stay valid. Control-plane nodes publish it in cluster-info, where workers find it.
 
 // CAEndsSoon returns the earliest end of these CAs (PEM), and
 // whether it is within api.CAWarning.

@@ -14,10 +14,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// certStore is the store of a client-go certificate manager: NAME-DATE.pem files with
-// certificate and key, and NAME-current.pem, a link to the newest.
-// The files are not synced: a power cut soon after a rotation leaves an empty file
-// behind the link, and the program cannot start.
+// certStore is the store of a client-go certificate manager: NAME-DATE.pem files, and the link
+// NAME-current.pem to the newest. They are not synced: a power cut may leave an empty one.
 type certStore struct {
 	Dir, Name string
 	// Replaceable: the program requests a new certificate if the file is

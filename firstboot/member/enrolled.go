@@ -25,8 +25,7 @@ var (
 )
 
 // Enrolled returns nil if the node has valid credentials of the cluster. It works offline: it
-// only reads and parses files, which may be empty after a power cut, since kubeadm and kubelet
-// do not sync them.
+// only parses files, which may be empty after a power cut, since they were not synced.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
 	return err
@@ -40,8 +39,7 @@ func EnrolledOrEarly(e *machine.Env) bool {
 }
 
 // Enrolment returns the node's certificate and the error of Enrolled; both with errExpired and
-// ErrEarly. It reads the files each time, since kubeadm and kubelet may change them during a
-// pass, but parses the same contents once.
+// ErrEarly. The files may change during a pass, so they are read each time.
 func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {

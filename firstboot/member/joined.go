@@ -96,8 +96,7 @@ func Union(a, b map[string]string) map[string]string {
 }
 
 // RemarkTaints adds a note on taints that the Site has gained or lost since the join, which a
-// node may not change itself. It skips taints that the Node already has or that a person has
-// removed.
+// node may not change itself, unless the Node already matches.
 func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {

@@ -10,11 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Both roots of a machine share /var/lib/kubelet. A kubelet of another minor version changes the
-// files there, and an earlier one may not be able to read them afterwards.
-// So the files of the former version are kept when a root with another version boots, and
-// restored when the former root boots. KubeletRecord holds all of this, and is replaced
-// atomically.
+// Both roots of a machine share /var/lib/kubelet, and a kubelet of another minor version changes
+// files there. KubeletRecord keeps the former ones, for the return to the former root.
 
 const (
 	// KubeletRecord records to which kubelet the files in /var/lib/kubelet belong. The first
@@ -90,9 +87,8 @@ func SaveKubelet(e *machine.Env, minor int) error {
 	return nil
 }
 
-// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet of the given
-// minor version. It must run before kubelet starts. Without a record, the files belong to this
-// kubelet.
+// TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet, before it
+// starts. minor is that kubelet's version. Without a record, the files belong to it already.
 func TakeOverKubelet(e *machine.Env, minor int) error {
 	k := ReadKubeletFiles(e)
 	switch {

@@ -83,9 +83,8 @@ func (r Record) Write(e *machine.Env) error {
 	return nil
 }
 
-// HasJoined reports whether this machine is or was a member of a cluster, whatever the state of
-// its credentials. So an attacker on the network who changes its clock cannot make it count as a
-// new machine.
+// HasJoined reports whether this machine is or was a member of a cluster, even if its
+// credentials are unusable or expired: a wrong clock must not make it count as new.
 func HasJoined(e *machine.Env) bool {
 	_, was := ReadRecord(e)
 	return was || Is(e) || e.Exists(ReadyMark)

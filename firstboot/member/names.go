@@ -14,10 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// EveryAPIServerIsNamed reports whether every API server's certificate has the endpoint's
-// name; one that does not answer counts as without.
-// Only then may kubelet join through the endpoint, since it drops
-// tls-server-name when it writes its kubeconfig.
+// EveryAPIServerIsNamed reports whether every API server answers with a certificate that has the
+// endpoint's name. kubelet may join only then, since it drops tls-server-name.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }
@@ -70,9 +68,8 @@ func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, er
 	return n, errors.Join(errs...)
 }
 
-// Shared returns kubelet's tls-server-name for the endpoint. It is "", the endpoint's own name,
-// if all certificates have that; otherwise the name that kubeadm puts into all certificates.
-// If neither is in all certificates, Shared returns the more frequent one.
+// Shared returns kubelet's tls-server-name for the endpoint: "" (the endpoint's own name) if all
+// certificates have that, otherwise kubeadm's shared name, or the more frequent of the two.
 func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
@@ -93,8 +90,7 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 }
 
 // Fit reports whether kubelet may keep name: all API servers that answer have it, or no other
-// name is more frequent. api.SharedName does not fit once all API servers have the endpoint's
-// name.
+// name is more frequent. Once all have the endpoint's name, api.SharedName does not fit.
 func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {

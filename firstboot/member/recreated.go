@@ -17,11 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster may be recreated with its former keys, which the certificates of its API servers do
-// not show. A kubelet that connects to it would stop its pods, since the new cluster has none
-// for it.
-// So a Ready node records UIDs that only its own cluster has, and ipvscare (package
-// ipvs) sends traffic to no other cluster.
+// A cluster recreated with the same keys has the same certificates, but a kubelet that connects
+// to it would stop its pods. So a Ready node records UIDs of its own cluster.
 
 // JoinedCluster is the file with these UIDs.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
@@ -35,9 +32,8 @@ func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	return j
 }
 
-// ClusterNow identifies the cluster in which this node is Ready by the UIDs of cluster-info, of
-// the Node and, if readable, of the API servers' Service. It returns nil if cluster-info cannot
-// be read.
+// ClusterNow identifies the cluster in which this node is Ready by the UIDs of cluster-info, the
+// Node and, if readable, the API servers' Service; nil if cluster-info is unreadable.
 func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -57,11 +53,10 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToSave returns the record that must replace the present one; nil if that one is correct
-// or there is no better one. If a server shows no recorded UID, the error is ErrOtherCluster.
-// The record must follow changes: if cluster-info is published again and the Node deleted later,
-// no old UID would match. New UIDs are accepted from an API server that shows at least one
-// recorded UID.
+// ClusterToSave returns the record that must replace the present one; nil if none must. It
+// accepts new UIDs only from an API server that still shows a recorded one, since cluster-info
+// and the Node may each be recreated.
+// If a server shows no recorded UID, the error is ErrOtherCluster.
 func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server

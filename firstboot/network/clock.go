@@ -22,11 +22,9 @@ const clockDoc = "a clock that is not in the past"
 
 // ClockPhase sets a clock that is behind to the latest moment that has certainly passed: the
 // image's date, the Site's date of stamping (stamped returns it in seconds since the epoch), or
-// the start of a certificate of the cluster. Boards without a battery start in 1970, where no
-// certificate is valid.
-// A clock that follows a time server is not changed. Time servers are also waited for before
-// this node's certificate counts as out of time, and before a control-plane node makes its first
-// certificates.
+// the start of a certificate of the cluster. A clock that follows a time server is not changed.
+// It waits for time servers before this node's certificate counts as out of time, and before a
+// control-plane node makes its first certificates.
 func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
 		first := site.NodeType == configs.NodeControlPlane && !e.Exists(member.ControlPlaneMark)
@@ -86,9 +84,8 @@ func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 	return time.Unix(max(image.SourceDate, CredibleStamp(image, stamped)), 0)
 }
 
-// LearnTime sets the clock to the start of a certificate that discovery found to be not valid
-// yet, and reports whether it did. It needs a pinned CA: otherwise anybody could change the
-// clock. The time is not saved, since the signer's clock may have been ahead.
+// LearnTime sets the clock to the start of a certificate that is not valid yet for discovery,
+// and reports whether it did. It needs a pinned CA: otherwise anybody could change the clock.
 func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
@@ -100,10 +97,8 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 // beganTimeout bounds the requests of the function begun.
 const beganTimeout = 2 * time.Second
 
-// begun returns the latest start of a not yet valid certificate of another machine of the
-// cluster, or of this node's enrolment; zero if there is none.
-// The certificates are verified with the CA of the Site or of the enrolment, so
-// that nobody else can change the clock.
+// begun returns the latest start of a not yet valid certificate of this node or another machine
+// of the cluster; zero if there is none. All are verified with the CA of the Site or enrolment.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganTimeout)
 	defer cancel()
@@ -192,9 +187,8 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPTimeout bounds the wait for a time server if a certificate's validity depends on the clock;
-// without any time server the Site must still join. ntpFirst is for a control-plane node without
-// certificates.
+// NTPTimeout bounds the wait for a time server, which may not exist, before a certificate is
+// judged. ntpFirst is for a control-plane node without certificates.
 const (
 	NTPTimeout = time.Minute
 	ntpFirst   = 30 * time.Second
@@ -229,9 +223,8 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// JudgeOutOfTime judges a node's certificate that is expired or not valid yet; nil if the clock
-// was corrected meanwhile. Only a person can fix an expired certificate, but that is certain
-// only if the clock follows a time server.
+// JudgeOutOfTime judges a certificate that is expired or not valid yet; nil if the clock was
+// corrected. Only if the clock follows a time server, an expired one needs a person.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // must come before the clock is read again

@@ -122,9 +122,8 @@ func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool
 	return run.Done
 }
 
-// checkOffline judges a cluster member that reaches no API server; it need not wait for one.
-// ipvscare may still reach one, e.g. at an address that DNS no longer returns, but that does not
-// prove new network settings.
+// checkOffline judges a cluster member that reaches no API server; it need not wait for one. If
+// ipvscare still reaches one, that does not prove new network settings.
 func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
 	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 		return run.Done
@@ -133,8 +132,7 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 }
 
 // presentAddr returns the node's recorded address if it is still the source address towards any
-// API server. With two network cards these addresses may differ, and the node's must not depend
-// on which API server answers first.
+// API server. It must not depend on which API server answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -306,9 +304,8 @@ func OwnHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// OfflineHealthy judges a boot of a once Ready node that reaches no API server: kubelet and
-// ipvscare must run, and a route to the API servers must exist. Without a route, a new system
-// may lack the network card's driver.
+// OfflineHealthy judges a boot of a node that was Ready and reaches no API server: kubelet and
+// ipvscare must run, and a route must exist, since a new system may lack the card's driver.
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}

@@ -35,9 +35,8 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 	return src, nil
 }
 
-// BothAddresses returns the node's address and, after a comma, a permanent address of the other
-// family; "" if it has none. An error means that the machine lacks an address that nodeIP
-// requires.
+// BothAddresses returns the node's address and, after a comma, a permanent one of the other
+// family; "" without such. An error means that an address that nodeIP requires is missing.
 func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	own, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {

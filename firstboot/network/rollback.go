@@ -22,9 +22,7 @@ import (
 )
 
 // First boot keeps the network settings that last reached an API server (on a control-plane
-// node: another machine). If a corrected Site's settings reach less than the kept ones, the
-// kept ones are restored, since nobody may be at the machine to undo a typing error. A boot
-// during such a trial starts with the Site's settings again.
+// node: another machine). It restores them if those of a corrected Site reach less.
 
 // netFile is a file of the network settings, a link that enables a unit, or a link to /dev/null
 // that masks a file of the image.
@@ -233,11 +231,8 @@ func MayTry(e *machine.Env) bool {
 	return since < 0 || since >= TrialPauses[t.Count] // negative: the clock was set back
 }
 
-// rollBack tries the former settings if those in place do not reach everything. The former ones
-// stay only if they reach more than the new ones do, even when tried again: the network may have
-// started meanwhile.
-// It returns the reach of the settings that are in place then, and
-// whether they are the former ones.
+// rollBack tries the former settings if those in place do not reach everything, and keeps them
+// if the new ones still reach less. It returns what is reached, and whether by the former ones.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {

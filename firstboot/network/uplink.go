@@ -101,9 +101,8 @@ const (
 	neighbourTimeout = 6 * time.Second
 )
 
-// NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A rejected
-// connection counts as an answer. So does a connection that a gateway drops, since the kernel
-// reports an error if the gateway is missing.
+// NeighbourAnswers returns nil if another control-plane node or a gateway is reached, even if it
+// rejects or drops the connection: for a missing one, the kernel reports an error.
 func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string

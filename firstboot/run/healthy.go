@@ -12,10 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A newly installed system boots on trial: edgebake-healthy.service holds boot-complete.target
-// until HealthyFile exists, and then the boot entry is marked as good.
-// Without HealthyFile the boot ends after a timeout, which is suspended while HeldFile exists.
-// After the last failed try the former system boots again.
+// A boot on trial is confirmed by HealthyFile, on which edgebake-healthy.service waits before
+// boot-complete.target. Without it the boot ends after a timeout, unless HeldFile exists.
 
 // saveHealthy marks this boot as successful.
 func saveHealthy(e *machine.Env) error {

@@ -79,9 +79,8 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show replaces the list of phases in the state, and keeps each phase's known state. If all is
-// false, the phases after the Site's are still unknown, and a longer list of an earlier pass
-// stays.
+// show replaces the list of phases in the state, but keeps each one's known state. all: phases
+// after the Site's are included. If not, a longer list of an earlier pass stays.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

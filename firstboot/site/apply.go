@@ -19,9 +19,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Phase finds the Site, stores it in reader.Last for the rest of the pass, and applies its
-// settings. beforeKubelet, which may be nil, is called before a kubelet that waited for the
-// settings is started.
+// Phase finds the Site, stores it in reader.Last for the pass, and applies its settings.
+// beforeKubelet, which may be nil, runs before a kubelet that waited for them is started.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
 	left := false // the slot of an enrolled node could not be written in this pass
 	return run.Phase{
@@ -318,9 +317,8 @@ func isUnder(paths []string, dirs ...string) bool {
 	})
 }
 
-// restartServices restarts the services whose settings have changed. It skips udev, which
-// notices changed rules, and firewalls, whose reload would flush all other rules, kube-proxy's
-// too.
+// restartServices restarts services whose settings have changed, except udev, which notices
+// changes, and firewalls, whose reload would flush other rules, e.g. kube-proxy's.
 func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	for _, r := range []struct {
 		dirs       []string

@@ -13,11 +13,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Two machines may match one Site of an Inventory, e.g. after a network card was moved, or if
-// boards share a serial number. Both would be the same node.
-// So the first machine claims the Site on the stick before using it, and the second finds the
-// claim and stops. If the stick cannot store claims, the cluster's Node of that name stops it
-// (join.NameIsFree).
+// Two machines may match one Site of an Inventory and would be the same node. So the first
+// claims the Site on the stick, or its Node stops the second (join.NameIsFree).
 
 // claimedBy returns another machine's claim to the stick's Site; nil if there is none that
 // still matches.
@@ -42,8 +39,7 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 }
 
 // sameMachine reports whether a and b may be one machine: UUIDs and serial numbers that both
-// have are equal, and they share a network card, since boards with the same serial number have
-// the same UUID too.
+// have are equal, and they share a network card, since vendors reuse numbers.
 func sameMachine(a, b siteconf.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
 		x, y := forms.Identity(own[0]), forms.Identity(own[1])

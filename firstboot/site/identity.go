@@ -14,12 +14,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// IdentityPhase gives this machine its own machine ID, and file system UUIDs derived from it. It
-// also makes the HMAC key that identifies Sites, and records cluster membership before a stick
-// is read.
-//
-// The ID survives an exchange of the root: the initrd copies it
-// from DATA to a root without an ID.
+// IdentityPhase makes this machine's ID, the file system UUIDs derived from it, and the HMAC key
+// that identifies Sites. It also records cluster membership before a stick is read.
+// The ID survives an exchange of the root: the initrd copies it from DATA.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,

@@ -20,9 +20,8 @@ func HubForm(image ondisk.ImageInfo) string {
 	return ""
 }
 
-// ImageInfo returns the builder's description of the image. It is empty
-// on a node that edgebake did not build. An unreadable description is an
-// error: otherwise every check against the image would be skipped.
+// ImageInfo returns the builder's description of the image; empty on a node that edgebake did
+// not build. An unreadable one is an error, since checks against the image need it.
 func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
 	b, err := e.Read(ondisk.ImageInfoFile)

@@ -13,9 +13,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// An Inventory has the Sites of many machines, with their secrets. A machine's own slot is
-// rewritten with only its own Site before anything else uses it. A stick serves several machines
-// and keeps all.
+// An Inventory has the Sites of many machines, with their secrets. Before anything else uses it,
+// a machine's own slot is rewritten with only its own Site. A stick keeps all Sites.
 
 // A Site may also name its machine itself (match). Once that machine has the Site, match is
 // removed, so that exchanging a network card later does not invalidate it.
@@ -101,8 +100,7 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 }
 
 // readUnwritten reads the machine's own slot if it must be rewritten: it has an Inventory with
-// this machine's Site, or a rewrite was interrupted. one is the new contents; nil if there is
-// nothing to do.
+// this machine's Site, or a rewrite was interrupted. one is the new contents; nil if not.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -13,10 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A signature does not expire, so an old stick could undo a later correction. Signatures are
-// rejected if older than the last accepted one, the Site stamped onto the disk, or a date in the
-// Image.
-// The date of an unsigned stick proves nothing, so it never makes a signed Site count as old.
+// A signature is rejected if it is older than the last accepted one, the Site stamped onto the
+// disk, or a date in the Image: an old stick must not undo a correction.
 
 const (
 	// signedFile holds the date before which signatures do not count, in seconds since the
@@ -25,9 +23,8 @@ const (
 	// UnsignedFile holds the dates of the last Sites from unsigned sticks, in seconds since
 	// the epoch: of the one in the slot, and of one that is being written to it.
 	UnsignedFile = ondisk.StateDir + "/unsigned"
-	// clockFile holds pairs of dates, in seconds since the epoch, for Sites that a member accepted
-	// from unsigned sticks: the Site's date, and the date that counts for the clock instead.
-	// One pair is for the Site in the slot, another for a Site that is being written to it.
+	// clockFile holds, in seconds since the epoch, the date of an unsigned stick's Site that a
+	// member accepted, and the one that counts for the clock; twice while the slot is rewritten.
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
@@ -56,9 +53,8 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	return when.Unix(), nil
 }
 
-// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed;
-// 0 if it came from an unsigned stick or has no date. A date before the image's counts too,
-// since the image may be newer than the Site.
+// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed,
+// even if before the image's; 0 if the Site has none or is from an unsigned stick.
 func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	if active == nil || slices.Contains(secondsIn(e, UnsignedFile), active.Stamped) {
 		return 0

@@ -260,9 +260,8 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-// Read reads the active Site from the slot or, if that one is missing or invalid, from the
-// copy of the last one that was applied. before, which may be nil, is an earlier result.
-// Phases use the Reader of their pass; other commands call Read once.
+// Read reads the active Site from the slot or, if that is missing or invalid, the copy of the
+// last applied one. before may be nil, or an earlier result. Phases use their pass's Reader.
 func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {

@@ -24,7 +24,8 @@ import (
 // A Site on a stick is copied into the machine's own slot, as if it had been stamped there. A
 // stick may stay in the machine for years, so it matters whether somebody has just brought it:
 //   - The contents of a stick are recorded, and an unchanged stick is not used again, so it
-//     does not undo a later correction. The record goes when another stick is used meanwhile.
+//     does not undo a later correction. A stick that is absent while another one is used loses
+//     its record, and counts as new.
 //   - Of two Sites with a date, the newer one is used. A signed Site is compared only with
 //     those that were signed, or stamped onto the disk.
 

@@ -303,9 +303,8 @@ func TestControlPlaneGoesBack(t *testing.T) {
 	}
 }
 
-// The test has the reasons that delay an update of a control-plane node, before any change or
-// before the boot entry is written. The node then holds no Lease, and the same command
-// continues.
+// Some reasons delay an update of a control-plane node before any change, others before its boot
+// entry is written. It then holds no Lease, and the same command continues.
 func TestControlPlaneWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, want    string
@@ -355,9 +354,8 @@ func TestControlPlaneWaits(t *testing.T) {
 	}
 }
 
-// The power is cut at each change from the acquisition of the Lease on. The new system's boot
-// entry never exists without the Lease; a machine without that entry releases the Lease; the
-// same command completes the update.
+// The power is cut at each change from the acquisition of the Lease on. The new boot entry never
+// exists without the Lease, and the same command completes the update.
 func TestPowerCutsOfAControlPlane(t *testing.T) {
 	whole, first, last := newControlPlaneBox(t), 0, 0
 	err := Update(t.Context(), whole.env(), Options{Image: whole.inside("cp.raw.zst")}, func(s run.Step) {

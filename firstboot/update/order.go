@@ -65,8 +65,7 @@ type orders struct {
 }
 
 // CarryOutOrder reads this machine's Node with kubelet's credentials, carries out a new update
-// order there, and writes the answer to the Node. It does nothing while no API server can be
-// reached.
+// order there, and answers on the Node. Without an API server it does nothing.
 func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	o := &orders{e: e, node: member.Name(e)}
 	if o.node == "" {
@@ -382,9 +381,8 @@ func bytesOf(text string) int64 {
 	return n
 }
 
-// holdPatience is how long a run waits until hold is removed from the order or an API server
-// confirms it. The run then ends, so that other changes are possible; the timer's next run
-// continues.
+// holdPatience is how long a run waits for the end of hold, or for an API server's confirmation.
+// Then it ends, so that other changes are possible; the timer's next run continues.
 const holdPatience = 10 * time.Minute
 
 var errHeld = errors.New("the order holds the machine")

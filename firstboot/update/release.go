@@ -39,12 +39,10 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
-// Release finishes an update once the machine keeps a system, the new one or the old. It makes
-// the Node schedulable, lets other control-plane nodes be updated, unpins unlisted container
-// images, updates image.json on the EFI system partition, and removes downloaded files.
-//
-// UnitRelease runs it at each boot; on trial it runs after systemd has marked
-// the boot entry as good.
+// Release finishes an update once the machine keeps a system, new or old: it frees the Node, the
+// Lease and unlisted container images, describes the system on the EFI system partition for
+// `stamp`, and removes downloads.
+// UnitRelease runs it at each boot; on trial, once systemd has marked the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {

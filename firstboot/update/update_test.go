@@ -129,9 +129,8 @@ type box struct {
 	parts map[string]gpt.Partition
 	now   time.Time
 	log   bytes.Buffer
-	// effects counts the writes to the disk and the file system. At write number cut the power
-	// fails, and the share arrives of the write is stored; a file is stored as a whole or not at
-	// all.
+	// effects counts the writes to the disk and the file system. At number cut the power fails, and
+	// only the share arrives of that write is stored; files are stored as a whole or not.
 	effects, cut int
 	arrives      float64
 	rebooted     bool
@@ -527,10 +526,8 @@ func (b *box) inside(name string) string {
 	return "/mnt/" + name
 }
 
-// The power fails at each change, of which nothing, a part or all is stored. The machine then
-// has the old system, and the new one completely or not at all.
-// The same command completes the update, and downloads nothing
-// again except the chunk in transit.
+// The power fails at each change, of which nothing, a part or all is stored. The old system can
+// boot, and the same command completes the update and downloads little again.
 func TestPowerCuts(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")

@@ -48,9 +48,8 @@ func (w *World) CloneWith(t *testing.T, files []Entry) *World {
 	return c
 }
 
-// Fingerprint returns a digest of the state of the machine and its cluster. Two machines with
-// the same digest continue in the same way. It omits output and state.json, on which nothing
-// depends (TestStateDecidesNothing).
+// Fingerprint returns a digest of the state of the machine and its cluster. It omits output and
+// state.json, on which nothing depends (TestStateDecidesNothing).
 func (w *World) Fingerprint(t *testing.T, files []Entry) [32]byte {
 	t.Helper()
 	h := sha256.New()
