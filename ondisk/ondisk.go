@@ -1,9 +1,8 @@
-// Package ondisk is the contract between the programs: the paths, partition
-// labels and JSON documents through which they communicate. It imports nothing
-// from edgebake. It contains names, types, and rules that both sides must
-// compute alike (StampDates).
+// Package ondisk is the contract between the programs: the paths, partition labels and JSON
+// documents through which they communicate. It imports nothing from edgebake. It contains names,
+// types, and rules that both sides must compute in the same way (StampDates).
 //
-// Every document has a version; readers reject a version that they do not know.
+// Every document has a version. Readers reject versions that they do not know.
 package ondisk
 
 import (
@@ -11,7 +10,7 @@ import (
 	"time"
 )
 
-// GPT partition names, in the order of the table.
+// GPT partition names, in the order of the partition table.
 const (
 	LabelESP   = "ESP"      // FAT32: loader, kernels, initrds, image.json
 	LabelSlot  = "EDGEBAKE" // FAT16, FAT12 on 4Kn disks: one Site
@@ -20,9 +19,9 @@ const (
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
 )
 
-// BootSpread is the maximum delay between power-on and a machine's first
-// request to the API servers. It spreads the load when power returns to many
-// machines at once. A Site can set a longer one.
+// BootSpread is the maximum delay between power-on and a machine's first request to the API
+// servers. It spreads the load when power returns to many machines at once. A Site can set a longer
+// delay.
 const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
@@ -38,18 +37,18 @@ const (
 	// SlotSignature is the minisign signature of the Site's files
 	// (slot.Digests). It is used only on removable devices.
 	SlotSignature = "site.minisig"
-	// SlotClaims is the file in which machines record on a stick which Site of
-	// its inventory they use (slot.Claim).
+	// SlotClaims is a file on a stick. In it, machines record which Site of the stick's Inventory
+	// they use (slot.Claim).
 	SlotClaims = "claims.txt"
-	// SlotSize is the slot's size in bytes. The frames of a compressed image
-	// before and after the slot are aligned to it.
+	// SlotSize is the size of the slot in bytes. The frames of a compressed image before and after
+	// the slot are aligned to this size.
 	SlotSize = 16 << 20
-	// SlotCapacity is the maximum total size of the Site's files in bytes; the rest
-	// is for the reports and the file system's own data.
+	// SlotCapacity is the maximum total size of the Site's files in bytes. The rest of the slot is
+	// for the reports and for the file system's own data.
 	SlotCapacity = 15 << 20
 )
 
-// Loader is the path inside the ESP of the boot loader that UEFI starts by default; empty
+// Loader is the path, inside the ESP, of the boot loader that UEFI starts by default. It is empty
 // for an unknown architecture.
 func Loader(arch string) string {
 	return map[string]string{"amd64": "EFI/BOOT/BOOTX64.EFI", "arm64": "EFI/BOOT/BOOTAA64.EFI"}[arch]
@@ -58,29 +57,28 @@ func Loader(arch string) string {
 // ESPImageInfo is the path of ImageInfo inside the ESP.
 const ESPImageInfo = "edgebake/image.json"
 
-// ESPSBOM is the path of the SPDX document inside the ESP.
+// ESPSBOM is the path of the SBOM, an SPDX document, inside the ESP.
 const ESPSBOM = "edgebake/sbom.spdx.json"
 
-// The boot entry of the system on ROOT-A. Of the entries with tries left, systemd-boot uses the one
-// with the highest version within ESPSortKey. An update's entry is named after its root partition
-// and has the highest version on the ESP plus one, so the images' dates do not matter.
+// The boot entry of the system on ROOT-A. systemd-boot boots the entry with the highest version
+// within ESPSortKey that has tries left. The entry of an update is named after its root partition;
+// its version is the highest on the ESP plus one, so the images' dates do not matter.
 const (
 	ESPEntryA       = "loader/entries/edgebake-a.conf"
 	ESPSortKey      = "edgebake"
 	ESPFirstVersion = 1
 )
 
-// Files on the ESP of an image for Raspberry Pi boards. The firmware reads
-// ESPPiConfig, which names the directory of a system (os_prefix) with its
-// kernel, initrd, command line, device trees and overlays.
+// Files on the ESP of an image for Raspberry Pi boards. The firmware reads ESPPiConfig, which names
+// the directory of one system (os_prefix). That directory has the system's kernel, initrd, command
+// line, device trees and overlays.
 const (
 	ESPPiConfig      = "config.txt"
 	ESPPiCommandLine = "cmdline.txt"
 )
 
-// ESPSystemDir returns the directory of a system's kernel and initrd in the
-// ESP. The name contains the plan's ID, because two systems may have kernels of
-// the same release.
+// ESPSystemDir returns the directory, inside the ESP, of a system's kernel and initrd. Its name
+// contains the plan's ID, because two systems may have kernels of the same release.
 func ESPSystemDir(plan string) string { return "edgebake/" + plan[:min(16, len(plan))] }
 
 // Paths on the node.
@@ -88,22 +86,22 @@ const (
 	EtcDir         = "/etc/edgebake"
 	IPVSConfig     = "/etc/edgebake/ipvs.json"        // IPVS; firstboot writes, ipvscare reads
 	StateDir       = "/var/lib/edgebake"              // firstboot's state, on DATA
-	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update: see UnitMerge
+	StagedStore    = "/var/lib/edgebake/update/store" // container images of an update; see UnitMerge
 	StateFile      = "/var/lib/edgebake/state.json"   // State
-	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the Site that was applied last, without its token, 0600
-	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID for a root that has none; the initrd also reads it
+	SiteCopy       = "/var/lib/edgebake/site.yaml"    // the Site that was applied last, without its token; mode 0600
+	MachineID      = "/var/lib/edgebake/machine-id"   // the machine ID, for a root that has none; the initrd also reads it
 	PersistDir     = "/var/lib/edgebake/persist"      // files and directories that are bind-mounted from DATA, or linked to
-	RunDir         = "/run/edgebake"                  // secrets while they are needed
-	RunMark        = "/run/edgebake-"                 // prefix of firstboot's marks that last until shutdown; RunDir is removed when firstboot ends
+	RunDir         = "/run/edgebake"                  // directory for secrets while they are needed
+	RunMark        = "/run/edgebake-"                 // prefix of firstboot's marker files that last until shutdown; RunDir is removed when firstboot ends
 	IPVSStateDir   = "/var/lib/ipvscare"              // ipvscare's state
 	IPVSLearned    = "/var/lib/ipvscare/learned.json" // API servers learned from the cluster and from DNS
 	IPVSRunDir     = "/run/ipvscare"                  // ipvscare's locks, sockets and records of its changes, 0700
-	HostsLock      = "/run/ipvscare/hosts.lock"       // flock(2) is held on it while /etc/hosts is read and replaced
+	HostsLock      = "/run/ipvscare/hosts.lock"       // locked with flock(2) while /etc/hosts is read and replaced
 	LogDir         = "/var/log/edgebake"              // logs of convert and reset
 	ImageInfoFile  = "/usr/share/edgebake/image.json" // ImageInfo of the running system, without partitions
-	HealthyFile    = "/run/edgebake-healthy"          // exists if this boot works as well as the last one: UnitHealthy waits for it
-	HeldFile       = "/run/edgebake-held"             // exists while that cannot be decided: UnitHealthy keeps waiting
-	ImportImageDir = "/var/lib/edgebake/import"       // archives of mode "import", removed after their import
+	HealthyFile    = "/run/edgebake-healthy"          // exists if this boot works as well as the last one; UnitHealthy waits for it
+	HeldFile       = "/run/edgebake-held"             // exists while it is undecided whether this boot works; UnitHealthy keeps waiting
+	ImportImageDir = "/var/lib/edgebake/import"       // archives of image store mode "import"; each is removed after its import
 	YurthubEnv     = "/etc/edgebake/yurthub.env"      // yurthub's arguments, for its unit
 	ProxyEnv       = "/etc/edgebake/proxy.env"        // the Site's proxy, for containerd and kubelet
 	KubeletConfig  = "/var/lib/kubelet/config.yaml"   // kubelet does not start without it
@@ -117,53 +115,51 @@ const (
 // systemd units in the image.
 const (
 	UnitFirstboot = "firstboot.service"
-	UnitAgain     = "firstboot-again.timer" // starts UnitFirstboot again
+	UnitAgain     = "firstboot-again.timer" // starts UnitFirstboot again later
 	UnitIPVSCare  = "ipvscare.service"
 	UnitKubelet   = "kubelet.service"
-	// UnitContainerd runs containers.
+	// UnitContainerd is containerd's unit.
 	UnitContainerd = "containerd.service"
-	// UnitRelease finishes an update after the new system is kept.
+	// UnitRelease completes an update once the new system is kept.
 	UnitRelease = "edgebake-release.service"
-	// UnitHealthy finishes when HealthyFile exists.
+	// UnitHealthy waits until HealthyFile exists.
 	UnitHealthy = "edgebake-healthy.service"
-	// UnitOrders carries out the update that the cluster orders, if any. UnitOrdersTimer starts it.
+	// UnitOrders carries out the update that the cluster has ordered, if any. UnitOrdersTimer
+	// starts it.
 	UnitOrders      = "edgebake-orders.service"
 	UnitOrdersTimer = "edgebake-orders.timer"
-	// UnitMerge adds StagedStore to containerd's store; containerd is stopped
-	// meanwhile.
+	// UnitMerge adds StagedStore to containerd's store while containerd is stopped.
 	UnitMerge = "edgebake-merge.service"
 )
 
 // SlotInfoVersion is the version of SlotInfo.
 const SlotInfoVersion = 1
 
-// SlotInfo is edgebake.json in the slot. The builder writes it; stamping
-// changes only Stamped.
+// SlotInfo is edgebake.json in the slot. The builder writes it. Stamping changes only Stamped.
 type SlotInfo struct {
 	Version int `json:"version"`
 	// Plan is the ID of the plan from which the image was built.
 	Plan string `json:"plan"`
-	// Golden is the digest of all partitions except the slot, in table order,
-	// before first boot: the SHA-256 over the SHA-256 of each 4 MiB block
+	// Golden is the golden digest. It covers all partitions except the slot, in table order, as
+	// they are before first boot. It is the SHA-256 over the SHA-256 of each 4 MiB block
 	// (docs/decisions/0002-golden-digest.md).
 	Golden string `json:"golden"`
-	// Parts are the digests of the individual partitions, by label, to find the
-	// one that is damaged. Older images have none.
+	// Parts are the digests of the individual partitions, by label. They show which partition is
+	// damaged. Older images have none.
 	Parts        map[string]string `json:"parts,omitempty"`
 	SiteVersions []string          `json:"siteVersions"`
-	// SectorSize is the sector size of the disk and of the slot's file system;
-	// 0 means 512.
+	// SectorSize is the sector size of the disk and of the slot's file system. 0 means 512.
 	SectorSize int64 `json:"sectorSize,omitempty"`
-	// Signature is the minisign signature of the golden digest and image.json
-	// (slot.ImageMessage); empty if the image is not signed.
+	// Signature is the minisign signature of the golden digest and image.json (slot.ImageMessage).
+	// It is empty if the image is not signed.
 	Signature string `json:"signature,omitempty"`
-	// Stamped is the time when the Site was written, in seconds since the
-	// epoch; 0 in a golden image, or if unknown. If it is within StampDates,
-	// the node's clock is never set before it.
+	// Stamped is the time at which the Site was written, in seconds since 1970. It is 0 in a golden
+	// image and if unknown. If it is within StampDates, the node's clock is never set to an earlier
+	// time.
 	Stamped int64 `json:"stamped,omitempty"`
 }
 
-// Values of ImageInfo.Removable: when a machine accepts a Site on a removable
+// Values of ImageInfo.Removable, which determine when a machine accepts a Site on a removable
 // device.
 const (
 	SitesNever         = "never"
@@ -176,61 +172,57 @@ const (
 // ImageInfoVersion is the version of ImageInfo.
 const ImageInfoVersion = 1
 
-// ImageInfo is image.json on the ESP and in the root file system: it describes
-// the image and the Sites that it supports. `stamp` rejects other Sites.
+// ImageInfo is image.json on the ESP and in the root file system. It describes the image and the
+// Sites that the image supports. `edgebake stamp` rejects other Sites.
 type ImageInfo struct {
 	Version int    `json:"version"`
 	Name    string `json:"name"`
 	Plan    string `json:"plan"`
 	Arch    string `json:"arch"`
-	// Boards are the boards whose own firmware starts the kernel and for which the image has
-	// drivers ("Raspberry Pi 4"). If empty, the image is for any machine of the architecture with
-	// UEFI.
+	// Boards are the boards for which the image has drivers and whose own firmware starts the
+	// kernel ("Raspberry Pi 4"). If it is empty, the image is for any machine of the architecture
+	// that has UEFI.
 	Boards     []string `json:"boards,omitempty"`
-	SourceDate int64    `json:"sourceDate"` // seconds since the epoch
-	// Removable specifies when a machine accepts the Site on a stick; empty means SitesRepair.
+	SourceDate int64    `json:"sourceDate"` // seconds since 1970
+	// Removable determines when a machine accepts the Site on a stick. Empty means SitesRepair.
 	Removable string `json:"removable,omitempty"`
-	// SiteKeys are minisign public keys. A Site on a stick that is signed with
-	// one of them is accepted completely, unless Removable is SitesNever.
+	// SiteKeys are minisign public keys. A Site on a stick that is signed with one of them is
+	// accepted as a whole, unless Removable is SitesNever.
 	SiteKeys []string `json:"siteKeys,omitempty"`
-	// SitesNotBefore is the earliest accepted date of a Site's signature, in
-	// seconds since the epoch; 0 means any.
+	// SitesNotBefore is the earliest date, in seconds since 1970, of an accepted signature of a
+	// Site. 0 means any date.
 	SitesNotBefore int64 `json:"sitesNotBefore,omitempty"`
-	// UpdateSerial orders images: a machine rejects an update with a lower
-	// serial than its own.
+	// UpdateSerial orders images. A machine rejects an update whose serial is lower than its own.
 	UpdateSerial int `json:"updateSerial,omitempty"`
-	// UpdateKeys are minisign public keys; an update of this image must be
-	// signed by one of them.
+	// UpdateKeys are minisign public keys. An update of this image must be signed with one of them.
 	UpdateKeys []string `json:"updateKeys,omitempty"`
-	// ControlPlaneUpdates is set if first boot ends the update of a control-plane
-	// node, which others wait for. Older images lack it.
+	// ControlPlaneUpdates is set if this image's first boot completes the update of a control-plane
+	// node; other control-plane nodes wait for that. It is not set in older images.
 	ControlPlaneUpdates bool     `json:"controlPlaneUpdates,omitempty"`
 	NodeTypes           []string `json:"nodeTypes"`
 	SiteVersions        []string `json:"siteVersions"`
-	// SiteFields are the fields of a Site that first boot supports
-	// (configs.SiteFields); it rejects others. Older images have no list.
+	// SiteFields lists the fields of a Site that first boot supports (configs.SiteFields). First
+	// boot rejects Sites with other fields. Older images have no list.
 	SiteFields []string `json:"siteFields,omitempty"`
-	// InventoryVersions are the versions of inventories that first boot
-	// supports.
+	// InventoryVersions are the versions of Inventories that first boot supports.
 	InventoryVersions []string `json:"inventoryVersions,omitempty"`
 	Kubernetes        string   `json:"kubernetes"`            // "v1.36.3"
 	Containerd        string   `json:"containerd"`            // "2.2.9"
 	Kernel            string   `json:"kernel,omitempty"`      // uname -r
 	Snapshotter       string   `json:"snapshotter,omitempty"` // "overlayfs"
-	// PodCIDR is the CIDR from which the image itself assigns pod addresses;
-	// empty if an agent of the cluster does so.
+	// PodCIDR is the CIDR from which the image itself assigns addresses to pods. It is empty if an
+	// agent of the cluster assigns them.
 	PodCIDR string `json:"podCIDR,omitempty"`
 	// Images are the container images in the image.
 	Images []ImageRef `json:"images,omitempty"`
 	// Yurthub is set if the image supports OpenYurt nodes.
 	Yurthub *YurthubInfo `json:"yurthub,omitempty"`
-	// Partitions are the partitions of the disk, in table order; only in the
-	// copy on the ESP.
+	// Partitions are the partitions of the disk, in table order. Only the copy on the ESP has them.
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// release is a date before the first image of this version. StampDates uses it for images with an
-// earlier sourceDate.
+// release is a date before the first image of this version. For images with an earlier sourceDate,
+// StampDates counts from release instead.
 const release = 1767225600 // 2026-01-01
 
 // StampDates returns the first and last date on which a Site may be stamped onto this image.
@@ -245,7 +237,7 @@ func (i ImageInfo) StampDates() (first, last time.Time) {
 type ImageRef struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"` // "sha256:…" of the manifest
-	Size   int64  `json:"size"`   // unpacked bytes
+	Size   int64  `json:"size"`   // size of the unpacked image in bytes
 }
 
 // YurthubInfo describes how yurthub runs on this image.
@@ -267,34 +259,32 @@ type PartitionInfo struct {
 	Start int64  `json:"start"` // bytes
 	Size  int64  `json:"size"`  // bytes
 	Used  int64  `json:"used,omitempty"`
-	// FSSize is the size of the file system if the partition is larger.
+	// FSSize is the size of the file system if that is smaller than the partition.
 	FSSize int64 `json:"fsSize,omitempty"`
-	// Room is the size of the largest file system that fits in the partition
-	// together with any data stored after it; 0 means Size.
+	// Room is the size of the largest file system that fits in the partition, including any data
+	// stored after the file system. 0 means Size.
 	Room int64 `json:"room,omitempty"`
 }
 
-// Files of an installer. edgebake writes them; the installer program reads
-// them.
+// Files of an installer. edgebake writes them, and the installer program reads them.
 const (
-	// LabelInstall is the label of the partition with the image on an
-	// installer's stick.
+	// LabelInstall is the label of the partition on an installer stick that contains the image.
 	LabelInstall = "EDGEBAKE-INSTALL"
-	// InstallImage is the image on it, with the Site in its slot.
+	// InstallImage is the image on that partition. Its slot contains the Site.
 	InstallImage = "image.raw.zst"
-	// InstallDir is the directory with the installer's files in the initrd.
+	// InstallDir is the directory in the initrd that contains the installer's files.
 	InstallDir     = "/edgebake"
 	InstallProgram = "/edgebake/installer"
 	InstallConfig  = "/edgebake/install.json"
 	InstallModules = "/edgebake/modules" // kernel modules that the initrd lacks
-	InstallCA      = "/edgebake/ca.crt"  // for servers with TLS
-	// InstallArchive is the archive with these files on the EFI system
-	// partition, an additional initrd.
+	InstallCA      = "/edgebake/ca.crt"  // CA certificates for servers with TLS
+	// InstallArchive is an archive of these files on the EFI system partition. It is loaded as an
+	// additional initrd.
 	InstallArchive = "edgebake/installer.cpio"
 	// InstallBootImage is the disk image that firmware downloads and boots.
 	InstallBootImage = "boot.img"
-	// InstallScript is the script that initramfs-tools runs for boot=edgebake
-	// instead of mounting a root.
+	// InstallScript is the script that initramfs-tools runs for boot=edgebake, instead of mounting
+	// a root file system.
 	InstallScript = "/scripts/edgebake"
 	InstallBoot   = "edgebake"
 )
@@ -308,35 +298,35 @@ const (
 // InstallVersion is the version of Install.
 const InstallVersion = 1
 
-// Install is install.json in an installer's initrd. It contains no secret: the
-// Site is in the slot of the image.
+// Install is install.json in an installer's initrd. It contains no secret, because the Site is in
+// the slot of the image.
 type Install struct {
 	Version int `json:"version"`
-	// ID is a random hex ID of this installer, from which the GUIDs of its
-	// stick and of the installed disks are derived.
+	// ID is a random hexadecimal ID of this installer. The GUIDs of its stick and of the installed
+	// disks are derived from it.
 	ID string `json:"id"`
-	// Image is the name of the image, Golden its digest, and Slot the SHA-256
-	// of its slot with the Site. The installer accepts no other image.
+	// Image is the name of the image, Golden its golden digest, and Slot the SHA-256 of its slot,
+	// which contains the Site. The installer accepts no other image.
 	Image  string `json:"image"`
 	Golden string `json:"golden"`
 	Slot   string `json:"slot"`
-	// Need is the minimum size of the disk, and Sector its sector size, in
+	// Need is the minimum size of the disk in bytes, and Sector the sector size of the disk in
 	// bytes.
 	Need   int64 `json:"need"`
 	Sector int64 `json:"sector"`
-	// One of the next three fields gives the location of InstallImage. Partition is the PARTUUID of
-	// the partition that contains it.
+	// Exactly one of the next three fields is set; it tells where InstallImage is. Partition is the
+	// PARTUUID of the partition that contains it.
 	Partition string `json:"partition,omitempty"`
 	// Volume is the name of the ISO 9660 volume that contains InstallImage.
 	Volume string `json:"volume,omitempty"`
-	// URL is the URL of InstallImage, for range requests.
+	// URL is the URL of InstallImage on a server that supports range requests.
 	URL string `json:"url,omitempty"`
-	// Disk is the rule that selects the disk (device.ParseRule).
+	// Disk is the rule that selects the disk to overwrite (device.ParseRule).
 	Disk string `json:"disk"`
 	// Then is the action after installation: ThenPowerOff or ThenReboot.
 	Then string `json:"then"`
-	// Reinstall allows overwriting, once, a disk that has an edgebake image or
-	// is part of a RAID or similar.
+	// Reinstall permits overwriting, once, a disk that already has an edgebake image or is part of
+	// a RAID or similar.
 	Reinstall bool `json:"reinstall,omitempty"`
 }
 
@@ -346,41 +336,40 @@ const StateVersion = 1
 // Results of a run of firstboot.
 const (
 	ResultRunning = "running"
-	ResultWaiting = "waiting" // a transient failure
-	ResultFailed  = "failed"  // a failure that only a person can fix
+	ResultWaiting = "waiting" // a temporary failure
+	ResultFailed  = "failed"  // a failure that a person must fix
 	ResultDone    = "done"
 )
 
-// State is state.json. It only reports what happened; nothing depends on it. It
-// contains no secret.
+// State is state.json. It only reports what happened; no program depends on it. It contains no
+// secret.
 type State struct {
 	Version  int          `json:"version"`
 	Plan     string       `json:"plan"`
 	BootID   string       `json:"bootID"`
 	Node     string       `json:"node"`
 	NodeType string       `json:"nodeType,omitempty"`
-	SiteMAC  string       `json:"siteMAC"` // HMAC of the Site document, to detect changes
+	SiteMAC  string       `json:"siteMAC"` // HMAC of the Site document; detects changes
 	Result   string       `json:"result"`
 	Started  time.Time    `json:"started"`
 	Updated  time.Time    `json:"updated"`
 	Phases   []PhaseState `json:"phases"`
-	// Notes tell a person about problems that do not stop the node: parts of
-	// its Site that were not applied, and why.
+	// Notes describe problems that do not stop the node: parts of its Site that were not applied,
+	// and why.
 	Notes []string `json:"notes,omitempty"`
-	// Boot has the start times of the parts of this boot; nil if systemd does
-	// not report them.
+	// Boot has the start times of the parts of this boot. It is nil if systemd does not report
+	// them.
 	Boot *BootClock `json:"boot,omitempty"`
-	// Update is set only when the state is displayed; nil means that there is
-	// no update to report.
+	// Update is set only when the state is displayed. It is nil if there is no update to report.
 	Update *UpdateState `json:"update,omitempty"`
 }
 
 // Statuses of an update.
 const (
 	UpdateRunning     = "running"
-	UpdateInterrupted = "interrupted" // the same command continues it
+	UpdateInterrupted = "interrupted" // repeating the same command continues it
 	UpdatePending     = "pending"     // the new system runs after the next restart
-	UpdateTrial       = "trial"       // the new system runs, but is not kept yet
+	UpdateTrial       = "trial"       // the new system runs, but may still be given up
 	UpdateFailed      = "failed"      // the machine returned to the old system after the last try
 )
 
@@ -389,8 +378,8 @@ type UpdateState struct {
 	Status string `json:"status"`
 	// Root is the partition of the new system.
 	Root string `json:"root"`
-	// The following fields are set while an update runs. Fetched and Total
-	// count the bytes downloaded; LeftSeconds is 0 if unknown.
+	// The following fields are set only while an update runs. Fetched and Total are numbers of
+	// downloaded bytes; LeftSeconds is 0 if unknown.
 	Image       string    `json:"image,omitempty"`
 	Phase       string    `json:"phase,omitempty"`
 	Detail      string    `json:"detail,omitempty"`
@@ -400,20 +389,19 @@ type UpdateState struct {
 	Updated     time.Time `json:"updated,omitzero"`
 }
 
-// BootClock has the start times of the parts of a boot, in microseconds, from
-// the properties of systemd's manager with the same names
-// (org.freedesktop.systemd1(5)). Firmware and Loader are before the start of
-// the kernel, the others after it. 0 means unknown.
+// BootClock has the start times of the parts of a boot in microseconds. They are the properties of
+// systemd's manager with the same names (org.freedesktop.systemd1(5)). Firmware and Loader are
+// times before the start of the kernel, the others times after it. 0 means unknown.
 type BootClock struct {
 	Firmware uint64 `json:"firmwareTimestampMonotonic,omitempty"`
 	Loader   uint64 `json:"loaderTimestampMonotonic,omitempty"`
-	// Kernel is the start of the kernel according to the clock at that time, in
-	// microseconds since 1970.
+	// Kernel is the time at which the kernel started, in microseconds since 1970, according to the
+	// clock at that moment.
 	Kernel    uint64 `json:"kernelTimestamp,omitempty"`
 	InitRD    uint64 `json:"initRDTimestampMonotonic,omitempty"`
 	Userspace uint64 `json:"userspaceTimestampMonotonic,omitempty"`
 	Finish    uint64 `json:"finishTimestampMonotonic,omitempty"`
-	// FirstBoot is the start of first boot, which systemd does not report.
+	// FirstBoot is the time at which first boot started. systemd does not report it.
 	FirstBoot uint64 `json:"firstBootMonotonic,omitempty"`
 }
 
@@ -432,8 +420,8 @@ type PhaseState struct {
 	Doc      string    `json:"doc,omitempty"`
 	Status   string    `json:"status"`
 	Attempts int       `json:"attempts"`
-	Since    time.Time `json:"since,omitzero"` // of the status
-	Seconds  float64   `json:"seconds"`        // spent in the phase so far
+	Since    time.Time `json:"since,omitzero"` // time of the last change of the status
+	Seconds  float64   `json:"seconds"`        // time spent in the phase so far
 	Waiting  string    `json:"waiting,omitempty"`
 	Error    string    `json:"error,omitempty"`
 	Fix      string    `json:"fix,omitempty"`
@@ -448,49 +436,48 @@ type IPVS struct {
 	Servers []IPVSVirtual `json:"servers"`
 }
 
-// IPVSVirtual is one virtual server and its backends.
+// IPVSVirtual is one virtual server and its real servers.
 type IPVSVirtual struct {
 	VIP     string   `json:"vip"`     // "10.103.97.2:6443", "[fd00::2]:6443"
-	Masters []string `json:"masters"` // "host:port"; host is an IP or a DNS name
-	// Host is the domain name that is kept in /etc/hosts for the VIP and sent
-	// as SNI; may be empty.
+	Masters []string `json:"masters"` // "host:port"; host is an IP address or a DNS name
+	// Host is the domain name that /etc/hosts maps to the VIP. It is also sent as SNI. It may be
+	// empty.
 	Host      string `json:"host,omitempty"`
 	Scheduler string `json:"scheduler,omitempty"` // rr (default), wrr, lc, wlc, sh, dh
-	// CAFile is the CA for verifying the API servers. Until the file exists,
-	// the health check is a TCP connection.
+	// CAFile is the CA that verifies the API servers. Until the file exists, the health check only
+	// opens a TCP connection.
 	CAFile    string `json:"caFile,omitempty"`
 	ProbePath string `json:"probePath,omitempty"` // default /readyz
 	Profile   string `json:"profile,omitempty"`   // lan (default) | metered
 	Rise      int    `json:"rise,omitempty"`      // default 2
 	Fall      int    `json:"fall,omitempty"`      // default 2
-	// SpreadSeconds is the time over which the cluster's nodes spread their
-	// first requests after power-on, at least BootSpread, and their return to
-	// an API server while another one is up. 0 means the minimum.
+	// SpreadSeconds is the time over which the nodes of the cluster spread their first requests
+	// after power-on, which is at least BootSpread. They also spread their return to an API server
+	// over it, while another one is up. 0 means the minimum.
 	SpreadSeconds int `json:"spreadSeconds,omitempty"`
-	// LearnMasters allows the cluster's ConfigMap kube-public/edgebake-masters
-	// to replace Masters.
+	// LearnMasters allows the ConfigMap kube-public/edgebake-masters in the cluster to replace
+	// Masters.
 	LearnMasters bool `json:"learnMasters,omitempty"`
-	// Joined is the cluster that the node joined; nil if unknown. An API server
-	// gets no traffic until it has shown one of the UIDs.
+	// Joined is the cluster that the node joined; nil if unknown. An API server gets no traffic
+	// until it has shown one of these UIDs.
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
-// IPVSJoined identifies a cluster by UIDs, which differ even if the cluster is
-// re-created with the same keys.
+// IPVSJoined identifies a cluster by UIDs. They differ even if a cluster is created again with the
+// same keys.
 type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
-	Node        string `json:"node"`        // this machine's Node
+	Node        string `json:"node"`        // name of this machine's Node
 	NodeUID     string `json:"nodeUID"`
-	// ServiceUID is the UID of the Service default/kubernetes; empty if it was
-	// not recorded.
+	// ServiceUID is the UID of the Service default/kubernetes. It is empty if it was not recorded.
 	ServiceUID string `json:"serviceUID,omitempty"`
 }
 
 // IPVSLearnedVersion is the version of IPVSLearnedList.
 const IPVSLearnedVersion = 1
 
-// IPVSLearnedList is learned.json: API servers that ipvscare learned; firstboot
-// also tries them.
+// IPVSLearnedList is learned.json: the API servers that ipvscare has learned. firstboot tries them
+// too.
 type IPVSLearnedList struct {
 	Version int                  `json:"version"`
 	Servers []IPVSLearnedVirtual `json:"servers"`
@@ -499,11 +486,11 @@ type IPVSLearnedList struct {
 // IPVSLearnedVirtual has the learned API servers of one virtual server.
 type IPVSLearnedVirtual struct {
 	VIP string `json:"vip"`
-	// Masters is the cluster's list. It is valid while the configured list
-	// equals Configured, so that a change of the configuration has priority.
+	// Masters is the cluster's own list. It is used only while the configured list equals
+	// Configured, so that a change of the configuration takes precedence.
 	Configured []string `json:"configured,omitempty"`
 	Masters    []string `json:"masters,omitempty"`
-	// Names are the last DNS answers, by name.
+	// Names maps names to their last DNS answers.
 	Names map[string][]netip.Addr `json:"names,omitempty"`
 }
 
@@ -513,8 +500,8 @@ const ImportIndexFile = "index.json"
 // ImportIndexVersion is the version of ImportIndex.
 const ImportIndexVersion = 1
 
-// ImportIndex lists the archives of mode "import" in the order of their import.
-// An archive whose file is missing has been imported.
+// ImportIndex lists the archives of image store mode "import", in the order of their import. If the
+// file of an archive is missing, the archive has been imported.
 type ImportIndex struct {
 	Version  int             `json:"version"`
 	Archives []ImportArchive `json:"archives"`
@@ -524,12 +511,12 @@ type ImportIndex struct {
 type ImportArchive struct {
 	File     string `json:"file"` // in ImportImageDir
 	Ref      string `json:"ref"`
-	Digest   string `json:"digest"` // of the image
-	SHA256   string `json:"sha256"` // of the file, hex
-	Size     int64  `json:"size"`   // of the file
+	Digest   string `json:"digest"` // digest of the image
+	SHA256   string `json:"sha256"` // SHA-256 of the file in hexadecimal
+	Size     int64  `json:"size"`   // size of the file in bytes
 	Platform string `json:"platform"`
-	// Names are additional names to give the image after its import: the CRI
-	// plugin finds an image by digest under such a name.
+	// Names are additional names that the image gets after its import. The CRI plugin finds an
+	// image by its digest under such a name.
 	Names  []string          `json:"names"`
-	Labels map[string]string `json:"labels"` // for the image under each of its names
+	Labels map[string]string `json:"labels"` // labels of the image under each of its names
 }

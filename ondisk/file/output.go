@@ -45,8 +45,8 @@ func free(path string, force bool) error {
 	return nil
 }
 
-// Continue opens an output that an earlier run kept, or creates it. After a
-// power cut its contents are undefined.
+// Continue opens an output that an earlier run kept, or creates it. After a power cut, the contents
+// that it finds are undefined.
 func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	if err := free(path, force); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		if errors.Is(err, fs.ErrExist) {
 			f, err = openOwn(name)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // another run has completed it
+				continue // another run has completed the file
 			}
 		}
 		if err != nil {
@@ -72,7 +72,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 			f.Close()
 			return nil, fmt.Errorf("creating %s: %w", path, err)
 		}
-		// Another run may have completed it in the meantime.
+		// Another run may have completed the file in the meantime.
 		st, err := f.Stat()
 		now, errNow := os.Lstat(name)
 		if err == nil && errNow == nil && os.SameFile(st, now) {
@@ -85,8 +85,8 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	}
 }
 
-// openOwn opens a file of an earlier run. It rejects a file of another user,
-// who could change it after it is verified.
+// openOwn opens a file that an earlier run left. It rejects another user's file, because that user
+// could change the file after it is verified.
 func openOwn(name string) (*os.File, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -95,8 +95,8 @@ func openOwn(name string) (*os.File, error) {
 	st, err := f.Stat()
 	if err == nil {
 		sys, ok := st.Sys().(*syscall.Stat_t)
-		// File systems without owners show root as the owner, and root can
-		// change any file anyway.
+		// File systems without owners show root as the owner. Accepting root is safe, because root
+		// can change any file in any case.
 		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
 		if foreign || !st.Mode().IsRegular() {
 			err = errors.New("it belongs to another user or is not a regular file: remove it, or write elsewhere")
@@ -109,10 +109,10 @@ func openOwn(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Keep closes an output for a later Continue.
+// Keep closes an output without giving it its name. A later Continue opens it again.
 func (o *Output) Keep() error { return o.File.Close() }
 
-// Temp returns the name of a Continue output before Commit.
+// Temp returns the temporary name of an output from Continue, until Commit.
 func (o *Output) Temp() string { return o.temp }
 
 func create(path string, perm fs.FileMode, force bool, nameless func(dir string, perm fs.FileMode) (*os.File, error)) (*Output, error) {
@@ -135,7 +135,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 	return o, nil
 }
 
-// tempName finds a temporary name for which try does not return fs.ErrExist.
+// tempName tries temporary names until try returns an error other than fs.ErrExist, or none.
 func (o *Output) tempName(try func(name string) error) error {
 	for i := 0; ; i++ {
 		name := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(o.path), os.Getpid(), i))
@@ -149,8 +149,8 @@ func (o *Output) tempName(try func(name string) error) error {
 	}
 }
 
-// Commit syncs the file and gives it its name. After a power cut the name
-// refers to the whole new file or to the old one.
+// Commit syncs the file and gives it its name. After a power cut, the name refers either to the
+// whole new file or to the old one.
 func (o *Output) Commit() error {
 	err := o.sync()
 	if err == nil {
@@ -169,7 +169,7 @@ func (o *Output) Commit() error {
 	return o.File.Close()
 }
 
-// WriteBehind starts writing the file to disk up to offset to, so that Commit takes less time.
+// WriteBehind starts to write the file to disk up to offset to, so that Commit takes less time.
 func (o *Output) WriteBehind(to int64) {
 	const step = 16 << 20
 	if to-o.begun >= step {
@@ -179,8 +179,8 @@ func (o *Output) WriteBehind(to int64) {
 }
 
 func (o *Output) commit() error {
-	// The file has its final permissions, perm less the umask, since it was
-	// created.
+	// The file was created with its final permissions, which are perm without the bits of the
+	// umask.
 	name := func(to string) error {
 		if o.temp == "" {
 			return nameIt(o.File, to)
@@ -209,16 +209,15 @@ func (o *Output) commit() error {
 	return os.Rename(o.temp, o.path)
 }
 
-// Discard removes the file. After Commit it does nothing.
+// Discard removes the file. It does nothing after Commit.
 func (o *Output) Discard() {
 	if o.File.Close() == nil && o.temp != "" {
 		os.Remove(o.temp)
 	}
 }
 
-// Explain adds the fix to an error from writing in dir. It removes the path
-// from the error, because it may be a temporary name; the caller names the
-// file.
+// Explain adds the fix to an error that occurred while writing in dir. It removes the path from the
+// error, because that may be a temporary name; the caller names the file.
 func Explain(err error, dir string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -235,7 +234,7 @@ func Explain(err error, dir string) error {
 	return err
 }
 
-// explainOpen is like Explain for an error from creating a file in dir.
+// explainOpen is like Explain, for an error that occurred while creating a file in dir.
 func explainOpen(err error, dir string) error {
 	if e := (*fs.PathError)(nil); errors.As(err, &e) {
 		err = e.Err
@@ -249,8 +248,7 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory is MakeDir with mode 0777 less the umask, and with the fix in
-// its error.
+// MakeDirectory is like MakeDir with mode 0777, reduced by the umask. Its error includes the fix.
 func MakeDirectory(dir string) (undo func(), err error) {
 	undo, err = MakeDir(dir, 0o777)
 	switch {
@@ -262,8 +260,8 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
-// Writable returns an error if no file can be created in dir, before long work
-// begins.
+// Writable returns an error if no file can be created in dir. It allows callers to fail before long
+// work.
 func Writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
@@ -272,8 +270,8 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// CheckSpace returns an error if n bytes do not fit in dir, before long work
-// begins. what describes them in the message ("the image").
+// CheckSpace returns an error if n bytes do not fit in dir. It allows callers to fail before long
+// work. what describes the bytes in the message, as in "the image".
 func CheckSpace(dir string, n int64, what string) error {
 	var st unix.Statfs_t
 	if unix.Statfs(dir, &st) != nil {
@@ -292,8 +290,8 @@ type ExistsError struct{ Path string }
 func (e *ExistsError) Error() string        { return e.Path + " exists; --force replaces it" }
 func (e *ExistsError) Is(target error) bool { return target == fs.ErrExist }
 
-// Check returns an error if a file could not be written after long work: it
-// exists and must not be replaced, or its directory is not writable.
+// Check returns an error if a file could not be written: it exists and must not be replaced, or its
+// directory is not writable. It allows callers to fail before long work.
 func Check(path string, replace bool) error {
 	if fi, err := os.Lstat(path); err == nil {
 		switch {
@@ -309,8 +307,8 @@ func Check(path string, replace bool) error {
 	return nil
 }
 
-// Write atomically writes a small file and replaces an existing one. The mode
-// is perm less the umask.
+// Write atomically writes a small file, and replaces an existing one. The mode is perm, reduced by
+// the umask.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	out, err := Create(path, perm, true)
 	if err != nil {

@@ -22,20 +22,20 @@ func openNameless(dir string, perm fs.FileMode) (*os.File, error) {
 	return f, nil
 }
 
-// nameIt gives a name to a file from openNameless. The name must not exist.
+// nameIt gives a name to a file that openNameless created. The name must not exist yet.
 func nameIt(f *os.File, path string) error {
 	return unix.Linkat(unix.AT_FDCWD, procPath(f), unix.AT_FDCWD, path, unix.AT_SYMLINK_FOLLOW)
 }
 
 func procPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
-// Release frees the disk space of n bytes that the caller does not need any
-// more, if the file system supports it.
+// Release frees the disk space of n bytes of the file, which the caller does not need any more. It
+// does nothing if the file system does not support that.
 func (o *Output) Release(off, n int64) {
 	_ = unix.Fallocate(int(o.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 }
 
-// writeBehind starts writing a range of the file to disk.
+// writeBehind starts to write a range of the file to disk.
 func writeBehind(f *os.File, off, n int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE)
 }

@@ -6,8 +6,7 @@ import (
 	"path/filepath"
 )
 
-// Same reports whether two names refer to the same existing file, following
-// symbolic links.
+// Same reports whether two names refer to the same existing file. It follows symbolic links.
 func Same(a, b string) bool {
 	x, err := os.Stat(a)
 	if err != nil {
@@ -17,8 +16,8 @@ func Same(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// NotInput returns an error if output, the value of flag, is the same file as
-// name, which would be overwritten. An empty name is ignored.
+// NotInput returns an error if writing to output, the value of flag, would overwrite the input
+// name. what describes the input. An empty name is ignored.
 func NotInput(flag, output, what, name string) error {
 	if name != "" && (Same(output, name) || withoutLinks(output) == withoutLinks(name)) {
 		return fmt.Errorf("%s %s: it is %s: name another file", flag, output, what)
@@ -26,7 +25,7 @@ func NotInput(flag, output, what, name string) error {
 	return nil
 }
 
-// withoutLinks resolves symbolic links in the name of a file that may not exist.
+// withoutLinks resolves symbolic links in a file name. The file need not exist.
 func withoutLinks(path string) string {
 	abs, err := filepath.Abs(path)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package order has the formats of update orders on a cluster's Nodes and of the machines' answers.
-// Both are annotations, and untrusted input to their readers.
+// Package order has the formats of update orders on a cluster's Nodes, and of the machines'
+// answers. Both are annotations, and their readers must not trust them.
 package order
 
 import (
@@ -15,33 +15,33 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Annotations of a Node, with which a cluster orders the update of a machine and the machine
+// Annotations of a Node. With them, a cluster orders the update of a machine, and the machine
 // answers. They contain no secrets.
 const (
 	AnnotationOrder  = "edgebake.io/update"        // Order
 	AnnotationAnswer = "edgebake.io/update-status" // Answer, as JSON
-	// AnnotationHalt, with any value, makes the machine carry out no order.
+	// AnnotationHalt stops the machine from carrying out orders, whatever its value.
 	AnnotationHalt = "edgebake.io/update-halt"
 )
 
-// Order is an update that a cluster orders. Its text is the URL of the image, @sha256: and its
+// Order is an update that a cluster orders. As text, it is the URL of the image, @sha256: and the
 // golden digest, and then options:
 //
 //	https://images.example.com/my-edge.raw.zst@sha256:GOLDEN max-bytes=20M
 type Order struct {
-	// Image is an http or https URL, or oci:// and a reference to an image in a registry.
+	// Image is an http or https URL, or oci:// followed by the reference of an image in a registry.
 	Image string
-	// Golden is the golden digest that the image's signed index must have, in hex.
+	// Golden is the golden digest, in hexadecimal, that the image's signed index must have.
 	Golden string
-	// Hold makes the machine stop before it writes the new system's boot entry, until the order
-	// comes without it.
+	// Hold makes the machine stop before it writes the new system's boot entry. It continues when
+	// the order is written again without Hold.
 	Hold bool
-	// MaxBytes and Rate limit the bytes that are fetched in total and per second; "" means no
-	// limit.
+	// MaxBytes limits the total number of bytes that are fetched, and Rate the bytes per second. ""
+	// means no limit.
 	MaxBytes, Rate string
-	// NoDrain has the machine evict no pods before it restarts.
+	// NoDrain makes the machine restart without evicting pods.
 	NoDrain bool
-	// Again distinguishes an order from an earlier, otherwise identical one.
+	// Again distinguishes an order from an earlier order that is otherwise identical.
 	Again string
 }
 
@@ -98,18 +98,18 @@ func Parse(text string) (Order, error) {
 	return o, errors.Join(errs...)
 }
 
-// Registry is the scheme of an Image in a registry.
+// Registry is the URL scheme of an Image in a registry.
 const Registry = "oci"
 
-// ParseRegistry reads an Image in a registry: oci://REGISTRY/REPOSITORY:TAG.
+// ParseRegistry parses the Image of an order that is in a registry: oci://REGISTRY/REPOSITORY:TAG.
 func ParseRegistry(text string) (imageref.Ref, error) {
 	return imageref.Parse(strings.TrimPrefix(text, Registry+"://"))
 }
 
-// InRegistry reports whether an Image is in a registry.
+// InRegistry reports whether an order's Image is in a registry.
 func InRegistry(text string) bool { return strings.HasPrefix(text, Registry+"://") }
 
-// CheckImage checks the Image of an order.
+// CheckImage returns an error if an order's Image is invalid.
 func CheckImage(text string) error {
 	if InRegistry(text) {
 		if _, err := ParseRegistry(text); err != nil {
@@ -128,8 +128,8 @@ func CheckImage(text string) error {
 	return nil
 }
 
-// CutGolden cuts IMAGE@sha256:GOLDEN in two. The image itself may have a digest, of its
-// manifest in a registry.
+// CutGolden splits IMAGE@sha256:GOLDEN into image and golden digest. IMAGE itself may end with a
+// digest, that of its manifest in a registry.
 func CutGolden(text string) (image, golden string, found bool) {
 	const sep = "@sha256:"
 	if i := strings.LastIndex(text, sep); i >= 0 {
@@ -138,7 +138,7 @@ func CutGolden(text string) (image, golden string, found bool) {
 	return text, "", false
 }
 
-// String returns the order as in the annotation.
+// String returns the order in the form of the annotation.
 func (o Order) String() string {
 	s := o.Key()
 	if o.Hold {
@@ -147,7 +147,7 @@ func (o Order) String() string {
 	return s
 }
 
-// Key identifies the order: its text without Hold.
+// Key returns a text that identifies the order: its annotation without Hold.
 func (o Order) Key() string {
 	s := o.Image + "@sha256:" + o.Golden
 	if o.NoDrain {
@@ -163,28 +163,29 @@ func (o Order) Key() string {
 
 // States of an Answer.
 const (
-	StateWaiting    = "waiting"    // it cannot begin or continue now, and tries again
-	StateWorking    = "working"    // Step is in progress
-	StateHeld       = "held"       // everything is fetched; it waits for the order without hold
-	StateRestarting = "restarting" // the new system's boot entry is written next
-	StateTrial      = "trial"      // the new system runs, but is not kept yet
+	StateWaiting    = "waiting"    // the machine cannot begin or continue now, and will try again
+	StateWorking    = "working"    // the machine performs Step
+	StateHeld       = "held"       // everything is fetched; the machine waits for the order without Hold
+	StateRestarting = "restarting" // the machine is about to write the new system's boot entry
+	StateTrial      = "trial"      // the new system runs, but may still be given up
 	StateDone       = "done"       // the machine keeps the new system
-	StateFailed     = "failed"     // this order is not tried again
+	StateFailed     = "failed"     // the machine does not try this order again
 	StateWithdrawn  = "withdrawn"  // the order was removed or changed before the new system could boot
 )
 
-// Answer is a machine's report of its system and of its last order.
+// Answer is a machine's report about its running system and its last order.
 type Answer struct {
-	// Plan is the plan of the running system, Image its name and Serial its serial.
+	// Plan, Image and Serial are the plan's ID, the image's name and the image's serial of the
+	// running system.
 	Plan   string `json:"plan"`
 	Image  string `json:"image,omitempty"`
 	Serial int    `json:"serial,omitempty"`
-	// Order is the Key of the order to which the rest belongs; "" if there was none.
+	// Order is the Key of the order to which the following fields belong; "" if there was no order.
 	Order  string `json:"order,omitempty"`
 	State  string `json:"state,omitempty"`
 	Step   string `json:"step,omitempty"`
 	Reason string `json:"reason,omitempty"`
-	// Fetched of Total bytes have been fetched over the network.
+	// Fetched is the number of bytes, of Total, that have been fetched over the network.
 	Fetched int64 `json:"fetched,omitempty"`
 	Total   int64 `json:"total,omitempty"`
 }
@@ -192,18 +193,19 @@ type Answer struct {
 // maxReason limits the length of an Answer's Reason.
 const maxReason = 400
 
-// String returns the answer as in the annotation.
+// String returns the answer in the form of the annotation.
 func (a Answer) String() string {
 	a.Order, a.Reason = printable.Short(a.Order, maxOrder), printable.Short(a.Reason, maxReason)
 	b, err := json.Marshal(a)
 	if err != nil {
-		panic("BUG: " + err.Error()) // it has only strings and numbers
+		panic("BUG: " + err.Error()) // cannot fail: it has only strings and numbers
 	}
 	return string(b)
 }
 
-// ParseAnswer parses an answer, which anyone who may change the Node can have written. The zero
-// value is that of a machine that never answered.
+// ParseAnswer parses an answer. It is untrusted: anyone who may change the Node can have written
+// it. A text that is not a valid answer gives the zero value, as for a machine that has never
+// answered.
 func ParseAnswer(text string) Answer {
 	var a Answer
 	if len(text) > 4*maxOrder || json.Unmarshal([]byte(text), &a) != nil {

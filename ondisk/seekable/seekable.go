@@ -1,14 +1,13 @@
-// Package seekable reads and writes the zstd seekable format: a zstd file of
-// independent frames, followed by a table of their sizes. Any zstd program can
-// decompress the file. With the table, a reader can read or replace a single
-// frame.
+// Package seekable reads and writes the zstd seekable format: a zstd file of independent frames,
+// and a table of their sizes. Any zstd program can decompress the file. With the table, a reader
+// can read or replace a single frame.
 //
-// A frame may be raw: in the format of zstd, but not compressed. The size of a
-// raw frame depends only on the size of its content, so the content can be
-// replaced in place. The slot of an image is stored in raw frames.
+// A frame may be raw: it has the format of zstd, but its content is not compressed. The size of a
+// raw frame depends only on the size of its content, so the content can be replaced in place. The
+// slot of an image is stored in raw frames.
 //
-// The format is defined in zstd's contrib/seekable_format
-// (zstd_seekable_compression_format.md), frames in RFC 8878.
+// The format is defined in zstd's contrib/seekable_format (zstd_seekable_compression_format.md),
+// and the frames in RFC 8878.
 package seekable
 
 import (
@@ -31,42 +30,41 @@ const FrameSize = 4 << 20
 // ErrDamaged means that the content of a frame does not match its checksum.
 var ErrDamaged = errors.New("the file is damaged")
 
-// maxZeros is the number of different frames of zeros that a Reader keeps. Most holes of an image
-// consist of whole frames of FrameSize, which are all equal.
+// maxZeros is the number of different compressed frames of zeros that a Reader keeps. Most holes of
+// an image consist of whole frames of FrameSize zeros, which are all equal.
 const maxZeros = 8
 
-// smallFrame is a size in bytes above that of any frame of zeros, and below that of almost all
-// other frames.
+// smallFrame is a compressed size in bytes. All frames of zeros are smaller, and almost all other
+// frames are larger.
 const smallFrame = 1024
 
 const (
 	magicFrame = 0xfd2fb528
-	magicSkip  = 0x184d2a50 // the first of the 16 magic numbers of skippable frames, which decoders ignore
+	magicSkip  = 0x184d2a50 // first of the 16 magic numbers of skippable frames, which decoders ignore
 	tableFrame = 0x184d2a5e // magic number of the skippable frame with the table
-	magicTable = 0x8f92eab1 // the table's last four bytes
+	magicTable = 0x8f92eab1 // last four bytes of the table
 
-	footerSize = 9  // frames, descriptor, magic
-	entrySize  = 12 // compressed size, size, checksum
+	footerSize = 9  // number of frames, descriptor, magic number
+	entrySize  = 12 // compressed size, uncompressed size, checksum
 	hasSums    = 0x80
 
 	maxBlock = 128 << 10 // maximum size of a zstd block
 
-	// maxFrames is enough for 16 TiB. A limit is needed because a server, or a
-	// sparse file, may claim any size.
+	// maxFrames is enough for 16 TiB. A limit is needed because a server or a sparse file may claim
+	// any size.
 	maxFrames = 1 << 22
 
 	// maxExtras is the maximum number of skippable frames before the table.
 	maxExtras = 16
 )
 
-// ErrFormat means that a file is not in the format; the error is a FormatError
-// with the reason.
+// ErrFormat means that a file does not have the format. The error is a FormatError with the reason.
 var ErrFormat = errors.New("not a seekable zstd file")
 
-// FormatError describes the error in the table of a file.
+// FormatError describes what is wrong with the table of a file.
 type FormatError struct {
 	Problem string
-	// NoTable is set if there is no table at the end of the file.
+	// NoTable is set if the file does not end with a table.
 	NoTable bool
 	// Newer is set if a newer edgebake made the file.
 	Newer bool
@@ -79,7 +77,7 @@ func badFormat(format string, args ...any) error {
 	return &FormatError{Problem: fmt.Sprintf(format, args...)}
 }
 
-// newer returns the error for a table that requires a newer edgebake.
+// newer returns the error for a table that this edgebake is too old to read.
 func newer(format string, args ...any) error {
 	return &FormatError{Problem: "a newer edgebake made it: " + fmt.Sprintf(format, args...), Newer: true}
 }
@@ -88,15 +86,14 @@ var le = binary.LittleEndian
 
 // Entry describes one frame.
 type Entry struct {
-	Offset     int64 // in the compressed file
+	Offset     int64 // offset in the compressed file
 	Compressed int64
-	Start      int64 // in the content
+	Start      int64 // offset in the content
 	Size       int64
 	sum        uint32
 }
 
-// Encoder compresses frames. It is safe for concurrent use, and its output
-// depends only on the content.
+// Encoder compresses frames. It is safe for concurrent use. Its output depends only on the content.
 type Encoder struct {
 	pool sync.Pool
 	zero []byte
@@ -104,7 +101,7 @@ type Encoder struct {
 
 // NewEncoder returns an encoder.
 func NewEncoder() (*Encoder, error) {
-	// Create one here: the pool's New cannot return an error.
+	// Create an encoder here to detect errors, which the pool's function New cannot return.
 	if _, err := newZstd(); err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
@@ -132,7 +129,7 @@ func (e *Encoder) Encode(dst, content []byte) []byte {
 	return w.EncodeAll(content, dst)
 }
 
-// Zero returns the frame of FrameSize zeros, which is compressed only once.
+// Zero returns the frame of FrameSize zeros, which was compressed in advance.
 func (e *Encoder) Zero() []byte { return e.zero }
 
 // RawSize returns the size of a raw frame with n bytes of content.
@@ -156,15 +153,15 @@ func Raw(dst, content []byte) []byte {
 	return le.AppendUint32(dst, Sum(content))
 }
 
-// rawHeader appends a frame header: content size in four bytes, single segment,
-// with a checksum at the end.
+// rawHeader appends a frame header for n bytes: content size in four bytes, single segment,
+// checksum at the end.
 func rawHeader(dst []byte, n int) []byte {
 	dst = le.AppendUint32(dst, magicFrame)
 	dst = append(dst, 2<<6|1<<5|1<<2)
 	return le.AppendUint32(dst, uint32(n))
 }
 
-// rawBlock appends the header of a raw block.
+// rawBlock appends the header of a raw block of n bytes.
 func rawBlock(dst []byte, n int, last bool) []byte {
 	header := uint32(n) << 3 // block type 0: raw
 	if last {
@@ -176,7 +173,7 @@ func rawBlock(dst []byte, n int, last bool) []byte {
 // Sum returns the checksum of a frame's content.
 func Sum(content []byte) uint32 { return uint32(xxhash.Sum64(content)) }
 
-// Table collects the entries of a file being written.
+// Table collects the entries of a file that is being written.
 type Table struct{ entries []Entry }
 
 // Append adds the next frame and returns its offset in the file.
@@ -190,14 +187,13 @@ func (t *Table) Append(compressed, size int, sum uint32) int64 {
 	return e.Offset
 }
 
-// SetSum sets the checksum of a frame that was added before its content was
-// known.
+// SetSum sets the checksum of a frame that was added before its content was known.
 func (t *Table) SetSum(frame int, sum uint32) { t.entries[frame].sum = sum }
 
 // Entry returns a frame's entry.
 func (t *Table) Entry(frame int) Entry { return t.entries[frame] }
 
-// End returns the end of the last frame in the file.
+// End returns the offset of the end of the last frame in the file.
 func (t *Table) End() int64 {
 	if len(t.entries) == 0 {
 		return 0
@@ -228,16 +224,16 @@ type Reader struct {
 	r       io.ReaderAt
 	entries []Entry
 	extras  []extra
-	size    int64 // of the content
+	size    int64 // size of the content
 	table   int64 // offset of the table's first entry in the file
 	dec     *zstd.Decoder
 
 	mu    sync.Mutex
-	cache []cached // the most recently used frames, newest first
-	kept  int64    // bytes in cache
-	zeros [][]byte // at most maxZeros compressed frames that contain only zeros
+	cache []cached // most recently used frames, newest first
+	kept  int64    // number of bytes in cache
+	zeros [][]byte // up to maxZeros compressed frames whose content is only zeros
 
-	packed sync.Pool // of *[]byte, buffers for compressed frames
+	packed sync.Pool // *[]byte buffers for compressed frames
 }
 
 type cached struct {
@@ -245,7 +241,7 @@ type cached struct {
 	content []byte
 }
 
-// keep is the maximum size in bytes of the cached frames of a Reader.
+// keep is the maximum size in bytes of the frames that a Reader caches.
 const keep = 4 * FrameSize
 
 // extra is a skippable frame between the last frame and the table.
@@ -254,10 +250,10 @@ type extra struct {
 	offset, size int64
 }
 
-// IsZstd reports whether b is the beginning of a zstd file.
+// IsZstd reports whether b begins like a zstd file.
 func IsZstd(b []byte) bool { return len(b) >= 4 && le.Uint32(b) == magicFrame }
 
-// Open reads the table of a compressed file of size bytes.
+// Open reads the table of a compressed file that has size bytes.
 func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	z := &Reader{r: r}
 	if err := z.readTable(size); errors.Is(err, ErrFormat) {
@@ -273,8 +269,8 @@ func Open(r io.ReaderAt, size int64) (*Reader, error) {
 	return z, nil
 }
 
-// Head reads the first len(b) bytes of the content of a file that may be
-// incomplete, without the table.
+// Head reads the first len(b) bytes of the content of a file. The file may be incomplete; the table
+// is not used.
 func Head(r io.ReaderAt, size int64, b []byte) error {
 	dec, err := zstd.NewReader(io.NewSectionReader(r, 0, size), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(2*FrameSize), zstd.WithDecoderLowmem(true))
 	if err != nil {
@@ -285,12 +281,11 @@ func Head(r io.ReaderAt, size int64, b []byte) error {
 	return err
 }
 
-// FrameHead is the number of bytes that IsFrame needs.
+// FrameHead is the number of bytes of a file that IsFrame needs.
 const FrameHead = zstd.HeaderMaxSize
 
-// IsFrame reports whether a file that begins with head was made by edgebake,
-// which uses frames of at most FrameSize, rather than compressed as one frame
-// by another program.
+// IsFrame reports whether edgebake made the file that begins with head. edgebake uses frames of at
+// most FrameSize; other programs compress a file as one frame.
 func IsFrame(head []byte) bool {
 	var h zstd.Header
 	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize
@@ -327,7 +322,7 @@ func (z *Reader) readTable(size int64) error {
 		return badFormat("the table does not begin at the expected place")
 	}
 	off := int64(0)
-	z.entries = make([]Entry, 0, n) // n is plausible: the file is long enough for the table
+	z.entries = make([]Entry, 0, n) // a large n is acceptable: the file is long enough for such a table
 	for i := range int(n) {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
@@ -363,8 +358,8 @@ func (z *Reader) readExtras(off, table int64) error {
 	return nil
 }
 
-// Extra returns the content of the skippable frame with a magic number between
-// the last frame and the table, or nil.
+// Extra returns the content of the skippable frame with this magic number, which is between the
+// last frame and the table. It returns nil if there is none.
 func (z *Reader) Extra(magic uint32) *io.SectionReader {
 	for _, x := range z.extras {
 		if x.magic == magic {
@@ -374,7 +369,7 @@ func (z *Reader) Extra(magic uint32) *io.SectionReader {
 	return nil
 }
 
-// Skippable appends a skippable frame, which decoders ignore.
+// Skippable appends a skippable frame to dst. Decoders ignore such frames.
 func Skippable(dst []byte, magic uint32, content []byte) []byte {
 	dst = le.AppendUint32(dst, magic)
 	dst = le.AppendUint32(dst, uint32(len(content)))
@@ -393,21 +388,19 @@ func (z *Reader) Frames() int { return len(z.entries) }
 // Entry returns a frame's entry.
 func (z *Reader) Entry(frame int) Entry { return z.entries[frame] }
 
-// SumOffset returns the offset of a frame's checksum in the file; it is in the
-// table.
+// SumOffset returns the offset in the file of a frame's checksum, which is in the table.
 func (z *Reader) SumOffset(frame int) int64 {
 	return z.table + int64(frame)*entrySize + 8
 }
 
-// IsRaw reports whether a frame is raw, so that its content can be replaced by
-// other content of the same size.
+// IsRaw reports whether a frame is raw, so that other content of the same size can replace its
+// content.
 func (z *Reader) IsRaw(frame int) (bool, error) {
 	e := z.entries[frame]
 	if e.Compressed != int64(RawSize(int(e.Size))) {
 		return false, nil
 	}
-	// Compare the headers too: a compressed frame can have the same size by
-	// chance.
+	// Compare the headers too, because a compressed frame may by chance have the same size.
 	first := int(min(e.Size, maxBlock))
 	want := rawBlock(rawHeader(nil, int(e.Size)), first, int64(first) == e.Size)
 	got := make([]byte, len(want))
@@ -444,8 +437,8 @@ func (z *Reader) Frame(frame int) ([]byte, error) {
 	return b, nil
 }
 
-// Decode reads a frame without the cache, into buf if that is large enough. If
-// the frame contains only zeros, zero is true and content is nil.
+// Decode reads a frame without the cache, into buf if buf is large enough. If the frame contains
+// only zeros, zero is true and content is nil.
 func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err error) {
 	e := z.entries[frame]
 	small := e.Compressed < smallFrame
@@ -470,7 +463,7 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	}
 	if small && IsZero(content) {
 		z.mu.Lock()
-		if len(z.zeros) < maxZeros && e.Size == FrameSize { // frames of this size are the most common
+		if len(z.zeros) < maxZeros && e.Size == FrameSize { // most frames of zeros have this size
 			z.zeros = append(z.zeros, packed)
 		}
 		z.mu.Unlock()
@@ -479,8 +472,8 @@ func (z *Reader) Decode(frame int, buf []byte) (content []byte, zero bool, err e
 	return content, false, nil
 }
 
-// IsZero reports whether all bytes are zero. It compares b with itself shifted
-// by one byte, because bytes.Equal is fast.
+// IsZero reports whether all bytes are zero. It compares b with itself shifted by one byte, because
+// bytes.Equal is fast.
 func IsZero(b []byte) bool {
 	return len(b) == 0 || b[0] == 0 && bytes.Equal(b[1:], b[:len(b)-1])
 }
@@ -510,8 +503,7 @@ func (z *Reader) decode(frame int, buf []byte) ([]byte, error) {
 	return b, nil
 }
 
-// Find returns the frame that contains offset off, which must be within the
-// content.
+// Find returns the number of the frame that contains offset off of the content.
 func (z *Reader) Find(off int64) int {
 	i, found := slices.BinarySearchFunc(z.entries, off, func(e Entry, off int64) int { return cmp.Compare(e.Start, off) })
 	if !found {
@@ -520,7 +512,7 @@ func (z *Reader) Find(off int64) int {
 	return i
 }
 
-// ReadAt reads from the content.
+// ReadAt reads from the uncompressed content.
 func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("reading at %d: negative offset", off)
@@ -540,8 +532,8 @@ func (z *Reader) ReadAt(p []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// ReadRange fills buf with the content at off, without the cache. If the range
-// contains only zeros, zero is true and buf is undefined.
+// ReadRange fills buf with the content at off, without the cache. If the range contains only zeros,
+// zero is true and buf is undefined.
 func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 	if off < 0 || off+int64(len(buf)) > z.size {
 		return false, fmt.Errorf("reading %d bytes at %d of %d: %w", len(buf), off, z.size, io.ErrUnexpectedEOF)
@@ -552,7 +544,7 @@ func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 		e := z.entries[i]
 		from := int(off + int64(n) - e.Start)
 		dst := buf[n:][:min(int(e.Size)-from, len(buf)-n)]
-		var room []byte // decompress a whole frame straight into buf
+		var room []byte // buffer for frames that are only partly needed; a whole frame is decompressed directly into buf
 		if len(dst) == int(e.Size) {
 			room = dst[:0:len(dst)]
 		}
@@ -574,8 +566,8 @@ func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 	return zero, nil
 }
 
-// SeemsZero reports whether all frames with the n bytes at off are smaller than
-// smallFrame, and so probably contain zeros. It reads nothing.
+// SeemsZero reports whether all frames that contain the n bytes at off are smaller than smallFrame.
+// Then the content is probably zeros. It reads nothing from the file.
 func (z *Reader) SeemsZero(off, n int64) bool {
 	if off+n > z.size {
 		return false

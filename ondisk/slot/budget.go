@@ -9,23 +9,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Limits of a slot, for writing and reading. They also apply to USB sticks.
+// Limits of a slot, for writing and for reading. They also apply to USB sticks.
 const (
 	// maxFiles limits the total size of the Site's files, in bytes.
 	maxFiles = ondisk.SlotCapacity
-	// maxSite, maxInventory and maxInfo limit the size of documents that are
-	// parsed.
+	// maxSite, maxInventory and maxInfo limit the sizes of documents that are parsed.
 	maxSite      = 256 << 10
 	maxInventory = 4 << 20
 	maxInfo      = 64 << 10
 	maxSignature = 4 << 10
-	// maxEntries limits the number of files and directories of a Site, maxDepth
-	// their nesting; files/ is the first level.
+	// maxEntries limits the number of files and directories of a Site, and maxDepth the depth of
+	// directories; files/ has depth 1.
 	maxEntries = 4096
 	maxDepth   = 8
 )
 
-// Limits of edgebake's own files: edgebake.json, the signature and two reports.
+// Limits of edgebake's own files: edgebake.json, the signature and the two reports.
 const (
 	ownEntries = 4
 	maxOwn     = maxInfo + maxSignature + ReportTextSize + ReportJSONSize
@@ -45,7 +44,7 @@ func SizeLimit(name string) int64 {
 	return maxFiles
 }
 
-// countEntries counts the files and their parent directories.
+// countEntries returns the number of the files and their parent directories.
 func countEntries(files map[string][]byte) int {
 	all := map[string]bool{}
 	for name := range files {
@@ -56,8 +55,8 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// Limits for reading the boot sector, directories and allocation table. A normal stick with a
-// hundred thousand files stays below them; a stick made to be slow does not.
+// Limits for reading the boot sector, directories and the allocation table. A normal stick with a
+// hundred thousand files stays below them. A stick that was made to be slow does not.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
@@ -66,8 +65,8 @@ const (
 // errCost means that a file system exceeds the budget.
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
-// budget limits the reads of an untrusted file system, whose chains may jump back and forth, and
-// whose directories may be thousands of names of one.
+// budget limits the reads from an untrusted file system. Its chains of clusters may jump back and
+// forth, and all its directories may be the same one under thousands of names.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64

@@ -16,10 +16,10 @@ import (
 )
 
 // A stick with an Inventory may have a claims file, in which each machine records the Site that it
-// uses. A second machine that matches the same Site detects the record. The file is preallocated;
-// each record is one sector and written in place. Damaged records are ignored.
+// uses. With it, a second machine that matches the same Site detects the first one. The file is
+// preallocated. Each record is one sector, and is written in place. Damaged records are ignored.
 
-// Claim records that a machine uses a Site of an inventory.
+// Claim records that a machine uses a Site of an Inventory.
 type Claim struct {
 	Site     string   `json:"site"`
 	MACs     []string `json:"macs,omitempty"`
@@ -65,7 +65,7 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	if !ok || hex.EncodeToString(sum[:8]) != string(rest[:16]) || json.Unmarshal(doc, &c) != nil || len(c.MACs) > maxCards {
 		return c, false
 	}
-	// Control characters are rejected because the values are printed.
+	// Reject control characters, because the values are printed.
 	for _, s := range append([]string{c.Site, c.Serial, c.UUID, c.AssetTag}, c.MACs...) {
 		if len(s) > 255 || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			return c, false
@@ -74,8 +74,8 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	return c, c.Site != ""
 }
 
-// claims returns the offsets of all records on the device, or nil if there is
-// no claims file.
+// claims returns the offsets of all records on the device. It returns nil if there is no claims
+// file.
 func (in *reader) claims() ([]int64, error) {
 	e, err := in.fat.Stat(ondisk.SlotClaims)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Dir {
@@ -106,8 +106,8 @@ func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	return claims, nil
 }
 
-// readClaims returns the claims, and the offset where a claim of site is written: that of its
-// existing record, else of a free one, else -1.
+// readClaims returns the claims, and the offset at which to write a claim of site. That is the
+// offset of the site's existing record, otherwise that of a free record, otherwise -1.
 func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
 	in, err := open(r)
 	if err != nil {
@@ -140,8 +140,8 @@ func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err er
 	return claims, free, nil
 }
 
-// WriteClaim writes a claim and replaces one of the same Site. The error is
-// ErrNoClaims if there is no space.
+// WriteClaim writes a claim. It replaces an existing claim of the same Site. If there is no space,
+// the error is ErrNoClaims.
 func WriteClaim(f Device, c Claim) error {
 	b, err := c.encode()
 	if err != nil {
@@ -163,8 +163,7 @@ func WriteClaim(f Device, c Claim) error {
 	return nil
 }
 
-// ClaimsFile returns the initial content of the claims file for a number of
-// machines.
+// ClaimsFile returns the initial content of a claims file for this number of machines.
 func ClaimsFile(machines int) []byte {
 	return make([]byte, max(64, machines+machines/4)*claimSize)
 }

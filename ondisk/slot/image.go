@@ -16,25 +16,25 @@ import (
 )
 
 // An image may be signed. The minisign signature covers the golden digest and the digest of
-// image.json. It is stored in the slot's edgebake.json, which the golden digest does not cover, so
-// stamping, flashing and scrubbing the image keep it.
+// image.json. It is stored in the slot's edgebake.json, which the golden digest does not cover.
+// Stamping, flashing and scrubbing the image keep the signature.
 
 // ErrImageUnsigned means that an image has no signature.
 var ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
 
-// ImageMessage returns the message that an image's signature covers.
+// ImageMessage returns the message that is signed for an image.
 func ImageMessage(golden string, imageInfo []byte) []byte {
 	return fmt.Appendf(nil, "edgebake image 1\ngolden %s\n%s %x\n", golden, ondisk.ESPImageInfo, sha256.Sum256(imageInfo))
 }
 
-// SignImage returns the signature of an image. For reproducible builds, when is
-// the image's source date.
+// SignImage returns the signature of an image. when is the date of the signature; for reproducible
+// builds it is the image's source date.
 func SignImage(golden string, imageInfo []byte, key minisign.PrivateKey, when time.Time) (string, error) {
 	return sign(ImageMessage(golden, imageInfo), "edgebake image", key, when)
 }
 
-// IndexMessage returns the message that the signature of an index of chunks
-// covers. The index contains the golden digest and image.json.
+// IndexMessage returns the message that is signed for an index of chunks. The index itself contains
+// the golden digest and image.json.
 func IndexMessage(body []byte) []byte {
 	return fmt.Appendf(nil, "edgebake index 1\n%x\n", sha256.Sum256(body))
 }
@@ -44,7 +44,8 @@ func SignIndex(body []byte, key minisign.PrivateKey, when time.Time) (string, er
 	return sign(IndexMessage(body), "edgebake index", key, when)
 }
 
-// sign returns the signature of a message; what describes it in the comments.
+// sign returns the signature of a message. what describes the message in the comments of the
+// signature.
 func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) (string, error) {
 	r := minisign.NewReader(bytes.NewReader(message))
 	if _, err := io.Copy(io.Discard, r); err != nil {
@@ -54,18 +55,18 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil
 }
 
-// VerifyImage returns the minisign public key that signed the image. It does not check that the
-// image has the golden digest.
+// VerifyImage returns the minisign public key with which the image was signed. It does not check
+// that the image has the golden digest.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }
 
-// VerifyIndex returns the key that signed an encoded index of chunks.
+// VerifyIndex returns the public key with which an encoded index of chunks was signed.
 func VerifyIndex(body []byte, signature string, keys []string) (string, error) {
 	return verify(IndexMessage(body), signature, keys)
 }
 
-// verify returns the key that signed a message.
+// verify returns the public key with which a message was signed.
 func verify(message []byte, signature string, keys []string) (string, error) {
 	if signature == "" {
 		return "", ErrImageUnsigned

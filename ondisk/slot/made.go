@@ -16,12 +16,12 @@ import (
 )
 
 // No digest covers the slot, and firmware may interpret FAT differently: it may open files by their
-// short names, look for partition tables inside partitions, or use the other copy of the allocation
-// table. Therefore the slot of a signed image must be byte for byte the one that this package
-// writes for its files.
+// short names, search for partition tables inside partitions, or use the other copy of the
+// allocation table. Therefore the slot of a signed image must be byte for byte the one that this
+// package writes for the same files.
 
-// Remake returns a new slot with those files in r that belong to a slot. For a
-// slot from Make, Scrub or WriteReport it returns the same bytes.
+// Remake returns a new slot with those files in r that belong in a slot. For a slot written by
+// Make, Scrub or WriteReport, it returns the same bytes.
 func Remake(r io.ReaderAt) ([]byte, error) {
 	b, err := remake(r)
 	if err != nil {
@@ -40,7 +40,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Older edgebakes formatted the slots of 4Kn disks as FAT16.
+	// Older versions of edgebake formatted the slots of 4Kn disks as FAT16.
 	o := fat.Options{Type: in.fat.Type(), Label: ondisk.LabelSlot, Size: ondisk.SlotSize}
 	for _, e := range top {
 		name := strings.ToLower(e.Name())
@@ -95,7 +95,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 // errOtherProgram means that a slot was not written by this package.
 var errOtherProgram = errors.New("another program has changed the slot, which no signature covers: stamp the image again, or write it with edgebake flash")
 
-// AsMade returns an error unless a slot is byte for byte as edgebake writes it.
+// AsMade returns an error unless a slot is byte for byte as edgebake would write it.
 func AsMade(r io.ReaderAt) error {
 	want, err := Remake(r)
 	if err != nil {

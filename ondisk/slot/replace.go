@@ -11,22 +11,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// A machine that writes its own slot must not lose it in a power cut, because
-// there is no other copy. Therefore it first writes the new contents with a
-// digest into the second half of the slot, as a record, while the first half
-// keeps the old contents. The record is valid if the first sector is zero.
+// A machine that writes its own slot must not lose the contents in a power cut, because there is no
+// other copy. Therefore it first writes the new contents, with a digest, as a record into the
+// second half of the slot; the first half still has the old contents. The record counts if the
+// first sector of the slot is zero.
 
 const (
 	half         = ondisk.SlotSize / 2
 	sectorSize   = 512
 	recordMagic  = "EDGEBAKE SLOT RECORD 1\n"
 	recordDigest = 64 // offset of the payload's SHA-256 in the header sector
-	recordLength = 96 // offset of the payload's length
+	recordLength = 96 // offset of the payload's length in the header sector
 )
 
-// Replace writes a slot from Make or Encode. A power cut leaves either the old
-// contents or the new. If the second half contains files, or the new contents
-// do not fit in half a slot, it uses WriteWhole.
+// Replace writes a slot made by Make or Encode. A power cut leaves either the old contents or the
+// new. If the second half is in use, or the new contents do not fit in half a slot, Replace does
+// the same as WriteWhole.
 func Replace(f Device, img []byte) error {
 	if err := replace(f, img); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -34,7 +34,7 @@ func Replace(f Device, img []byte) error {
 	return nil
 }
 
-// Rewrite replaces the slot with one that has the contents c.
+// Rewrite replaces the slot by a slot with the contents c.
 func Rewrite(f Device, c Contents) error {
 	img, err := Encode(c)
 	if err != nil {
@@ -45,7 +45,7 @@ func Rewrite(f Device, c Contents) error {
 
 func replace(f Device, img []byte) error {
 	if payload := readRecord(f); payload != nil && isBlank(f) {
-		// An earlier Replace was interrupted: the record is the only copy.
+		// An earlier Replace was interrupted, so the record is the only copy.
 		if err := writeWhole(f, payload, half); err != nil {
 			return err
 		}
@@ -59,8 +59,7 @@ func replace(f Device, img []byte) error {
 	sum := sha256.Sum256(payload)
 	copy(header[recordDigest:], sum[:])
 	binary.LittleEndian.PutUint32(header[recordLength:], uint32(len(payload)))
-	// The digest detects an incomplete record, so the order of these two writes
-	// does not matter.
+	// The digest detects an incomplete record, so these two writes may reach the disk in any order.
 	if _, err := f.WriteAt(payload, half+sectorSize); err != nil {
 		return err
 	}
@@ -70,7 +69,7 @@ func replace(f Device, img []byte) error {
 	if err := writeWhole(f, payload, half); err != nil {
 		return err
 	}
-	// The header is erased last: it shows that the second half is in use.
+	// The header is erased last, because it marks the second half as in use.
 	if err := writeZeros(f, half+sectorSize, ondisk.SlotSize); err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func write(f Writer, off int64, b []byte) error {
 	return f.Sync()
 }
 
-// trimmed returns img without the zero sectors at its end.
+// trimmed returns img without zero sectors at its end.
 func trimmed(img []byte) []byte {
 	var zero [sectorSize]byte
 	for n := len(img) % sectorSize; ; n = sectorSize {
@@ -105,8 +104,8 @@ func isBlank(r io.ReaderAt) bool {
 	return err == nil && len(bytes.TrimLeft(first, "\x00")) == 0
 }
 
-// readHeader returns the header of a record, which may be incomplete, or nil if
-// there is none.
+// readHeader returns the header of a record, or nil if there is none. The record itself may be
+// incomplete.
 func readHeader(r io.ReaderAt) []byte {
 	header := make([]byte, sectorSize)
 	if _, err := r.ReadAt(header, half); err != nil || !bytes.HasPrefix(header, []byte(recordMagic)) {
@@ -115,7 +114,7 @@ func readHeader(r io.ReaderAt) []byte {
 	return header
 }
 
-// readRecord returns the contents of a complete record, or nil.
+// readRecord returns the contents of a record, or nil if there is no complete one.
 func readRecord(r io.ReaderAt) []byte {
 	header := readHeader(r)
 	if header == nil {
@@ -138,7 +137,7 @@ func readRecord(r io.ReaderAt) []byte {
 // secondHalfIsFree reports whether no file or directory of the slot is in its second half.
 func secondHalfIsFree(f Device) bool {
 	if isBlank(f) {
-		return true // there is nothing to lose
+		return true // there are no contents to lose
 	}
 	in, err := open(f)
 	if err != nil || in.fat.Size() != ondisk.SlotSize {

@@ -17,14 +17,14 @@ import (
 )
 
 // A Site on a stick may be signed, for machines that require it. The minisign signature covers the
-// list of all files that are read from the stick. The trusted comment, which is also signed,
+// list of all files that are read from the stick. Its trusted comment, which is signed too,
 // contains the date.
 
 // ErrUnsigned means that there is no signature.
 var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
 
-// Digests returns the signed message: the number of files, and for each the length of its
-// name, the name and the SHA-256 of its contents.
+// Digests returns the message to sign: the number of files, and for each file the length of its
+// name, its name and the SHA-256 of its contents.
 func Digests(files map[string][]byte) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "edgebake site 1\n%d files\n", len(files))
@@ -37,14 +37,14 @@ func Digests(files map[string][]byte) []byte {
 // timestamp is the prefix of the date in a trusted comment, as minisign writes it.
 const timestamp = "timestamp:"
 
-// Sign returns the signature of a site's files.
+// Sign returns the signature of a Site's files. when is the date of the signature.
 func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]byte, error) {
 	signature, err := sign(Digests(files), "edgebake site", key, when)
 	return []byte(signature), err
 }
 
-// Verify returns the date of a valid signature by one of the minisign public keys. Call it
-// before any file is parsed.
+// Verify checks the signature with the minisign public keys, and returns its date. It must be
+// called before any file is parsed.
 func (c *Contents) Verify(keys []string) (time.Time, error) {
 	if c.Signature == nil {
 		return time.Time{}, ErrUnsigned
@@ -78,7 +78,7 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("it is signed by key %X, but the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
 }
 
-// signedAt returns the time in a trusted comment.
+// signedAt returns the date in a trusted comment.
 func signedAt(comment string) (time.Time, error) {
 	var found []string
 	for part := range strings.SplitSeq(comment, "\t") {

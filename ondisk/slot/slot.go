@@ -1,22 +1,21 @@
-// Package slot makes and reads the slot: the small FAT file system through
-// which a golden image receives one Site and a machine returns its report.
-// edgebake writes it when it stamps an image, a person can edit it on any
-// computer, and firstboot reads it, writes its report to it and removes the
-// secrets from it.
+// Package slot makes and reads the slot: a small FAT file system through which a golden image
+// receives one Site, and through which the machine returns its report. edgebake writes the slot
+// when it stamps an image. A person can edit it on any computer. firstboot reads it, writes its
+// report into it, and removes the secrets from it.
 //
-// Contract (docs and ondisk name the files):
-//   - The slot is always written as a whole, in an order that survives a power
-//     cut: the first sector is zeroed, the rest is written, and the first sector
-//     comes last. If the first sector is zero, readers return ErrBlank, unless
-//     Replace saved the new contents in the second half.
-//   - The two reports are the exception. They are preallocated, and WriteReport
-//     writes them in place without changing any other sector.
-//   - Scrub writes the whole slot without the secrets, so that they do not
-//     remain in free clusters either.
-//   - Read accepts what other systems write: upper case, short names, files of
-//     the operating system, byte order marks. It ignores all other files.
-//   - The limits in budget.go bound the cost of reading, because root reads the
-//     file system of any stick that is plugged in.
+// Contract (package ondisk defines the names of the files):
+//   - The slot is always written as a whole, in an order that survives a power cut: the
+//     first sector is zeroed, then the rest is written, then the first sector. If the
+//     first sector is zero, readers return ErrBlank, unless Replace saved the new
+//     contents in the second half.
+//   - The two reports are the exception. They are preallocated, and WriteReport writes
+//     them in place without changing any other sector.
+//   - Scrub writes the whole slot without the secrets, so that none remain in free
+//     clusters either.
+//   - Read accepts what other systems write: upper case, short names, files of the
+//     operating system, byte order marks. It ignores all other files.
+//   - The limits in budget.go bound the cost of reading, because root reads the file
+//     system of any stick that is plugged in.
 //
 // The package works on any io.ReaderAt, so firstboot can use it.
 package slot
@@ -41,28 +40,26 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Sizes of the reports, in bytes. Unused space is filled with line ends, which
-// are valid at the end of text and of JSON.
+// Sizes of the reports in bytes. Unused space is filled with line ends, which do no harm at the end
+// of text and of JSON.
 const (
 	ReportTextSize = 64 << 10
 	ReportJSONSize = 256 << 10
 )
 
 var (
-	// ErrBlank means that the slot was never written, or that a power cut
-	// interrupted writing.
+	// ErrBlank means that the slot was never written, or that a power cut interrupted writing it.
 	ErrBlank = error(&fixError{errors.New("the slot is blank"), stampAgain})
-	// ErrNoSite means that there is no Site. Read returns the other contents
-	// with it.
+	// ErrNoSite means that there is no Site. Read returns it together with the other contents.
 	ErrNoSite = errors.New("no Site: stamp the image, or put a " + ondisk.SlotSite + " into the slot")
-	// ErrBothSites means that there are a Site and an Inventory; a person must
-	// remove one.
+	// ErrBothSites means that there are both a Site and an Inventory. A person must remove one of
+	// them.
 	ErrBothSites = error(&fixError{errors.New(ondisk.SlotSite + " and " + ondisk.SlotInventory + " both exist"), "remove one of them"})
-	// ErrNoReport means that the preallocated report was removed, or replaced
-	// by a smaller file.
+	// ErrNoReport means that the preallocated report was removed, or was replaced by a smaller
+	// file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
-	// ErrForeign means that the file system is larger than a slot: it is a
-	// stick with other files, which writing a slot would destroy.
+	// ErrForeign means that the file system is larger than a slot. It is a stick with other files,
+	// which writing a slot would destroy.
 	ErrForeign = errors.New("it is a larger file system, not a slot: remove the Site from it by hand")
 )
 
@@ -70,23 +67,23 @@ var (
 type Contents struct {
 	// Label is the label of the file system; only Read sets it.
 	Label string
-	// Info is edgebake.json. It is zero if there is none, as on a USB stick.
+	// Info is the content of edgebake.json. It is zero if there is no such file, as on a USB stick.
 	Info ondisk.SlotInfo
-	// Files are site.yaml or inventory.yaml, config.ign, and the files in
-	// files/ and pki/, by path.
+	// Files maps paths to contents. It has site.yaml or inventory.yaml, config.ign, and the files
+	// in files/ and pki/.
 	Files map[string][]byte
-	// Signature is site.minisig, or nil. Verify checks it.
+	// Signature is the content of site.minisig, or nil. Verify checks it.
 	Signature []byte
-	// Report is the machine's report, written by WriteReport.
+	// Report is the machine's report, as WriteReport wrote it.
 	Report Report
-	// Time is the modification time of the files; zero means Info.Stamped.
+	// Time is the modification time of the files. Zero means Info.Stamped.
 	Time time.Time
-	// Unfinished is set if Replace was interrupted and part of the contents is
-	// in the second half. The slot must then be written again.
+	// Unfinished is set if Replace was interrupted, so that part of the contents is in the second
+	// half of the slot. The slot must then be written again.
 	Unfinished bool
 }
 
-// Report is a machine's report, in two formats.
+// Report is a machine's report in two formats.
 type Report struct {
 	Text []byte
 	JSON []byte
@@ -103,9 +100,8 @@ func Make(c Contents) ([]byte, error) {
 	return img, nil
 }
 
-// Encode is like Make, but omits the zeros after the last used page, which are
-// most of a slot: machines have little memory, and clearing it takes half of
-// the time of stamping.
+// Encode is like Make, but omits the zeros after the last used page. They are most of a slot,
+// machines have little memory, and clearing them takes half of the time of stamping.
 func Encode(c Contents) ([]byte, error) {
 	b, err := c.encode()
 	if err != nil {
@@ -153,7 +149,7 @@ func (c *Contents) encode() ([]byte, error) {
 	return img.b, readable(img)
 }
 
-// checkFiles returns all problems of the Site's files.
+// checkFiles returns all problems of the Site's files in one error.
 func (c *Contents) checkFiles() error {
 	var errs []error
 	_, site := c.Files[ondisk.SlotSite]
@@ -175,7 +171,7 @@ func (c *Contents) checkFiles() error {
 	if entries := countEntries(c.Files); entries > maxEntries {
 		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
 	}
-	// A file that is too large by itself has been reported above.
+	// If the largest file alone is too large, that has been reported above.
 	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
 		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: move large contents from %s to the Image (files, overlays)",
 			float64(total)/(1<<20), maxFiles>>20, largest))
@@ -183,8 +179,8 @@ func (c *Contents) checkFiles() error {
 	return errors.Join(errs...)
 }
 
-// sizes returns the total size of the Site's files, and the name of the
-// largest, or of several the first by name.
+// sizes returns the total size of the Site's files, and the name of the largest one. If several are
+// largest, it returns the first by name.
 func (c *Contents) sizes() (total int, largest string) {
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if n := len(c.Files[name]); n > len(c.Files[largest]) {
@@ -195,9 +191,9 @@ func (c *Contents) sizes() (total int, largest string) {
 	return total, largest
 }
 
-// fatType returns the FAT type of a slot on a disk with this sector size. With
-// 4 KiB sectors a FAT16 of a slot's size would have 4,087 clusters, too close
-// to the limit of FAT12.
+// fatType returns the FAT type of a slot on a disk with this sector size. With 4 KiB sectors, a
+// FAT16 file system of a slot's size would have 4,087 clusters, which is too close to the limit of
+// FAT12.
 func fatType(sectorSize int64) int {
 	if sectorSize == 4096 {
 		return 12
@@ -205,7 +201,7 @@ func fatType(sectorSize int64) int {
 	return 16
 }
 
-// readable returns the error with which Read would reject the slot.
+// readable returns the error with which Read would reject the slot, or nil.
 func readable(img *image) error {
 	in, err := open(img)
 	if err == nil {
@@ -258,7 +254,7 @@ func (m *image) WriteAt(p []byte, off int64) (int, error) {
 		return 0, io.ErrShortWrite
 	}
 	if end > int64(len(m.b)) {
-		whole := (end + page - 1) / page * page // no device has larger sectors
+		whole := (end + page - 1) / page * page // no device has larger sectors than a page
 		m.b = append(m.b, make([]byte, whole-int64(len(m.b)))...)
 	}
 	return copy(m.b[off:], p), nil
@@ -290,7 +286,7 @@ func allowedPath(name string) bool {
 	return ok && rest != "" && (dir == ondisk.SlotFilesDir || dir == ondisk.SlotPKIDir)
 }
 
-// pad fills a report with line ends up to room bytes.
+// pad fills a report with line ends up to a size of room bytes.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
 		return nil, fmt.Errorf("a report has %d bytes, and there is space for %d", len(b), room)
@@ -305,7 +301,7 @@ const (
 	removeStrays = "remove the files that do not belong there"
 )
 
-// fixError is a problem of a slot and its fix.
+// fixError is a problem of a slot together with its fix.
 type fixError struct {
 	err error
 	fix string
@@ -323,8 +319,8 @@ func Explain(err error) (problem, fix string) {
 	return strings.TrimSuffix(err.Error(), ": "+fix), fix
 }
 
-// Read reads a slot, or another FAT file system with a Site. With ErrNoSite the contents
-// are valid except for the Site.
+// Read reads a slot, or any FAT file system with a Site. If it returns ErrNoSite, the contents are
+// valid except for the missing Site.
 func Read(r io.ReaderAt) (*Contents, error) {
 	c, err := read(r)
 	if err != nil && !errors.Is(err, ErrNoSite) {
@@ -333,8 +329,8 @@ func Read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// beingWritten returns the contents that an interrupted Replace was writing, or
-// nil. If the first sector is zero but there is no record, the error is
+// beingWritten returns the contents that an interrupted Replace was writing, or nil if there is no
+// interrupted Replace. If the first sector is zero but there is no complete record, the error is
 // ErrBlank.
 func beingWritten(r io.ReaderAt) (*image, error) {
 	first := make([]byte, sectorSize)
@@ -374,7 +370,7 @@ func read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// contents reads all files that belong to a slot.
+// contents reads all files that belong in a slot.
 func (in *reader) contents() (*Contents, error) {
 	label, err := in.fat.Label()
 	if err != nil {
@@ -410,8 +406,7 @@ func (in *reader) contents() (*Contents, error) {
 	return c, nil
 }
 
-// entry reads a file or directory at the top of the slot into c if it belongs
-// to a slot.
+// entry reads a file or directory in the top directory of the slot into c, if it belongs in a slot.
 func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 	name := strings.ToLower(e.Name())
 	if e.Dir {
@@ -435,7 +430,7 @@ func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 	return err
 }
 
-// ReadInfo reads only edgebake.json, even if other files are damaged.
+// ReadInfo reads only edgebake.json. Other files may be damaged.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
@@ -457,9 +452,10 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
-// Strays returns an error if the top directory contains entries other than those of a slot and
-// those that operating systems create. No signature covers a slot, and some firmware boots EFI/BOOT
-// from any FAT file system. It checks both names of each file, and entries that Read ignores.
+// Strays returns an error if the top directory has entries that neither belong in a slot nor are
+// created by operating systems. It is needed because no signature covers the slot, and some
+// firmware boots EFI/BOOT from any FAT file system. It checks both names of each file, and also
+// entries that Read ignores.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
@@ -495,7 +491,7 @@ func Strays(r io.ReaderAt) error {
 	return fmt.Errorf("the slot has files that are not part of a Site and that no signature covers: %s: remove them, or stamp the image again", strings.Join(found, ", "))
 }
 
-// inContract reports whether an entry of the top directory belongs to a slot.
+// inContract reports whether an entry of the top directory belongs in a slot.
 func inContract(e fat.Entry) bool {
 	switch strings.ToLower(e.Name()) {
 	case ondisk.SlotFilesDir, ondisk.SlotPKIDir:
@@ -506,8 +502,8 @@ func inContract(e fat.Entry) bool {
 	return false
 }
 
-// derivedShortName reports whether an entry's short name is derived from its
-// long one: firmware does not boot files with a tilde in their name.
+// derivedShortName reports whether an entry's short name is derived from its long name. A derived
+// name with a tilde is harmless, because firmware does not boot such files.
 func derivedShortName(n fat.Names) bool {
 	return strings.EqualFold(n.Short, n.Long) || strings.Contains(n.Short, "~")
 }
@@ -522,8 +518,8 @@ func systemFile(name string) bool {
 	return strings.HasPrefix(name, "._")
 }
 
-// looksLikeSite reports whether name is a variant of site.yaml or
-// inventory.yaml that editors and file managers create.
+// looksLikeSite reports whether name is a variant of site.yaml or inventory.yaml, as editors and
+// file managers create them.
 func looksLikeSite(name string) bool {
 	for _, want := range []string{"site", "inventory"} {
 		if strings.HasPrefix(name, want+".y") || strings.HasPrefix(name, want+" ") && strings.Contains(name, ".y") {
@@ -533,8 +529,8 @@ func looksLikeSite(name string) bool {
 	return false
 }
 
-// Label reads only the label of a file system. Most sticks are not a slot, and
-// are not read any further.
+// Label reads only the label of a file system. It is cheap, because most sticks are not a slot and
+// need not be read further.
 func Label(r io.ReaderAt) (string, error) {
 	in, err := open(r)
 	if err != nil {
@@ -552,11 +548,11 @@ type reader struct {
 	fat             *fat.Reader
 	budget          *budget
 	files           map[string][]byte
-	total           int64 // bytes of the Site's files so far
-	own             int64 // bytes of edgebake's own files so far
-	seen            int   // directory entries so far
-	checkOnly       bool  // follow the Site's files, but do not read them
-	withSystemFiles bool  // dir includes files that operating systems create
+	total           int64 // bytes of the Site's files read so far
+	own             int64 // bytes of edgebake's own files read so far
+	seen            int   // directory entries seen so far
+	checkOnly       bool  // check the Site's files, but do not read their contents
+	withSystemFiles bool  // include files that operating systems create
 }
 
 func open(r io.ReaderAt) (*reader, error) {
@@ -576,7 +572,7 @@ func (in *reader) readOwn(e fat.Entry, limit int64) ([]byte, error) {
 	return in.fat.Read(e)
 }
 
-// admitOwn returns an error if one of edgebake's own files exceeds the limits.
+// admitOwn returns an error if one of edgebake's own files exceeds its limits.
 func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	if in.own += e.Size; in.own > maxOwn && e.Size <= limit {
 		return &fixError{fmt.Errorf("reading %s: it exists more than once", e.Path), removeStrays}
@@ -584,8 +580,7 @@ func (in *reader) admitOwn(e fat.Entry, limit int64) error {
 	return in.admit(e, limit)
 }
 
-// admit returns an error if a file is too large, else it adds the file to the
-// budget.
+// admit returns an error if a file is too large. Otherwise it adds the file to the budget.
 func (in *reader) admit(e fat.Entry, limit int64) error {
 	if e.Size > limit {
 		return fmt.Errorf("reading %s: it has %d bytes, at most %d are allowed", e.Path, e.Size, limit)
@@ -610,12 +605,12 @@ func (in *reader) read(e fat.Entry, limit int64) ([]byte, error) {
 
 func (in *reader) file(e fat.Entry, name string) error {
 	b, err := in.read(e, SizeLimit(name))
-	// Editors on Windows write a byte order mark, which parsers reject.
+	// Editors on Windows write a byte order mark, which parsers would reject.
 	in.files[name] = bytes.TrimPrefix(b, []byte("\xef\xbb\xbf"))
 	return err
 }
 
-// list reads a directory, up to maxEntries.
+// list reads a directory with at most maxEntries entries.
 func (in *reader) list(d fat.Entry) ([]fat.Entry, error) {
 	var out []fat.Entry
 	err := in.fat.Each(d, func(e fat.Entry) bool {
@@ -637,7 +632,8 @@ func tooManyEntries(d fat.Entry) error {
 	return &fixError{fmt.Errorf("reading %s: there are more than %d files", at, maxEntries), removeStrays}
 }
 
-// dir reads all files of a directory, except those that operating systems create.
+// dir reads all files of a directory. It skips those that operating systems create, unless
+// withSystemFiles is set.
 func (in *reader) dir(d fat.Entry, name string) error {
 	if tooDeep(path.Join(name, "file")) {
 		return fmt.Errorf("reading %s: directories are nested too deep", d.Path)
@@ -677,8 +673,8 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 	return info, nil
 }
 
-// report reads a report up to the first block of padding, because most of the
-// file is padding. A file larger than room is not a report.
+// report reads a report up to its first block of padding, because most of the file is padding. A
+// file larger than room is not a report.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
@@ -690,7 +686,7 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	switch b = unpad(b); int64(len(b)) {
 	case 0:
 		return nil, err
-	case room: // completely filled
+	case room: // the report fills the file completely
 		return b, err
 	}
 	return append(b, '\n'), err
@@ -698,8 +694,8 @@ func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 
 func unpad(b []byte) []byte { return bytes.TrimRight(b, "\n") }
 
-// signature reads site.minisig. If it is too large, it is treated as an invalid
-// signature, so that the Site can still be read.
+// signature reads site.minisig. A file of the wrong size is treated as an invalid signature, so
+// that the Site can still be read.
 func (in *reader) signature(e fat.Entry) ([]byte, error) {
 	if e.Size == 0 || e.Size > maxSignature {
 		return []byte{}, nil
@@ -720,8 +716,8 @@ type Writer interface {
 	Sync() error
 }
 
-// WriteWhole writes a slot from Make or Encode. A power cut leaves the old
-// contents, a blank slot (ErrBlank), or the new contents.
+// WriteWhole writes a slot made by Make or Encode. A power cut leaves the old contents, a blank
+// slot (ErrBlank), or the new contents.
 func WriteWhole(f Writer, img []byte) error {
 	if err := writeWhole(f, trimmed(img), ondisk.SlotSize); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -729,7 +725,7 @@ func WriteWhole(f Writer, img []byte) error {
 	return nil
 }
 
-// writeWhole writes size bytes, the slot or its first half: img and then zeros.
+// writeWhole writes size bytes, either the whole slot or its first half: img followed by zeros.
 func writeWhole(f Writer, img []byte, size int) error {
 	if len(img) <= sectorSize {
 		return fmt.Errorf("%d bytes are not a slot", len(img))
@@ -749,15 +745,16 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
-// coherent is a Writer whose ReadAt may be guaranteed to return the stored
-// data. writeZeros then skips blocks that are already zero, because writing 16
-// MiB takes most of the time.
+// coherent is a Writer that can tell whether its ReadAt surely returns the data on the device. If
+// so, writeZeros skips blocks that are already zero, because most of the time would be spent on
+// writing 16 MiB.
 type coherent interface {
 	io.ReaderAt
 	Coherent() bool
 }
 
-// writeZeros writes zeros in small blocks, because machines have little memory.
+// writeZeros writes zeros from offset from to offset to, in small blocks because machines have
+// little memory.
 func writeZeros(f io.WriterAt, from, to int) error {
 	zeros := make([]byte, max(0, min(128<<10, to-from)))
 	var there []byte
@@ -779,10 +776,9 @@ func writeZeros(f io.WriterAt, from, to int) error {
 	return nil
 }
 
-// WriteReport writes a report into the preallocated files, in place. A power
-// cut may leave part of the old report, but changes nothing else. A text that
-// is too long is truncated; a JSON document that is too long, or a missing
-// file, is ErrNoReport.
+// WriteReport writes a report in place, into the preallocated files. A power cut may leave part of
+// the old report, but changes nothing else. A text that is too long is truncated. If the JSON
+// document is too long, or a file is missing, the error is ErrNoReport.
 func WriteReport(f Device, r Report) error {
 	if err := writeReport(f, r); err != nil {
 		return fmt.Errorf("writing the report into the slot: %w", err)
@@ -845,15 +841,13 @@ func writeReport(f Device, r Report) error {
 	return errors.Join(errs...)
 }
 
-// Scrub writes the slot again without its secrets. site replaces site.yaml and
-// inventory.yaml; nil removes both. pki/ and files that do not belong to a slot
-// are removed. config.ign, files/ and the report stay, with the secrets
-// replaced by stars.
+// Scrub writes the slot again without its secrets. site replaces site.yaml and inventory.yaml; nil
+// removes both. Scrub removes pki/, and files that do not belong in a slot. It keeps config.ign,
+// files/ and the report, with the secrets replaced by stars.
 //
-// Removing the secrets has priority: files that cannot be written again are
-// dropped, in the order of concessions, and a slot that cannot be read is made
-// from info and site alone. A file system larger than a slot is not changed
-// (ErrForeign). info has the disk's sector size.
+// Removing the secrets has priority. Files that cannot be written again are dropped, in the order
+// of concessions. A slot that cannot be read is made from info and site alone. A file system larger
+// than a slot is not changed (ErrForeign). info has the sector size of the disk.
 func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error {
 	if fsys, err := fat.Open(f); err == nil && fsys.Size() > ondisk.SlotSize {
 		return fmt.Errorf("scrubbing the slot: %w", ErrForeign)
@@ -878,7 +872,7 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 		}
 		c.Files[p] = Hide(b, secrets...)
 	}
-	c.Signature = nil // it covered the old files
+	c.Signature = nil // the signature covered the old files
 	c.Report.Text, c.Report.JSON = Hide(c.Report.Text, secrets...), Hide(c.Report.JSON, secrets...)
 	img, err := c.encode()
 	for _, concede := range concessions {
@@ -896,11 +890,11 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	return nil
 }
 
-// concessions drop contents, one group after the other, until Scrub can write
-// the slot: other systems may store more in 16 MiB than Make can. The Site
-// itself is never dropped.
+// concessions are functions that drop contents. Scrub calls them one after the other until it can
+// write the slot: other systems may have stored more in 16 MiB than Make can. The Site itself is
+// never dropped.
 var concessions = []func(*Contents, ondisk.SlotInfo){
-	// Names that Write does not accept, and files that are too large.
+	// Drop names that Write does not accept, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		kept := map[string]bool{}
 		for _, n := range fat.Acceptable(c.nodes()) {
@@ -908,12 +902,12 @@ var concessions = []func(*Contents, ondisk.SlotInfo){
 		}
 		maps.DeleteFunc(c.Files, func(name string, b []byte) bool { return !kept[name] || int64(len(b)) > SizeLimit(name) })
 	},
-	// files/, usually the largest part.
+	// Drop files/, which is usually the largest part.
 	func(c *Contents, _ ondisk.SlotInfo) {
 		maps.DeleteFunc(c.Files, func(name string, _ []byte) bool { return strings.HasPrefix(name, ondisk.SlotFilesDir+"/") })
 	},
-	// config.ign, which may be large too.
+	// Drop config.ign, which may be large too.
 	func(c *Contents, _ ondisk.SlotInfo) { delete(c.Files, ondisk.SlotIgnition) },
-	// The reports, and the existing edgebake.json.
+	// Drop the reports, and replace edgebake.json.
 	func(c *Contents, info ondisk.SlotInfo) { c.Report, c.Info = Report{}, info },
 }

@@ -16,9 +16,9 @@ import (
 // archiveBlobs is the directory of blobs in an OCI archive.
 const archiveBlobs = "blobs/sha256/"
 
-// VerifyArchive checks an OCI archive of one platform, as written in mode import. Each blob must
-// have its digest, and index.json and all manifests, configs and layers must exist with the sizes
-// in their descriptors. Otherwise containerd on the node would reject it.
+// VerifyArchive checks an OCI archive of one platform, as written in image store mode import. Each
+// blob must have its digest. index.json and all manifests, configs and layers must exist, with the
+// sizes in their descriptors. Otherwise containerd on the node would reject the archive.
 func VerifyArchive(r io.ReaderAt, size int64) error {
 	blobs, err := archiveFiles(r, size)
 	if err != nil {
@@ -51,7 +51,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 			return
 		}
 		for _, d := range m.Manifests {
-			// An index also lists manifests of other platforms.
+			// An index may also list manifests of other platforms, which are not in the archive.
 			if depth > 0 && blobs[string(d.Digest)] == nil {
 				continue
 			}
@@ -73,8 +73,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 // maxIndexes is the maximum nesting of indexes.
 const maxIndexes = 8
 
-// archiveFiles returns index.json and the blobs of an archive, by name or
-// digest.
+// archiveFiles returns index.json, by name, and the blobs of an archive, by digest.
 func archiveFiles(r io.ReaderAt, size int64) (map[string]*io.SectionReader, error) {
 	found := map[string]*io.SectionReader{}
 	sr := io.NewSectionReader(r, 0, size)

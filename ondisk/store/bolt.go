@@ -18,7 +18,7 @@ type bucket struct {
 	sequence uint64
 }
 
-// at returns the bucket at a path and adds missing ones.
+// at returns the bucket at a path. It adds missing buckets.
 func (b *bucket) at(path ...string) *bucket {
 	for _, name := range path {
 		child := b.children[name]
@@ -41,8 +41,8 @@ func (b *bucket) put(key string, value []byte) {
 	b.pairs[key] = value
 }
 
-// field is a key and value of a bucket. Both an in-memory bucket and an open *bolt.Bucket are
-// written from fields, so that building and merging give the same content.
+// field is a key and its value in a bucket. Both in-memory buckets and open databases
+// (*bolt.Bucket) are written from fields, so that building and merging give the same content.
 type field struct {
 	key   string
 	value []byte
@@ -109,9 +109,8 @@ func (b *Blob) records(ns string) ([]record, error) {
 	return rs, nil
 }
 
-// metaRecords returns the snapshot's records in meta.db. One is an entry in its
-// parent's list of children, which protects the parent from being removed
-// first.
+// metaRecords returns the snapshot's records in meta.db. One of them is an entry in the parent's
+// list of children, which protects the parent from being removed first.
 func (s *Snapshot) metaRecords(ns string) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
@@ -152,9 +151,8 @@ func (s *Snapshot) backendRecords(parent *Snapshot) ([]record, error) {
 	return rs, nil
 }
 
-// parentKey is the parent's number, a zero byte, the child's number. The
-// snapshotter searches for keys with a parent's prefix before it removes that
-// parent.
+// parentKey returns a key that consists of the parent's number, a zero byte and the child's number.
+// Before the snapshotter removes a snapshot, it searches for keys with that snapshot as the parent.
 func parentKey(parent, child uint64) []byte {
 	k := append(binary.AppendUvarint(nil, parent), 0)
 	return binary.AppendUvarint(k, child)
@@ -170,7 +168,7 @@ func (b *bucket) add(rs []record, err error) error {
 	return err
 }
 
-// Write writes both databases as new files. The same state gives the same bytes.
+// Write writes both databases as new files. Equal states give equal bytes.
 func (s *State) Write(metaPath, snapshotsPath string) error {
 	var meta, backend bucket
 	backend.at("v1", "snapshots")
@@ -214,9 +212,9 @@ func (s *State) Write(metaPath, snapshotsPath string) error {
 	return backend.write(snapshotsPath)
 }
 
-// write writes a database with the bucket's children. bbolt writes the changed
-// children of a bucket in the random order of a map, so each transaction
-// changes only one; the options fix the rest of the layout.
+// write writes a database that has the children of b. bbolt writes the changed children of a bucket
+// in the random order of a map, so each transaction changes only one child. The options determine
+// the rest of the layout.
 func (b *bucket) write(path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("writing database %s: it exists", path)
@@ -224,7 +222,7 @@ func (b *bucket) write(path string) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		NoSync: true, NoGrowSync: true, NoFreelistSync: true,
 		FreelistType: bolt.FreelistArrayType, PageSize: 4096,
-		InitialMmapSize: 1 << 26, // so that growing never remaps
+		InitialMmapSize: 1 << 26, // large enough that a growing file is never mapped again
 		Timeout:         5 * time.Second,
 	})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// NodeFiles returns Files for the store in a list of nodes.
+// NodeFiles returns Files for a store in a list of nodes.
 func NodeFiles(nodes []tree.Node, blobs tree.Blobs) Files {
 	byPath := map[string]tree.Node{}
 	children := map[string][]string{}
@@ -50,7 +50,7 @@ func NodeFiles(nodes []tree.Node, blobs tree.Blobs) Files {
 	}
 }
 
-// DirFiles returns Files for the store in a directory.
+// DirFiles returns Files for a store in a directory.
 func DirFiles(dir string) Files {
 	return Files{
 		Stat: func(name string) (tree.Node, error) {

@@ -12,17 +12,17 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Live is a store whose databases are open and locked: containerd cannot use it until Close.
+// Live is a store whose databases are open and locked. containerd cannot use the store until Close.
 type Live struct {
 	meta, snaps *bolt.DB
 }
 
-// OpenLive opens a store's databases for writing, and creates missing ones.
+// OpenLive opens the databases of a store for writing. It creates missing databases.
 func OpenLive(metaPath, snapshotsPath string) (*Live, error) {
-	// bbolt must not open a damaged database: see readDatabase.
+	// bbolt must not open a damaged database; see pages.go.
 	for _, name := range []string{metaPath, snapshotsPath} {
 		if st, err := os.Stat(name); errors.Is(err, fs.ErrNotExist) || err == nil && st.Size() == 0 {
-			continue // new
+			continue // a new database
 		}
 		if _, err := readFile(name); err != nil {
 			return nil, err
@@ -48,8 +48,8 @@ func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// guard turns panics into errors: those of bbolt's assertions, and faults when
-// the disk cannot read a mapped page.
+// guard turns panics into errors. They come from bbolt's assertions, and from faults when the disk
+// cannot read a mapped page.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -78,13 +78,13 @@ func (l *Live) Read() (*State, error) {
 		return nil, err
 	}
 	if meta.find("v1") == nil {
-		meta.at("v1").put("version", signed("version", SchemaVersion).value) // new
+		meta.at("v1").put("version", signed("version", SchemaVersion).value) // a new database
 	}
 	return newState(meta, snaps)
 }
 
-// content reads an open database from its file, to which bbolt has written
-// every commit.
+// content reads an open database from its file. The file is up to date, because bbolt writes every
+// commit to it.
 func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	f, err := os.Open(db.Path())
 	if err != nil {
@@ -102,8 +102,8 @@ func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	return b, nil
 }
 
-// Directories returns the directory numbers of all snapshots in metadata.db, in
-// every namespace and state.
+// Directories returns the directory numbers of all snapshots in metadata.db, whatever their
+// namespace and state.
 func (l *Live) Directories() (map[uint64]bool, error) {
 	db, err := l.content(l.snaps)
 	if err != nil {
@@ -128,9 +128,9 @@ func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
 	return b
 }
 
-// AddSnapshots records snapshots in metadata.db. Their directories must exist
-// and be synced. It first removes records of the same layers that an
-// interrupted merge left there and that are not in known, the names in meta.db.
+// AddSnapshots records snapshots in metadata.db. Their directories must exist and be synced. It
+// first removes records of the same layers that an interrupted merge left, which are those not in
+// known. known has the names in meta.db.
 func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequence uint64, known map[string]bool) error {
 	keys := map[string]bool{}
 	for _, s := range add {
@@ -168,8 +168,8 @@ func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequenc
 	return nil
 }
 
-// dropLeftovers removes committed snapshots with these keys that are not in
-// known, children first.
+// dropLeftovers removes committed snapshots that have one of the keys and are not in known. It
+// removes children first.
 func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool) error {
 	links := descend(tx, "v1", "parents")
 	for {
@@ -183,7 +183,7 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 			id, _ := binary.Uvarint(b.Get([]byte("id")))
 			prefix := append(binary.AppendUvarint(nil, id), 0)
 			if k, _ := links.Cursor().Seek(prefix); k != nil && strings.HasPrefix(string(k), string(prefix)) {
-				return nil // has children, which must be removed first
+				return nil // it has children, which must be removed first
 			}
 			drop = append(drop, name)
 			return nil
@@ -207,16 +207,16 @@ func dropLeftovers(tx *bolt.Tx, snaps *bolt.Bucket, keys, known map[string]bool)
 	}
 }
 
-// Change is a transaction on meta.db.
+// Change is a set of changes that are made in one transaction on meta.db.
 type Change struct {
-	Images    []Image // to add; an image of the same name is replaced
-	Blobs     []Blob  // to add; labels of an existing blob are merged
+	Images    []Image // images to add; an image of the same name is replaced
+	Blobs     []Blob  // blobs to add; labels are merged into those of an existing blob
 	Snapshots []Snapshot
 	Sequence  uint64
-	Schema    int64 // for a new database
+	Schema    int64 // schema version for a new database
 }
 
-// Apply makes the whole change in one transaction.
+// Apply makes all of the change in one transaction.
 func (l *Live) Apply(c Change) error {
 	err := update(l.meta, func(tx *bolt.Tx) error {
 		v1, err := makeBucket(tx, []string{"v1"})
@@ -250,7 +250,7 @@ func putBlobs(tx *bolt.Tx, blobs []Blob) error {
 			return err
 		}
 		if descend(tx, "v1", Namespace, "content", "blob", blobs[i].Digest) != nil {
-			rs = rs[1:] // keep its times and size
+			rs = rs[1:] // keep the existing record with its times and size
 		}
 		if err := putRecords(tx, rs); err != nil {
 			return err
@@ -259,8 +259,7 @@ func putBlobs(tx *bolt.Tx, blobs []Blob) error {
 	return nil
 }
 
-// putSnapshots records snapshots and sets the bucket's sequence to at least
-// sequence.
+// putSnapshots records snapshots, and raises the bucket's sequence to at least sequence.
 func putSnapshots(tx *bolt.Tx, snapshots []Snapshot, sequence uint64) error {
 	if len(snapshots) == 0 {
 		return nil
@@ -281,7 +280,7 @@ func putSnapshots(tx *bolt.Tx, snapshots []Snapshot, sequence uint64) error {
 	return b.SetSequence(max(sequence, b.Sequence()))
 }
 
-// putImages records images, in place of any of the same name.
+// putImages records images. They replace images of the same names.
 func putImages(tx *bolt.Tx, put []Image) error {
 	images, err := makeBucket(tx, []string{"v1", Namespace, "images"})
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Owners returns, for each directory and file of a store that belongs to
-// images, the names of these images. Paths are relative to root.
+// Owners returns the names of the images that use each directory and file of a store. Files that
+// belong to no image are omitted. Paths are relative to root.
 func Owners(f Files, root string) (map[string][]string, error) {
 	v := &verifier{Files: f, root: root}
 	state, err := v.read()
@@ -27,7 +27,7 @@ func Owners(f Files, root string) (map[string][]string, error) {
 			owners[p] = append(owners[p], name)
 		}
 	}
-	seen := map[string]bool{} // damaged labels may form a loop
+	seen := map[string]bool{} // protects against loops in damaged labels
 	var follow func(digest, name string)
 	follow = func(digest, name string) {
 		b := blobs[digest]

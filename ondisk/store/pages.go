@@ -8,14 +8,14 @@ import (
 	"io"
 )
 
-// bbolt maps its file into memory and trusts it: a damaged page number is a
-// fault that recover does not catch, a page that refers to itself is an endless
-// loop, and opening for writing panics in another goroutine. Nodes lose power.
-// Therefore this package reads databases itself and checks each page; bbolt
-// opens only databases that passed, for writing.
+// bbolt maps its file into memory and trusts the contents. A damaged page number causes a fault
+// that recover does not catch, a page that refers to itself causes an endless loop, and opening for
+// writing may panic in another goroutine. Nodes can lose power at any time. Therefore this package
+// reads databases itself and checks each page. bbolt opens only databases that passed this check,
+// in order to write.
 
-// The format is defined in bbolt's internal/common. Integers are in the
-// machine's byte order, which is little endian on all supported machines.
+// The format is defined in bbolt's internal/common. Integers have the byte order of the machine,
+// which is little-endian on all supported machines.
 const (
 	boltMagic   = 0xED0CDAED
 	boltVersion = 2
@@ -29,24 +29,24 @@ const (
 	flagBranch   = 0x01
 	flagLeaf     = 0x02
 	flagFreelist = 0x10
-	flagBucket   = 0x01 // of a leaf's element
+	flagBucket   = 0x01 // flag of an element in a leaf
 
 	noFreelist = 1<<64 - 1
 
-	// maxDatabase is the maximum size in bytes, far more than containerd needs on a node. It limits
-	// the data that a damaged length makes us read.
+	// maxDatabase is the maximum size of a database in bytes, far more than containerd needs on a
+	// node. It limits how much is read because of a damaged length.
 	maxDatabase = 1 << 30
 	// maxNesting limits the depth of nested buckets and of page trees.
 	maxNesting = 64
 )
 
-// pages is the state of reading a database file.
+// pages is the state while a database file is read.
 type pages struct {
 	file     io.ReaderAt
 	size     int64
 	pageSize int64
-	used     uint64          // number of pages in use, including free ones
-	seen     map[uint64]bool // each page may be referred to once
+	used     uint64          // number of pages in the file, including free ones
+	seen     map[uint64]bool // pages already read: each page may be referred to only once
 }
 
 // readDatabase reads and checks a whole database.
@@ -82,8 +82,8 @@ type metaPage struct {
 	tx                             uint64
 }
 
-// meta returns the newer of the valid meta pages. The location of the second
-// depends on the page size, so all page sizes are tried.
+// meta returns the newer of the valid meta pages. The location of the second one depends on the
+// page size, so all page sizes are tried.
 func (p *pages) meta() (metaPage, error) {
 	var found []metaPage
 	var errs []error
@@ -147,7 +147,7 @@ func (p *pages) metaAt(at int64) (metaPage, error) {
 	return m, nil
 }
 
-// page reads a page and its overflow pages. Reading a page twice is an error.
+// page reads a page and its overflow pages. It returns an error if the page has been read before.
 func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error) {
 	if id < 2 || id >= p.used {
 		return 0, 0, nil, fmt.Errorf("reference to page %d, but only pages 2 to %d exist", id, p.used-1)
@@ -177,16 +177,16 @@ func (p *pages) page(id uint64) (flags uint16, count int, body []byte, err error
 	return le.Uint16(head[8:]), int(le.Uint16(head[10:])), body, nil
 }
 
-// keys is the range of keys that a page may contain: bbolt searches by the keys
-// in the pages above.
+// keys is the range of keys that a page may contain. bbolt searches by the keys in the pages above
+// it.
 type keys struct {
 	from  string
-	until string // excluded; "" means no end, since no key is empty
+	until string // exclusive; "" means no end (no key is empty)
 }
 
 func (k keys) has(key string) bool { return key >= k.from && (k.until == "" || key < k.until) }
 
-// tree adds everything below page id to a bucket.
+// tree adds everything in the tree below page id to a bucket.
 func (p *pages) tree(id uint64, into *bucket, in keys, depth int) error {
 	if depth > maxNesting {
 		return fmt.Errorf("page %d is nested %d levels deep", id, depth)
@@ -241,8 +241,7 @@ func (p *pages) branch(body []byte, count int, into *bucket, in keys, depth int)
 	return nil
 }
 
-// leaf adds a leaf page's pairs and buckets. body may be an inline page of a
-// bucket.
+// leaf adds the pairs and buckets of a leaf page. body may also be the inline page of a bucket.
 func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) error {
 	last := ""
 	for n := range count {
@@ -250,7 +249,7 @@ func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) e
 		if err != nil {
 			return err
 		}
-		if key <= last || !in.has(key) { // also rejects an empty key
+		if key <= last || !in.has(key) { // this also rejects an empty key
 			return fmt.Errorf("key %q is out of order", key)
 		}
 		last = key
@@ -268,8 +267,8 @@ func (p *pages) leaf(body []byte, count int, into *bucket, in keys, depth int) e
 	return nil
 }
 
-// bucket adds one bucket. Its content is a page tree, or an inline page after
-// the bucket header.
+// bucket adds one bucket. Its content is a tree of pages, or an inline page after the bucket
+// header.
 func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error {
 	if len(value) < bucketHeader {
 		return fmt.Errorf("bucket %q has %d bytes", name, len(value))
@@ -293,8 +292,8 @@ func (p *pages) bucket(name string, value []byte, into *bucket, depth int) error
 	return nil
 }
 
-// element returns element n of a page, and its key and value, which are stored
-// after all elements.
+// element returns element n of a page, with its key and value. Keys and values are stored after all
+// elements.
 func element(body []byte, n, count int, leaf bool) (key string, value, e []byte, err error) {
 	at, data := pageHeader+n*elementSize, int64(pageHeader+count*elementSize)
 	if data > int64(len(body)) {
@@ -315,7 +314,7 @@ func element(body []byte, n, count int, leaf bool) (key string, value, e []byte,
 	return string(body[from:mid]), body[mid:end:end], e, nil
 }
 
-// freelist checks the list of free pages, which must not contain pages in use.
+// freelist checks the list of free pages. It must not contain pages that are in use.
 func (p *pages) freelist(id uint64) error {
 	flags, count, body, err := p.page(id)
 	if err != nil {
@@ -326,7 +325,7 @@ func (p *pages) freelist(id uint64) error {
 	}
 	le := binary.LittleEndian
 	at, n := int64(pageHeader), uint64(count)
-	if count == 0xffff { // too many for the header: the first word has the number
+	if count == 0xffff { // the number does not fit in the header, so it is in the first word
 		n = le.Uint64(body[at:])
 		at += 8
 	}

@@ -16,8 +16,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 )
 
-// Read reads the two databases. It writes nothing, and fails if a daemon has
-// them open.
+// Read reads the two databases. It writes nothing. It fails if another program has them open.
 func Read(metaPath, snapshotsPath string) (*State, error) {
 	meta, err := readFile(metaPath)
 	if err != nil {
@@ -30,11 +29,11 @@ func Read(metaPath, snapshotsPath string) (*State, error) {
 	return newState(meta, snaps)
 }
 
-// ReadInUse is like Read, but containerd may have the databases open. The
-// result may already be outdated.
+// ReadInUse is like Read, but containerd may have the databases open. The result may be outdated
+// already.
 func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
-	// The two may disagree for a moment: containerd adds to meta.db last and
-	// removes from it first.
+	// The two databases may disagree for a moment: containerd adds to meta.db last, and removes
+	// from it first.
 	for range 20 {
 		var meta, snaps *bucket
 		if meta, err = readInUse(metaPath); err == nil {
@@ -55,9 +54,9 @@ func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
 // errBusy means that a database was changed while it was read.
 var errBusy = errors.New("it was changed during each attempt to read it")
 
-// readInUse reads a database without its lock. bbolt does not reuse the pages
-// of the last transaction until the next is complete, so a read is consistent
-// if the transaction number did not change.
+// readInUse reads a database without its lock. bbolt does not reuse the pages of the last
+// transaction until the next one is complete. So if the transaction number has not changed during
+// the read, the read is consistent.
 func readInUse(name string) (*bucket, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -83,7 +82,7 @@ func readInUse(name string) (*bucket, error) {
 	return b, nil
 }
 
-// newState returns the content of two databases as a State.
+// newState returns the content of the two databases as a State.
 func newState(meta, snaps *bucket) (*State, error) {
 	s := &State{}
 	if err := s.readMeta(meta); err != nil {
@@ -96,7 +95,7 @@ func newState(meta, snaps *bucket) (*State, error) {
 	return s, nil
 }
 
-// readFile reads a database that no daemon has open.
+// readFile reads a database that no other program has open.
 func readFile(name string) (*bucket, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -117,11 +116,10 @@ func readFile(name string) (*bucket, error) {
 	return b, nil
 }
 
-// lockTimeout is the time to wait until a daemon unlocks a database.
+// lockTimeout is the time to wait for a database that is locked.
 const lockTimeout = 2 * time.Second
 
-// lockShared takes bbolt's lock on the file, shared; closing the file releases
-// it.
+// lockShared takes bbolt's lock on the file in shared mode. Closing the file releases the lock.
 func lockShared(f *os.File) error {
 	for until := time.Now().Add(lockTimeout); ; time.Sleep(50 * time.Millisecond) {
 		err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
@@ -141,7 +139,7 @@ func openError(path string, err error) error {
 	return fmt.Errorf("opening database %s: %w", path, err)
 }
 
-// each calls f for every child of b, sorted by name. b may be nil.
+// each calls f for every child bucket of b, sorted by name. b may be nil.
 func (b *bucket) each(f func(name string, b *bucket) error) error {
 	if b == nil {
 		return nil
@@ -265,9 +263,9 @@ func (s *State) readMeta(db *bucket) error {
 	if err != nil {
 		return err
 	}
-	// Every child must be in its parent's list, which protects the parent from
-	// being removed first. A list may contain more names: containerd's garbage
-	// collector does not remove them.
+	// Every child must be in the list of its parent, which protects the parent from being removed
+	// first. A list may contain more names, because containerd's garbage collector does not remove
+	// them.
 	for _, sn := range s.Snapshots {
 		if sn.Parent != "" && !children[sn.Parent].has(sn.Key) {
 			return fmt.Errorf("snapshot %s is not among the children of its parent %s", sn.Key, sn.Parent)
@@ -285,7 +283,7 @@ func (b *bucket) has(key string) bool {
 	return ok
 }
 
-// readBackend adds the data of the snapshotter's database to the snapshots.
+// readBackend adds the data in the snapshotter's database to the snapshots.
 func (s *State) readBackend(db *bucket) error {
 	byBackend := map[string]*Snapshot{}
 	for i := range s.Snapshots {
@@ -310,7 +308,7 @@ func (s *State) readBackend(db *bucket) error {
 		parentOf[name] = string(b.pairs["parent"])
 		sn := byBackend[name]
 		if sn == nil {
-			return nil // of another namespace, or awaiting garbage collection
+			return nil // a snapshot of another namespace, or one that awaits garbage collection
 		}
 		sn.ID = id
 		if k := b.pairs["kind"]; len(k) == 1 {

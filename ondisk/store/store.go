@@ -1,24 +1,22 @@
-// Package store reads and writes containerd's store on disk: the paths of its
-// files, and the contents of its two databases as plain values. builder/images
-// writes a store with it, Verify checks one, and firstboot merges one into the
-// store in use.
+// Package store reads and writes containerd's store on disk: the paths of its files, and the
+// contents of its two databases as plain values. builder/images uses it to write a store, Verify
+// checks a store, and firstboot merges one into the store in use.
 //
 // The databases are bbolt files:
 //
-//   - meta.db is containerd's: images, content blobs and snapshots by chain
-//     ID, by namespace (the kubelet uses "k8s.io").
-//   - metadata.db is the overlayfs snapshotter's: the same snapshots under
-//     other names ("k8s.io/<n>/<chainID>"), each with the number of its
-//     directory.
+//   - meta.db belongs to containerd. Per namespace (the kubelet uses "k8s.io"), it has
+//     images, content blobs, and snapshots by chain ID.
+//   - metadata.db belongs to the overlayfs snapshotter. It has the same snapshots under
+//     other names ("k8s.io/<n>/<chainID>"), each with the number of its directory.
 //
-// Verify checks these invariants of a store that containerd accepts and keeps:
+// Verify checks that a store has the properties with which containerd accepts and keeps it:
 //
-//   - every image's target and config, and everything that their labels refer
-//     to, exist; the garbage collector follows only labels;
-//   - a snapshot's parent exists in both databases, and each database's list
-//     of children agrees with it;
-//   - both snapshot sequences are at least the highest number in use; otherwise
-//     the next snapshot would get a directory that is in use.
+//   - The target and config of every image exist, and so does everything to which their
+//     labels refer. (The garbage collector follows only labels.)
+//   - The parent of a snapshot exists in both databases, and agrees with the list of
+//     children in each of them.
+//   - Both sequences for snapshots are at least the highest number in use. Otherwise the
+//     next snapshot would get a directory that is in use.
 package store
 
 import (
@@ -47,14 +45,13 @@ const (
 	// MetaDB is containerd's database, relative to Root.
 	MetaDB = MetaDir + "/meta.db"
 
-	// SchemaVersion is the version of meta.db that we write. containerd 1.7
-	// uses 3; 2.x migrates it to 4, which 1.7 can still read.
+	// SchemaVersion is the version of meta.db that this package writes. containerd 1.7 uses 3.
+	// containerd 2.x migrates it to 4, which 1.7 can still read.
 	SchemaVersion = 3
-	// NewestSchema is the highest version of meta.db that this package can
-	// read.
+	// NewestSchema is the highest version of meta.db that this package can read.
 	NewestSchema = 4
 
-	// Snapshotter is containerd's snapshotter for which layers are unpacked.
+	// Snapshotter is the name of containerd's snapshotter. Layers are unpacked for it.
 	Snapshotter = "overlayfs"
 	// SnapshotterDir is the snapshotter's directory, relative to Root.
 	SnapshotterDir = "io.containerd.snapshotter.v1." + Snapshotter
@@ -65,25 +62,24 @@ const (
 // Labels that containerd, its CRI plugin and edgebake set.
 const (
 	LabelGCConfig     = "containerd.io/gc.ref.content.config"
-	LabelGCManifest   = "containerd.io/gc.ref.content.m." // + number
-	LabelGCLayer      = "containerd.io/gc.ref.content.l." // + number
+	LabelGCManifest   = "containerd.io/gc.ref.content.m." // followed by a number
+	LabelGCLayer      = "containerd.io/gc.ref.content.l." // followed by a number
 	LabelGCSnapshot   = "containerd.io/gc.ref.snapshot." + Snapshotter
 	LabelUncompressed = "containerd.io/uncompressed"
 	LabelSnapshotRef  = "containerd.io/snapshot.ref"
-	// containerd 2.3 and later also set these; older versions keep them.
+	// containerd 2.3 and later set these labels too; older versions keep them.
 	LabelSnapshotDiff   = "containerd.io/snapshot/diff-id"
 	LabelSnapshotParent = "containerd.io/snapshot/parent-chain-id"
 	// LabelManaged marks an image of the CRI plugin.
 	LabelManaged = "io.cri-containerd.image"
 	// LabelPinned protects an image from the kubelet's garbage collection.
 	LabelPinned = "io.cri-containerd.pinned"
-	// LabelBaked marks the images that are part of the disk image. A merge
-	// releases only these.
+	// LabelBaked marks the images that are part of the disk image. A merge unpins only these.
 	LabelBaked = "edgebake.io/baked"
 )
 
-// SnapshotDir returns the directory of the snapshot with number id, relative to
-// Root. Its files are in the subdirectory "fs".
+// SnapshotDir returns the directory of the snapshot with number id, relative to Root. The files of
+// the layer are in its subdirectory "fs".
 func SnapshotDir(id uint64) string {
 	return SnapshotterDir + "/snapshots/" + strconv.FormatUint(id, 10)
 }
@@ -94,14 +90,14 @@ func BlobPath(digest string) string {
 	return path.Join(ContentDir, "blobs", alg, hex)
 }
 
-// BackendName returns the snapshotter's name of a snapshot, which containerd's
-// metadata layer makes from a sequence number.
+// BackendName returns the snapshotter's name of a snapshot. containerd's metadata layer makes that
+// name from a sequence number.
 func BackendName(seq uint64, chainID string) string {
 	return fmt.Sprintf("%s/%d/%s", Namespace, seq, chainID)
 }
 
-// ChainID returns the name of the snapshot of a layer on top of parent ("" for
-// none), as defined by the OCI image specification.
+// ChainID returns the name of the snapshot of a layer on top of parent, as defined by the OCI image
+// specification. parent is "" for the first layer.
 func ChainID(parent, diffID string) string {
 	if parent == "" {
 		return diffID
@@ -110,7 +106,7 @@ func ChainID(parent, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// Image is one image record: a name that points at a manifest or index.
+// Image is one image record: a name that refers to a manifest or index.
 type Image struct {
 	Name             string
 	MediaType        string
@@ -128,17 +124,16 @@ type Blob struct {
 	Created, Updated time.Time
 }
 
-// Snapshot is one committed snapshot, with the data of both databases.
+// Snapshot is one committed snapshot, with its data from both databases.
 type Snapshot struct {
-	// Key is the chain ID for snapshots of image layers.
+	// Key is the name in meta.db; for a layer of an image, the chain ID.
 	Key    string
-	Parent string // key of the parent; "" for a first layer
-	// Backend is the snapshotter's name for it; ID is the number of its
-	// directory.
+	Parent string // key of the parent; "" for the first layer
+	// Backend is the snapshotter's name of the snapshot. ID is the number of its directory.
 	Backend string
 	ID      uint64
 	Kind    byte // as in containerd's snapshots.Kind
-	// Size and Inodes are its usage of the disk; Size is in bytes.
+	// Size is its disk usage in bytes, and Inodes the number of its inodes.
 	Size, Inodes     int64
 	Labels           map[string]string
 	Created, Updated time.Time
@@ -147,26 +142,26 @@ type Snapshot struct {
 // KindCommitted is containerd's snapshots.KindCommitted.
 const KindCommitted = 3
 
-// State is the content of both databases for one namespace.
+// State is the content of both databases, for one namespace.
 type State struct {
 	Schema    int64 // minor version of meta.db
 	Images    []Image
 	Blobs     []Blob
 	Snapshots []Snapshot
-	// MetaSequence and BackendSequence are the last numbers used by meta.db (in
-	// backend names) and metadata.db (for directories).
+	// MetaSequence is the last number that meta.db has used, for backend names. BackendSequence is
+	// the last one that metadata.db has used, for directories.
 	MetaSequence, BackendSequence uint64
 }
 
-// Sort sorts all records, so that equal states are equal values.
+// Sort sorts all records, so that equal states are equal as values.
 func (s *State) Sort() {
 	slices.SortFunc(s.Images, func(a, b Image) int { return cmp.Compare(a.Name, b.Name) })
 	slices.SortFunc(s.Blobs, func(a, b Blob) int { return cmp.Compare(a.Digest, b.Digest) })
 	slices.SortFunc(s.Snapshots, func(a, b Snapshot) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// Lacks returns the records of other that s lacks: blobs, snapshots, and images
-// that s does not have or has with another digest or labels.
+// Lacks returns the records of other that s lacks: blobs, snapshots, and images that s does not
+// have, or has with another digest or other labels.
 func (s *State) Lacks(other *State) *State {
 	images, blobs, snapshots := map[string]Image{}, map[string]bool{}, map[string]bool{}
 	for _, i := range s.Images {
@@ -197,8 +192,8 @@ func (s *State) Lacks(other *State) *State {
 	return out
 }
 
-// RecordNames returns the names that the CRI plugin gives an image: its
-// reference, its repository with the digest, and the digest of its config.
+// RecordNames returns the names under which the CRI plugin records an image: its reference, its
+// repository with the digest, and the digest of its config.
 func RecordNames(repo, tag, digest, configDigest string) []string {
 	var names []string
 	if tag != "" {

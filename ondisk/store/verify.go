@@ -16,15 +16,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Files gives access to the files of a store: on a disk image, in a list of
-// nodes, or in a directory.
+// Files gives access to the files of a store. The store may be on a disk image, in a list of nodes,
+// or in a directory.
 type Files struct {
 	Stat    func(name string) (tree.Node, error)
 	ReadDir func(name string) ([]string, error)
 	Open    func(name string) (io.ReadCloser, error)
-	// InUse is set if containerd may have used the store. It may then also have
-	// container snapshots, leases, other images, and blobs that await garbage
-	// collection.
+	// InUse is set if containerd may have used the store. It may then also have snapshots of
+	// containers, leases, other images, and blobs that await garbage collection.
 	InUse bool
 }
 
@@ -35,12 +34,11 @@ type Summary struct {
 	Snapshots int      `json:"snapshots"`
 }
 
-// Verify checks the store below root ("var/lib/containerd", or "lib/containerd"
-// on a disk mounted at /var): databases, content and snapshot directories must
-// agree, every blob must have its digest, and every image must be runnable and
-// safe from garbage collection. It returns all problems at once. It cannot
-// check unpacked files whose layers were discarded; the digest of the disk
-// image covers those.
+// Verify checks the store below root ("var/lib/containerd", or "lib/containerd" on a disk that is
+// mounted at /var), and returns all problems at once. The databases, content and snapshot
+// directories must agree, and every blob must have its digest. Every image must be runnable and
+// protected from garbage collection. Verify cannot check unpacked files whose layers were
+// discarded; the digest of the disk image covers those.
 func Verify(f Files, root string) (*Summary, error) {
 	v := &verifier{Files: f, root: root}
 	state, err := v.read()
@@ -64,13 +62,12 @@ func Verify(f Files, root string) (*Summary, error) {
 	return s, nil
 }
 
-// ReadFrom reads the databases of the store below root. No daemon may have them
-// open.
+// ReadFrom reads the databases of the store below root. No other program may have them open.
 func ReadFrom(f Files, root string) (*State, error) {
 	return (&verifier{Files: f, root: root}).read()
 }
 
-// problems is a list of errors, printed one per line.
+// problems is a list of errors that is printed with one error per line.
 type problems []error
 
 func (p problems) Error() string {
@@ -84,8 +81,8 @@ func (p problems) Error() string {
 
 func (p problems) Unwrap() []error { return p }
 
-// Names lists the images by tag, or by digest if they have no tag. An image
-// with two tags is listed twice.
+// Names lists the images by tag; images without a tag by digest. An image with two tags is listed
+// twice.
 func (s *State) Names() []string {
 	var names []string
 	tagged := map[string]bool{} // repo@digest
@@ -204,7 +201,7 @@ func (v *verifier) images() {
 		img := &v.state.Images[i]
 		baked := img.Labels[LabelBaked] != ""
 		if v.InUse && !baked {
-			continue // not part of the disk image: its pull may be incomplete
+			continue // an image that is not baked may be incompletely pulled
 		}
 		if err := v.image(img); err != nil {
 			v.bad("image %s: %w", img.Name, err)
@@ -221,10 +218,10 @@ func (v *verifier) images() {
 	}
 }
 
-// maxLayers is the maximum number of layers of overlayfs (OVL_MAX_STACK).
+// maxLayers is the maximum number of layers that overlayfs supports (OVL_MAX_STACK).
 const maxLayers = 500
 
-// manifest has the links of an index or a manifest.
+// manifest has the references in an index or a manifest.
 type manifest struct {
 	Manifests []ocispec.Descriptor `json:"manifests"`
 	Config    struct {
@@ -235,8 +232,8 @@ type manifest struct {
 	} `json:"layers"`
 }
 
-// image checks that containerd can run an image and that garbage collection
-// keeps all of it: index, manifest, config, layers and snapshots.
+// image checks that containerd can run an image, and that garbage collection keeps all parts of it:
+// index, manifest, config, layers and snapshots.
 func (v *verifier) image(img *Image) error {
 	target := v.blobByDigest[img.Digest]
 	if target == nil {
@@ -264,8 +261,8 @@ func (v *verifier) image(img *Image) error {
 	return nil
 }
 
-// manifest returns the manifest that containerd uses: the target itself, or the
-// one to which an index refers by label.
+// manifest returns the manifest that containerd uses: the target itself or, if that is an index,
+// the manifest to which one of its labels refers.
 func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	doc := new(manifest)
 	if err := v.json(target.Digest, doc); err != nil {
@@ -284,7 +281,7 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	if blob == nil {
 		return nil, nil, fmt.Errorf("no label of the index %s refers to an existing manifest: garbage collection would remove it", target.Digest)
 	}
-	// If no entry has a platform, containerd considers only the first.
+	// If no entry names a platform, containerd considers only the first one.
 	named := func(d ocispec.Descriptor) bool { return d.Platform != nil }
 	if first := doc.Manifests[0].Digest.String(); !slices.ContainsFunc(doc.Manifests, named) && first != digest {
 		return nil, nil, fmt.Errorf("containerd would look at the first entry of the index %s, %s, which is not the manifest %s", target.Digest, first, digest)
@@ -292,14 +289,14 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	return blob, doc, v.json(digest, doc)
 }
 
-// unpacked checks that each layer of a config has its snapshot, and that a
-// label of the config protects the last one.
+// unpacked checks that each layer of a config has its snapshot, and that a label of the config
+// protects the last snapshot.
 func (v *verifier) unpacked(digest string) error {
 	config := v.blobByDigest[digest]
 	if config == nil {
 		return fmt.Errorf("its config %s is missing", digest)
 	}
-	var c ocispec.Image // decoded strictly, as containerd does
+	var c ocispec.Image // decoded as strictly as containerd does
 	if err := v.json(config.Digest, &c); err != nil {
 		return err
 	}
@@ -343,8 +340,8 @@ func (v *verifier) json(digest string, doc any) error {
 	return nil
 }
 
-// strays reports snapshot directories and blobs that no database lists: they
-// occupy space until containerd collects them.
+// strays reports snapshot directories and blobs that are in no database. They occupy space until
+// containerd collects them.
 func (v *verifier) strays() {
 	if v.InUse {
 		return

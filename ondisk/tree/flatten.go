@@ -12,11 +12,10 @@ const (
 	opaque   = ".wh..wh..opq"
 )
 
-// Flatten merges the layers of a container image into its root file system.
-// Later layers win; whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A
-// directory in a layer replaces anything else, even a symbolic link to a
-// directory; only paths for which the layer has no such directory follow the
-// link. Directories that are in no layer have the time now.
+// Flatten merges the layers of a container image into its root file system. Later layers take
+// precedence, and whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A directory in a layer
+// replaces anything else at its path, even a symbolic link to a directory. Other paths in the layer
+// that lead through such a link follow it. Directories that are in no layer get the time now.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true
@@ -37,7 +36,7 @@ func (m *merger) flatten(l Layer) {
 		itself bool
 	}
 	m.replaceByDirs(l.Nodes)
-	var marks []mark // applied after all are found, because they may affect each other
+	var marks []mark // applied only after all are found, because they may affect each other
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
 		name, gone := strings.CutPrefix(base, whiteout)
@@ -54,7 +53,7 @@ func (m *merger) flatten(l Layer) {
 		case base == opaque:
 			marks = append(marks, mark{where, false})
 		case strings.HasPrefix(name, whiteout):
-			// Internal files of aufs, in archives of old versions of docker.
+			// Ignore internal files of aufs, which are in archives made by old versions of docker.
 		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
@@ -64,7 +63,7 @@ func (m *merger) flatten(l Layer) {
 	for _, gone := range marks {
 		m.drop(gone.where, gone.itself)
 	}
-	// Until now only links of lower layers were followed.
+	// Up to here, only links of lower layers were followed.
 	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -91,8 +90,8 @@ func (m *merger) flatten(l Layer) {
 	}
 }
 
-// replaceByDirs replaces other files of lower layers with the layer's directories. It must run
-// before the layer's marks are applied, because they refer to the new directories.
+// replaceByDirs replaces other files of lower layers by the directories of this layer. It must run
+// before the layer's whiteouts are applied, because those refer to the new directories.
 func (m *merger) replaceByDirs(nodes []Node) {
 	var dirs []Node
 	for _, n := range nodes {
@@ -104,7 +103,7 @@ func (m *merger) replaceByDirs(nodes []Node) {
 	for _, n := range dirs {
 		parent, err := m.resolve(path.Dir(n.Path), nil)
 		if err != nil {
-			continue // reported when the node is placed
+			continue // the error is reported when the node is placed
 		}
 		n.Path = below(parent, path.Base(n.Path))
 		if old, ok := m.nodes[n.Path]; ok && !old.IsDir() {

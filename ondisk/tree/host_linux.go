@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inodeID identifies a file of the host.
+// inodeID identifies a file on the host.
 type inodeID struct{ dev, ino uint64 }
 
-// linked returns the ID of a file that has several names.
+// linked returns the ID of a file that has more than one name.
 func linked(fi fs.FileInfo) (inodeID, bool) {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok || st.Nlink < 2 {
@@ -20,7 +20,7 @@ func linked(fi fs.FileInfo) (inodeID, bool) {
 	return inodeID{st.Dev, st.Ino}, true
 }
 
-// readCapability returns a file's security.capability, or "".
+// readCapability returns the value of a file's security.capability, or "".
 func readCapability(name string) (string, error) {
 	buf := make([]byte, 64)
 	n, err := unix.Lgetxattr(name, capability, buf)

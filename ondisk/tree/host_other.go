@@ -4,11 +4,11 @@ package tree
 
 import "io/fs"
 
-// inodeID identifies a file of the host.
+// inodeID identifies a file on the host.
 type inodeID struct{}
 
-// On other systems hard links are packed as copies, and there are no file
-// capabilities.
+// linked always returns false: on systems other than Linux, hard links are packed as copies. There
+// are no file capabilities either.
 func linked(fs.FileInfo) (inodeID, bool) { return inodeID{}, false }
 
 func readCapability(string) (string, error) { return "", nil }

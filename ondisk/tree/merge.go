@@ -10,19 +10,18 @@ import (
 	"time"
 )
 
-// maxLinks is the maximum number of symbolic links in a path, as in the kernel.
+// maxLinks is the maximum number of symbolic links in a path. It equals the kernel's limit.
 const maxLinks = 40
 
-// Merge merges layers, in order, into one tree: sorted by path, the root "." first, parents
-// before their children.
+// Merge merges layers, in order, into one tree. The result is sorted by path: the root "." comes
+// first, and parents come before their children.
 //
-// Directories of the same path are merged and keep the attributes of the first
-// layer that has them: an overlay from a working copy must not change the mode
-// of /tmp. A path below a symbolic link of an earlier layer follows the link
-// (lib/modules becomes usr/lib/modules on a usr-merged base). Missing parents
-// are owned by root, with mode 0755 and the time now. Any other path in two
-// layers is an error unless the later layer sets Replace. All conflicts are
-// reported.
+// Directories of the same path are merged. They keep the attributes of the first layer that has
+// them, because an overlay from a working copy must not change the mode of /tmp. A path that leads
+// through a symbolic link of an earlier layer follows the link (lib/modules becomes usr/lib/modules
+// on a usr-merged base). Missing parents are owned by root, with mode 0755 and the time now. Any
+// other path that is in two layers is an error, unless the later layer sets Replace. All conflicts
+// are reported.
 func Merge(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	for _, l := range layers {
@@ -41,11 +40,11 @@ type merger struct {
 	nodes map[string]Node
 	now   time.Time
 	errs  []error
-	// flattening: a directory replaces anything else (Flatten).
+	// flattening is set in Flatten: a directory then replaces anything else.
 	flattening bool
-	// resolved caches the resolved paths of directories, for the current layer.
+	// resolved caches the resolved paths of directories for the current layer.
 	resolved map[string]string
-	// children of each directory; nil until a path is dropped.
+	// children has the children of each directory. It is nil until a path is dropped.
 	children map[string]map[string]bool
 }
 
@@ -56,7 +55,7 @@ func newMerger(now time.Time) *merger {
 // set stores a node at its path.
 func (m *merger) set(n Node) {
 	if old, ok := m.nodes[n.Path]; ok && old.IsSymlink() != n.IsSymlink() {
-		clear(m.resolved) // paths may lead through it
+		clear(m.resolved) // cached paths may lead through it
 	}
 	m.nodes[n.Path] = n
 	if m.children != nil {
@@ -83,7 +82,7 @@ func (m *merger) list() []Node {
 
 func (m *merger) dir() *Inode { return &Inode{Mode: ModeDir | 0o755, MTime: m.now} }
 
-// LayerError is a problem with a layer, or with one path of it.
+// LayerError is a problem with a layer or with one of its paths.
 type LayerError struct {
 	Layer, Path string // Path may be empty
 	Err         error
@@ -107,7 +106,7 @@ func (m *merger) add(l Layer) {
 	clear(m.resolved)
 	nodes := slices.Clone(l.Nodes)
 	sortNodes(nodes)
-	seen := make(map[string]string, len(nodes)) // final path -> path in the layer
+	seen := make(map[string]string, len(nodes)) // maps a final path to the path in the layer
 	for _, n := range nodes {
 		if n.Layer == "" {
 			n.Layer = l.Name
@@ -137,7 +136,7 @@ func (m *merger) add(l Layer) {
 	}
 }
 
-// put adds n, whose parents exist.
+// put adds n, whose parents must exist.
 func (m *merger) put(n Node, replace bool) {
 	old, ok := m.nodes[n.Path]
 	switch {
@@ -172,7 +171,7 @@ func (m *merger) remove(l Layer) {
 	}
 }
 
-// place returns the resolved path of a layer's node, and adds missing parents.
+// place returns the resolved path for a node of a layer. It adds missing parents.
 func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	if n.Path == "." {
 		if !n.IsDir() {
@@ -186,7 +185,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	}
 	m.mkdirAll(parent, n.Layer)
 	where := path.Join(parent, path.Base(n.Path))
-	// A link in an earlier layer leads to a directory: the node is that directory.
+	// If a link in an earlier layer leads to a directory, the node is that directory.
 	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)
@@ -236,12 +235,11 @@ func (m *merger) drop(dir string, itself bool) {
 	}
 }
 
-// resolve follows the symbolic links in a directory's path, within the tree: an
-// absolute target starts at the tree's root, and ".." ends there. A link from
-// the same layer (seen) is an error, because an archive that writes through its
-// own link is malicious or wrong.
+// resolve follows the symbolic links in a directory's path, within the tree: an absolute target
+// starts at the root of the tree, and ".." does not lead above it. A link from the same layer
+// (seen) is an error, because an archive that writes through its own link is malicious or broken.
 func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
-	// The nearest parent that is already resolved, and the rest of the path.
+	// Find the nearest parent that is already resolved, and the rest of the path.
 	known, rest := ".", []string{}
 	for p := dir; p != "." && p != "/" && p != ""; p = path.Dir(p) {
 		if at, ok := m.resolved[p]; ok {
@@ -261,7 +259,7 @@ func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	return known, nil
 }
 
-// step resolves a name in the directory at; the name may be a symbolic link.
+// step resolves a name in the directory at. The name may be a symbolic link.
 func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 	rest := []string{name} // a stack: the next name is last
 	for links := 0; len(rest) > 0; {
@@ -302,7 +300,7 @@ func (m *merger) step(at, name string, seen map[string]string) (string, error) {
 	return at, nil
 }
 
-// below returns the path of a name in a directory.
+// below returns the path of a name inside a directory.
 func below(dir, name string) string {
 	if dir == "." {
 		return name
@@ -344,7 +342,7 @@ func (n Node) layer() string {
 	return n.Layer
 }
 
-// kind returns the file type in words.
+// kind returns the file type as words.
 func (i *Inode) kind() string {
 	switch i.Mode & ModeType {
 	case ModeDir:
@@ -363,8 +361,8 @@ func (i *Inode) kind() string {
 	return fmt.Sprintf("of unknown type %#o", i.Mode&ModeType)
 }
 
-// sortNodes sorts by path, the root first; string order puts directories before
-// their contents.
+// sortNodes sorts nodes by path, the root first. The order of strings puts directories before their
+// contents.
 func sortNodes(nodes []Node) {
 	slices.SortStableFunc(nodes, func(a, b Node) int {
 		if a.Path == "." || b.Path == "." {

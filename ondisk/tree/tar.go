@@ -19,28 +19,25 @@ import (
 	"time"
 )
 
-// A small compressed tar can expand to any number of headers, which are kept in
-// memory.
+// Limits for indexing a tar: a small compressed tar may contain any number of headers, which are
+// kept in memory.
 const (
 	// maxEntries is much more than any root file system has.
 	maxEntries = 2_000_000
-	// entryBytes limits the average size of an entry's names and extended
-	// attributes.
+	// entryBytes limits the average size of the names and extended attributes of an entry.
 	entryBytes = 512
 )
 
-// FromTar indexes an uncompressed tar with PAX and GNU extensions; blob is its
-// name. File contents become ranges of the blob. Owners, modes, extended
-// attributes, devices and hard links are kept; a link shares its target's
-// *Inode. The error lists all entries that a file system cannot represent
-// exactly.
+// FromTar indexes an uncompressed tar with PAX and GNU extensions, which is the blob of this name.
+// The contents of files become ranges of the blob. Owners, modes, extended attributes, devices and
+// hard links are kept; a hard link shares the *Inode of its target. The error lists all entries
+// that a file system cannot represent exactly.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 	return fromTar(r, size, blob, layer, maxEntries)
 }
 
 func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, error) {
-	// archive/tar reads only headers, so the reader's position after Next is
-	// the start of the content.
+	// archive/tar reads only the header in Next, so the reader is then at the start of the content.
 	sr := io.NewSectionReader(r, 0, size)
 	tr := tar.NewReader(sr)
 	x := tarIndex{blob: blob, layer: layer, size: size, byPath: map[string]int{}}
@@ -95,7 +92,7 @@ func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, 
 	return x.nodes, nil
 }
 
-// textOf returns the number of bytes of a header that are kept in memory.
+// textOf returns how many bytes of a header are kept in memory.
 func textOf(h *tar.Header) int {
 	n := len(h.Name) + len(h.Linkname)
 	for k, v := range h.PAXRecords {
@@ -108,8 +105,8 @@ type tarIndex struct {
 	blob, layer string
 	size        int64
 	nodes       []Node
-	byPath      map[string]int // -> index into nodes
-	name        string         // of the last entry
+	byPath      map[string]int // index into nodes
+	name        string         // name of the last entry
 	errs        []error
 }
 
@@ -128,7 +125,7 @@ func (x *tarIndex) last() string {
 func (x *tarIndex) add(h *tar.Header, off int64) error {
 	x.name = h.Name
 	if h.Typeflag == tar.TypeXGlobalHeader {
-		return nil // a comment, as git archive writes it
+		return nil // a comment, such as git archive writes
 	}
 	p, err := entryPath(h.Name)
 	if err != nil {
@@ -148,7 +145,7 @@ func (x *tarIndex) add(h *tar.Header, off int64) error {
 		if !in.IsDir() || !x.nodes[i].IsDir() {
 			return errTwice
 		}
-		x.nodes[i].Inode = in // a directory may be listed again; the last entry counts
+		x.nodes[i].Inode = in // a directory may be listed again; the last entry applies
 		return nil
 	}
 	x.put(p, in)
@@ -179,10 +176,10 @@ func (x *tarIndex) link(p string, h *tar.Header) error {
 	return nil
 }
 
-// errTwice: the archive contains a path twice, as after `tar -r`.
+// errTwice means that the archive contains a path twice, as after `tar -r`.
 var errTwice = errors.New("path occurs twice in the archive; pack it again from a directory")
 
-// maxID is the largest user or group ID. The next value, (uid_t)-1, means "do not change".
+// maxID is the largest user or group ID. The next number, (uid_t)-1, means "do not change".
 const maxID = 1<<32 - 2
 
 func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
@@ -232,8 +229,8 @@ func (x *tarIndex) inode(h *tar.Header, off int64) (*Inode, error) {
 	return in, nil
 }
 
-// deviceNumber returns a device's major and minor number; like the kernel's
-// dev_t they have 12 and 20 bits.
+// deviceNumber returns the major and minor number of a device. As in the kernel's dev_t, they have
+// 12 and 20 bits.
 func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	if h.Devmajor < 0 || h.Devmajor >= 1<<12 || h.Devminor < 0 || h.Devminor >= 1<<20 {
 		return 0, 0, fmt.Errorf("device number %d:%d out of range", h.Devmajor, h.Devminor)
@@ -241,16 +238,16 @@ func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	return uint32(h.Devmajor), uint32(h.Devminor), nil
 }
 
-// PAX records with extended attributes: those of star and GNU tar, GNU tar's for SELinux, and
-// libarchive's, which usually writes the first kind as well.
+// Prefixes of PAX records with extended attributes: those of star and GNU tar, GNU tar's for
+// SELinux, and libarchive's. libarchive usually writes the first form too.
 const (
 	xattrPrefix      = "SCHILY.xattr."
 	selinuxRecord    = "RHT.security.selinux"
 	libarchivePrefix = "LIBARCHIVE.xattr."
 )
 
-// xattrs returns the extended attributes in an entry's records. If one is
-// present in several formats, star's has priority.
+// xattrs returns the extended attributes in an entry's records. If an attribute is present in
+// several forms, star's form takes precedence.
 func xattrs(records map[string]string) (map[string]string, error) {
 	var out map[string]string
 	put := func(name, value string) error {
@@ -266,7 +263,7 @@ func xattrs(records map[string]string) (map[string]string, error) {
 		out[name] = value
 		return nil
 	}
-	// The formats in ascending priority.
+	// Apply the forms in ascending order of precedence.
 	for _, form := range []func(k, v string) error{
 		func(k, v string) error {
 			coded, ok := strings.CutPrefix(k, libarchivePrefix)
@@ -287,7 +284,7 @@ func xattrs(records map[string]string) (map[string]string, error) {
 			if k != selinuxRecord {
 				return nil
 			}
-			return put("security.selinux", strings.TrimRight(v, "\x00")+"\x00") // as setfilecon(3) does
+			return put("security.selinux", strings.TrimRight(v, "\x00")+"\x00") // setfilecon(3) also appends a zero byte
 		},
 		func(k, v string) error {
 			if name, ok := strings.CutPrefix(k, xattrPrefix); ok {
@@ -308,9 +305,9 @@ func xattrs(records map[string]string) (map[string]string, error) {
 	return out, nil
 }
 
-// CheckCapability returns an error for file capabilities that the kernel
-// rejects (cap_convert_nscap): it accepts revision 2, and revision 3 with a
-// valid root user ID. Other attributes are not checked.
+// CheckCapability returns an error for file capabilities that the kernel rejects
+// (cap_convert_nscap). The kernel accepts revision 2, and revision 3 with a valid root user ID.
+// Other attributes are not checked.
 func CheckCapability(name, value string) error {
 	const (
 		effective = 1
@@ -340,7 +337,7 @@ func hasSparse(pax map[string]string) bool {
 	return false
 }
 
-// entryPath returns the node path for the name of a tar entry.
+// entryPath returns the path of the node for the name of a tar entry.
 func entryPath(name string) (string, error) {
 	p := strings.TrimRight(name, "/")
 	if p == "" && name != "" {
@@ -353,7 +350,7 @@ func entryPath(name string) (string, error) {
 		p = "."
 	}
 	if err := checkPath(p); err != nil {
-		// Double slashes and inner dots are harmless and are cleaned.
+		// Double slashes and inner dots are harmless, so they are cleaned.
 		q := path.Clean(p)
 		if strings.HasPrefix(p, "/") || p == "" || strings.Contains("/"+p+"/", "/../") || checkPath(q) != nil {
 			return "", err
@@ -363,8 +360,8 @@ func entryPath(name string) (string, error) {
 	return p, nil
 }
 
-// WriteTar writes nodes as a PAX tar. The same nodes give the same bytes. Nodes that share an
-// *Inode become hard links.
+// WriteTar writes nodes as a PAX tar. Equal nodes give equal bytes. Nodes that share an *Inode
+// become hard links.
 func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 	nodes = slices.Clone(nodes)
 	sortNodes(nodes)
@@ -400,7 +397,7 @@ func WriteTar(w io.Writer, nodes []Node, blobs Blobs) error {
 	return tw.Close()
 }
 
-// reader returns a reader of the content. It adds blobs that it opens to open.
+// reader returns a reader of the content. It adds the blobs that it opens to open.
 func (c Content) reader(open map[string]BlobFile, blobs Blobs) (io.Reader, error) {
 	if c.Blob == "" {
 		return strings.NewReader(string(c.Inline)), nil
@@ -472,17 +469,17 @@ func header(n Node) *tar.Header {
 	return h
 }
 
-// PackDir writes a directory of the host, such as an overlay, as a tar that is
-// the same on any host: sorted, owned by root, with the time mtime and relative
-// paths. Modes, symbolic links, hard links and file capabilities are kept;
-// owners, ACLs and other extended attributes are not.
+// PackDir writes a directory of the host, such as an overlay, as a tar that is the same on any
+// host: it is sorted, everything is owned by root and has the time mtime, and paths are relative.
+// Modes, symbolic links, hard links and file capabilities are kept. Owners, ACLs and other extended
+// attributes are not.
 func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
 	} else if !fi.IsDir() {
 		return fmt.Errorf("packing overlay %s: not a directory", dir)
 	}
-	// WalkDir does not follow links, not even dir itself.
+	// filepath.WalkDir does not follow links, not even if dir itself is one.
 	dir, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return fmt.Errorf("packing overlay: %w", err)
@@ -524,7 +521,7 @@ const maxPackErrors = 20
 type packer struct {
 	tw    *tar.Writer
 	mtime time.Time
-	first map[inodeID]string // first name of each file with several names
+	first map[inodeID]string // first name of each file that has several names
 }
 
 func (p *packer) file(file, name string) error {

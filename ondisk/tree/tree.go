@@ -1,11 +1,11 @@
-// Package tree represents the root file system of an image during a build: a
-// list of nodes in memory whose contents are references to blobs. Owners,
-// modes, extended attributes, devices and hard links are only data, so no step
-// of a build needs root or changes metadata on the host's file system.
+// Package tree represents the root file system of an image during a build, as a list of nodes in
+// memory whose contents are references to blobs. Owners, modes, extended attributes, devices and
+// hard links are only data. So no step of a build needs root or changes metadata on the host's file
+// system.
 //
-// Each source (a base tar, container image layers, overlays) becomes one Layer.
-// Merge combines them into the tree that the file system writers read. Do not
-// change a Node; copy it.
+// Each source (a base tar, the layers of a container image, overlays) becomes one Layer. Merge
+// combines the layers into the tree from which file systems are written. Do not change a Node; copy
+// it.
 package tree
 
 import (
@@ -30,16 +30,14 @@ const (
 
 // Node is one name in the tree. Hard links are nodes that share an *Inode.
 type Node struct {
-	// Path is relative to the root and clean ("usr/bin/kubelet"); the root
-	// itself is ".".
+	// Path is relative to the root and clean ("usr/bin/kubelet"). The root itself is ".".
 	Path string
-	// Layer names the source of this node for messages and reports. If it is
-	// empty, Merge sets it.
+	// Layer names the source of this node, for messages and reports. If it is empty, Merge sets it.
 	Layer string
 	*Inode
 }
 
-// Inode is a file without its names.
+// Inode is a file without its name or names.
 type Inode struct {
 	// Mode is st_mode: file type and permission bits.
 	Mode     uint32
@@ -57,13 +55,13 @@ type Inode struct {
 	Data Content
 }
 
-// Content is the content of a regular file: a range of an uncompressed blob, or
-// the bytes themselves, for small generated files.
+// Content is the content of a regular file: a range of an uncompressed blob or, for small generated
+// files, the bytes themselves.
 type Content struct {
-	// Blob names an uncompressed blob of the cache by its SHA-256 in hex.
-	// Empty when the bytes are in Inline.
+	// Blob names an uncompressed blob in the cache by its SHA-256 in hexadecimal. It is empty if
+	// the bytes are in Inline.
 	Blob string
-	// Off and Size are the range, in bytes. Size is also set for Inline.
+	// Off and Size are the range in bytes. Size is also set if the bytes are in Inline.
 	Off, Size int64
 	Inline    []byte
 }
@@ -71,11 +69,10 @@ type Content struct {
 // Bytes returns the Content of a small generated file.
 func Bytes(b []byte) Content { return Content{Size: int64(len(b)), Inline: b} }
 
-// Blobs opens blobs for reading. Builds use the cache of builder/fetch, tests
-// use a map.
+// Blobs opens blobs for reading. Builds use the cache of builder/fetch; tests use a map.
 type Blobs interface {
-	// OpenBlob opens the uncompressed blob with that SHA-256 (hex). The caller
-	// must close it.
+	// OpenBlob opens the uncompressed blob with this SHA-256 in hexadecimal. The caller must close
+	// it.
 	OpenBlob(sha256 string) (BlobFile, error)
 }
 
@@ -94,14 +91,14 @@ func (i *Inode) IsRegular() bool { return i.Mode&ModeType == ModeRegular }
 // IsSymlink reports whether the inode is a symbolic link.
 func (i *Inode) IsSymlink() bool { return i.Mode&ModeType == ModeSymlink }
 
-// Layer is the nodes of one source, in any order.
+// Layer has the nodes of one source, in any order.
 type Layer struct {
 	Name  string
 	Nodes []Node
-	// Replace allows this layer's files to replace those of earlier layers. Without it, a
-	// path in two layers is an error, except for directories.
+	// Replace allows the files of this layer to replace those of earlier layers. Without it, a path
+	// that is in two layers is an error, unless both are directories.
 	Replace bool
-	// Remove lists paths of earlier layers that this layer removes, with everything below
+	// Remove lists paths of earlier layers that this layer removes, including everything below
 	// them.
 	Remove []string
 }

@@ -10,31 +10,31 @@ import (
 
 // Limits of requests.
 const (
-	// MaxGap is the size in bytes of the largest unneeded range that is
-	// downloaded to save a request.
+	// MaxGap is the size in bytes of the largest unneeded range that is downloaded to save another
+	// request.
 	MaxGap = 32 << 10
-	// MaxSpan is the maximum size in bytes of a request, so that a lost
-	// connection costs little.
+	// MaxSpan is the maximum size of a request in bytes. It is limited so that a lost connection
+	// costs little.
 	MaxSpan = 8 << 20
-	// RequestBytes is the number of bytes counted for a request besides its body: the
+	// RequestBytes is the number of bytes that a request is assumed to cost besides its body: the
 	// connection, TLS and the headers.
 	RequestBytes = 8 << 10
-	// Tail is the number of bytes at the end of a compressed image that are
-	// read first: enough for the index and the table of frames of most images.
+	// Tail is the number of bytes at the end of a compressed image that are read first. It is
+	// enough for the index and the table of frames of most images.
 	Tail = 256 << 10
 )
 
-// Place is the range of a frame in a compressed image.
+// Place is the range of bytes that a frame has in a compressed image.
 type Place struct{ From, To int64 }
 
-// Span is a range of a compressed image that is downloaded in one request, and
-// the needed frames in it.
+// Span is a range of a compressed image that is downloaded with one request, and the numbers of the
+// needed frames in it.
 type Span struct {
 	Place
 	Frames []int
 }
 
-// Spans combines frames, in ascending order, into ranges to request.
+// Spans combines frames, given in ascending order, into ranges to request.
 func Spans(frames []int, place func(frame int) Place) []Span {
 	var out []Span
 	for _, f := range frames {
@@ -49,17 +49,16 @@ func Spans(frames []int, place func(frame int) Place) []Span {
 	return out
 }
 
-// View reads the file system of a part through its chunks. It is not safe for
-// concurrent use.
+// View reads the file system of a part through its chunks. It is not safe for concurrent use.
 type View struct {
 	part   *chunk.Part
 	starts []int64
 	get    func(i int) ([]byte, error)
-	last   int // number of the chunk in now
+	last   int // number of the chunk whose content is in now
 	now    []byte
 }
 
-// NewView returns a View. get returns the content of a chunk that is not a hole.
+// NewView returns a View. get returns the content of a chunk; it is not called for holes.
 func NewView(p *chunk.Part, get func(i int) ([]byte, error)) *View {
 	v := &View{part: p, get: get, last: -1}
 	at := int64(0)
@@ -70,7 +69,7 @@ func NewView(p *chunk.Part, get func(i int) ([]byte, error)) *View {
 	return v
 }
 
-// find returns the number of the chunk that contains offset off.
+// find returns the number of the chunk that contains the offset off.
 func (v *View) find(off int64) int {
 	i, exact := slices.BinarySearch(v.starts, off)
 	if !exact {
@@ -79,7 +78,7 @@ func (v *View) find(off int64) int {
 	return i
 }
 
-// each calls f with the number of each chunk in a range, except holes.
+// each calls f with the number of each chunk in a range, except for holes.
 func (v *View) each(off, n int64, f func(k int)) {
 	for k := v.find(off); k < len(v.starts) && v.starts[k] < off+n; k++ {
 		if !v.part.Chunks[k].Hole {
@@ -88,7 +87,7 @@ func (v *View) each(off, n int64, f func(k int)) {
 	}
 }
 
-// ReadAt reads from the file system.
+// ReadAt reads from the part's file system.
 func (v *View) ReadAt(b []byte, off int64) (n int, err error) {
 	if off < 0 {
 		return 0, fmt.Errorf("reading at %d: negative offset", off)

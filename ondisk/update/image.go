@@ -1,7 +1,6 @@
-// Package update determines the parts of an image that an update needs: it
-// opens a compressed image through range requests and finds the frames that a
-// machine lacks. edgebake uses it to report the size of the download in
-// advance.
+// Package update determines which parts of an image an update needs. It opens a compressed image
+// through range requests, and finds the frames that a machine lacks. edgebake uses it to report the
+// size of a download in advance.
 package update
 
 import (
@@ -26,20 +25,20 @@ var (
 
 // Image is a compressed image that is read through range requests.
 type Image struct {
-	// Body and Signature are the parts of the frame with the index.
+	// Body and Signature are the two parts of the frame that contains the index.
 	Body      []byte
 	Signature string
 	// Index is nil until Decode is called.
 	Index *chunk.Index
-	// Head is the number of bytes that Open read, in Requests requests.
+	// Head is the number of bytes that Open has read, with a number of Requests.
 	Head     int64
 	Requests int
 
 	table *seekable.Reader
 }
 
-// Open reads the end of an image of size bytes: the table of frames and the
-// index, which it does not decode. It makes few requests to r.
+// Open reads the end of an image that has size bytes: the table of frames, and the index, which it
+// does not decode. It makes few requests to r.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	t := &tail{r: r, from: size, size: size}
 	i := &Image{}
@@ -50,7 +49,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	table.Close() // only used for the table
+	table.Close() // the reader was needed only for the table
 	i.table = table
 	index := table.Extra(chunk.Magic)
 	if index == nil {
@@ -70,8 +69,8 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return i, nil
 }
 
-// Decode decodes the index. If it does not match the frames, Index is set and
-// an error is returned. Verify the signature first.
+// Decode decodes the index. If the index does not match the frames, Decode sets Index and returns
+// an error. The caller must verify the signature first.
 func (i *Image) Decode() error {
 	x, err := chunk.Decode(i.Body)
 	if err != nil {
@@ -88,8 +87,7 @@ func (i *Image) Decode() error {
 	return nil
 }
 
-// Place returns the range of the frame of a part's chunk k in the compressed
-// image.
+// Place returns the range, in the compressed image, of the frame that contains chunk k of part p.
 func (i *Image) Place(p *chunk.Part, k int) Place {
 	e := i.table.Entry(p.Frame + k)
 	return Place{e.Offset, e.Offset + e.Compressed}
@@ -98,13 +96,13 @@ func (i *Image) Place(p *chunk.Part, k int) Place {
 // tail reads the end of a file with few requests.
 type tail struct {
 	r        io.ReaderAt
-	from     int64 // offset of b
+	from     int64 // offset of b in the file
 	b        []byte
 	size     int64
 	requests int
 }
 
-// load reads the bytes from offset from up to those already read.
+// load reads the bytes between offset from and the bytes that were read before.
 func (t *tail) load(from int64) error {
 	if from >= t.from {
 		return nil
@@ -131,18 +129,17 @@ func (t *tail) ReadAt(p []byte, off int64) (int, error) {
 	return bytes.NewReader(t.b).ReadAt(p, off-t.from)
 }
 
-// SystemFiles are the files of one system on the EFI system partition: its
-// kernel, initrd and boot entry.
+// SystemFiles are the files of one system on the EFI system partition: its kernel, its initrd and
+// its boot entry.
 type SystemFiles struct {
 	r     io.ReaderAt
 	esp   *fat.Reader
-	Dir   string // of the kernel and the initrd
+	Dir   string // directory of the kernel and the initrd
 	Files []fat.Entry
 	Entry fat.Entry
 }
 
-// ReadSystem lists the files of the system with this plan. esp is an EFI system
-// partition.
+// ReadSystem lists the files of the system with this plan's ID. esp is an EFI system partition.
 func ReadSystem(esp io.ReaderAt, plan string) (*SystemFiles, error) {
 	r, err := fat.Open(esp)
 	if err != nil {
@@ -167,7 +164,7 @@ func ReadSystem(esp io.ReaderAt, plan string) (*SystemFiles, error) {
 	return s, nil
 }
 
-// Chunks returns the numbers of the chunks with the contents of these files.
+// Chunks returns the numbers of the chunks of p that contain these files.
 func (s *SystemFiles) Chunks(p *chunk.Part) ([]int, error) {
 	v, found := NewView(p, nil), map[int]bool{}
 	for _, e := range append(slices.Clone(s.Files), s.Entry) {

@@ -16,14 +16,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// StoreRoot is containerd's root on the DATA partition, which is mounted on /var.
+// StoreRoot is containerd's root directory on the DATA partition, which is mounted on /var.
 const StoreRoot = "lib/containerd"
 
-// ErrArchives means that the container images are archives, not unpacked.
+// ErrArchives means that the container images are archives instead of being unpacked.
 var ErrArchives = errors.New("its container images are archives, which an update cannot use: build it without imageStore.mode: import")
 
-// Lacks returns the references of the container images in next that a machine
-// with the system now lacks.
+// Lacks returns the references of the container images in next that a machine lacks if it runs the
+// system now.
 func Lacks(now, next ondisk.ImageInfo) (refs []string) {
 	for _, i := range next.Images {
 		if !slices.ContainsFunc(now.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {
@@ -70,9 +70,9 @@ func ReadImages(data io.ReaderAt) (*Images, error) {
 	return &Images{State: s, fs: r}, nil
 }
 
-// Walk calls f for the files that a machine with the missing records in lack needs from the store:
-// the databases, and the files of blobs and snapshots. Paths are relative to containerd's root, and
-// parents come before children.
+// Walk calls f for those files of the store that a machine needs if it lacks the records in lack:
+// the databases, and the files of blobs and snapshots. Paths are relative to containerd's root
+// directory. Parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir+"/snapshots"
 	whole := []string{store.MetaDB, store.SnapshotterDB}
@@ -102,7 +102,7 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 		}
 	}
 	for _, p := range whole {
-		from := "" // the path without symbolic links
+		from := "" // the path with symbolic links resolved
 		err := i.fs.WalkBelow(path.Join(StoreRoot, p), func(n tree.Node) error {
 			if from == "" {
 				from = n.Path
@@ -120,8 +120,8 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 // OpenBlob opens the content of a node that Walk returned.
 func (i *Images) OpenBlob(name string) (tree.BlobFile, error) { return i.fs.OpenBlob(name) }
 
-// Chunks returns the numbers of the chunks with the contents of the files that
-// Walk returns, and the disk space of these files in bytes.
+// Chunks returns the numbers of the chunks that contain the files which Walk visits, and the disk
+// space that these files need in bytes.
 func (i *Images) Chunks(p *chunk.Part, lack *store.State) (chunks []int, size int64, err error) {
 	const block, maxImages = 4096, 1 << 44 // far more than a disk has
 	v, found, seen := NewView(p, nil), map[int]bool{}, map[*tree.Inode]bool{}
@@ -130,7 +130,7 @@ func (i *Images) Chunks(p *chunk.Part, lack *store.State) (chunks []int, size in
 			return nil
 		}
 		seen[n.Inode] = !n.IsDir()
-		size += 2*block + n.Data.Size // for the inode, the name and the rest of the last block
+		size += 2*block + n.Data.Size // two more blocks: for the inode and the name, and for the rest of the last block
 		if size > maxImages {
 			return fmt.Errorf("%s and the files before it have more than %d bytes", n.Path, int64(maxImages))
 		}

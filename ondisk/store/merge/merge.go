@@ -1,18 +1,18 @@
-// Package merge adds the image store of a new system to the one in use, before
-// containerd starts. `firstboot images merge` runs it; A/B updates need it, because a
-// new root file system brings new images but the DATA partition stays.
+// Package merge adds the image store of a new system to the store in use, before containerd starts.
+// `firstboot images merge` runs it. A/B updates need it: a new root file system brings new images,
+// but the DATA partition stays.
 //
-// A merge that is killed at any point can be run again:
+// A merge that is killed at any point can simply be run again:
 //
-//   - what it adds is copied, or hard linked if both stores are on one file
-//     system; the source is not changed;
-//   - files are written and synced first, then the snapshotter's database, then
-//     meta.db, each in one transaction: no image record refers to a missing file;
-//   - a killed run leaves only files and records that no image refers to. The
-//     next run removes them, and so would containerd.
+//   - Files are copied, or hard linked if both stores are on the same file system. The
+//     source is not changed.
+//   - Files are written and synced first, then the snapshotter's database, then meta.db,
+//     each in one transaction. So no image record refers to a missing file.
+//   - A killed run leaves only files and records to which no image refers. The next run
+//     removes them, and so would containerd.
 //
-// It removes no image. The images of a former system lose their pin once the new system is kept;
-// then kubelet's garbage collection can remove them.
+// A merge removes no image. Once the new system is kept, the images of the former system are not
+// pinned any more, and kubelet's garbage collection can remove them.
 package merge
 
 import (
@@ -25,38 +25,37 @@ import (
 
 // Options are the arguments of a merge.
 type Options struct {
-	// From and Into are containerd roots (…/var/lib/containerd). From may lack layers and blobs
-	// that Into has.
+	// From and Into are root directories of containerd (…/var/lib/containerd). From may lack layers
+	// and blobs that Into has.
 	From, Into string
-	// Step, if set, is called before every change; the merge stops if it
-	// returns an error.
+	// Step, if set, is called before every change. If it returns an error, the merge stops.
 	Step func(change string) error
 }
 
 // Report is the result of a merge.
 type Report struct {
-	Added []string `json:"added"` // image records
-	// Snapshots and Blobs count added ones; Shared counts snapshots that
-	// existed.
+	Added []string `json:"added"` // names of the added image records
+	// Snapshots and Blobs are the numbers of added ones. Shared is the number of snapshots that
+	// existed already.
 	Snapshots int `json:"snapshots"`
 	Blobs     int `json:"blobs"`
 	Shared    int `json:"shared"`
 }
 
-// plan describes the changes to make.
+// plan has the changes that a merge makes.
 type plan struct {
 	change store.Change
-	// add lists the snapshots to create, parents first, with their new numbers;
-	// from has their numbers in the source.
+	// add lists the snapshots to create, parents first, with their new numbers. from has their
+	// numbers in the source.
 	add  []store.Snapshot
 	from map[string]uint64
-	// parents has every snapshot that may be the parent of one in add.
+	// parents has every snapshot that may be the parent of a snapshot in add.
 	parents  map[string]store.Snapshot
-	sequence uint64 // of metadata.db, after the merge
+	sequence uint64 // sequence of metadata.db after the merge
 	shared   int
 }
 
-// makePlan compares the two stores and returns the changes.
+// makePlan compares the two stores and returns the necessary changes.
 func makePlan(from, into *store.State) (*plan, error) {
 	p := &plan{from: map[string]uint64{}, parents: map[string]store.Snapshot{}}
 	p.change.Schema = from.Schema
@@ -79,7 +78,7 @@ func makePlan(from, into *store.State) (*plan, error) {
 		}
 		p.from[s.Key] = s.ID
 		p.sequence++
-		p.change.Sequence += 2 // containerd uses two numbers: prepare and commit
+		p.change.Sequence += 2 // containerd uses two numbers per snapshot: one to prepare and one to commit it
 		s.ID = p.sequence
 		s.Backend = store.BackendName(p.change.Sequence, s.Key)
 		p.parents[s.Key] = s

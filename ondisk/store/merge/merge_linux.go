@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge merges the store in From into the one in Into. containerd must not be
-// running; if it is, Merge fails, because containerd has the databases locked.
+// Merge merges the store in From into the store in Into. containerd must not be running. If it is,
+// it has locked the databases, and Merge fails.
 func Merge(ctx context.Context, o Options) (*Report, error) {
 	r, err := merge(ctx, o)
 	if err != nil {
@@ -47,7 +47,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// A damaged source must not damage the store in use.
+	// Verify the source first, because a damaged one must not damage the store in use.
 	if _, err := store.Verify(m.source(from, into), "."); err != nil {
 		return nil, fmt.Errorf("the store to be merged is damaged, copy it again: %w", err)
 	}
@@ -68,12 +68,12 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := m.record(live, into, p); err != nil {
 		return nil, err
 	}
-	// The directories of the records that AddSnapshots removed are now unused.
+	// The directories of records that AddSnapshots has removed are unused now.
 	return r, m.sweep(live)
 }
 
-// copyFiles copies the plan's blobs and snapshots and syncs them. It returns
-// the number of blobs that were missing.
+// copyFiles copies the blobs and snapshots of the plan, and syncs them. It returns the number of
+// blobs that it had to copy.
 func (m *merger) copyFiles(p *plan) (blobs int, err error) {
 	for _, b := range p.change.Blobs {
 		added, err := m.blob(b)
@@ -92,8 +92,7 @@ func (m *merger) copyFiles(p *plan) (blobs int, err error) {
 	return blobs, m.sync()
 }
 
-// record adds the plan to the databases: snapshots before the images that use
-// them.
+// record adds the plan to the databases: first the snapshots, then the images that use them.
 func (m *merger) record(live *store.Live, into *store.State, p *plan) error {
 	if len(p.add) > 0 {
 		known := map[string]bool{}
@@ -134,7 +133,7 @@ func (m *merger) step(format string, args ...any) error {
 	return m.o.Step(fmt.Sprintf(format, args...))
 }
 
-// makeDirs makes the directories of a new store, with containerd's modes.
+// makeDirs creates the directories of a new store, with the modes that containerd uses.
 func (m *merger) makeDirs() error {
 	for _, d := range []struct {
 		path string
@@ -152,12 +151,11 @@ func (m *merger) makeDirs() error {
 	return nil
 }
 
-// source returns Files for the source store. Layers and blobs that it lacks are
-// read from the store in use: layers with the same chain ID, blobs with the
-// same digest.
+// source returns Files for the source store. Layers and blobs that it lacks are read from the store
+// in use, where they have the same chain ID or digest.
 func (m *merger) source(from, into *store.State) store.Files {
 	fs := func(s store.Snapshot) string { return store.SnapshotDir(s.ID) + "/fs" }
-	have := map[string]string{} // by chain
+	have := map[string]string{} // directories by chain ID
 	for _, s := range into.Snapshots {
 		have[s.Key] = fs(s)
 	}
@@ -187,8 +185,8 @@ func (m *merger) source(from, into *store.State) store.Files {
 	return f
 }
 
-// sweep removes the remains of a killed run: scratch files, and snapshot directories that
-// metadata.db does not list.
+// sweep removes what a killed run left: scratch files, and snapshot directories that are not listed
+// in metadata.db.
 func (m *merger) sweep(live *store.Live) error {
 	if _, err := os.Lstat(m.scratch()); err == nil {
 		if err := m.step("remove scratch"); err != nil {
@@ -222,7 +220,7 @@ func (m *merger) sweep(live *store.Live) error {
 	return nil
 }
 
-// blob copies one file of the content store unless it exists.
+// blob copies one file of the content store, unless it exists already.
 func (m *merger) blob(b store.Blob) (added bool, err error) {
 	to := m.into(store.BlobPath(b.Digest))
 	if ok, err := hasDigest(to, b.Digest); err != nil || ok {
@@ -297,7 +295,7 @@ func (m *merger) snapshot(s store.Snapshot, from uint64) error {
 	return os.Rename(tmp, dst)
 }
 
-// sync flushes all files before a database refers to them.
+// sync writes all files to disk before a database refers to them.
 func (m *merger) sync() error {
 	if err := m.step("sync"); err != nil {
 		return err
@@ -310,12 +308,12 @@ func (m *merger) sync() error {
 	return unix.Syncfs(int(d.Fd()))
 }
 
-// copier copies trees, with hard links if possible: nothing writes to a
-// committed snapshot, so sharing its files is safe.
+// copier copies trees, with hard links if possible. Sharing files is safe, because nothing writes
+// to a committed snapshot.
 type copier struct {
 	ctx  context.Context
-	copy bool              // the stores are on different file systems
-	made map[uint64]string // inode number in the source → first copy
+	copy bool              // copy contents, because the stores are on different file systems
+	made map[uint64]string // maps an inode number in the source to its first copy
 }
 
 func (c *copier) tree(src, dst string) error {
@@ -374,7 +372,7 @@ func (c *copier) file(src, dst string, st *unix.Stat_t) error {
 	return metadata(src, dst, st)
 }
 
-// copyContent copies without syncing: all files are synced at once later.
+// copyContent copies a file without syncing it, because all files are synced together later.
 func copyContent(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
@@ -389,8 +387,8 @@ func copyContent(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// metadata copies owner, mode, extended attributes and times, in this order
-// because each step may reset what follows.
+// metadata copies owner, mode, extended attributes and times. The order matters, because each step
+// may reset what the later ones set.
 func metadata(src, dst string, st *unix.Stat_t) error {
 	fail := func(err error) error { return fmt.Errorf("copying the metadata of %s: %w", src, err) }
 	if err := unix.Lchown(dst, int(st.Uid), int(st.Gid)); err != nil {
@@ -401,7 +399,7 @@ func metadata(src, dst string, st *unix.Stat_t) error {
 			return fail(err)
 		}
 	}
-	buf := make([]byte, 64<<10) // the kernel's limit for both
+	buf := make([]byte, 64<<10) // the kernel's limit both for the list of names and for a value
 	n, err := unix.Llistxattr(src, buf)
 	if err != nil && !errors.Is(err, unix.ENOTSUP) {
 		return fail(err)
