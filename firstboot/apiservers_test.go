@@ -443,7 +443,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 }
 
 // The node reaches its API servers only through the endpoint: ipvscare has another address for
-// one of them, e.g. from an earlier DNS lookup.
+// one of them, for example from an earlier DNS lookup.
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

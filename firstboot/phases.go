@@ -107,7 +107,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
-		controlplane.TurnPhase(active),                     // only acts if the disk was replaced during an update, and the note of the update with it
+		controlplane.TurnPhase(active),                     // releases the Lease if the disk was rewritten during an update
 		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
 		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
 		controlplane.DocumentsPhase(active),                // the Site's documents may have changed since the bootstrap uploaded them

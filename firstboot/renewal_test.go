@@ -331,8 +331,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// Pods may be running while kubelet is not, e.g. because its certificate has expired and systemd
-// restarts it in a loop. They must read renewed certificates too.
+// Pods may be running while kubelet is not, for example because its certificate has expired and
+// systemd restarts it in a loop. They must read renewed certificates too.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

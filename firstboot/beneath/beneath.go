@@ -8,7 +8,7 @@
 //   - a path is walked one directory at a time. Each is opened without following
 //     links, and held open. Owner, permissions and contents are read and changed
 //     through the open file, never through the name again;
-//   - a link is followed only if nobody but root can have made it, e.g. /var/run. After the
+//   - a link is followed only if nobody but root can have made it, for example /var/run. After the
 //     first directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
 //     whose name cannot be guessed if others may write there, and renamed;

@@ -393,8 +393,8 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile records when kubeadm made certificates: those in kubeconfigs start when their CA
-// does. Without it, certificates with a validity of less than a year are made once more.
+// MadeFile records when kubeadm made certificates, since those in kubeconfigs start when their
+// CA does. If it is lost, certificates valid for less than a year are made once more.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
 // madeRecord is the contents of MadeFile.

@@ -28,8 +28,8 @@ const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey annotates kubeadm-config with a hash of the last uploaded documents;
-	// uploadedKey, with one of the ConfigMaps after that. uploadingKey exists during an upload.
+	// DocumentsKey annotates kubeadm-config with a hash of the last uploaded documents, uploadedKey
+	// with a hash of the ConfigMaps after it. uploadingKey exists during an upload.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"

@@ -63,7 +63,7 @@ func EtcdPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &etcdStarter{e: e, active: active, site: active.Site, client: client}
-			// AtEndOfPass, since the other nodes also ask while this phase waits after a failure.
+			// Closed only at the end of the pass: other nodes also ask while it waits after a failure.
 			e.AtEndOfPass(t.close)
 			return t.run(ctx)
 		},
@@ -111,7 +111,7 @@ type etcdStarter struct {
 	client *http.Client
 
 	blank   *http.Server      // reports to the other nodes that this machine has no data
-	stopped time.Time         // since when only a person can decide; zero: not so
+	stopped time.Time         // since when only a person can decide; zero: no person is needed
 	via     etcdmember.Client // a member through which a quorum answers
 	watch   leaseWatch        // watches the former membership
 	learner learnerWatch      // watches another machine's learner

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Two machines with one control-plane node's Site look like one to each other. Whether the first
-// runs shows in its connections to other etcd members, and in the lease of its Node.
+// Two machines with the Site of one control-plane node cannot tell each other apart. Another one
+// is running if etcd's members are connected to its member, or its Node's lease is renewed.
 
 // leaseWatchTime is how long the lease must stay unchanged until the former machine counts as
 // gone. kubelet renews it every 10 s; its timestamp is not compared with this machine's clock.

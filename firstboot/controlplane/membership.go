@@ -27,7 +27,7 @@ type membership struct {
 	// dropped the others, or has joined again. It is removed once the Site has no request.
 	Continued string `json:"continued,omitempty"`
 	// RequestedAt is the time of the last such request. It stays, so that a request that is not
-	// later, e.g. on a forgotten stick, is not carried out again.
+	// later, for example on a forgotten stick, is not carried out again.
 	RequestedAt time.Time `json:"said,omitzero"`
 }
 

@@ -22,8 +22,8 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm makes them only
-// after cluster-info, which marks the cluster as published: an interruption would omit them.
+// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm creates them after
+// cluster-info, which marks the cluster as published, so an interruption would lose them.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
@@ -247,8 +247,8 @@ const (
 	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
-// dnsIsThere reports whether the cluster has its DNS, which kubeadm must not change then. The
-// Service is made last: without it, an incomplete CoreDNS is removed, to be made again.
+// dnsIsThere reports whether the cluster has its DNS; kubeadm must not change an existing one.
+// The Service is made last: without it, an incomplete CoreDNS is removed, to be made again.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:

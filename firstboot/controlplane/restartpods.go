@@ -41,8 +41,8 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 	return e.Remove(PodsRestart)
 }
 
-// restartPods makes kubelet recreate the control plane's pods. etcd rereads its certificates.
-// Pods may be running without kubelet, which would keep them when it starts.
+// restartPods makes kubelet recreate the control plane's pods, except etcd, which rereads its
+// certificates. A restart of kubelet is not enough, since kubelet keeps running pods.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range Pods {

@@ -12,7 +12,7 @@ import (
 )
 
 // A bootstrap permission and a request to restore can be used once. MembershipFile records their
-// use, for a loss of etcd's data; UEFI variables record it, for a rewritten disk.
+// use in case etcd's data is lost, UEFI variables in case the disk is rewritten.
 const (
 	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"

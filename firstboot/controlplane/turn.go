@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Control-plane nodes are updated one at a time: each holds a Lease from before its boot entry
-// is written until it keeps a system. The Lease does not expire, since its holder restarts.
-// Another node may take it over only if its holder has left etcd.
+// Control-plane nodes are updated one at a time: the node being updated holds a Lease, which
+// does not expire, from before its boot entry is written until it keeps a system. Another node
+// may take the Lease over only if its holder has left etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"

@@ -191,7 +191,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 }
 
 // Healthy returns all problems of etcd: named members must be listed; listed ones must vote,
-// answer and follow the leader; no alarm may be active. Then one of three members may stop.
+// answer and follow the leader; no alarm may be active. A healthy etcd of three can lose one
+// member.
 func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	members, err := u.Own.Members(ctx)
 	if err != nil {

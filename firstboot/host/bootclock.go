@@ -45,7 +45,7 @@ func boot(total, initrd, system float64) string {
 // kernelReady returns the seconds until the kernel ran its
 // first program; 0 if that record is no longer in its log.
 func kernelReady(kmsg string) float64 {
-	// Without Go's poller, which would wait for the kernel's next record.
+	// Opened without Go's poller, which would wait for the kernel's next record.
 	fd, err := unix.Open(kmsg, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0

@@ -31,7 +31,7 @@ func (f Files) WriteTree(ctx context.Context, dir string, blobs tree.Blobs, walk
 	if err != nil {
 		return err
 	}
-	// Last, since a new file changes the time of its directory.
+	// Times are set last, since a new file changes the time of its directory.
 	for _, d := range w.dirs {
 		if err := setTime(filepath.Join(w.dir, d.Path), d.Inode); err != nil {
 			return fmt.Errorf("writing %s: %w", d.Path, err)

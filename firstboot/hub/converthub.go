@@ -141,8 +141,8 @@ func internalIP(n *api.Node) string {
 	return ""
 }
 
-// hubProgram runs yurthub's program to get its release, e.g. v1.7;
-// "" if it was built without one.
+// hubProgram runs yurthub's program to get its release, for example v1.7; "" if it was built
+// without one.
 func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {

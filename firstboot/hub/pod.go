@@ -97,7 +97,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil { // of an interrupted attempt
+	if err := UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil { // undo an interrupted attempt
 		return err
 	}
 	withEndpoint, err := endpointInCert(ctx, e, active.Site)

@@ -88,7 +88,7 @@ func join(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // of an interrupted attempt
+	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // undo an interrupted attempt
 		return err
 	}
 	if err := kubeadm.Join(ctx, e, active, s); err != nil {

@@ -77,7 +77,7 @@ func writeSettings(ctx context.Context, e *machine.Env, site *configs.Site, mino
 func removeBackups(e *machine.Env) error {
 	list, err := filepath.Glob(e.Path(ondisk.KubernetesDir + "/tmp/kubeadm-kubelet-*"))
 	if err != nil {
-		panic("BUG: " + err.Error()) // of the pattern
+		panic("BUG: " + err.Error()) // the pattern is malformed
 	}
 	for _, dir := range list {
 		if err := e.RemoveAll(ondisk.KubernetesDir + "/tmp/" + filepath.Base(dir)); err != nil {

@@ -221,7 +221,7 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
-// These limits are needed since a stick may claim hundreds of partitions.
+// MaxSticks and MaxProbes bound the search, since a stick may claim hundreds of partitions.
 const (
 	MaxSticks = 8
 	MaxProbes = 64
@@ -313,7 +313,7 @@ func (e *Env) isRemovable(disk string) bool {
 // labelled reports whether a device has a FAT file system with the
 // slot's label. It reads only the label.
 func (e *Env) labelled(dev string) bool {
-	label, err := e.SlotLabel(dev) // usually there is another file system
+	label, err := e.SlotLabel(dev) // an error usually means another file system
 	return err == nil && label == ondisk.LabelSlot
 }
 

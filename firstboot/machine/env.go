@@ -274,7 +274,8 @@ func (e *Env) Contents(path string) []byte {
 	return b
 }
 
-// Text returns Contents without surrounding white space, for short files, e.g. the kernel's.
+// Text returns Contents without surrounding white space, for short files, for example the
+// kernel's.
 func (e *Env) Text(path string) string { return strings.TrimSpace(string(e.Contents(path))) }
 
 func (e *Env) Exists(path string) bool {
@@ -351,8 +352,8 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 // JobTimeout is how long to wait for the job of one unit. systemd continues the job afterwards.
 const JobTimeout = 15 * time.Second
 
-// BoundedUnit is Unit, but waits for the job for patience at most: the unit may itself
-// wait, e.g. for a missing card or for a server.
+// BoundedUnit is Unit, but waits for the job for patience at most: the unit may itself wait, for
+// example for a missing card or for a server.
 func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -55,8 +55,8 @@ func readProven(e *machine.Env) (*Proven, bool) {
 	return p, slices.ContainsFunc(CAPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
 }
 
-// FormerMasters returns the API servers that the Site no longer names, but that a member of
-// the cluster still uses.
+// FormerMasters returns the API servers that the Site does not name, but that
+// this member of the cluster still uses.
 func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
 	if !ok || slices.Equal(p.Masters, site.Masters) || !Is(e) {

@@ -95,8 +95,8 @@ func Union(a, b map[string]string) map[string]string {
 	return out
 }
 
-// RemarkTaints adds a note on taints that the Site has gained or lost since the join, which a
-// node may not change itself, unless the Node already matches.
+// RemarkTaints adds a note if the Site's taints have changed since the join and the Node's have
+// not, since a node may not change its own taints.
 func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {

@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// For an untrusted stick, a machine that was ever a member of a cluster still is one, even
+// For decisions about untrusted sticks, a former member of a cluster stays a member, even
 // without credentials: a new join removes them first, and may fail. Only a reset ends this.
 
 // RecordFile records the membership. It is written before any other

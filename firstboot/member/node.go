@@ -83,8 +83,8 @@ const (
 	// registerTime is the time that kubelet needs to register with an API server that
 	// answers: its pauses between attempts grow to 7 s.
 	registerTime = 20 * time.Second
-	// registerAgain is the minimum time between two restarts of kubelet for its
-	// registration, which e.g. a webhook may prevent.
+	// registerAgain is the minimum time between two restarts of kubelet for its registration, which
+	// for example a webhook may prevent.
 	registerAgain = 10 * time.Minute
 )
 

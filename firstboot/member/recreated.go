@@ -145,7 +145,7 @@ func Recreated(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 }
 
 // CheckRecreated is Recreated. unclear is the reason why API servers could not prove their
-// cluster, e.g. certificates that are not valid yet by this machine's clock.
+// cluster, for example certificates that are not valid yet by this machine's clock.
 func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
 	if noted == nil || !Is(e) {

@@ -187,8 +187,8 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPTimeout bounds the wait for a time server, which may not exist, before a certificate is
-// judged. ntpFirst is for a control-plane node without certificates.
+// NTPTimeout bounds the wait for a time server before a certificate is judged, since there may
+// be no server. ntpFirst is for a control-plane node without certificates.
 const (
 	NTPTimeout = time.Minute
 	ntpFirst   = 30 * time.Second
@@ -224,7 +224,7 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 }
 
 // JudgeOutOfTime judges a certificate that is expired or not valid yet; nil if the clock was
-// corrected. Only if the clock follows a time server, an expired one needs a person.
+// corrected. An expired one needs a person only if the clock follows a time server.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
 	synced := clockSynced(ctx, e) // must come before the clock is read again

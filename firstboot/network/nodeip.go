@@ -36,7 +36,7 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 }
 
 // BothAddresses returns the node's address and, after a comma, a permanent one of the other
-// family; "" without such. An error means that an address that nodeIP requires is missing.
+// family; "" if there is none. An error means that an address required by nodeIP is missing.
 func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	own, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {

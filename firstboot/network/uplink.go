@@ -20,7 +20,7 @@ import (
 // Uplink defines what a node must reach over the network. Settings that reach it are
 // kept, and restored if later settings reach less.
 type Uplink struct {
-	// peers names the machines that must be reached, e.g. "an API server".
+	// peers names the machines that must be reached, for example "an API server".
 	peers string
 	// wait waits until the peers are reached, for StartTimeout at most.
 	wait func(ctx context.Context, e *machine.Env) Reached

@@ -43,7 +43,7 @@ type change struct {
 	Onward bool
 }
 
-// NewChange begins the change named what, e.g. "reset", and records it in a new directory
+// NewChange begins the change named what, for example "reset", and records it in a new directory
 // below ondisk.LogDir; tell receives each Step.
 func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) *change {
 	own := *e // a copy, whose OnWaiting is replaced

@@ -11,7 +11,7 @@ import (
 )
 
 // Phase is one step of first boot, convert, revert or reset. It is made for one pass or command,
-// so it may cache what Check or Run found, e.g. the names in an API server's certificate.
+// so it may cache what Check or Run found, for example the names in an API server's certificate.
 type Phase struct {
 	Name, Doc string
 	// Check looks at the machine, never at the state file. If it is
@@ -37,8 +37,8 @@ const (
 	Todo Verdict = iota
 	// Done: the machine is as the phase would make it.
 	Done
-	// Unknown: the state cannot be determined, e.g. offline. Run is not called:
-	// an enrolled node must not join again only because no API server answers.
+	// Unknown: the state cannot be determined, for example offline. Run is not called: an enrolled
+	// node must not join again only because no API server answers.
 	Unknown
 )
 

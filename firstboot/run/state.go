@@ -110,7 +110,7 @@ func (r *Runner) adopt(e *machine.Env, node Node) {
 	r.url, r.reportCA, r.proxy = node.Report.URL, node.Report.CACert, node.Proxy
 }
 
-// set changes the state of one phase and saves it. place is the phase's position, e.g.
+// set changes the state of one phase and saves it. place is the phase's position, for example
 // "[3/17]".
 func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
 	r.mu.Lock()

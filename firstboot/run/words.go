@@ -7,7 +7,8 @@ import (
 )
 
 // A wait may last for weeks, and its error recurs every two seconds. Each new message costs a
-// console line and a write to flash, so changing parts, e.g. times, must not make a message new.
+// console line and a write to flash, so changing parts, for example times, must not make a
+// message new.
 
 // words returns s without secrets and without the local address of each
 // connection, whose port always differs.

@@ -318,7 +318,7 @@ func isUnder(paths []string, dirs ...string) bool {
 }
 
 // restartServices restarts services whose settings have changed, except udev, which notices
-// changes, and firewalls, whose reload would flush other rules, e.g. kube-proxy's.
+// changes, and firewalls, whose reload would flush other rules, for example kube-proxy's.
 func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	for _, r := range []struct {
 		dirs       []string

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Two machines may match one Site of an Inventory and would be the same node. So the first
-// claims the Site on the stick, or its Node stops the second (join.NameIsFree).
+// Two machines may match one Site of an Inventory, and would be the same node. So the first one
+// claims the Site on the stick. Without a claim, its Node stops the second (join.NameIsFree).
 
 // claimedBy returns another machine's claim to the stick's Site; nil if there is none that
 // still matches.

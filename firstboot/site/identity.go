@@ -52,8 +52,8 @@ func IdentityPhase() run.Phase {
 				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(UUIDTried(label)) {
 					continue
 				}
-				// Nothing is mounted by UUID, so a file system with the golden UUID works: try
-				// once a boot.
+				// Nothing is mounted by UUID, so a file system with the golden UUID
+				// works, and one attempt a boot is enough.
 				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("recording the attempt to change the UUID of %s: %w", label, err)
 				}

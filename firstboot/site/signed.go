@@ -23,8 +23,8 @@ const (
 	// UnsignedFile holds the dates of the last Sites from unsigned sticks, in seconds since
 	// the epoch: of the one in the slot, and of one that is being written to it.
 	UnsignedFile = ondisk.StateDir + "/unsigned"
-	// clockFile holds, in seconds since the epoch, the date of an unsigned stick's Site that a
-	// member accepted, and the one that counts for the clock; twice while the slot is rewritten.
+	// clockFile holds pairs of dates, in seconds since the epoch: that of a Site accepted from an
+	// unsigned stick, and the one that counts instead. Two pairs cover a rewrite of the slot.
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 

@@ -192,7 +192,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	switch {
 	case same && have.Site.Credentials.Token == token && !lost:
 		s.known = true
-		return !unchanged, "" // to be recorded
+		return !unchanged, "" // it must only be recorded
 	case unchanged && strings.HasPrefix(remembered, notTaken):
 		return false, "it was plugged in when the machine was reset: change it, or stamp it again"
 	case unchanged && have == nil:

@@ -259,8 +259,7 @@ func (p *patience) after(ctx context.Context, err error) error {
 	return p.l.e.Sleep(ctx, p.pause)
 }
 
-// leastInAMinute is the fewest bytes per minute that a server must
-// send; less counts as a failure.
+// leastInAMinute is how many bytes a server must send per minute; fewer count as a failure.
 const leastInAMinute = 10 << 10
 
 // ranged reads one range. After a failure it requests the rest of it.

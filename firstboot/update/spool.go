@@ -15,7 +15,7 @@ type spool struct {
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // whether a checked chunk is in the file; unchecked ones are missing
+	whole  map[int]bool // by chunk: whether it is in the file; only checked chunks have an entry
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {

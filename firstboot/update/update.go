@@ -120,7 +120,7 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 			e.Log.Warn("ending the update", "error", back)
 		}
 	}()
-	if !o.byItself { // it has waited for this boot, and may be offline
+	if !o.byItself { // an automatic update has already waited for first boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
 			return &busy{err}
 		}
@@ -292,7 +292,7 @@ func (u *job) phases() []run.Phase {
 				if err := noteFailed(e); err != nil {
 					return err
 				}
-				// Before planFile is written: else the entry of a failed system would count as the new one.
+				// Before planFile is written: a failed system's entry must not count as the new plan's.
 				if err := retire(e, target, u.next.Plan); err != nil {
 					return err
 				}
