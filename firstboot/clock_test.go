@@ -93,8 +93,8 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
-// A certificate from an API server's clock that was ahead has set the machine's clock. A person
-// corrects both clocks, without a time server: the machine keeps the corrected time.
+// The machine has set its clock by a certificate from an API server whose clock was ahead. A
+// person corrects both clocks, without a time server: the corrected time stays.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -272,7 +272,7 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	}
 }
 
-// The clock starts at the last shutdown. kubelet reports before a time server sets the clock
+// Without a battery, the clock starts at the last shutdown. kubelet reports before it is set
 // and, with profile metered, repeats an unchanged status only an hour later.
 func TestClockSetAfterKubeletsReport(t *testing.T) {
 	t.Parallel()

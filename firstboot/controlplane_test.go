@@ -47,7 +47,7 @@ import (
 // errHalf is kubeadm's error about a truncated kubeconfig.
 var errHalf = errors.New("a kubeconfig file exists already but cannot be read")
 
-// mintedSites returns the Sites of a minted cluster with one or three control-plane nodes.
+// mintedSites returns the Sites of a new cluster with one or three control-plane nodes.
 func mintedSites(t *testing.T, masters int) []mint.NodeSite {
 	t.Helper()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters:\n"
@@ -1128,7 +1128,7 @@ func TestSnapshots(t *testing.T) {
 		m.Now = m.Now.Add(25 * time.Hour)
 		m.bootDone()
 		m.Now = m.Now.Add(time.Hour)
-		m.bootDone() // it is new
+		m.bootDone() // the last snapshot is new enough
 	}
 	all := saved()
 	newest, err := time.Parse("20060102-150405.db", all[0].Name)
@@ -1648,7 +1648,7 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	if err := m.Effect("etcdutl writes the log"); err != nil {
 		return err
 	}
-	// A checksum's record, and the metadata: member 5 of cluster 6.
+	// The record of a checksum, and the record of the metadata: member 5 of cluster 6.
 	m.PutUnsynced(dir+"/member/wal/0.wal", "\x04\x00\x00\x00\x00\x00\x00\x84\x08\x04\x10\x00\x00\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x00\x00\x08\x01\x10\x00\x1a\x04\x08\x05\x10\x06")
 	return nil
 }

@@ -319,8 +319,8 @@ func TestConvertForeignNode(t *testing.T) {
 	sameTree(t, "after revert", w.clean(), native)
 }
 
-// TestConvertAfterYurtadm: files that yurtadm left next to
-// its unit would override our arguments.
+// TestConvertAfterYurtadm: files that yurtadm left next to its unit
+// would override edgebake's arguments.
 func TestConvertAfterYurtadm(t *testing.T) {
 	t.Parallel()
 	w := foreignNode(t)

@@ -29,7 +29,7 @@ type afterCut[M any] struct {
 }
 
 // everyCut returns the number of effects from one power cut to the next. With -short it is 17,
-// which no test's number of effects is a multiple of.
+// which does not divide any test's number of rows.
 func everyCut() int {
 	if testing.Short() {
 		return 17

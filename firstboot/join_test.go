@@ -245,7 +245,7 @@ func TestHealedInTheCluster(t *testing.T) {
 }
 
 // systemd does not answer one call on an edge node that reaches no API server.
-// kubelet must still be redirected to yurthub.
+// kubelet must stay redirected to yurthub.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -127,9 +127,8 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 	}
 }
 
-// TestServingCertificateOfTheFormerCluster: kubelet keeps its serving certificate, whoever
-// signed it. It is removed in a move to another cluster, but kept if the machine joins the same
-// one again.
+// TestServingCertificateOfTheFormerCluster: kubelet's serving certificate is removed when the
+// machine moves to another cluster, and kept when it joins the same one again.
 func TestServingCertificateOfTheFormerCluster(t *testing.T) {
 	t.Parallel()
 	for name, moves := range map[string]bool{"another cluster": true, "the same": false} {
@@ -620,7 +619,7 @@ func (w *world) asIPVScare() {
 }
 
 // TestExpiredWhileClusterInfoIsMadeAnew: with an expired certificate, no API server can prove
-// its cluster to the node. Only if the cluster accepts the Site's token, the node joins again.
+// its cluster to the node. It joins again only if the cluster accepts the Site's token.
 func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 	t.Parallel()
 	edge := []string{"nodeType: edge", "nodePool: shanghai"}
@@ -722,8 +721,7 @@ func TestNotBornAgain(t *testing.T) {
 }
 
 // TestBornAgainBeforeItPublishes: the Service's UID identifies a recreated cluster without
-// cluster-info, and the same cluster with a new cluster-info and Node. Former records lack this
-// UID.
+// cluster-info, and the same cluster with a new cluster-info and Node. Old records lack it.
 func TestBornAgainBeforeItPublishes(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

@@ -71,7 +71,7 @@ func FuzzHostileRoot(f *testing.F) {
 	})
 }
 
-// contents are the files below a directory, links as where they point.
+// contents returns the files below a directory; for a link, its target.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

@@ -102,8 +102,8 @@ func TestALocalUserDoesNotBecomeRoot(t *testing.T) {
 	}
 }
 
-// While a link is made, a user replaces its directory by a link, so
-// the owner would be set elsewhere: he gets no file of root's.
+// While root makes a link, a user replaces its directory with a link, so that root would set the
+// owner elsewhere. The user must not get any of root's files.
 func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		desk.Lacks(t, "only root gives files away")
@@ -130,7 +130,8 @@ func TestALinksOwnerStaysInPlace(t *testing.T) {
 	if err != nil || st.Sys().(*syscall.Stat_t).Uid != 0 {
 		t.Errorf("a link of root's belongs to %+v, %v", st.Sys(), err)
 	}
-	// The next attempt replaces the user's link by a directory, and sets the owner of the link in it.
+	// The next attempt replaces the user's link with a directory, and
+	// sets the owner of the link in it.
 	s.must(`{"ignition":{"version":"3.5.0"},"storage":{"links":[{"path":"/home/old/d/link","target":"x","user":{"id":1000},"group":{"id":1000}}]}}`)
 	if st, err := os.Lstat(home + "/d/link"); err != nil || st.Sys().(*syscall.Stat_t).Uid != 1000 {
 		t.Errorf("the link: %v", err)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// ignitionVersion is the release that ours is compared with.
+// ignitionVersion is the release of Ignition with which package apply is compared.
 const ignitionVersion = "v2.26.0"
 
 // realIgnition builds Ignition from its module, once; the program is
@@ -152,8 +152,8 @@ func runIgnition(t *testing.T, program, root, config string) error {
 	return nil
 }
 
-// Each config is applied by both programs to equal systems, and the files are
-// compared. Ours must reject what it does not support before it changes anything.
+// Both programs apply each config to equal systems, and the files are compared. Package apply
+// must reject what it does not support before it changes anything.
 func TestLikeTheRealIgnition(t *testing.T) {
 	program := realIgnition(t)
 	ar, err := txtar.ParseFile("testdata/corpus.txtar")
@@ -225,7 +225,7 @@ func (s *system) whole() map[string]string {
 func compareTrees(t *testing.T, got, want map[string]string) {
 	t.Helper()
 	ignored := func(p string) bool {
-		// The two differ in how they enable units, in their own
+		// The two programs differ in how they enable units, in their own
 		// records, and in backups of shadow's tools.
 		return p == "etc/systemd/system-preset/20-ignition.preset" || p == "etc/systemd/system-preset" || p == "etc/.pwd.lock" || p == "etc" || p == "home" ||
 			strings.HasPrefix(p, "etc/.ignition") || strings.HasSuffix(p, "-") || strings.HasPrefix(p, "etc/subuid") || strings.HasPrefix(p, "etc/subgid") || strings.HasPrefix(p, "var/")
@@ -250,8 +250,8 @@ func compareTrees(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// withoutDates removes the dates of the last password change from
-// /etc/shadow: ours writes none, since the clock may be wrong.
+// withoutDates removes the dates of the last password change from /etc/shadow. Package
+// apply writes none, since the clock may be wrong.
 func withoutDates(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {

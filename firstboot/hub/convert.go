@@ -44,8 +44,8 @@ type ConvertOptions struct {
 	Extra        []string
 }
 
-// Convert turns a running native node into an OpenYurt node, and keeps its pods. A failed step
-// undoes all steps. After an interruption, Convert continues, and Revert undoes it.
+// Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step
+// fails, all are undone. After an interruption, Convert continues it, and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	release, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster recreated with the same keys has the same certificates, but a kubelet that connects
-// to it would stop its pods. So a Ready node records UIDs of its own cluster.
+// A cluster recreated with the same keys is not recognizable by its certificates, but a kubelet
+// that connects to it would stop its pods. So a Ready node records UIDs of its own cluster.
 
 // JoinedCluster is the file with these UIDs.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"

@@ -132,7 +132,7 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 }
 
 // presentAddr returns the node's recorded address if it is still the source address towards any
-// API server. It must not depend on which API server answers first.
+// API server. The result must not depend on which API server answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {

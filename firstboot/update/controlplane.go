@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// controlPlane reports whether this machine is edgebake's control-plane node. First boot writes
-// its pods with the versions of the booted image, so each root runs its own.
+// controlPlane reports whether edgebake made this machine a control-plane node. First boot
+// writes its pods with the versions of the booted image, so each root runs its own.
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
 // admitControlPlane returns all reasons why a control-plane node cannot run the image, or

@@ -37,9 +37,9 @@ type ordered struct {
 	*box
 	server      *httptest.Server
 	away        bool
-	locked      bool // by another change of the machine
+	locked      bool // another change of the machine holds the lock
 	annotations map[string]string
-	requests    int      // of the Node
+	requests    int      // requests for the Node
 	states      []string // the machine's answers, in order
 	site        []string
 	images      *slowLine

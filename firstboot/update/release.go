@@ -39,9 +39,9 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
-// Release finishes an update once the machine keeps a system, new or old: it frees the Node, the
-// Lease and unlisted container images, describes the system on the EFI system partition for
-// `stamp`, and removes downloads.
+// Release finishes an update once the machine keeps a system, new or old. It makes the Node
+// schedulable, releases the Lease, unpins unlisted container images, updates image.json on the
+// EFI system partition for `stamp`, and removes downloads.
 // UnitRelease runs it at each boot; on trial, once systemd has marked the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)

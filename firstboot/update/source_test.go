@@ -607,7 +607,7 @@ func TestStickAnnouncesLast(t *testing.T) {
 	}
 }
 
-// If a stick is unplugged too early, it must only be plugged in again.
+// A stick that is unplugged too early only has to be plugged in again.
 func TestStickPulledOut(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")

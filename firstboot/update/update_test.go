@@ -129,8 +129,8 @@ type box struct {
 	parts map[string]gpt.Partition
 	now   time.Time
 	log   bytes.Buffer
-	// effects counts the writes to the disk and the file system. At number cut the power fails, and
-	// only the share arrives of that write is stored; files are stored as a whole or not.
+	// effects counts the writes to the disk and the file system. At write number cut the power
+	// fails; arrives is the share of it that is stored (of a file, all or nothing).
 	effects, cut int
 	arrives      float64
 	rebooted     bool
@@ -569,8 +569,8 @@ type point struct {
 	arrives float64
 }
 
-// powerCut cuts the power at point p of an update that would otherwise have
-// all changes and download whole bytes.
+// powerCut cuts the power at point p of an update. Without the cut, the update
+// makes all changes and downloads whole bytes.
 func powerCut(t *testing.T, p point, all int, whole int64) {
 	t.Helper()
 	b := newBox(t)
