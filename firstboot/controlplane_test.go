@@ -423,7 +423,7 @@ func (m *controlPlane) on() {
 	m.T.Helper()
 	m.started = ""
 	m.PowerOn()
-	// Kubelet starts before first boot has checked anything.
+	// kubelet starts before first boot has checked anything.
 	if err := m.kubelet(); m.started != "" {
 		m.T.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
 	}
@@ -705,8 +705,8 @@ func (m *controlPlane) bootDone() {
 	m.ends()
 }
 
-// ends simulates the end of first boot: systemd removes its
-// directory in /run. Kubelet stops the pods whose manifest is gone.
+// ends simulates the end of first boot: systemd removes its directory in /run, and
+// kubelet stops the pods whose manifest is gone.
 func (m *controlPlane) ends() {
 	m.T.Helper()
 	if err := os.RemoveAll(filepath.Join(m.Root, ondisk.RunDir)); err != nil {

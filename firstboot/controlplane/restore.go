@@ -71,7 +71,8 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	return e.RemoveAll(RestoreDir)
 }
 
-// snapshotAtHand finds the snapshot, and returns its path in the container of etcdutl.
+// snapshotAtHand puts the snapshot where etcdutl can read it, and
+// returns its path in etcdutl's container.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)

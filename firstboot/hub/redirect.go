@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// plainLists returns the feature gate that makes kubelet list objects in a way that yurthub
-// supports. version is the version of the image's kubelet.
+// plainLists returns the flag that makes kubelet list objects in a way that yurthub supports.
+// version is the version of the image's kubelet.
 func plainLists(ctx context.Context, e *machine.Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder

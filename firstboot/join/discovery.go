@@ -229,8 +229,8 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// NameIsFree returns an error if n, the cluster's Node with this name, is Ready and
-// another machine's. A stale Node is only reported.
+// NameIsFree returns an error if n, the cluster's Node with this name, is
+// Ready. A stale Node is only reported.
 func NameIsFree(e *machine.Env, n *api.Node, name string) error {
 	if n == nil {
 		return nil // no such Node, or the token may not read Nodes; kubeadm checks again

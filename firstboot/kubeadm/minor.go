@@ -36,7 +36,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 		if !otherSettings(e, minor) {
 			return join.Run(ctx, e)
 		}
-		if err := member.TakeOverKubelet(e, minor); err != nil { // those of a kubeadm that was killed
+		if err := member.TakeOverKubelet(e, minor); err != nil { // a kubeadm that was killed may have left empty files
 			return err
 		}
 		if member.Is(e) {
