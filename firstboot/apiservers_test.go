@@ -31,8 +31,8 @@ func (w *world) withMasters(masters string, lines ...string) string {
 	return strings.Replace(w.Site(lines...), "192.0.2.11:6443, 192.0.2.12:6443, 192.0.2.13:6443", masters, 1)
 }
 
-// No API server of the corrected list answers. The node keeps the former list, also
-// after a restart, until one of them does.
+// TestSlipInMasters: no API server of the corrected list answers. The node keeps the former
+// list, also after a restart, until one of them does.
 func TestSlipInMasters(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -116,8 +116,8 @@ func TestSlipInMastersOffline(t *testing.T) {
 	}
 }
 
-// If one API server of a corrected list answers, that list replaces the
-// former one, even if another entry is wrong.
+// TestOneOfTheNewMastersProves: if one API server of a corrected list answers, that list
+// replaces the former one, even if another entry is wrong.
 func TestOneOfTheNewMastersProves(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -150,8 +150,8 @@ func (w *world) namedAs(addr string, names ...string) {
 	c.OtherClusters = map[string]*worldtest.Cluster{addr: m}
 }
 
-// The certificates of two API servers have the endpoint's name; the third's does not. The third
-// is down during the join, or replaces another one later.
+// TestMasterComesBackWithoutTheName: the certificates of two API servers have the endpoint's
+// name; the third's does not. The third is down during the join, or replaces another one later.
 func TestMasterComesBackWithoutTheName(t *testing.T) {
 	t.Parallel()
 	const third = "192.0.2.13:6443"
@@ -269,7 +269,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	})
 }
 
-// An API server whose certificate lacks the endpoint's name
+// TestYurthubsEndpointIsLookedAtAgain: an API server whose certificate lacks the endpoint's name
 // was down when yurthub got its list of servers.
 func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	const third = "192.0.2.13:6443"
@@ -393,8 +393,8 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 	}
 }
 
-// Another cluster's API server has the address of a replaced one. A
-// node whose Site has no pins still belongs to its own cluster.
+// TestAddressOfAReplacedAPIServer: another cluster's API server has the address of a replaced
+// one. A node whose Site has no pins still belongs to its own cluster.
 func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -411,8 +411,8 @@ func TestAddressOfAReplacedAPIServer(t *testing.T) {
 	}
 }
 
-// The API servers of the former list were replaced long ago, and the
-// corrected list has an error. The node keeps the learned ones.
+// TestSlipInMastersOfANodeThatLearned: the API servers of the former list were replaced long
+// ago, and the corrected list has an error. The node keeps the learned ones.
 func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	t.Parallel()
 	const learns = "ipvs: {learnMasters: true}"
@@ -442,8 +442,8 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	}
 }
 
-// The node reaches its API servers only through the endpoint: ipvscare has another address for
-// one of them, for example from an earlier DNS lookup.
+// TestEndpointIsAWay: the node reaches its API servers only through the endpoint: ipvscare has
+// another address for one of them, for example from an earlier DNS lookup.
 func TestEndpointIsAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -458,7 +458,7 @@ func TestEndpointIsAWay(t *testing.T) {
 	}
 }
 
-// First boot uses learned API servers only if ipvscare uses them too.
+// TestWhatIsLearnedCounts: first boot uses learned API servers only if ipvscare uses them too.
 func TestWhatIsLearnedCounts(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "ipvs: {learnMasters: true}")
@@ -496,8 +496,8 @@ func TestWhatIsLearnedCounts(t *testing.T) {
 	}
 }
 
-// The timer runs first boot every two hours. Reports and attempts of
-// an earlier run are not repeated.
+// TestMarksLastUntilPowerOff: the timer runs first boot every two hours. Reports and
+// attempts of an earlier run are not repeated.
 func TestMarksLastUntilPowerOff(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -559,7 +559,8 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	}
 }
 
-// Marks are outside of RunDir, which systemd removes at the end of first boot.
+// TestMarksAreNotInRunDir: marks are outside of RunDir, which systemd
+// removes at the end of first boot.
 func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {

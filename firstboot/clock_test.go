@@ -19,8 +19,8 @@ import (
 // wakeUp is the time that a board without a battery shows when it is switched on.
 var wakeUp = time.Date(1970, 1, 1, 0, 0, 30, 0, time.UTC)
 
-// A board without a battery or a time server joins a cluster that was created months after its
-// Site was stamped. Then it boots again without an API server.
+// TestClockBehind: a board without a battery or a time server joins a cluster that was created
+// months after its Site was stamped. Then it boots again without an API server.
 func TestClockBehind(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -54,7 +54,7 @@ func TestClockBehind(t *testing.T) {
 	}
 }
 
-// The saved time is lost, no API server answers: the machine's
+// TestOwnCertificateShowsTheTime: the saved time is lost, no API server answers: the machine's
 // own certificate sets a lower bound for the clock.
 func TestOwnCertificateShowsTheTime(t *testing.T) {
 	t.Parallel()
@@ -68,8 +68,8 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	}
 }
 
-// Certificates from unauthenticated servers do not move the clock: without a
-// CA pin, anybody may answer. With a time server, no certificate does.
+// TestStrangersMoveNoClock: certificates from unauthenticated servers do not move the clock:
+// without a CA pin, anybody may answer. With a time server, no certificate does.
 func TestStrangersMoveNoClock(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(w *world){
@@ -161,7 +161,8 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	}
 }
 
-// A clock that a time server has set is not changed, whatever date the slot has.
+// TestClockSynced: a clock that a time server has set is not
+// changed, whatever date the slot has.
 func TestClockSynced(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -175,7 +176,8 @@ func TestClockSynced(t *testing.T) {
 	}
 }
 
-// The stamping computer's clock showed 2031. The node's clock is not set to that.
+// TestStampedByAWrongClock: the stamping computer's clock showed 2031.
+// The node's clock is not set to that.
 func TestStampedByAWrongClock(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -297,8 +299,8 @@ func TestClockSetAfterKubeletsReport(t *testing.T) {
 	}
 }
 
-// With a clock that is behind, kubelet seems to have started before its last report of the
-// previous boot. That report does not count for this boot.
+// TestReportOfAnEarlierBoot: with a clock that is behind, kubelet seems to have started before
+// its last report of the previous boot. That report does not count for this boot.
 func TestReportOfAnEarlierBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -322,7 +324,7 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	}
 }
 
-// The clock was set between the last write of state.json and the
+// TestConvertAfterTheClockWasSet: the clock was set between the last write of state.json and the
 // end of first boot: convert still sees that first boot is done.
 func TestConvertAfterTheClockWasSet(t *testing.T) {
 	t.Parallel()
@@ -335,8 +337,8 @@ func TestConvertAfterTheClockWasSet(t *testing.T) {
 	}
 }
 
-// systemd-timesyncd retries only after minutes, so a wait
-// for the clock makes it retry sooner.
+// TestTimeServersAreAskedAgain: systemd-timesyncd retries only after minutes, so a
+// wait for the clock makes it retry sooner.
 func TestTimeServersAreAskedAgain(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

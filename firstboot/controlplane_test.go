@@ -752,8 +752,8 @@ func TestSoleMasterIsBorn(t *testing.T) {
 	golden(t, "controlplane.again.console", strings.Join(m.Console, "\n")+"\n")
 }
 
-// A corrected proxy reaches the control plane's pods, which get it from
-// kubeadm; requests of the API server within the cluster bypass it.
+// TestProxyOfTheControlPlane: a corrected proxy reaches the control plane's pods, which get it
+// from kubeadm; requests of the API server within the cluster bypass it.
 func TestProxyOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -783,8 +783,8 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// A control-plane node that was flashed again with the same Site, after
-// the end of its bootstrap permission, does not bootstrap again.
+// TestReflashedMasterStops: a control-plane node that was flashed again with the same Site,
+// after the end of its bootstrap permission, does not bootstrap again.
 func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -820,8 +820,8 @@ func TestReflashedMasterStops(t *testing.T) {
 	}
 }
 
-// A control-plane node with a blank disk joins a cluster with a quorum. Its former membership is
-// removed, and the new member has no vote until it has caught up.
+// TestReplacedMasterJoins: a control-plane node with a blank disk joins a cluster with a quorum.
+// Its former membership is removed, and the new member has no vote until it has caught up.
 func TestReplacedMasterJoins(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -866,7 +866,8 @@ func (m *controlPlane) quorum() *fakeMember {
 	return f
 }
 
-// Data of another cluster, and data without a record of its cluster, is never served.
+// TestForeignEtcdIsNotServed: data of another cluster, and data without a
+// record of its cluster, is never served.
 func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
@@ -886,8 +887,8 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	}
 }
 
-// Two machines have one Site. The second takes over the membership of the
-// first only if the first is not running.
+// TestLivingSeatIsNotTaken: two machines have one Site. The second takes over the membership
+// of the first only if the first is not running.
 func TestLivingSeatIsNotTaken(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -923,8 +924,8 @@ func TestLivingSeatIsNotTaken(t *testing.T) {
 	}
 }
 
-// A learner whose machine died before its etcd started does not block others forever. One that
-// is starting, or has started, does block them, with a fix in the message.
+// TestDeadLearner: a learner whose machine died before its etcd started does not block others
+// forever. One that is starting, or has started, does block them, with a fix in the message.
 func TestDeadLearner(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -961,8 +962,8 @@ func TestDeadLearner(t *testing.T) {
 	}
 }
 
-// The member was removed while the machine was off. Its data is
-// useless, and a person must decide.
+// TestRemovedMasterStops: the member was removed while the machine was off. Its
+// data is useless, and a person must decide.
 func TestRemovedMasterStops(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -975,8 +976,8 @@ func TestRemovedMasterStops(t *testing.T) {
 	}
 }
 
-// Certificates that are damaged, lack a name or end soon are made again; kubelet's
-// is made again after a year without power.
+// TestMasterRenewsCertificates: certificates that are damaged, lack a name or end soon are made
+// again; kubelet's is made again after a year without power.
 func TestMasterRenewsCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1016,8 +1017,8 @@ func TestMasterRenewsCertificates(t *testing.T) {
 	}
 }
 
-// On a machine that runs for years no certificate expires, and its
-// control plane uses the renewed ones.
+// TestMasterRunsForYears: on a machine that runs for years no certificate expires,
+// and its control plane uses the renewed ones.
 func TestMasterRunsForYears(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1108,7 +1109,7 @@ func TestRestartOutlastsAKill(t *testing.T) {
 	}
 }
 
-// One snapshot is made a day, and a limited number is kept.
+// TestSnapshots: one snapshot is made a day, and a limited number is kept.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1147,8 +1148,8 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// A snapshot never uses the space that etcd and the pods need: old
-// ones are removed first, and if that is not enough, none is made.
+// TestSnapshotsLeaveRoom: a snapshot never uses the space that etcd and the pods need: old ones
+// are removed first, and if that is not enough, none is made.
 func TestSnapshotsLeaveRoom(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1203,7 +1204,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	}
 }
 
-// Snapshots that were made while the clock was ahead neither
+// TestSnapshotsOfTheFuture: snapshots that were made while the clock was ahead neither
 // displace correct ones nor prevent a new one.
 func TestSnapshotsOfTheFuture(t *testing.T) {
 	t.Parallel()
@@ -1279,8 +1280,8 @@ func TestContinueFromThisMachine(t *testing.T) {
 	}
 }
 
-// Data without a record of its cluster is not served on request either.
-// The fix in the message keeps the data.
+// TestContinueWithoutANote: data without a record of its cluster is not served on request
+// either. The fix in the message keeps the data.
 func TestContinueWithoutANote(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1306,8 +1307,8 @@ func TestContinueWithoutANote(t *testing.T) {
 	}
 }
 
-// A Site of another cluster requests to continue from this machine. The message
-// must not tell anybody to overwrite its disk.
+// TestContinueWithAnothersCA: a Site of another cluster requests to continue from this machine.
+// The message must not tell anybody to overwrite its disk.
 func TestContinueWithAnothersCA(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1320,7 +1321,8 @@ func TestContinueWithAnothersCA(t *testing.T) {
 	}
 }
 
-// After a power cut before any write, etcd ends up running without the flag.
+// TestPowerCutOfContinue: after a power cut before any write, etcd
+// ends up running without the flag.
 func TestPowerCutOfContinue(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1356,8 +1358,8 @@ func TestPowerCutOfContinue(t *testing.T) {
 	}
 }
 
-// The others continue from another machine: this one's data
-// is set aside, not deleted, and the machine joins.
+// TestContinueFromAnother: the others continue from another machine: this one's data is
+// set aside, not deleted, and the machine joins.
 func TestContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1506,8 +1508,8 @@ func TestLostDataIsNoBirth(t *testing.T) {
 	}
 }
 
-// A former release's record does not show that the data has served the API server. The
-// next boot, with the data in place, adds this.
+// TestOldSeatNoteIsCompleted: a former release's record does not show that the data has served
+// the API server. The next boot, with the data in place, adds this.
 func TestOldSeatNoteIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1520,8 +1522,8 @@ func TestOldSeatNoteIsCompleted(t *testing.T) {
 	}
 }
 
-// Restored data is lost. The same request does not restore the snapshot again,
-// since newer data may be on another disk.
+// TestLostDataIsNotRestoredAgain: restored data is lost. The same request does not restore the
+// snapshot again, since newer data may be on another disk.
 func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1543,8 +1545,8 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	}
 }
 
-// Blank machines whose Sites have different permissions, or one of which has used its
-// own, bootstrap nothing and report why: etcd derives its IDs from the permission.
+// TestTicketsThatDiffer: blank machines whose Sites have different permissions, or one of which
+// has used its own, bootstrap nothing and report why: etcd derives its IDs from the permission.
 func TestTicketsThatDiffer(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1577,8 +1579,8 @@ func TestTicketsThatDiffer(t *testing.T) {
 	}
 }
 
-// A machine that has used its permission reports that to the others, even after
-// it has stopped and waits for a person.
+// TestUsedTicketIsTold: a machine that has used its permission reports that to the others,
+// even after it has stopped and waits for a person.
 func TestUsedTicketIsTold(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]etcdmember.PeerState{"others are off": etcdmember.Silent, "it has stopped": etcdmember.Blank} {
@@ -1653,8 +1655,8 @@ func (m *controlPlane) etcdutl(c machine.Cmd) error {
 	return nil
 }
 
-// Everything except a snapshot is lost. The machine named in the request restores it once, from
-// its disk or from a stick, with old data or a blank disk.
+// TestRestoreASnapshot: everything except a snapshot is lost. The machine named in the request
+// restores it once, from its disk or from a stick, with old data or a blank disk.
 func TestRestoreASnapshot(t *testing.T) {
 	t.Parallel()
 	const text = "all objects of last week"
@@ -1707,8 +1709,8 @@ func TestRestoreASnapshot(t *testing.T) {
 	}
 }
 
-// A request to restore is carried out once, even on a machine that was flashed again or gets an
-// old stick: newer data must stay. A new request is carried out again.
+// TestRestoreIsDoneOnce: a request to restore is carried out once, even on a machine that was
+// flashed again or gets an old stick: newer data must stay. A new request is carried out again.
 func TestRestoreIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	const text, other, db = "all objects of last week", "all objects of yesterday", "/var/lib/etcd/member/snap/db"
@@ -1778,8 +1780,8 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
-// Data that a request brought does not come from this disk's bootstrap. If it is lost,
-// that must not count as an interrupted bootstrap.
+// TestCarriedOutIsNoBirth: data that a request brought does not come from this disk's bootstrap.
+// If it is lost, that must not count as an interrupted bootstrap.
 func TestCarriedOutIsNoBirth(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1794,8 +1796,8 @@ func TestCarriedOutIsNoBirth(t *testing.T) {
 	}
 }
 
-// If the requested snapshot is missing, the present data is not set aside:
-// the machine would have nothing left.
+// TestRestoreWithoutASnapshot: if the requested snapshot is missing, the present data is not
+// set aside: the machine would have nothing left.
 func TestRestoreWithoutASnapshot(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1818,8 +1820,8 @@ func (m *controlPlane) aside(path string) []string {
 	return found
 }
 
-// A bootstrap, a join and a restore set the remains of a rejected
-// start or of a damaged disk aside.
+// TestBeginsOverALoglessDatabase: a bootstrap, a join and a restore set the remains of a
+// rejected start or of a damaged disk aside.
 func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
@@ -1840,8 +1842,8 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	}
 }
 
-// A start that etcd rejects at each boot leaves a database each time. The
-// largest, which may be the only one with data, and the latest are kept.
+// TestLoglessDatabasesDoNotPileUp: a start that etcd rejects at each boot leaves a database each
+// time. The largest, which may be the only one with data, and the latest are kept.
 func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1866,8 +1868,8 @@ func TestLoglessDatabasesDoNotPileUp(t *testing.T) {
 	}
 }
 
-// The leader's machine defragments if the disk has space, and clears the alarm
-// of a full database. Problems that only a person can fix are reported.
+// TestEtcdIsLookedAfter: the leader's machine defragments if the disk has space, and clears the
+// alarm of a full database. Problems that only a person can fix are reported.
 func TestEtcdIsLookedAfter(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -1907,7 +1909,7 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 	}
 }
 
-// The kubelet of another machine reports its free disk space.
+// TestRoomOnOtherMachines: the kubelet of another machine reports its free disk space.
 func TestRoomOnOtherMachines(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1926,8 +1928,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 	}
 }
 
-// Data that was set aside stays, also after the next request, until etcd has been healthy for a
-// week. The same applies to data that an older program set aside.
+// TestSetAsideIsKept: data that was set aside stays, also after the next request, until etcd has
+// been healthy for a week. The same applies to data that an older program set aside.
 func TestSetAsideIsKept(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -1969,7 +1971,7 @@ func TestSetAsideIsKept(t *testing.T) {
 	}
 }
 
-// Data with a log is never removed to free space.
+// TestRestoreKeepsALog: data with a log is never removed to free space.
 func TestRestoreKeepsALog(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2030,8 +2032,8 @@ func TestPowerCutOfRestore(t *testing.T) {
 	}
 }
 
-// One control-plane node never worked. The others bootstrap
-// without it if their Sites request that.
+// TestBirthWithoutAnAbsentMaster: one control-plane node never worked. The others
+// bootstrap without it if their Sites request that.
 func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -2047,7 +2049,8 @@ func TestBirthWithoutAnAbsentMaster(t *testing.T) {
 	}
 }
 
-// Keys that are lost after they were removed from the slot are requested again.
+// TestMasterLosesKeys: keys that are lost after they were removed
+// from the slot are requested again.
 func TestMasterLosesKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2136,8 +2139,8 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	}
 }
 
-// Requests about lost control-plane nodes are accepted from a stick only if it also has the
-// cluster's keys: otherwise anybody could have written them.
+// TestWordsFromAStick: requests about lost control-plane nodes are accepted from a stick only if
+// it also has the cluster's keys: otherwise anybody could have written them.
 func TestWordsFromAStick(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2217,8 +2220,8 @@ func TestPublishedMeanwhile(t *testing.T) {
 	}
 }
 
-// cluster-info was deleted in a running cluster. A machine without tokens does not publish it
-// again; a machine that never published it asks for the keys.
+// TestPublishWithoutKeys: cluster-info was deleted in a running cluster. A machine without
+// tokens does not publish it again; a machine that never published it asks for the keys.
 func TestPublishWithoutKeys(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2254,8 +2257,8 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// The keys are removed from the slot as soon as they are not needed, even before
-// a network add-on makes the Node Ready.
+// TestKeysAreWipedBeforeReady: the keys are removed from the slot as soon as they are not
+// needed, even before a network add-on makes the Node Ready.
 func TestKeysAreWipedBeforeReady(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2278,8 +2281,8 @@ func TestPowerCutOfMaster(t *testing.T) {
 	})
 }
 
-// Like TestPowerCutOfMaster, for a replaced machine: in the end it
-// has one membership, with a vote.
+// TestPowerCutOfReplacement: like TestPowerCutOfMaster, for a replaced machine: in
+// the end it has one membership, with a vote.
 func TestPowerCutOfReplacement(t *testing.T) {
 	t.Parallel()
 	machine := newControlPlane(t, mintedSites(t, 3))
@@ -2383,8 +2386,8 @@ func TestManifestsOfAnOlderCluster(t *testing.T) {
 	}
 }
 
-// While one object waits for a webhook, no other one is applied again:
-// changes to them stay, on the machine that waits and on others.
+// TestManifestsAreAppliedOnce: while one object waits for a webhook, no other one is applied
+// again: changes to them stay, on the machine that waits and on others.
 func TestManifestsAreAppliedOnce(t *testing.T) {
 	t.Parallel()
 	once := map[string]int{appliedPaths[0]: 1, appliedPaths[2]: 1}
@@ -2427,7 +2430,7 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	}
 }
 
-// An object that is applied but cannot be recorded is
+// TestManifestsThatCannotBeNoted: an object that is applied but cannot be recorded is
 // recorded later, and not applied every few seconds.
 func TestManifestsThatCannotBeNoted(t *testing.T) {
 	t.Parallel()
@@ -2468,7 +2471,8 @@ func TestPublishedDNS(t *testing.T) {
 	}
 }
 
-// A reset before kubeadm has made anything removes all keys of the cluster.
+// TestResetForgetsKeys: a reset before kubeadm has made anything
+// removes all keys of the cluster.
 func TestResetForgetsKeys(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2486,7 +2490,7 @@ func TestResetForgetsKeys(t *testing.T) {
 	}
 }
 
-// An unreadable disk does not count as blank.
+// TestUnreadableEtcdIsNotBlank: an unreadable disk does not count as blank.
 func TestUnreadableEtcdIsNotBlank(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2511,7 +2515,7 @@ func TestSecretsOfAMaster(t *testing.T) {
 	}
 }
 
-// cluster-info was deleted on purpose, and the keys are
+// TestPublishedOnce: cluster-info was deleted on purpose, and the keys are
 // stamped again: nothing is published again.
 func TestPublishedOnce(t *testing.T) {
 	t.Parallel()

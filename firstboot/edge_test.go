@@ -55,7 +55,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	}
 }
 
-// The labels are set with the node's credentials: OpenYurt's
+// TestStaleEdgeNodeGetsItsLabels: the labels are set with the node's credentials: OpenYurt's
 // webhook would reject an administrator's change.
 func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	t.Parallel()
@@ -72,7 +72,7 @@ func TestStaleEdgeNodeGetsItsLabels(t *testing.T) {
 	}
 }
 
-// kubelet's flags get the new pool, so deleting the Node, as
+// TestPoolChanged: kubelet's flags get the new pool, so deleting the Node, as
 // the message advises, fixes its labels.
 func TestPoolChanged(t *testing.T) {
 	t.Parallel()
@@ -94,7 +94,7 @@ func TestPoolChanged(t *testing.T) {
 	}
 }
 
-// Pools that OpenYurt would reject or change are reported.
+// TestPoolOfTheCluster: pools that OpenYurt would reject or change are reported.
 func TestPoolOfTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "nodeType: cloud", "nodePool: shanghai")
@@ -125,7 +125,7 @@ func TestPoolOfTheCluster(t *testing.T) {
 	}
 }
 
-// A yurthub of another release would reject its flags.
+// TestAnotherYurthub: a yurthub of another release would reject its flags.
 func TestAnotherYurthub(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -135,7 +135,7 @@ func TestAnotherYurthub(t *testing.T) {
 	}
 }
 
-// If the Site becomes native, first boot does not revert the
+// TestSiteTurnedNative: if the Site becomes native, first boot does not revert the
 // node, but reports that its yurthub stays.
 func TestSiteTurnedNative(t *testing.T) {
 	t.Parallel()
@@ -163,8 +163,8 @@ func TestSiteTurnedNative(t *testing.T) {
 	}
 }
 
-// Offline, yurthub needs some time until it serves from its cache, and no API server
-// can answer questions about certificates.
+// TestOfflineHubIsWaitedFor: offline, yurthub needs some time until it serves from its cache,
+// and no API server can answer questions about certificates.
 func TestOfflineHubIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)
@@ -195,7 +195,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Only the port for other nodes of the pool is opened.
+// TestPortOpened: only the port for other nodes of the pool is opened.
 func TestPortOpened(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

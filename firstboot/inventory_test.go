@@ -61,7 +61,8 @@ func (w *world) onlyItsOwn() {
 	}
 }
 
-// The machine reduces the inventory in its slot to its own Site before it applies that.
+// TestInventoryInTheSlot: the machine reduces the inventory in its slot to
+// its own Site before it applies that.
 func TestInventoryInTheSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -86,8 +87,8 @@ func TestInventoryInTheSlot(t *testing.T) {
 	}
 }
 
-// After a power cut at any point, the machine becomes a node
-// under its own name, and has no secret of the others.
+// TestPowerCutInAnInventory: after a power cut at any point, the machine becomes a node under
+// its own name, and has no secret of the others.
 func TestPowerCutInAnInventory(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -117,7 +118,8 @@ func TestPowerCutInAnInventory(t *testing.T) {
 	}
 }
 
-// A machine that no Site matches reports its identity, waits, and reads the inventory again.
+// TestNoSiteForThisMachine: a machine that no Site matches reports its
+// identity, waits, and reads the inventory again.
 func TestNoSiteForThisMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
@@ -141,7 +143,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// A machine without a unique identity matches no Site.
+// TestJunkMatchesNobody: a machine without a unique identity matches no Site.
 func TestJunkMatchesNobody(t *testing.T) {
 	w := nativeWorld(t)
 	w.Put("/sys/class/dmi/id/product_serial", "To Be Filled By O.E.M.\n")
@@ -152,7 +154,8 @@ func TestJunkMatchesNobody(t *testing.T) {
 	}
 }
 
-// If two Sites match the machine, it stops until the inventory is corrected.
+// TestTwoSitesForOneMachine: if two Sites match the machine, it stops
+// until the inventory is corrected.
 func TestTwoSitesForOneMachine(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, berlin, "- {name: bonn, match: {uuid: 4c4c4544-0042-3510-8052-c7c04f4e4232}, credentials: {token: "+worldtest.TestToken+"}}")
@@ -164,7 +167,8 @@ func TestTwoSitesForOneMachine(t *testing.T) {
 	w.mustBoot()
 }
 
-// Each machine applies its own Site from one stick, which keeps all of them.
+// TestOneStickForManyMachines: each machine applies its own Site from
+// one stick, which keeps all of them.
 func TestOneStickForManyMachines(t *testing.T) {
 	sites := []string{berlin, "- {name: bonn, match: {serial: SN0043}, credentials: {token: " + worldtest.TestToken + "}}"}
 	for serial, name := range map[string]string{"SN0042": "berlin", "SN0043": "bonn"} {
@@ -199,8 +203,8 @@ func TestOneStickForManyMachines(t *testing.T) {
 	}
 }
 
-// A member applies a corrected Site from an inventory, keeps its own if the
-// inventory has none for it, and applies from a stick what the Image allows.
+// TestInventoryOnANode: a member applies a corrected Site from an inventory, keeps its own if
+// the inventory has none for it, and applies from a stick what the Image allows.
 func TestInventoryOnANode(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()
@@ -227,7 +231,7 @@ func TestInventoryOnANode(t *testing.T) {
 	}
 }
 
-// If the Image requires a signature, an unsigned inventory is not read.
+// TestSignedInventory: if the Image requires a signature, an unsigned inventory is not read.
 func TestSignedInventory(t *testing.T) {
 	key := newSiteKey(t)
 	for _, tamper := range []bool{false, true} {
@@ -249,7 +253,8 @@ func TestSignedInventory(t *testing.T) {
 	}
 }
 
-// The other Sites are wiped even if the machine's own cannot be applied.
+// TestOthersAreWipedInAnyCase: the other Sites are wiped even if the
+// machine's own cannot be applied.
 func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice, "- {name: berlin, match: {serial: SN0042}, arch: arm64, credentials: {token: "+worldtest.TestToken+"}}")
@@ -259,7 +264,8 @@ func TestOthersAreWipedInAnyCase(t *testing.T) {
 	w.onlyItsOwn()
 }
 
-// A node rejects its own Site of the inventory, keeps the former one, and wipes the others.
+// TestOthersAreWipedFromAMember: a node rejects its own Site of the inventory,
+// keeps the former one, and wipes the others.
 func TestOthersAreWipedFromAMember(t *testing.T) {
 	const bad = "- {name: berlin, match: {serial: SN0042}, nodeName: edge-sn0042, arch: arm64}"
 	w := nativeWorld(t)
@@ -288,7 +294,8 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	}
 }
 
-// A Site that is too large for a slot needs a person, since no retry makes room.
+// TestSiteTooLargeForASlot: a Site that is too large for a slot needs a
+// person, since no retry makes room.
 func TestSiteTooLargeForASlot(t *testing.T) {
 	w := nativeWorld(t)
 	large := strings.Repeat("x", 300<<10)
@@ -299,7 +306,8 @@ func TestSiteTooLargeForASlot(t *testing.T) {
 	}
 }
 
-// A Site that was found but could not be saved is not reported as missing.
+// TestWaitingSaysWhatWentWrong: a Site that was found but could not be
+// saved is not reported as missing.
 func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	w := nativeWorld(t)
 	w.carry(worldtest.SlotDevice)
@@ -320,7 +328,8 @@ func TestWaitingSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-// A serial number that no longer counts as an identity does not change a member's name.
+// TestJunkSerialOfAMember: a serial number that no longer counts as an
+// identity does not change a member's name.
 func TestJunkSerialOfAMember(t *testing.T) {
 	w := nativeWorld(t)
 	w.mustBoot()

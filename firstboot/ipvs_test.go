@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ipvscare can read the list that first boot writes when a
+// TestIPVScareTakesWhatFirstBootWrites: ipvscare can read the list that first boot writes when a
 // Site's API servers change, whatever the former ones were.
 func TestIPVScareTakesWhatFirstBootWrites(t *testing.T) {
 	t.Parallel()

@@ -48,7 +48,7 @@ func TestMastersChanged(t *testing.T) {
 	}
 }
 
-// No API server answers for longer than kubeadm or any phase would wait.
+// TestMastersComeLate: no API server answers for longer than kubeadm or any phase would wait.
 func TestMastersComeLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -74,8 +74,8 @@ func TestMastersComeLate(t *testing.T) {
 	}
 }
 
-// First boot reports a wait on the console and in state.json when its reason
-// changes, and not again for each API server.
+// TestOneWordForAWait: first boot reports a wait on the console and in state.json when its
+// reason changes, and not again for each API server.
 func TestOneWordForAWait(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -111,7 +111,8 @@ func TestOneWordForAWait(t *testing.T) {
 	}
 }
 
-// The API servers stop during the join: kubeadm waits, and is killed after its timeout.
+// TestMastersGoDuringTheJoin: the API servers stop during the join: kubeadm
+// waits, and is killed after its timeout.
 func TestMastersGoDuringTheJoin(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -151,7 +152,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 	noSecret(t, w)
 }
 
-// Like the join, the phases of init and reset use the proxy of their Site.
+// TestEveryKubeadm: like the join, the phases of init and reset use the proxy of their Site.
 func TestEveryKubeadm(t *testing.T) {
 	t.Parallel()
 	ran := map[string]int{}
@@ -205,8 +206,8 @@ func TestFirstMasterDead(t *testing.T) {
 	}
 }
 
-// If the API server's certificate has the endpoint's name,
-// kubelet is not restarted after the join.
+// TestJoinsThroughTheEndpoint: if the API server's certificate has the endpoint's
+// name, kubelet is not restarted after the join.
 func TestJoinsThroughTheEndpoint(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local")
@@ -222,7 +223,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 	}
 }
 
-// Once the stale Node is deleted, the machine joins without help.
+// TestHealedInTheCluster: once the stale Node is deleted, the machine joins without help.
 func TestHealedInTheCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -244,8 +245,8 @@ func TestHealedInTheCluster(t *testing.T) {
 	}
 }
 
-// systemd does not answer one call on an edge node that reaches no API server.
-// kubelet must stay redirected to yurthub.
+// TestAFailedLookUndoesNothing: systemd does not answer one call on an edge node that reaches no
+// API server. kubelet must stay redirected to yurthub.
 func TestAFailedLookUndoesNothing(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

@@ -150,8 +150,8 @@ func argsOf(env string) string {
 	return strings.Join(all, " ")
 }
 
-// A kubelet that is still starting, as at each boot, counts as healthy before the change. A
-// kubelet that ends soon after it was healthy does not.
+// TestArgumentsWhileKubeletStarts: a kubelet that is still starting, as at each boot, counts as
+// healthy before the change. A kubelet that ends soon after it was healthy does not.
 func TestArgumentsWhileKubeletStarts(t *testing.T) {
 	for _, loops := range []bool{false, true} {
 		w := nativeWorld(t, "kubeletExtraArgs: {v: '2'}")

@@ -32,8 +32,8 @@ var staysAtReset = map[string]string{
 	"/update":         "resetFiles removes the directory",
 }
 
-// A reset removes every file that first boot keeps in the state directory, except
-// those for which staysAtReset has a reason.
+// TestResetKnowsAllState: a reset removes every file that first boot keeps in the state
+// directory, except those for which staysAtReset has a reason.
 func TestResetKnowsAllState(t *testing.T) {
 	removed := resetList(&machine.Env{Root: t.TempDir()})
 	found := 0

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// The tests boot thousands of machines, which spend most of their time waiting for API
+// TestMain: the tests boot thousands of machines, which spend most of their time waiting for API
 // servers. Frequent garbage collections would cost more than the memory they free.
 func TestMain(m *testing.M) {
 	flag.Parse()

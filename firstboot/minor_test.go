@@ -84,8 +84,8 @@ func (w *world) goneBack(when string, files map[string]string) {
 	}
 }
 
-// A system with another minor version has kubeadm write kubelet's settings once. Back on
-// the former system, kubelet has its own files with the Site's present arguments.
+// TestAnotherMinor: a system with another minor version has kubeadm write kubelet's settings
+// once. Back on the former system, kubelet has its own files with the Site's present arguments.
 func TestAnotherMinor(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -124,7 +124,7 @@ func TestAnotherMinor(t *testing.T) {
 	w.goneBack("back again", files)
 }
 
-// A later image with the same minor version writes nothing.
+// TestPatchKeepsSettings: a later image with the same minor version writes nothing.
 func TestPatchKeepsSettings(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -135,7 +135,8 @@ func TestPatchKeepsSettings(t *testing.T) {
 	}
 }
 
-// Without an API server kubelet runs with the former settings until one answers.
+// TestAnotherMinorOffline: without an API server kubelet runs with the
+// former settings until one answers.
 func TestAnotherMinorOffline(t *testing.T) {
 	t.Parallel()
 	w, files := beforeUpdate(t)
@@ -152,7 +153,7 @@ func TestAnotherMinorOffline(t *testing.T) {
 	w.takenOver("online")
 }
 
-// kubeadm empties a file before it writes it. If it fails in
+// TestKubeadmFailsToWriteSettings: kubeadm empties a file before it writes it. If it fails in
 // between, the node keeps its credentials and the former settings.
 func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	t.Parallel()
@@ -176,7 +177,8 @@ func TestKubeadmFailsToWriteSettings(t *testing.T) {
 	w.takenOver("later")
 }
 
-// The power is cut before each change on the way to another minor version and back.
+// TestPowerCutsOfAnotherMinor: the power is cut before each change on the
+// way to another minor version and back.
 func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	t.Parallel()
 	before, files := beforeUpdate(t)
@@ -224,7 +226,7 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 	}
 }
 
-// A machine that joins again has the files of only one kubelet.
+// TestJoinForgetsFormerKubelet: a machine that joins again has the files of only one kubelet.
 func TestJoinForgetsFormerKubelet(t *testing.T) {
 	t.Parallel()
 	w, _ := beforeUpdate(t)

@@ -45,7 +45,8 @@ func (w *world) asLoaded(t *testing.T) {
 	}
 }
 
-// A corrected Site has a DNS server that does not answer; the former Site had none.
+// TestRollbackOfDNS: a corrected Site has a DNS server that does not
+// answer; the former Site had none.
 func TestRollbackOfDNS(t *testing.T) {
 	t.Parallel()
 	w := named(t)
@@ -58,8 +59,8 @@ func TestRollbackOfDNS(t *testing.T) {
 	w.asLoaded(t)
 }
 
-// If first boot is killed while it applies or rolls back settings,
-// and runs again in the same boot, it ends with the former ones.
+// TestRollbackThatIsKilled: if first boot is killed while it applies or rolls back settings, and
+// runs again in the same boot, it ends with the former ones.
 func TestRollbackThatIsKilled(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -129,8 +130,8 @@ func wirelessWorld(t *testing.T, lines ...string) *world {
 
 const wifi = "network: {interfaces: [{name: wlan0, dhcp: true, wifi: {ssid: shop, psk: correct-horse}}]}"
 
-// A rollback restores the Wi-Fi units too: those that are running
-// now, and those of the next boot.
+// TestRollbackOfWiFi: a rollback restores the Wi-Fi units too: those that are
+// running now, and those of the next boot.
 func TestRollbackOfWiFi(t *testing.T) {
 	t.Parallel()
 	unit := worldtest.WpaUnit("wlan0")
@@ -174,8 +175,8 @@ func TestRollbackOfWiFi(t *testing.T) {
 	}
 }
 
-// Without an uplink, the former settings, which have no
-// Wi-Fi, do not work either: the Site's Wi-Fi is restored.
+// TestTrialGivesWiFiBack: without an uplink, the former settings, which have no Wi-Fi, do
+// not work either: the Site's Wi-Fi is restored.
 func TestTrialGivesWiFiBack(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t, address("192.0.2.50"))
@@ -197,7 +198,8 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	}
 }
 
-// When a setting is removed from a Site, the daemon that has loaded it must reload.
+// TestRemovedSettings: when a setting is removed from a Site, the
+// daemon that has loaded it must reload.
 func TestRemovedSettings(t *testing.T) {
 	t.Parallel()
 	w := wirelessWorld(t)
@@ -230,7 +232,7 @@ func TestRemovedSettings(t *testing.T) {
 	}
 }
 
-// systemd stops using removed drop-ins of the image's yurthub unit.
+// TestRemovedDropins: systemd stops using removed drop-ins of the image's yurthub unit.
 func TestRemovedDropins(t *testing.T) {
 	t.Parallel()
 	w := edgeWorld(t)

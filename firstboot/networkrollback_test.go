@@ -99,8 +99,8 @@ func cutOnTheWay(t *testing.T, base *world, boot func(*world), look func(w *worl
 	}
 }
 
-// The new addresses are wrong. After a power cut at any
-// point, the former ones are in effect.
+// TestPowerCutDuringARollback: the new addresses are wrong. After a power cut at
+// any point, the former ones are in effect.
 func TestPowerCutDuringARollback(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))
@@ -120,8 +120,8 @@ func TestPowerCutDuringARollback(t *testing.T) {
 	})
 }
 
-// An enrolled node with new addresses and no uplink tries the
-// former ones a few times, then continues with its present ones.
+// TestDeadUplink: an enrolled node with new addresses and no uplink tries the former ones a
+// few times, then continues with its present ones.
 func TestDeadUplink(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -158,7 +158,7 @@ func TestDeadUplink(t *testing.T) {
 	}
 }
 
-// A correction removes all of the former settings.
+// TestCorrectedAfterARollback: a correction removes all of the former settings.
 func TestCorrectedAfterARollback(t *testing.T) {
 	t.Parallel()
 	const withVLAN = "network: {interfaces: [{name: eth0, addresses: [192.0.2.50/24], vlans: [{id: 7, addresses: [198.51.100.5/24]}]}]}"
@@ -182,7 +182,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 	}
 }
 
-// A failed trial on one root does not affect another root.
+// TestTrialOfAnotherRoot: a failed trial on one root does not affect another root.
 func TestTrialOfAnotherRoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -207,7 +207,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	}
 }
 
-// The corrected settings reach no API server, but the former ones do.
+// TestNetworkRollsBack: the corrected settings reach no API server, but the former ones do.
 func TestNetworkRollsBack(t *testing.T) {
 	t.Parallel()
 	settings := func(addr string) string {
@@ -261,8 +261,8 @@ func TestAddressChanged(t *testing.T) {
 	}
 }
 
-// The node reaches one API server by one network card, and the
-// others by another. It keeps its address, whichever answers first.
+// TestTwoCards: the node reaches one API server by one network card, and the others by another.
+// It keeps its address, whichever answers first.
 func TestTwoCards(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -309,8 +309,8 @@ func TestTwoCards(t *testing.T) {
 	}
 }
 
-// When all API servers answer a new machine, its address is
-// the one towards the first in the list.
+// TestFirstAddressByTheList: when all API servers answer a new machine, its address
+// is the one towards the first in the list.
 func TestFirstAddressByTheList(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -333,7 +333,7 @@ func TestFirstAddressByTheList(t *testing.T) {
 	}
 }
 
-// Drop-ins and masks count as network settings.
+// TestRollbackOfDropins: drop-ins and masks count as network settings.
 func TestRollbackOfDropins(t *testing.T) {
 	t.Parallel()
 	ignition := func(storage string) string {
@@ -397,7 +397,7 @@ func TestRollbackOfDropins(t *testing.T) {
 	}
 }
 
-// DHCP assigns another address while the former settings are
+// TestAddressChangesAfterARollback: DHCP assigns another address while the former settings are
 // in effect. Another Site replaces them nevertheless.
 func TestAddressChangesAfterARollback(t *testing.T) {
 	t.Parallel()
@@ -423,8 +423,8 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	}
 }
 
-// A file that networkd, which does not run as root, cannot read
-// does not count as the same setting.
+// TestRollbackOfPermissions: a file that networkd, which does not run as root,
+// cannot read does not count as the same setting.
 func TestRollbackOfPermissions(t *testing.T) {
 	t.Parallel()
 	const path, networkd = "/etc/systemd/network/30-lan.netdev", 152
@@ -453,7 +453,8 @@ func TestRollbackOfPermissions(t *testing.T) {
 	}
 }
 
-// Links are not followed, and files that no daemon reads are left out.
+// TestSettingsAreCollectedSafely: links are not followed, and files
+// that no daemon reads are left out.
 func TestSettingsAreCollectedSafely(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// An enrolled node applies only repairs from an unsigned stick: no users and no config.ign.
+// TestAStrangersStick: an enrolled node applies only repairs from an
+// unsigned stick: no users and no config.ign.
 func TestAStrangersStick(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Before the token is removed, all of the node's files are synced.
+// TestPowerGoesRightAfterReady: before the token is removed, all of the node's files are synced.
 func TestPowerGoesRightAfterReady(t *testing.T) {
 	t.Parallel()
 	for name, world := range map[string]func(*testing.T) *world{
@@ -36,7 +36,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 	}
 }
 
-// If syncing fails, the token is kept.
+// TestSyncFails: if syncing fails, the token is kept.
 func TestSyncFails(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -60,8 +60,8 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
-// The next boot does not depend on the contents of state.json after
-// a power cut, or on its existence.
+// TestStateDecidesNothing: the next boot does not depend on the contents of
+// state.json after a power cut, or on its existence.
 func TestStateDecidesNothing(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {
@@ -119,7 +119,8 @@ func states(ofNode string) map[string]func(*world) error {
 	}
 }
 
-// A reset removes the token if its join is complete, whatever state.json contains.
+// TestStateDecidesNoReset: a reset removes the token if its join is
+// complete, whatever state.json contains.
 func TestStateDecidesNoReset(t *testing.T) {
 	t.Parallel()
 	machine := edgeWorld(t)
@@ -171,7 +172,7 @@ func TestStateDecidesNoReset(t *testing.T) {
 	}
 }
 
-// A convert is rejected only while first boot is running.
+// TestStateDecidesNoConvert: a convert is rejected only while first boot is running.
 func TestStateDecidesNoConvert(t *testing.T) {
 	t.Parallel()
 	node := readyNode(t)
@@ -201,7 +202,8 @@ func TestStateDecidesNoConvert(t *testing.T) {
 	}
 }
 
-// An empty, truncated or zeroed certificate does not count as an enrolment.
+// TestEnrolledReadsWhatItFinds: an empty, truncated or zeroed
+// certificate does not count as an enrolment.
 func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	t.Parallel()
 	ready := readyNode(t)
@@ -241,8 +243,8 @@ func TestEnrolledReadsWhatItFinds(t *testing.T) {
 	}
 }
 
-// The current certificate of each store, after two rotations, is damaged in every
-// way in which a power cut may damage it.
+// TestRestoreCertificates: the current certificate of each store, after two rotations, is
+// damaged in every way in which a power cut may damage it.
 func TestRestoreCertificates(t *testing.T) {
 	t.Parallel()
 	base := newWorld(t, "testdata/machine.txtar")
@@ -303,7 +305,8 @@ func TestRestoreCertificates(t *testing.T) {
 	}
 }
 
-// A pair with a damaged file is removed, since kubelet only checks that the files exist.
+// TestRestoreKubeletsOwnPair: a pair with a damaged file is removed, since
+// kubelet only checks that the files exist.
 func TestRestoreKubeletsOwnPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -324,8 +327,8 @@ func TestRestoreKubeletsOwnPair(t *testing.T) {
 	}
 }
 
-// Months after the join, the power is cut right after a
-// certificate was rotated: the node recovers without a token.
+// TestRotationCutOff: months after the join, the power is cut right after a certificate
+// was rotated: the node recovers without a token.
 func TestRotationCutOff(t *testing.T) {
 	t.Parallel()
 	w := readyNode(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/worldtest"
 )
 
-// The test limits first boot's requests and connections to one API server during a join,
-// since a thousand machines may join at once.
+// TestQuestionsOfAJoin: the test limits first boot's requests and connections to one API server
+// during a join, since a thousand machines may join at once.
 func TestQuestionsOfAJoin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar", "apiserver.cluster.local") // as kubeadm makes certificates

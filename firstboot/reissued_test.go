@@ -111,7 +111,8 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	}
 }
 
-// A worker that was off when the former CA expired accepts the reissued one.
+// TestWorkerThatMissedTheEndOfTheCA: a worker that was off when the former
+// CA expired accepts the reissued one.
 func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -122,8 +123,8 @@ func TestWorkerThatMissedTheEndOfTheCA(t *testing.T) {
 	w.mustBoot()
 }
 
-// A control-plane node installs and publishes the CAs of a newer Site, and makes its
-// kubeconfigs again. An older Site does not undo this.
+// TestMasterTakesTheCAsOfItsSite: a control-plane node installs and publishes the CAs of a newer
+// Site, and makes its kubeconfigs again. An older Site does not undo this.
 func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -200,8 +201,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 }
 
-// A computer reissued the CAs while its clock was ahead, and later again with the right clock. A
-// control-plane node with the former CAs installs the later ones.
+// TestCAsOfAClockThatWasAhead: a computer reissued the CAs while its clock was ahead, and later
+// again with the right clock. A control-plane node with the former CAs installs the later ones.
 func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	t.Parallel()
 	doc := "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\nname: shops\nkubernetesVersion: v1.36.3\nkubeProxy: {mode: none}\nnodes: [{name: shop1}]\nmasters: [{name: m1, address: 192.0.2.11}]\n"
@@ -239,7 +240,7 @@ func TestCAsOfAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// If a time server has set the clock, a CA that is not valid
+// TestCAOfTheFutureReplacesNone: if a time server has set the clock, a CA that is not valid
 // yet does not replace an earlier issue that is.
 func TestCAOfTheFutureReplacesNone(t *testing.T) {
 	t.Parallel()

@@ -47,8 +47,8 @@ func (m *controlPlane) wantUsable(when string) {
 	}
 }
 
-// If kubeadm fails, a working control plane keeps its certificates,
-// byte for byte, and etcd starts with them after a restart.
+// TestRenewalThatFails: if kubeadm fails, a working control plane keeps its certificates, byte
+// for byte, and etcd starts with them after a restart.
 func TestRenewalThatFails(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -129,8 +129,8 @@ func TestRenewalThatFails(t *testing.T) {
 	}
 }
 
-// An unusable certificate is an error until kubeadm can make it again.
-// The others do not change meanwhile.
+// TestRenewalOfABrokenPairThatFails: an unusable certificate is an error until kubeadm can
+// make it again. The others do not change meanwhile.
 func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -153,8 +153,8 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	m.bootDone()
 }
 
-// If only kubelet's kubeconfig is broken, its usable certificate is kept. An expired one
-// is removed, since kubelet would prefer it.
+// TestKubeletKeepsWhatItCanUse: if only kubelet's kubeconfig is broken, its usable certificate
+// is kept. An expired one is removed, since kubelet would prefer it.
 func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -183,8 +183,8 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 	}
 }
 
-// A power cut before each effect of a renewal never leaves the control plane
-// without usable certificates, and the next run completes the renewal.
+// TestPowerCutOfRenewal: a power cut before each effect of a renewal never leaves the control
+// plane without usable certificates, and the next run completes the renewal.
 func TestPowerCutOfRenewal(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -237,8 +237,8 @@ func TestPowerCutOfRenewal(t *testing.T) {
 	}
 }
 
-// Certificates of any lifetime are made once, and renewed after half of that time,
-// even if the record of their creation is lost.
+// TestRenewalOfShortCertificates: certificates of any lifetime are made once, and renewed after
+// half of that time, even if the record of their creation is lost.
 func TestRenewalOfShortCertificates(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -298,8 +298,8 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 	}
 }
 
-// Certificates that a CA issues in its last months are not renewed again and again, whether they
-// expire before the CA or not. etcd starts with them.
+// TestRenewalAtTheEndOfACA: certificates that a CA issues in its last months are not renewed
+// again and again, whether they expire before the CA or not. etcd starts with them.
 func TestRenewalAtTheEndOfACA(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -352,8 +352,8 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	}
 }
 
-// A manifest that a power cut has truncated prevents neither the restart of the other pods with
-// renewed certificates, nor its own repair in the next phase.
+// TestRenewalWithASpoiltManifest: a manifest that a power cut has truncated prevents neither the
+// restart of the other pods with renewed certificates, nor its own repair in the next phase.
 func TestRenewalWithASpoiltManifest(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -431,8 +431,8 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 	}
 }
 
-// A control-plane node boots with a clock that is behind its certificates. They
-// become valid once a time server answers.
+// TestCertificatesOfAClockBehind: a control-plane node boots with a clock that is behind its
+// certificates. They become valid once a time server answers.
 func TestCertificatesOfAClockBehind(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -461,8 +461,8 @@ func TestCertificatesOfAClockBehind(t *testing.T) {
 	}
 }
 
-// A control-plane node without a battery, a time server or etcd's data joins a cluster whose
-// certificates start later than its clock shows.
+// TestClockBehindTheOtherMasters: a control-plane node without a battery, a time server or
+// etcd's data joins a cluster whose certificates start later than its clock shows.
 func TestClockBehindTheOtherMasters(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

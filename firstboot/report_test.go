@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// When the node is ready, the report's server does not answer at first.
+// TestReportIsSentAgain: when the node is ready, the report's server does not answer at first.
 func TestReportIsSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -60,8 +60,8 @@ func TestReportIsSentAgain(t *testing.T) {
 	}
 }
 
-// The report has the start of each part of the boot, including first boot's, and the end of
-// systemd's startup, which is known only later.
+// TestReportTellsOfTheBoot: the report has the start of each part of the boot, including first
+// boot's, and the end of systemd's startup, which is known only later.
 func TestReportTellsOfTheBoot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -87,7 +87,7 @@ func TestReportTellsOfTheBoot(t *testing.T) {
 	}
 }
 
-// The report is sent through the Site's proxy.
+// TestReportGoesThroughTheProxy: the report is sent through the Site's proxy.
 func TestReportGoesThroughTheProxy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, "report: {url: 'https://report.example/'}", "network: {proxy: {https: 'http://proxy.example:3128', noProxy: [.shop.example]}}")

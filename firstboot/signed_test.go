@@ -49,8 +49,8 @@ const (
 	anIgn   = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
 )
 
-// If a Site is signed with a key of the Image, all of it is applied. With an invalid
-// signature, the stick counts as unsigned.
+// TestASignedStick: if a Site is signed with a key of the Image, all of it is applied. With an
+// invalid signature, the stick counts as unsigned.
 func TestASignedStick(t *testing.T) {
 	t.Parallel()
 	key, other := newSiteKey(t), newSiteKey(t)
@@ -111,7 +111,8 @@ func TestASignedStick(t *testing.T) {
 	}
 }
 
-// The first Site must be signed too. The console reports that its token stays on the stick.
+// TestABlankMachineAndSignedSites: the first Site must be signed too. The console
+// reports that its token stays on the stick.
 func TestABlankMachineAndSignedSites(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -130,7 +131,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	}
 }
 
-// The slot on the machine's own disk needs no signature.
+// TestAStampedSlotNeedsNoSignature: the slot on the machine's own disk needs no signature.
 func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -144,7 +145,8 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	}
 }
 
-// An old signed Site is not applied again under any policy, not even after a reset.
+// TestAnOldSignedSite: an old signed Site is not applied again under
+// any policy, not even after a reset.
 func TestAnOldSignedSite(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -178,8 +180,8 @@ func TestAnOldSignedSite(t *testing.T) {
 	}
 }
 
-// After a power cut at any point, the newer signed Site is
-// applied, and the older one never again.
+// TestSignedThroughPowerCuts: after a power cut at any point, the newer signed Site
+// is applied, and the older one never again.
 func TestSignedThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -257,7 +259,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 	}
 }
 
-// The date of an unsigned stick does not make a signed Site count as old.
+// TestAStrangersDate: the date of an unsigned stick does not make a signed Site count as old.
 func TestAStrangersDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -332,7 +334,8 @@ func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// An Image rejects Sites that were signed before its date, on members and on blank machines.
+// TestNotBefore: an Image rejects Sites that were signed before its
+// date, on members and on blank machines.
 func TestNotBefore(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -360,8 +363,8 @@ func TestNotBefore(t *testing.T) {
 	}
 }
 
-// If the slot is damaged, or its Site is wrong, the copy of the last
-// Site and its stamping date count: an older signed Site is not applied.
+// TestOldSignedSiteBesideASpoiltSlot: if the slot is damaged, or its Site is wrong, the copy of
+// the last Site and its stamping date count: an older signed Site is not applied.
 func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -391,8 +394,8 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 	}
 }
 
-// A power cut while the token is wiped leaves the slot blank. The
-// restored slot has the Site's date.
+// TestSlotMadeAgainHasItsDate: a power cut while the token is wiped leaves the slot
+// blank. The restored slot has the Site's date.
 func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -426,8 +429,8 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 	}
 }
 
-// When the same Site is stamped again, the copy gets the new date. A
-// copy from a former release gets its date at the next boot.
+// TestDateOfTheCopy: when the same Site is stamped again, the copy gets the new date. A copy
+// from a former release gets its date at the next boot.
 func TestDateOfTheCopy(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -36,7 +36,8 @@ func (w *world) goesBy(host string) bool {
 
 func day(n int) int64 { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC).Unix() }
 
-// One stick brings a Site, another one, and the first again. Each is applied.
+// TestBackToAFormerSite: one stick brings a Site, another one, and
+// the first again. Each is applied.
 func TestBackToAFormerSite(t *testing.T) {
 	t.Parallel()
 	for _, stamped := range []bool{false, true} {
@@ -65,8 +66,8 @@ func TestBackToAFormerSite(t *testing.T) {
 	}
 }
 
-// A stick is applied again if another stick was applied since, and
-// the first was unplugged meanwhile.
+// TestAnotherSticksComeback: a stick is applied again if another stick was applied
+// since, and the first was unplugged meanwhile.
 func TestAnotherSticksComeback(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -85,8 +86,8 @@ func TestAnotherSticksComeback(t *testing.T) {
 	}
 }
 
-// A stick that stays plugged in does not override a Site that was stamped
-// into the slot later, whether the machine is a node or cannot join.
+// TestStickLeftIn: a stick that stays plugged in does not override a Site that was stamped into
+// the slot later, whether the machine is a node or cannot join.
 func TestStickLeftIn(t *testing.T) {
 	t.Parallel()
 	for _, joined := range []bool{true, false} {
@@ -109,8 +110,8 @@ func TestStickLeftIn(t *testing.T) {
 	}
 }
 
-// An unknown stick is not applied if it was stamped before
-// the slot's Site. Impossible dates are ignored.
+// TestOlderStick: an unknown stick is not applied if it was stamped before the
+// slot's Site. Impossible dates are ignored.
 func TestOlderStick(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -144,7 +145,8 @@ func TestOlderStick(t *testing.T) {
 	}
 }
 
-// A stick with the machine's own Site repairs a node that no longer has the token.
+// TestStickHelpsALostNode: a stick with the machine's own Site repairs a
+// node that no longer has the token.
 func TestStickHelpsALostNode(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -161,7 +163,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 	}
 }
 
-// A valid stick is applied even if another stick is invalid.
+// TestBadStickBesideAGoodOne: a valid stick is applied even if another stick is invalid.
 func TestBadStickBesideAGoodOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -179,7 +181,8 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	}
 }
 
-// Each invalid stick is reported separately, whether the machine has a Site or waits for one.
+// TestBadSticks: each invalid stick is reported separately, whether the
+// machine has a Site or waits for one.
 func TestBadSticks(t *testing.T) {
 	t.Parallel()
 	for _, own := range []bool{true, false} {
@@ -212,7 +215,7 @@ func TestBadSticks(t *testing.T) {
 	}
 }
 
-// A stick with only a Site does not replace config.ign.
+// TestStickKeepsIgnition: a stick with only a Site does not replace config.ign.
 func TestStickKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"ops","sshAuthorizedKeys":["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEpMoGNRS+z8FwDHhSd4GgSaiC6dqU4OHCcmMhtCbL43 ops@desk"]}]}}`
@@ -242,7 +245,8 @@ func TestStickKeepsIgnition(t *testing.T) {
 	}
 }
 
-// A slot that a power cut has left blank is restored with all of its files.
+// TestPowerCutKeepsIgnition: a slot that a power cut has left blank
+// is restored with all of its files.
 func TestPowerCutKeepsIgnition(t *testing.T) {
 	t.Parallel()
 	const ign = `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/motd","contents":{"source":"data:,hello"}}]}}`
@@ -279,8 +283,8 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	}
 }
 
-// A machine that has not joined rejects an Ignition config that contains the Site's token. A
-// node accepts such a slot, and wipes the token from config.ign too.
+// TestTokenInIgnition: a machine that has not joined rejects an Ignition config that contains
+// the Site's token. A node accepts such a slot, and wipes the token from config.ign too.
 func TestTokenInIgnition(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -304,7 +308,8 @@ func tokenInIgnition(source string) string {
 	return `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/probe","mode":384,"contents":{"source":"` + source + `"}}]}}`
 }
 
-// After a reset, a stick that was plugged in does not make the machine join again.
+// TestResetAndASticksToken: after a reset, a stick that was plugged in
+// does not make the machine join again.
 func TestResetAndASticksToken(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -334,7 +339,8 @@ func TestResetAndASticksToken(t *testing.T) {
 	}
 }
 
-// A stick with a new Site is applied after a reset. The reset reports that.
+// TestResetBeforeANewStick: a stick with a new Site is applied after
+// a reset. The reset reports that.
 func TestResetBeforeANewStick(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

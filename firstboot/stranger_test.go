@@ -47,8 +47,8 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 	}
 }
 
-// A node whose Site pins no CA stays in its cluster, whatever API servers
-// and token are on an unsigned stick.
+// TestAStrangersCluster: a node whose Site pins no CA stays in its cluster, whatever API
+// servers and token are on an unsigned stick.
 func TestAStrangersCluster(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -109,8 +109,8 @@ func TestAStrangersBundle(t *testing.T) {
 	}
 }
 
-// A Site may pin the CAs of several clusters, for machines that have not joined yet.
-// A member only joins its own cluster again.
+// TestAMemberJoinsItsOwnClusterAgain: a Site may pin the CAs of several clusters, for machines
+// that have not joined yet. A member only joins its own cluster again.
 func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "testdata/machine.txtar")
@@ -135,7 +135,8 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	wantMember(t, w, 2)
 }
 
-// A failed join has removed the machine's credentials, but not the record of its membership.
+// TestAMemberThatFailedToJoinAgain: a failed join has removed the machine's
+// credentials, but not the record of its membership.
 func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	t.Parallel()
 	for _, pinned := range []bool{true, false} {
@@ -172,8 +173,8 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 	}
 }
 
-// A CA without a matching pin is not used. A former release copied it from
-// cluster-info during an unfinished join.
+// TestABundleOnTheDisk: a CA without a matching pin is not used. A former release copied it
+// from cluster-info during an unfinished join.
 func TestABundleOnTheDisk(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -210,8 +211,8 @@ func TestABundleOnTheDisk(t *testing.T) {
 	wantMember(t, w, w.Joins)
 }
 
-// The date of an unsigned stick neither sets a node's clock years ahead,
-// nor makes newer Sites count as old.
+// TestAStickOfTheFuture: the date of an unsigned stick neither sets a node's clock years
+// ahead, nor makes newer Sites count as old.
 func TestAStickOfTheFuture(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -238,7 +239,8 @@ func TestAStickOfTheFuture(t *testing.T) {
 	}
 }
 
-// A node that cannot read its own Site applies nothing from an unsigned stick.
+// TestAStrangerAndASpoiltSlot: a node that cannot read its own Site
+// applies nothing from an unsigned stick.
 func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -255,8 +257,8 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	}
 }
 
-// An unsigned stick does not replace the keys of a control-plane node, with
-// a CA or a CA hash in the stick's Site.
+// TestAStrangersKeys: an unsigned stick does not replace the keys of a control-plane node,
+// with a CA or a CA hash in the stick's Site.
 func TestAStrangersKeys(t *testing.T) {
 	t.Parallel()
 	stranger := mintedSites(t, 1)[0].Site.Credentials

@@ -18,8 +18,8 @@ func (w *world) onTrial() {
 	w.Put(trialEntry, "")
 }
 
-// Only one change runs at a time, and none runs while the system is on
-// trial. A rejected change has no effect.
+// TestOneChangeAtATime: only one change runs at a time, and none runs while the system
+// is on trial. A rejected change has no effect.
 func TestOneChangeAtATime(t *testing.T) {
 	t.Parallel()
 	machine := readyNode(t)
@@ -67,8 +67,8 @@ func TestOneChangeAtATime(t *testing.T) {
 	}
 }
 
-// A boot on trial that reaches no API server is neither confirmed nor ended, provided
-// that everything else works. It is confirmed once first boot has seen the Node.
+// TestTrialWithoutAPIServer: a boot on trial that reaches no API server is neither confirmed nor
+// ended, provided that everything else works. It is confirmed once first boot has seen the Node.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -107,8 +107,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// A boot on trial that reaches an API server, but whose Node does not become Ready, is
-// not held, even if an earlier run held it.
+// TestTrialThatFailsIsNotHeld: a boot on trial that reaches an API server, but whose Node does
+// not become Ready, is not held, even if an earlier run held it.
 func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -126,7 +126,7 @@ func TestTrialThatFailsIsNotHeld(t *testing.T) {
 	}
 }
 
-// A reset removes the files of an update.
+// TestResetEndsAnUpdate: a reset removes the files of an update.
 func TestResetEndsAnUpdate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -35,7 +35,7 @@ func trio(t *testing.T) *controlPlane {
 	return m
 }
 
-// The test checks when a control-plane node may be updated.
+// TestTurn: the test checks when a control-plane node may be updated.
 func TestTurn(t *testing.T) {
 	t.Parallel()
 	base := trio(t)
@@ -86,7 +86,7 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// The Lease is acquired once, cannot be acquired by others, and is released.
+// TestTakeTurn: the Lease is acquired once, cannot be acquired by others, and is released.
 func TestTakeTurn(t *testing.T) {
 	t.Parallel()
 	m := trio(t)
@@ -149,8 +149,8 @@ func TestTakeTurn(t *testing.T) {
 	}
 }
 
-// The disk of a machine was rewritten during its update. It must not
-// prevent the updates of the others.
+// TestTurnOfAWrittenDisk: the disk of a machine was rewritten during its update. It
+// must not prevent the updates of the others.
 func TestTurnOfAWrittenDisk(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -193,7 +193,8 @@ const (
 	laterPods  = "v1.36.5 v1.36.5 v1.36.5"
 )
 
-// Each root of a machine runs the control plane of its own image, with the same Site.
+// TestPatchOfTheControlPlane: each root of a machine runs the control plane
+// of its own image, with the same Site.
 func TestPatchOfTheControlPlane(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -213,8 +214,8 @@ func TestPatchOfTheControlPlane(t *testing.T) {
 	}
 }
 
-// The power is cut before each effect of a new system's first boot. The next boot, of
-// either system, runs that system's control plane.
+// TestPowerCutOfAPatch: the power is cut before each effect of a new system's first boot. The
+// next boot, of either system, runs that system's control plane.
 func TestPowerCutOfAPatch(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Two machines have joined with one Site, and each kubelet overwrites the other's reports. First
-// boot reports this and the fix until one machine is off.
+// TestTwoMachinesWithOneSite: two machines have joined with one Site, and each kubelet
+// overwrites the other's reports. First boot reports this and the fix until one machine is off.
 func TestTwoMachinesWithOneSite(t *testing.T) {
 	t.Parallel()
 	const other = "00000000000000000000000000000002"
@@ -55,8 +55,8 @@ func TestTwoMachinesWithOneSite(t *testing.T) {
 	}
 }
 
-// A Node that existed before shows the former machine with its name
-// until this machine's kubelet reports.
+// TestNodeOfAFormerMachine: a Node that existed before shows the former machine with its
+// name until this machine's kubelet reports.
 func TestNodeOfAFormerMachine(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -100,7 +100,7 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 	}
 }
 
-// Correct settings are never rolled back.
+// TestControlPlaneSettingsThatAreRight: correct settings are never rolled back.
 func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	t.Parallel()
 	unreachable := syscall.EHOSTUNREACH
@@ -157,7 +157,8 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 	}
 }
 
-// The new settings start to work only while the former ones are tried. They stay.
+// TestWorkersNetworkComesUpLate: the new settings start to work only while
+// the former ones are tried. They stay.
 func TestWorkersNetworkComesUpLate(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t, address("192.0.2.50"))
@@ -172,7 +173,8 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	}
 }
 
-// Only gateways on the network card with the machine's address count.
+// TestGatewaysOfTheOwnAddress: only gateways on the network card
+// with the machine's address count.
 func TestGatewaysOfTheOwnAddress(t *testing.T) {
 	t.Parallel()
 	site := func(own, address, gateway string) *configs.Site {

@@ -152,8 +152,8 @@ func runIgnition(t *testing.T, program, root, config string) error {
 	return nil
 }
 
-// Both programs apply each config to equal systems, and the files are compared. Package apply
-// must reject what it does not support before it changes anything.
+// TestLikeTheRealIgnition: both programs apply each config to equal systems, and the files are
+// compared. Package apply must reject what it does not support before it changes anything.
 func TestLikeTheRealIgnition(t *testing.T) {
 	program := realIgnition(t)
 	ar, err := txtar.ParseFile("testdata/corpus.txtar")

@@ -150,7 +150,7 @@ func TestWhatAUserPutsInTheWay(t *testing.T) {
 	}
 }
 
-// Rename moves a whole directory, and only to a path where nothing exists.
+// TestRename: Rename moves a whole directory, and only to a path where nothing exists.
 func TestRename(t *testing.T) {
 	m := newMachine(t)
 	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
@@ -168,7 +168,7 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// Stream writes the whole file, or leaves the former one.
+// TestStream: Stream writes the whole file, or leaves the former one.
 func TestStream(t *testing.T) {
 	m := newMachine(t)
 	m.put("/var/file", "former")
@@ -186,7 +186,8 @@ func TestStream(t *testing.T) {
 	m.has("/var/file", "whole")
 }
 
-// Removing a path, or changing its owner, never follows a link to other files.
+// TestNothingIsRemovedElsewhere: removing a path, or changing its owner,
+// never follows a link to other files.
 func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m := newMachine(t)
 	m.link("/etc/kubernetes/manifests", "home/u/.config")
@@ -210,7 +211,7 @@ func TestNothingIsRemovedElsewhere(t *testing.T) {
 	m.untouched()
 }
 
-// Links in directories of root are followed: a system may have them.
+// TestRootsLinksAreFollowed: links in directories of root are followed: a system may have them.
 func TestRootsLinksAreFollowed(t *testing.T) {
 	m := newMachine(t)
 	m.link("/run", "var/run")
@@ -285,7 +286,8 @@ func TestAUserWhoIsQuick(t *testing.T) {
 	}
 }
 
-// A user may have moved root's directory into his own home. It must not get his ownership.
+// TestSomebodyElsesDirectoryIsNotGivenAway: a user may have moved root's directory into
+// his own home. It must not get his ownership.
 func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	desk.NeedRoot(t, "it gives files to others")
 	m := newMachine(t)
@@ -317,7 +319,7 @@ func TestSomebodyElsesDirectoryIsNotGivenAway(t *testing.T) {
 	}
 }
 
-// The next write removes the temporary file that a power cut left.
+// TestWhatAPowerCutLeaves: the next write removes the temporary file that a power cut left.
 func TestWhatAPowerCutLeaves(t *testing.T) {
 	m := newMachine(t)
 	m.put("etc/.a.edgebake-new", "half")

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// A variable has its attributes before its value, and can be set twice. A
+// TestWrite: a variable has its attributes before its value, and can be set twice. A
 // machine without UEFI returns ErrUnsupported.
 func TestWrite(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "EdgebakeBorn-0")
@@ -32,7 +32,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// The kernel makes unknown variables immutable.
+// TestWriteImmutable: the kernel makes unknown variables immutable.
 func TestWriteImmutable(t *testing.T) {
 	desk.NeedRoot(t, "it makes a file immutable")
 	path := filepath.Join(t.TempDir(), "BootNext-0")

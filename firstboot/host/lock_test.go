@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The lock is flock's, which ipvscare uses too.
+// TestLock: the lock is flock's, which ipvscare uses too.
 func TestLock(t *testing.T) {
 	f := Files{Root: t.TempDir()}
 	if err := os.Mkdir(filepath.Join(f.Root, "run"), 0o755); err != nil {

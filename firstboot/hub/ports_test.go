@@ -68,7 +68,7 @@ func FuzzKubeadmFlags(f *testing.F) {
 	})
 }
 
-// systemd-analyze accepts the units that maintain the rules.
+// TestPortUnitsAreValid: systemd-analyze accepts the units that maintain the rules.
 func TestPortUnitsAreValid(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
@@ -86,8 +86,8 @@ func TestPortUnitsAreValid(t *testing.T) {
 	}
 }
 
-// The timer's service reports rules that were removed, but
-// not at boot, before they are loaded.
+// TestRemovedRulesAreMentioned: the timer's service reports rules that were removed,
+// but not at boot, before they are loaded.
 func TestRemovedRulesAreMentioned(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")
@@ -273,8 +273,8 @@ func letIn(addr string) (bool, error) {
 	}
 }
 
-// The kernel applies the rules. The test checks which client reaches which port, over IPv4 and
-// IPv6 and as which user, and which clients reach a user's listener.
+// TestPortRules: the kernel applies the rules. The test checks which client reaches which port,
+// over IPv4 and IPv6 and as which user, and which clients reach a user's listener.
 func TestPortRules(t *testing.T) {
 	t.Parallel()
 	for program, pkg := range map[string]string{"nft": "nftables", "ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} {
@@ -340,8 +340,8 @@ func TestPortRules(t *testing.T) {
 	}
 }
 
-// A user's listener with a full queue answers with SYN cookies, which the kernel sends
-// without a user. Even then, nobody can connect.
+// TestNoUserAnswersWithCookies: a user's listener with a full queue answers with SYN cookies,
+// which the kernel sends without a user. Even then, nobody can connect.
 func TestNoUserAnswersWithCookies(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "nft", "nftables")

@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// loaderText decodes any contents of the boot loader's
+// FuzzLoaderText: loaderText decodes any contents of the boot loader's
 // variable to valid text, and ASCII exactly.
 func FuzzLoaderText(f *testing.F) {
 	f.Add([]byte("0F9E2A1C-1B2C-4D5E-8F90-A1B2C3D4E5F6"))

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Retry returns the reason of the last failure, and not the deadline or
-// the error of an interrupted attempt.
+// TestRetrySaysWhatWasWrong: Retry returns the reason of the last failure, and not the
+// deadline or the error of an interrupted attempt.
 func TestRetrySaysWhatWasWrong(t *testing.T) {
 	t.Parallel()
 	reason := errors.New("not registered")
@@ -49,7 +49,7 @@ func TestRetrySaysWhatWasWrong(t *testing.T) {
 	}
 }
 
-// A long wait polls less and less often, but ends only slightly late.
+// TestRetryGently: a long wait polls less and less often, but ends only slightly late.
 func TestRetryGently(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {

@@ -16,7 +16,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// No log call prints a secret, even one that becomes known only after With.
+// TestLogRedacts: no log call prints a secret, even one that becomes known only after With.
 func TestLogRedacts(t *testing.T) {
 	t.Parallel()
 	r := &Runner{}
@@ -54,8 +54,8 @@ func TestLogRedacts(t *testing.T) {
 	}
 }
 
-// A fault has stopped all machines of a fleet. They resume evenly over a quarter of the
-// pause, and watch for another Site meanwhile.
+// TestStopSpread: a fault has stopped all machines of a fleet. They resume evenly over a quarter
+// of the pause, and watch for another Site meanwhile.
 func TestStopSpread(t *testing.T) {
 	t.Parallel()
 	const fleet = 1000
@@ -86,7 +86,7 @@ func TestStopSpread(t *testing.T) {
 	}
 }
 
-// synctest simulates the time between attempts.
+// TestBackoff: synctest simulates the time between attempts.
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	e := quietEnv(t)
@@ -141,7 +141,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// Errors of a former Site's phases are not shown in the phases of the next Site.
+// TestPhasesOfAnotherSite: errors of a former Site's phases are not
+// shown in the phases of the next Site.
 func TestPhasesOfAnotherSite(t *testing.T) {
 	phase := func(names ...string) (list []Phase) {
 		for _, name := range names {
@@ -168,8 +169,8 @@ func TestPhasesOfAnotherSite(t *testing.T) {
 	}
 }
 
-// Text from other sources that first boot prints cannot control
-// the console's terminal or systemd.
+// TestWordsOfAStranger: text from other sources that first boot prints cannot
+// control the console's terminal or systemd.
 func TestWordsOfAStranger(t *testing.T) {
 	t.Parallel()
 	var out []string

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Every field of the stick's Site differs from the machine's, so a new field
-// is rejected until the policy allows it.
+// TestWhatAStickMayChange: every field of the stick's Site differs from the machine's, so a
+// new field is rejected until the policy allows it.
 func TestWhatAStickMayChange(t *testing.T) {
 	t.Parallel()
 	var old, next configs.Site

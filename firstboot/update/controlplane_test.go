@@ -253,8 +253,8 @@ func (m *controlPlaneBox) snapshots() int {
 	return len(all)
 }
 
-// A control-plane node holds the Lease from before its boot entry is
-// written until the new system is kept.
+// TestUpdateOfAControlPlane: a control-plane node holds the Lease from before its boot
+// entry is written until the new system is kept.
 func TestUpdateOfAControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	if err := m.update(); err != nil {
@@ -284,7 +284,8 @@ func TestUpdateOfAControlPlane(t *testing.T) {
 	}
 }
 
-// After it has returned to the former system, the node does not hold the Lease.
+// TestControlPlaneGoesBack: after it has returned to the former
+// system, the node does not hold the Lease.
 func TestControlPlaneGoesBack(t *testing.T) {
 	m := newControlPlaneBox(t)
 	if err := m.update(); err != nil {
@@ -400,7 +401,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 	}
 }
 
-// The test checks to which images a control-plane node can be updated.
+// TestAdmitControlPlane: the test checks to which images a control-plane node can be updated.
 func TestAdmitControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	sys, err := readSystem(m.env())

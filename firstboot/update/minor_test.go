@@ -67,7 +67,7 @@ func names(pods []api.Pod) (out []string) {
 	return out
 }
 
-// The cluster supports only some minor versions of kubelet.
+// TestAdmitKubelet: the cluster supports only some minor versions of kubelet.
 func TestAdmitKubelet(t *testing.T) {
 	for _, c := range []struct {
 		name, version, other, want string
@@ -120,8 +120,8 @@ func TestAdmitKubelet(t *testing.T) {
 	}
 }
 
-// An update to another minor version evicts the pods that a controller would recreate, and then
-// restarts. Once the new system is kept, the Node is schedulable again.
+// TestDrain: an update to another minor version evicts the pods that a controller would
+// recreate, and then restarts. Once the new system is kept, the Node is schedulable again.
 func TestDrain(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -164,7 +164,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// After a bad system, the former one makes its Node schedulable again as soon as possible.
+// TestUncordonAfterFailure: after a bad system, the former one makes its Node
+// schedulable again as soon as possible.
 func TestUncordonAfterFailure(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -184,7 +185,7 @@ func TestUncordonAfterFailure(t *testing.T) {
 	}
 }
 
-// A Node that somebody else has made unschedulable stays so.
+// TestCordonOfOthers: a Node that somebody else has made unschedulable stays so.
 func TestCordonOfOthers(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -198,8 +199,8 @@ func TestCordonOfOthers(t *testing.T) {
 	}
 }
 
-// Pods that do not leave prevent the restart, and the Node becomes schedulable
-// again. With --no-drain, no pod is evicted.
+// TestPodsThatStay: pods that do not leave prevent the restart, and the Node becomes
+// schedulable again. With --no-drain, no pod is evicted.
 func TestPodsThatStay(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -214,8 +215,8 @@ func TestPodsThatStay(t *testing.T) {
 	}
 }
 
-// If the API server fails while pods leave, the Node becomes schedulable once it answers again,
-// even while the new system waits for a restart.
+// TestUncordonWhilePending: if the API server fails while pods leave, the Node becomes
+// schedulable once it answers again, even while the new system waits for a restart.
 func TestUncordonWhilePending(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -246,7 +247,7 @@ func TestUncordonWhilePending(t *testing.T) {
 	}
 }
 
-// If the restart fails, the Node becomes schedulable again.
+// TestUncordonWithoutRestart: if the restart fails, the Node becomes schedulable again.
 func TestUncordonWithoutRestart(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -256,7 +257,7 @@ func TestUncordonWithoutRestart(t *testing.T) {
 	}
 }
 
-// Other failures at the end of an update do not keep the Node unschedulable.
+// TestUncordonFirst: other failures at the end of an update do not keep the Node unschedulable.
 func TestUncordonFirst(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -275,7 +276,7 @@ func TestUncordonFirst(t *testing.T) {
 	}
 }
 
-// If the update could not make the Node unschedulable, it
+// TestLaterCordonOfOthers: if the update could not make the Node unschedulable, it
 // does not undo somebody else's later change.
 func TestLaterCordonOfOthers(t *testing.T) {
 	b := newBox(t)

@@ -180,7 +180,8 @@ func (b *ordered) give(words ...string) {
 	b.annotations[order.AnnotationOrder] = strings.Join(append([]string{imageURL + "@sha256:" + goldenOf(b.t, "new.raw.zst")}, words...), " ")
 }
 
-// An order is carried out once. Its state is reported until the machine keeps the new system.
+// TestOrder: an order is carried out once. Its state is reported until
+// the machine keeps the new system.
 func TestOrder(t *testing.T) {
 	b := newOrdered(t)
 	b.must()
@@ -228,7 +229,8 @@ func TestOrder(t *testing.T) {
 	b.says(order.StateDone, alreadyRuns)
 }
 
-// The machine already runs the ordered image, and has no record of that.
+// TestOrderOfTheSameImage: the machine already runs the ordered
+// image, and has no record of that.
 func TestOrderOfTheSameImage(t *testing.T) {
 	b := newOrdered(t)
 	b.images = newLine(b.box, "old.raw.zst")
@@ -240,7 +242,8 @@ func TestOrderOfTheSameImage(t *testing.T) {
 	}
 }
 
-// If a system fails its trial, its order has failed, and is not retried automatically.
+// TestOrderOfABadSystem: if a system fails its trial, its order has
+// failed, and is not retried automatically.
 func TestOrderOfABadSystem(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -264,8 +267,8 @@ func TestOrderOfABadSystem(t *testing.T) {
 	b.updated()
 }
 
-// With hold, the machine downloads everything and waits. It restarts
-// once hold is removed from the order.
+// TestOrderHeld: with hold, the machine downloads everything and waits. It
+// restarts once hold is removed from the order.
 func TestOrderHeld(t *testing.T) {
 	b := newOrdered(t)
 	b.give("hold")
@@ -299,7 +302,8 @@ func TestOrderHeld(t *testing.T) {
 	}
 }
 
-// An order that is withdrawn, changed or halted before the boot entry is written is stopped.
+// TestOrderWithdrawn: an order that is withdrawn, changed or halted before
+// the boot entry is written is stopped.
 func TestOrderWithdrawn(t *testing.T) {
 	for name, change := range map[string]func(b *ordered){
 		"withdrawn": func(b *ordered) { delete(b.annotations, order.AnnotationOrder) },
@@ -343,7 +347,7 @@ func TestOrderWithdrawn(t *testing.T) {
 	}
 }
 
-// An order can do nothing that the command without --unsigned could not do.
+// TestOrderRejected: an order can do nothing that the command without --unsigned could not do.
 func TestOrderRejected(t *testing.T) {
 	golden := "@sha256:" + strings.Repeat("ab", 32)
 	for name, c := range map[string]struct {
@@ -406,8 +410,8 @@ func TestOrderRejected(t *testing.T) {
 	}
 }
 
-// If the connection stays down, the number of attempts is limited. A
-// new order starts counting again.
+// TestOrderRetries: if the connection stays down, the number of attempts is
+// limited. A new order starts counting again.
 func TestOrderRetries(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -430,7 +434,7 @@ func TestOrderRetries(t *testing.T) {
 	b.updated()
 }
 
-// While another change runs on the machine, an order waits for its end.
+// TestOrderWaits: while another change runs on the machine, an order waits for its end.
 func TestOrderWaits(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -444,7 +448,7 @@ func TestOrderWaits(t *testing.T) {
 	b.updated()
 }
 
-// If no API server answers, nothing happens, and no order is committed.
+// TestOrderOffline: if no API server answers, nothing happens, and no order is committed.
 func TestOrderOffline(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -468,7 +472,7 @@ func TestOrderOffline(t *testing.T) {
 	b.updated()
 }
 
-// After a power cut the next run continues, and no byte is fetched twice.
+// TestOrderPowerCuts: after a power cut the next run continues, and no byte is fetched twice.
 func TestOrderPowerCuts(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -498,8 +502,8 @@ func TestOrderPowerCuts(t *testing.T) {
 	}
 }
 
-// On a metered link an idle machine reads its Node once an
-// hour, and reports changes at once.
+// TestOrderMetered: on a metered link an idle machine reads its Node once
+// an hour, and reports changes at once.
 func TestOrderMetered(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{"ipvs: {profile: metered}"}
@@ -529,7 +533,8 @@ func TestOrderMetered(t *testing.T) {
 	b.says(order.StateDone, "")
 }
 
-// A machine that is not a node carries out no order. A damaged record counts as none.
+// TestOrderWithoutNode: a machine that is not a node carries out no
+// order. A damaged record counts as none.
 func TestOrderWithoutNode(t *testing.T) {
 	b := newOrdered(t)
 	b.put(OrderFile, "{")
@@ -546,8 +551,8 @@ func TestOrderWithoutNode(t *testing.T) {
 	}
 }
 
-// Long holds, and nightly power cuts during them, use up no attempts and download nothing. Other
-// changes of the machine are possible meanwhile.
+// TestOrderHeldForDays: long holds, and nightly power cuts during them, use up no attempts and
+// download nothing. Other changes of the machine are possible meanwhile.
 func TestOrderHeldForDays(t *testing.T) {
 	for _, off := range []bool{false, true} {
 		b := newOrdered(t)
@@ -585,7 +590,8 @@ func TestOrderHeldForDays(t *testing.T) {
 	}
 }
 
-// Once everything is downloaded, nightly power cuts before hold is read use up no attempts.
+// TestOrderConfirmedLate: once everything is downloaded, nightly power cuts
+// before hold is read use up no attempts.
 func TestOrderConfirmedLate(t *testing.T) {
 	b := newOrdered(t)
 	b.give()
@@ -607,7 +613,7 @@ func TestOrderConfirmedLate(t *testing.T) {
 	b.updated()
 }
 
-// An update from a stick is possible while an order is on hold.
+// TestOrderHeldLeavesTheLock: an update from a stick is possible while an order is on hold.
 func TestOrderHeldLeavesTheLock(t *testing.T) {
 	b := newOrdered(t)
 	locked := false

@@ -111,7 +111,7 @@ func (b *box) from(image string, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// An image that edgebake has pushed, in one part or several, can be installed.
+// TestRegistry: an image that edgebake has pushed, in one part or several, can be installed.
 func TestRegistry(t *testing.T) {
 	b, s := newBox(t), newRegistry(t)
 	ref, err := order.ParseRegistry(s.image())
@@ -214,7 +214,8 @@ func TestRegistryLogin(t *testing.T) {
 	}
 }
 
-// Problems of a registry or its image are reported with a reason, and nothing is changed.
+// TestRegistryRejected: problems of a registry or its image are reported
+// with a reason, and nothing is changed.
 func TestRegistryRejected(t *testing.T) {
 	for name, c := range map[string]struct {
 		image, want string
@@ -280,7 +281,7 @@ func TestRegistryRejected(t *testing.T) {
 	}
 }
 
-// An order may name an image in a registry.
+// TestOrderFromRegistry: an order may name an image in a registry.
 func TestOrderFromRegistry(t *testing.T) {
 	b, s := newOrdered(t), newRegistry(t)
 	s.inParts("new.raw.zst", 3)

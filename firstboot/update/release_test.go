@@ -59,8 +59,8 @@ func (b *box) espInfo() (i ondisk.ImageInfo) {
 	return i
 }
 
-// Once the new system is kept, and not before, the EFI system partition describes it, with this
-// disk's partitions. Downloaded files are then removed.
+// TestRelease: once the new system is kept, and not before, the EFI system partition describes
+// it, with this disk's partitions. Downloaded files are then removed.
 func TestRelease(t *testing.T) {
 	b := newBox(t)
 	flashed := b.espInfo()
@@ -100,8 +100,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// After the last try, the EFI system partition still describes the former system, and the
-// failure is reported. An interrupted update keeps its downloaded files.
+// TestReleaseOfAFailedUpdate: after the last try, the EFI system partition still describes the
+// former system, and the failure is reported. An interrupted update keeps its downloaded files.
 func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")
@@ -136,7 +136,7 @@ func TestReleaseOfAFailedUpdate(t *testing.T) {
 	b.updated()
 }
 
-// A boot on trial without an API server proves nothing, unless the
+// TestProvenOffline: a boot on trial without an API server proves nothing, unless the
 // machine reached none at the update either.
 func TestProvenOffline(t *testing.T) {
 	for _, online := range []bool{true, false} {
@@ -159,7 +159,7 @@ func TestProvenOffline(t *testing.T) {
 	}
 }
 
-// The status shows the progress of a running update, and nothing after its end.
+// TestStatus: the status shows the progress of a running update, and nothing after its end.
 func TestStatus(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -189,7 +189,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The test has images that a machine rejects, in addition to those of TestRejected.
+// TestAdmit: the test has images that a machine rejects, in addition to those of TestRejected.
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
@@ -216,7 +216,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// The test has machines that cannot be updated.
+// TestMachineTakesNone: the test has machines that cannot be updated.
 func TestMachineTakesNone(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
@@ -250,7 +250,7 @@ func TestMachineTakesNone(t *testing.T) {
 	}
 }
 
-// Of two simultaneous updates, the second waits, and reports the reason.
+// TestTwoOrders: of two simultaneous updates, the second waits, and reports the reason.
 func TestTwoOrders(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
@@ -270,7 +270,7 @@ func TestTwoOrders(t *testing.T) {
 	}
 }
 
-// An update that continues needs no space for files that are already in place.
+// TestRoomOnESP: an update that continues needs no space for files that are already in place.
 func TestRoomOnESP(t *testing.T) {
 	b := newBox(t)
 	name := b.inside("new.raw.zst")

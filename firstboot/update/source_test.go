@@ -104,8 +104,8 @@ func (b *box) over(l *slowLine, o Options) error {
 	return Update(b.t.Context(), e, o, func(s run.Step) { b.steps = append(b.steps, s.Name+" "+s.Status+" "+s.Detail) })
 }
 
-// A connection that breaks each minute still transfers the image.
-// Only bytes in transit are sent twice.
+// TestLineThatDropsEachMinute: a connection that breaks each minute still transfers the
+// image. Only bytes in transit are sent twice.
 func TestLineThatDropsEachMinute(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -125,7 +125,7 @@ func TestLineThatDropsEachMinute(t *testing.T) {
 	}
 }
 
-// A server that sends almost nothing does not delay an update forever.
+// TestStalledServer: a server that sends almost nothing does not delay an update forever.
 func TestStalledServer(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -153,7 +153,7 @@ func TestLimitRate(t *testing.T) {
 	}
 }
 
-// An error that a retry cannot fix ends the update at once.
+// TestFinal: an error that a retry cannot fix ends the update at once.
 func TestFinal(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -190,7 +190,7 @@ func TestFinal(t *testing.T) {
 	}
 }
 
-// An unreachable server is retried for a while.
+// TestUnreachable: an unreachable server is retried for a while.
 func TestUnreachable(t *testing.T) {
 	b := newBox(t)
 	l := newLine(b, "new.raw.zst")
@@ -226,7 +226,7 @@ func (b *box) site(e *machine.Env, lines ...string) {
 	}
 }
 
-// With a metered Site the user must set a limit, which is never exceeded.
+// TestMetered: with a metered Site the user must set a limit, which is never exceeded.
 func TestMetered(t *testing.T) {
 	b := newBox(t)
 	before := b.partition(ondisk.LabelRootB)
@@ -292,7 +292,7 @@ func (b *box) plug(name string, images ...string) {
 	}
 }
 
-// The only suitable image on the sticks is used.
+// TestStick: the only suitable image on the sticks is used.
 func TestStick(t *testing.T) {
 	b := newBox(t)
 	order := func() error { return b.order(Options{Image: Stick, NoReboot: true}) }
@@ -317,8 +317,8 @@ func TestStick(t *testing.T) {
 	}
 }
 
-// A stick with a signed image and a higher serial updates the machine automatically. A
-// stick that stays plugged in does nothing more.
+// TestStickByItself: a stick with a signed image and a higher serial updates the machine
+// automatically. A stick that stays plugged in does nothing more.
 func TestStickByItself(t *testing.T) {
 	for _, c := range []struct {
 		name, image, change, want string
@@ -382,7 +382,7 @@ func TestStickByItself(t *testing.T) {
 	}
 }
 
-// A stick whose system has failed does not install it again at each boot.
+// TestStickAfterFailure: a stick whose system has failed does not install it again at each boot.
 func TestStickAfterFailure(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -432,7 +432,8 @@ func makeLatest(t *testing.T) {
 		}})
 }
 
-// An image whose update was interrupted before its first boot does not count as failed.
+// TestCutOffIsNoFailure: an image whose update was interrupted before its
+// first boot does not count as failed.
 func TestCutOffIsNoFailure(t *testing.T) {
 	makeImages(t)
 	makeLatest(t)
@@ -453,7 +454,8 @@ func TestCutOffIsNoFailure(t *testing.T) {
 	}
 }
 
-// Two images on a stick both fail. Each is tried once, even if another update runs in between.
+// TestStickTriesEachImageOnce: two images on a stick both fail. Each is tried
+// once, even if another update runs in between.
 func TestStickTriesEachImageOnce(t *testing.T) {
 	b := newBox(t)
 	makeLatest(t)
@@ -488,7 +490,8 @@ func TestStickTriesEachImageOnce(t *testing.T) {
 	}
 }
 
-// A stick that is plugged in during another update waits for the end of that update.
+// TestStickWaitsForAnotherUpdate: a stick that is plugged in during another
+// update waits for the end of that update.
 func TestStickWaitsForAnotherUpdate(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -554,7 +557,7 @@ func scatter(t *testing.T, f *os.File, size int64, clusters int) {
 	}
 }
 
-// A file with very many extents is rejected, and does not hide another image.
+// TestStickInPieces: a file with very many extents is rejected, and does not hide another image.
 func TestStickInPieces(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -587,7 +590,7 @@ func TestStickInPieces(t *testing.T) {
 	}
 }
 
-// The restart is announced only once nothing can prevent it.
+// TestStickAnnouncesLast: the restart is announced only once nothing can prevent it.
 func TestStickAnnouncesLast(t *testing.T) {
 	b := newBox(t)
 	c, e := b.member("v1.37.2")
@@ -607,7 +610,7 @@ func TestStickAnnouncesLast(t *testing.T) {
 	}
 }
 
-// A stick that is unplugged too early only has to be plugged in again.
+// TestStickPulledOut: a stick that is unplugged too early only has to be plugged in again.
 func TestStickPulledOut(t *testing.T) {
 	b := newBox(t)
 	b.put(ondisk.HealthyFile, "")
@@ -643,8 +646,8 @@ func (p pulled) ReadAt(b []byte, off int64) (int, error) {
 	return p.Device.ReadAt(b, off)
 }
 
-// Chunks on the disk that were read to compute the cost may have changed when
-// they are needed. They are then downloaded.
+// TestReadAfterTheCount: chunks on the disk that were read to compute the cost may have changed
+// when they are needed. They are then downloaded.
 func TestReadAfterTheCount(t *testing.T) {
 	b, s := newBox(t), serve(t, "new.raw.zst")
 	e := b.env()

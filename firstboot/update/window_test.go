@@ -32,7 +32,8 @@ func (b *box) clock(text string) {
 	b.now = next
 }
 
-// Outside of the Site's update window an order waits, and nothing is downloaded.
+// TestOrderWindow: outside of the Site's update window an order
+// waits, and nothing is downloaded.
 func TestOrderWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -50,8 +51,8 @@ func TestOrderWindow(t *testing.T) {
 	b.updated()
 }
 
-// A held order waits for the window too, since a rollout must not drain the
-// node. Nothing is downloaded twice for that.
+// TestOrderHeldOutsideTheWindow: a held order waits for the window too, since a rollout must not
+// drain the node. Nothing is downloaded twice for that.
 func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -78,7 +79,8 @@ func TestOrderHeldOutsideTheWindow(t *testing.T) {
 	b.updated()
 }
 
-// A window that is shorter than the download uses up no attempt: the next window continues.
+// TestOrderWindowCloses: a window that is shorter than the download uses up
+// no attempt: the next window continues.
 func TestOrderWindowCloses(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -101,7 +103,7 @@ func TestOrderWindowCloses(t *testing.T) {
 	b.updated()
 }
 
-// On a metered link the Node is read as soon as the window opens.
+// TestOrderWindowMetered: on a metered link the Node is read as soon as the window opens.
 func TestOrderWindowMetered(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{"ipvs: {profile: metered}", windowField}
@@ -114,7 +116,7 @@ func TestOrderWindowMetered(t *testing.T) {
 	b.updated()
 }
 
-// With a clock behind the image's date, the window counts as closed.
+// TestOrderWindowClock: with a clock behind the image's date, the window counts as closed.
 func TestOrderWindowClock(t *testing.T) {
 	b := newOrdered(t)
 	b.site = []string{windowField}
@@ -136,7 +138,7 @@ func TestOrderWindowClock(t *testing.T) {
 	}
 }
 
-// A stick with a new image waits for the window, and the console shows that.
+// TestStickWindow: a stick with a new image waits for the window, and the console shows that.
 func TestStickWindow(t *testing.T) {
 	for image, taken := range map[string]bool{"later.raw.zst": true, "old.raw.zst": false} {
 		b := newBox(t)
@@ -156,7 +158,7 @@ func TestStickWindow(t *testing.T) {
 	}
 }
 
-// Updates by a person ignore the window.
+// TestWindowByHand: updates by a person ignore the window.
 func TestWindowByHand(t *testing.T) {
 	b := newBox(t)
 	b.clock("12:00")
