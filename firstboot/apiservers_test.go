@@ -299,8 +299,8 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	}
 }
 
-// The machine has no route to a corrected list of API servers, so the former ones stay in use.
-// While it is offline, a route to the former ones is enough for a healthy boot.
+// TestFormerMastersAreAWay: without a route to a corrected list of API servers the former ones
+// stay in use. Offline, a route to these is enough for a healthy boot.
 func TestFormerMastersAreAWay(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -325,8 +325,8 @@ func TestFormerMastersAreAWay(t *testing.T) {
 	}
 }
 
-// A machine must move to another cluster, which does not answer. Its present API servers belong
-// to a different cluster, which must not be reported as an error in the Site.
+// TestFormerMastersAreNoneOfTheOtherCluster: a machine must move to a cluster that does not
+// answer. Its present API servers, of another cluster, are no error in the Site.
 func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)
@@ -353,8 +353,8 @@ func (w *world) learn(configured ...string) {
 
 var siteMasters = []string{"192.0.2.11:6443", "192.0.2.12:6443", "192.0.2.13:6443"}
 
-// All API servers of the Site were replaced, and ipvscare has learned one of the new ones.
-// The node is online, and with a new token it joins again after its certificate has expired.
+// TestAllAPIServersWereReplaced: ipvscare has learned one of the new API servers. The node is
+// online, and with a new token it joins again after its certificate has expired.
 func TestAllAPIServersWereReplaced(t *testing.T) {
 	t.Parallel()
 	for _, unpinned := range []bool{false, true} {

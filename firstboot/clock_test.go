@@ -93,8 +93,8 @@ func TestStrangersMoveNoClock(t *testing.T) {
 	}
 }
 
-// The machine has set its clock by a certificate from an API server whose clock was ahead. A
-// person corrects both clocks, without a time server: the corrected time stays.
+// TestClockCorrectedByHand: a certificate from an API server whose clock was ahead has set the
+// machine's clock. A person corrects both clocks, and the corrected time stays.
 func TestClockCorrectedByHand(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"restarted": true, "without a restart": false} {
@@ -121,8 +121,8 @@ func TestClockCorrectedByHand(t *testing.T) {
 	}
 }
 
-// The controller manager's clock was ahead when it signed kubelet's certificate. The
-// node waits until the certificate becomes valid or, with a token, joins again.
+// TestKubeletsCertificateOfTheFuture: kubelet's certificate was signed by a clock that was
+// ahead. The node waits until it is valid or, with a token, joins again.
 func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 	t.Parallel()
 	for name, token := range map[string]bool{"waits": false, "token": true} {
@@ -191,8 +191,8 @@ func TestStampedByAWrongClock(t *testing.T) {
 	}
 }
 
-// The clock is ahead, so the certificate looks expired. If no time server answers, the message
-// names the clock and a new token; once one answers, the node keeps its certificate.
+// TestClockInTheFuture: the certificate only looks expired. If no time server answers, the
+// message names the clock and a new token; otherwise the certificate is kept.
 func TestClockInTheFuture(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -274,8 +274,8 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	}
 }
 
-// Without a battery, the clock starts at the last shutdown. kubelet reports before it is set
-// and, with profile metered, repeats an unchanged status only an hour later.
+// TestClockSetAfterKubeletsReport: kubelet reports before a time server sets the clock and, with
+// profile metered, repeats an unchanged status only an hour later.
 func TestClockSetAfterKubeletsReport(t *testing.T) {
 	t.Parallel()
 	for name, by := range map[string]time.Duration{"forward": 10 * time.Hour, "back": -10 * time.Hour, "not at all": 0} {

@@ -1059,8 +1059,8 @@ func TestMasterRunsForYears(t *testing.T) {
 	}
 }
 
-// If first boot is killed right after it renewed certificates, the next run restarts the
-// programs that use the former ones: the control plane's pods and, if necessary, kubelet.
+// TestRestartOutlastsAKill: if first boot is killed right after it renewed certificates, the
+// next run restarts the programs that still use the former ones.
 func TestRestartOutlastsAKill(t *testing.T) {
 	t.Parallel()
 	const restart = "restart " + ondisk.UnitKubelet
@@ -1251,8 +1251,8 @@ func (m *controlPlane) withRequests(w mint.Requests) {
 	m.stampSite(&s)
 }
 
-// The quorum is permanently lost, and a person names this machine: its etcd removes the
-// others once. The request is carried out once; a later one is carried out again.
+// TestContinueFromThisMachine: a person names this machine after the loss of the quorum: its
+// etcd drops the others. Each request is carried out once.
 func TestContinueFromThisMachine(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
@@ -1384,8 +1384,8 @@ func TestContinueFromAnother(t *testing.T) {
 	}
 }
 
-// All machines lose power while the Sites have the request. This one, which has joined the named
-// one, starts without a quorum, but not while the named one is about to remove it.
+// TestPowerCutAfterContinueFromAnother: all lose power while the Sites have the request. This
+// machine starts without a quorum unless the named one is about to drop it.
 func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 	t.Parallel()
 	for _, counted := range []bool{true, false} {
@@ -1430,7 +1430,7 @@ func logHead(member, cluster uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
-// A machine that was flashed again does not bootstrap again with a valid permission, since its
+// TestTicketIsForOneBirth: a machine that was flashed again does not bootstrap again: its
 // firmware has a record. A new permission is accepted, and an interrupted bootstrap continues.
 func TestTicketIsForOneBirth(t *testing.T) {
 	t.Parallel()
@@ -1476,8 +1476,8 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	}
 }
 
-// A bootstrap permission is for one bootstrap also on the same disk: once the API server has
-// answered, a power cut may destroy etcd's data, but the cluster is not bootstrapped again.
+// TestLostDataIsNoBirth: once the API server has answered, a power cut may destroy etcd's data,
+// but the cluster is not bootstrapped again.
 func TestLostDataIsNoBirth(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]string{"the log": "/wal", "everything": ""} {
@@ -2065,8 +2065,8 @@ func TestMasterLosesKeys(t *testing.T) {
 	m.bootDone()
 }
 
-// /etc/kubernetes is a bind mount, whose source is lost, and which systemd creates again. With
-// the keys from a stick everything is restored, and etcd keeps its data.
+// TestMasterLosesItsDirectory: the source of the bind mount /etc/kubernetes is lost. With keys
+// from a stick everything is restored, and etcd keeps its data.
 func TestMasterLosesItsDirectory(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
@@ -2086,8 +2086,8 @@ func TestMasterLosesItsDirectory(t *testing.T) {
 	}
 }
 
-// A control-plane node that has lost its keys accepts them from a stick with its own Site, of
-// any date. It accepts only its own cluster's keys, and only if they are lost.
+// TestMasterTakesLostKeysFromAStick: a control-plane node accepts keys from a stick with its own
+// Site of any date, but only its own cluster's, and only if its keys are lost.
 func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -2269,8 +2269,8 @@ func TestKeysAreWipedBeforeReady(t *testing.T) {
 	m.keysOnlyInPlace()
 }
 
-// The power is cut before each effect of a bootstrap, with and without the files that were
-// not synced; etcd is bootstrapped once, and at a boot starts only after a decision.
+// TestPowerCutOfMaster: the power is cut before each effect of a bootstrap. etcd is bootstrapped
+// once, and at a boot starts only after a decision.
 func TestPowerCutOfMaster(t *testing.T) {
 	t.Parallel()
 	newControlPlane(t, mintedSites(t, 1)).cutAnywhere(t, 60, func(m *controlPlane, when string) {

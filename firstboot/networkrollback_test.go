@@ -44,8 +44,8 @@ func count(names []string, words string) int {
 	return n
 }
 
-// A Site with new addresses arrives while the uplink is dead, so the former ones are tried.
-// After any power cut, once the uplink works, the Site's addresses are in effect.
+// TestPowerCutDuringATrial: a Site with new addresses arrives while the uplink is dead. After
+// any power cut, once the uplink works, these addresses are in effect.
 func TestPowerCutDuringATrial(t *testing.T) {
 	t.Parallel()
 	base := nativeWorld(t, address("192.0.2.50"))

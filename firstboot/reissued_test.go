@@ -50,8 +50,8 @@ func (w *world) yearsLater(years int) {
 	w.PowerOn()
 }
 
-// A worker gets the reissued CA from cluster-info, even of an unauthenticated server, and
-// accepts it since its key is the same. The CA still works after the former one has expired.
+// TestWorkerTakesTheCAThatWasIssuedAgain: a worker accepts a CA with the same key from
+// cluster-info, even of an unauthenticated server. It works after the former CA has expired.
 func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 	t.Parallel()
 	for name, newWorld := range map[string]func(*testing.T, ...string) *world{"native": nativeWorld, "edge": edgeWorld} {

@@ -331,8 +331,8 @@ func TestRenewalAtTheEndOfACA(t *testing.T) {
 	}
 }
 
-// Pods may be running while kubelet is not, for example because its certificate has expired and
-// systemd restarts it in a loop. They must read renewed certificates too.
+// TestRenewalWhileKubeletDoesNotRun: pods may be running while systemd restarts kubelet in a
+// loop. They must read renewed certificates too.
 func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)
@@ -377,8 +377,8 @@ func (m *controlPlane) madeTimes() (n int) {
 	return n
 }
 
-// A PC's clock shows Shanghai's local time, eight hours ahead. Certificates made by it are made
-// again once a time server has answered, and the pods read them.
+// TestCertificatesOfAClockAhead: a PC's clock shows Shanghai's local time, eight hours ahead.
+// Its certificates are made again once a time server has answered.
 func TestCertificatesOfAClockAhead(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 1)

@@ -27,7 +27,7 @@ func (m *controlPlane) all(s etcdmember.PeerState) {
 	}
 }
 
-// After any power cut in a bootstrap or in the replacement of one of three members, the decision
+// TestPowerCutThenTheTable: after any power cut in a bootstrap or a replacement, the decision
 // follows the table: etcd never starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()

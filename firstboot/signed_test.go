@@ -211,8 +211,8 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 	}
 }
 
-// A signature's date counts even if it is before the image's. The Site replaces no Site that was
-// stamped onto the disk later, not even after an unsigned stick in between.
+// TestASignatureFromBeforeTheImage: the date of such a signature counts. The Site replaces none
+// that was stamped later, not even after an unsigned stick in between.
 func TestASignatureFromBeforeTheImage(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)
@@ -288,8 +288,8 @@ func TestAStrangersDate(t *testing.T) {
 	}
 }
 
-// Two unsigned sticks are used one after the other, with a power cut at any point. Their dates
-// make no signed Site old, but the date of the Site on the disk still does.
+// TestAStrangersDateThroughPowerCuts: the dates of two unsigned sticks make no signed Site count
+// as old, but the date of the Site on the disk still does.
 func TestAStrangersDateThroughPowerCuts(t *testing.T) {
 	t.Parallel()
 	key := newSiteKey(t)

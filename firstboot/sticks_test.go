@@ -361,8 +361,8 @@ func TestResetBeforeANewStick(t *testing.T) {
 	}
 }
 
-// A fake time server has set the clock ahead, and a stick has a later date. Once the clock is
-// right, the date in the slot does not change it, even after a power cut.
+// TestAStrangersDateAndAClockAhead: a fake time server has set the clock ahead, and a stick has
+// a later date. That date does not change the clock once it is right.
 func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	t.Parallel()
 	w := nativeWorld(t)

@@ -19,7 +19,7 @@ import (
 
 const strangersKey = "users: [{name: root, sshAuthorizedKeys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKHEChAsHYmTqiLyuQ3FqLqWUgFYmWlSTsZKEJpSMEiH x\"]}]"
 
-// A node with an expired certificate (perhaps only by a wrong clock) or damaged credentials does
+// TestAStrangerAndALostIdentity: a node with an expired certificate or damaged credentials does
 // not count as blank: an unsigned stick can repair it, but cannot add users.
 func TestAStrangerAndALostIdentity(t *testing.T) {
 	t.Parallel()
@@ -70,8 +70,8 @@ func TestAStrangersCluster(t *testing.T) {
 	}
 }
 
-// An attacker's stick leads to his cluster, which publishes the node's pinned CA in addition to
-// its own. A node with an expired certificate still joins only its own cluster.
+// TestAStrangersBundle: an attacker's cluster publishes the node's pinned CA in addition to its
+// own. A node with an expired certificate still joins only its own cluster.
 func TestAStrangersBundle(t *testing.T) {
 	t.Parallel()
 	for name, make := range map[string]func(*testing.T) *world{

@@ -68,8 +68,8 @@ func (m *controlPlane) usesCard(name string) bool {
 	return strings.Contains(m.Get("/etc/systemd/network/20-edgebake-00.network"), "Name="+name)
 }
 
-// A corrected Site has the address on a network card without a cable. Whether the kernel sets
-// the address or not, the former settings are restored, and etcd starts.
+// TestControlPlaneNetworkSlip: a corrected Site has the address on a network card without a
+// cable. The former settings are restored, and etcd starts.
 func TestControlPlaneNetworkSlip(t *testing.T) {
 	t.Parallel()
 	for _, hasAddress := range []bool{false, true} {

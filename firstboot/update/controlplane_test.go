@@ -304,8 +304,8 @@ func TestControlPlaneGoesBack(t *testing.T) {
 	}
 }
 
-// Some reasons delay an update of a control-plane node before any change, others before its boot
-// entry is written. It then holds no Lease, and the same command continues.
+// TestControlPlaneWaits: some reasons delay an update before any change, others before the boot
+// entry is written. The node then holds no Lease, and the same command continues.
 func TestControlPlaneWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, want    string
@@ -355,8 +355,8 @@ func TestControlPlaneWaits(t *testing.T) {
 	}
 }
 
-// The power is cut at each change from the acquisition of the Lease on. The new boot entry never
-// exists without the Lease, and the same command completes the update.
+// TestPowerCutsOfAControlPlane: the power is cut at each change after the Lease is acquired. The
+// new boot entry never exists without the Lease, and the same command continues.
 func TestPowerCutsOfAControlPlane(t *testing.T) {
 	whole, first, last := newControlPlaneBox(t), 0, 0
 	err := Update(t.Context(), whole.env(), Options{Image: whole.inside("cp.raw.zst")}, func(s run.Step) {
