@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Runs returns the number of runs of each subject: EDGEBAKE_BENCH_RUNS, or unset if the variable is
-// not set.
+// Runs returns the number of runs of each subject: the value of EDGEBAKE_BENCH_RUNS, or unset if
+// that variable is not set.
 func Runs(b *testing.B, unset int) int {
 	b.Helper()
 	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
@@ -25,7 +25,8 @@ func Runs(b *testing.B, unset int) int {
 	return n
 }
 
-// Median returns the median, of an even number the upper one, and 0 of none.
+// Median returns the median of x. For an even number of values it is the upper one; for none it is
+// 0.
 func Median(x []float64) float64 {
 	if len(x) == 0 {
 		return 0
@@ -34,8 +35,7 @@ func Median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// Load returns the load average over 1, 5 and 15 minutes, or "" if it is
-// unknown.
+// Load returns the computer's load average over 1, 5 and 15 minutes, or "" if it is unknown.
 func Load() string {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package buildtest writes small Image documents with the files that they name: a base of a dozen
-// files instead of a complete Debian, programs of a few bytes, a container image. Builds of them
-// take milliseconds, and run every step of a real one. For tests only.
+// Package buildtest writes small Image documents and the files that they name: a base of a dozen
+// files instead of a complete Debian, programs of a few bytes, a container image. Building them
+// takes milliseconds and runs every step of a real build. For tests only.
 package buildtest
 
 import (
@@ -17,16 +17,16 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// Kernel is the release of the base's kernel.
+// Kernel is the release of the kernel in the base.
 const Kernel = "6.12.1-test"
 
-// Entry is a tar entry of the base; a body makes it a file.
+// Entry is a tar entry of the base. An entry with a body is a file.
 type Entry struct {
 	tar.Header
 	Body string
 }
 
-// Document is the Image that Write writes.
+// Document is the Image document that Write writes.
 const Document = `apiVersion: edgebake.io/v1alpha1
 kind: Image
 name: tiny
@@ -58,10 +58,10 @@ files:
     mode: "0600"
 `
 
-// machines maps architectures to the machine types of ELF files.
+// machines maps architectures to machine types in ELF files.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Program returns the first bytes of a program for an architecture, as Go names it.
+// Program returns the first bytes of a program for an architecture, named as in Go.
 func Program(arch string) string { return ELF(machines[arch]) }
 
 // ELF returns the first bytes of a program for a machine type.
@@ -107,11 +107,11 @@ Architecture: amd64
 Version: 1.7.24~ds1-6+b4
 `
 
-// Base returns the essential files of a Debian base, including identities and leftovers from making
-// one.
+// Base returns the essential files of a Debian base. It includes machine identities and leftovers
+// of making a base.
 func Base() []Entry { return BaseFor("amd64") }
 
-// BaseFor returns Base for an architecture.
+// BaseFor returns the files of Base for an architecture.
 func BaseFor(arch string) []Entry {
 	program := Program(arch)
 	loader := map[string]string{"amd64": "systemd-bootx64.efi", "arm64": "systemd-bootaa64.efi"}[arch]
@@ -131,7 +131,7 @@ func BaseFor(arch string) []Entry {
 		file("usr/lib/systemd/boot/efi/"+loader, "MZ"),
 		file("var/lib/dpkg/status", strings.ReplaceAll(dpkgStatus, "amd64", arch)),
 		ping, hard, su,
-		// A golden image must not have these.
+		// Identities and secrets, which must not be in a golden image.
 		file("etc/machine-id", "0123456789abcdef0123456789abcdef\n"),
 		file("etc/ssh/ssh_host_ed25519_key", "secret"), file("etc/ssh/ssh_host_ed25519_key.pub", "public"),
 		file("var/lib/systemd/random-seed", "seed"), link("var/lib/dbus/machine-id", "/etc/machine-id"),
@@ -139,7 +139,7 @@ func BaseFor(arch string) []Entry {
 	}
 }
 
-// InstallableBase is Base with the files that an installer needs: an initrd of
+// InstallableBase returns the files of Base and those that an installer needs: an initrd of
 // initramfs-tools, lsblk and wipefs.
 func InstallableBase() []Entry {
 	base := append(Base(), dir("usr/share"), dir("usr/share/initramfs-tools"), file("usr/share/initramfs-tools/init", "#!/bin/sh\n"),
@@ -155,9 +155,10 @@ func InstallableBase() []Entry {
 // PiKernel has the first bytes of a kernel that a Raspberry Pi's firmware can start.
 var PiKernel = "MZ" + strings.Repeat("\x00", 54) + "ARM\x64" + "kernel"
 
-// PiBase returns the essential files of a base for Raspberry Pi boards: firmware instead of a
-// loader, and a kernel with drivers for a Raspberry Pi 4. Without pi5 both are as in Debian 13;
-// with it the kernel also has drivers for a Raspberry Pi 5, and the firmware is newer.
+// PiBase returns the essential files of a base for Raspberry Pi boards: firmware instead of a boot
+// loader, and a kernel with drivers for a Raspberry Pi 4. Without pi5, firmware and kernel are as
+// in Debian 13. With pi5, the firmware is newer and the kernel also has drivers for a Raspberry Pi
+// 5.
 func PiBase(pi5 bool) []Entry {
 	entries := slices.DeleteFunc(BaseFor("arm64"), func(e Entry) bool {
 		return strings.Contains(e.Name, "/systemd/boot/") || strings.HasPrefix(e.Name, "./boot/vmlinuz-")
@@ -185,7 +186,7 @@ func PiBase(pi5 bool) []Entry {
 	)
 }
 
-// WritePi is Write for Raspberry Pi boards.
+// WritePi is like Write, for Raspberry Pi boards.
 func WritePi(dir string, base []Entry, edit func(doc string) string) error {
 	err := Write(dir, base, func(doc string) string {
 		doc = strings.Replace(Several(doc), "arch: [amd64, arm64]", "arch: arm64\nhardware: raspberry-pi", 1)
@@ -203,7 +204,7 @@ func WritePi(dir string, base []Entry, edit func(doc string) string) error {
 	return os.Rename(filepath.Join(dir, "base.tar"), filepath.Join(dir, "base-arm64.tar"))
 }
 
-// Tar packs entries.
+// Tar returns a tar archive of the entries.
 func Tar(entries []Entry) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -223,18 +224,18 @@ func Tar(entries []Entry) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// programs are the programs of a node.
+// programs are the names of the programs of a node.
 var programs = strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare")
 
-// Several returns a document for two architectures, made from Document.
-// WriteFor writes its files for each.
+// Several returns a document for two architectures, made from Document. WriteFor writes its files
+// for one of them.
 func Several(doc string) string {
 	return strings.NewReplacer("kind: Image\n", "kind: Image\narch: [amd64, arm64]\n", "base.tar", "'base-{arch}.tar'", "dir: programs", "dir: 'programs/{arch}'",
 		"programs/firstboot", "'programs/{arch}/firstboot'", "programs/ipvscare", "'programs/{arch}/ipvscare'",
 		"layout: images", "layout: 'images-{arch}'").Replace(doc)
 }
 
-// WriteFor writes the files of a document for several architectures, for the given one.
+// WriteFor writes the files, for one architecture, of a document for several.
 func WriteFor(dir, arch string) error {
 	base, err := Tar(BaseFor(arch))
 	if err != nil {
@@ -254,7 +255,7 @@ func WriteFor(dir, arch string) error {
 	return WriteImages(filepath.Join(dir, "images-"+arch), arch)
 }
 
-// Write writes dir/image.yaml (Document, edited) and the files that it names.
+// Write writes the document dir/image.yaml (Document after edit) and the files that it names.
 func Write(dir string, base []Entry, edit func(doc string) string) error {
 	doc := Document
 	if edit != nil {
@@ -287,8 +288,7 @@ func Write(dir string, base []Entry, edit func(doc string) string) error {
 	return WriteImages(filepath.Join(dir, "images"), "amd64")
 }
 
-// WriteImages writes the layout of the container images in Document, for an
-// architecture.
+// WriteImages writes the OCI layout of the container images in Document, for an architecture.
 func WriteImages(dir, arch string) error {
 	_, err := imagetest.WriteLayout(dir, imagetest.Image{
 		Ref: "edgebake.test/pause:1", Arch: arch,

@@ -13,15 +13,15 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// The cluster's machines: a control-plane node and a worker.
+// Machines of the cluster: a control-plane node and a worker.
 const (
 	clusterDir = "build/demo-cluster"
 	master     = "m1"
 	worker     = "shop1"
 )
 
-// runCluster shows a cluster that consists only of images. It mints and stamps here, and switches
-// the worker on before the cluster exists.
+// runCluster demonstrates a cluster whose machines all boot from images. It mints and stamps on
+// this computer, and switches the worker on before the cluster exists.
 func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
 	if arch != "amd64" {
 		return errors.New("the demo of a cluster is for amd64: of another architecture there is the node alone (make demo)")
@@ -31,7 +31,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	kvm := d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // until its VM has ended
+		for range kvm { // wait until the probe's VM has ended
 		}
 	}()
 	l, err := lab.New(clusterDir, out)
@@ -83,7 +83,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 		return fmt.Errorf("%w\nThe machine's console is in %s", err, shop.SerialLog())
 	}
 	d.step("Switching the control-plane node on: the cluster begins, and the worker joins it", wait)
-	// Another program may have taken the port in the meantime.
+	// Choose the port again, because another program may have taken it in the meantime.
 	if network, err = l.NewPair(); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 	return nil
 }
 
-// bakeCluster bakes an image for each kind of machine and returns them by the machines' names.
+// bakeCluster bakes an image for each machine. It returns the images by the machines' names.
 func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 	d.step("Making container images: pause, hello, and a control plane's", "the first time 3 to 5 minutes: Kubernetes and etcd are compiled; then seconds")
 	for _, args := range [][]string{{"-o", "build/images"}, {"-control-plane", "-o", "build/control-plane"}} {
@@ -137,7 +137,7 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
-	// As deep in the tree as the examples, so that their relative paths work.
+	// The document must be as deep in the tree as the examples, so that their relative paths work.
 	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
 		return nil, err
 	}
@@ -159,7 +159,7 @@ func (d *demo) mint(ctx context.Context, network lab.Pair) (dir string, err erro
 			Cards: fmt.Sprintf("{mac: %q, addresses: [%s/%d]}", network.GuestMAC(n), network.GuestAddr(n), lab.PairCIDR)}
 	}
 	first := machine(master, 0)
-	first.Cards += fmt.Sprintf(", {mac: %q, dhcp: true}", network.Outside().MAC) // through which this computer reaches it
+	first.Cards += fmt.Sprintf(", {mac: %q, dhcp: true}", network.Outside().MAC) // the card through which this computer reaches the machine
 	text, err := lab.Minted{Kubernetes: lab.KubernetesVersion, Masters: []lab.MintedMachine{first}, Workers: []lab.MintedMachine{machine(worker, 1)},
 		CertSANs: []string{"127.0.0.1"}}.YAML()
 	if err == nil {
@@ -178,8 +178,8 @@ func (d *demo) mint(ctx context.Context, network lab.Pair) (dir string, err erro
 	return dir, d.command(ctx, "bin/edgebake", "cluster", "sites", dir)
 }
 
-// adminConfig returns the minted administrator's kubeconfig for this computer,
-// which reaches the control-plane node at a port of its loopback.
+// adminConfig returns the minted administrator's kubeconfig, changed for this computer: it reaches
+// the control-plane node at a port of its loopback address.
 func adminConfig(minted string, network lab.Pair) (string, error) {
 	text, err := os.ReadFile(filepath.Join(minted, "admin.conf"))
 	if err != nil {

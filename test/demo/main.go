@@ -1,12 +1,10 @@
-// Command demo shows all steps on this computer, with real parts: it bakes an
-// image, starts a small Kubernetes control plane, stamps a Site onto the image,
-// boots it in QEMU and follows first boot until the node is Ready and a pod
-// runs. `make demo` runs it; it needs no root. With -cluster (`make
-// demo-cluster`) the control plane is a machine from an image too.
+// Command demo shows all steps on this computer, with real parts. It bakes an image, starts a small
+// Kubernetes control plane, stamps a Site onto the image, boots it in QEMU, and follows first boot
+// until the node is Ready and a pod runs. `make demo` runs it; it needs no root. With -cluster
+// (`make demo-cluster`) the control plane is a machine that boots from an image too.
 //
-// It writes only to build/demo or build/demo-cluster, and to edgebake's cache,
-// and ends everything that it starts. Later runs are faster: they use the
-// cache.
+// It writes only to build/demo or build/demo-cluster and to edgebake's cache. It ends everything
+// that it starts. Later runs are faster, because they use the cache.
 package main
 
 import (
@@ -34,7 +32,8 @@ const (
 	pod   = "hello"
 	image = "edgebake.test/hello:1"
 
-	// quietBoot is the time until the machine's pod runs, on two idle cores without KVM.
+	// quietBoot is the time from power-on until the machine's pod runs, on two idle cores without
+	// KVM.
 	quietBoot = 100 * time.Second
 )
 
@@ -61,12 +60,12 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		return errors.New("run it from the root of the repository, as `make demo` does")
 	}
 
-	// Detecting that KVM hangs takes a while, so do it in the background.
+	// Run the probe in the background, because it takes a while to detect that KVM hangs.
 	ctx, cancel := context.WithCancel(ctx)
 	kvm := d.probe(ctx)
 	defer func() {
 		cancel()
-		for range kvm { // until its VM has ended
+		for range kvm { // wait until the probe's VM has ended
 		}
 	}()
 
@@ -168,7 +167,7 @@ func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 }
 
 // hold waits for Ctrl-C if keep is set. Otherwise it prints the command with which the demo would
-// do that.
+// wait.
 func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
 	if !keep {
 		fmt.Fprintf(d.out, "`%s` leaves everything running until Ctrl-C.\n", command)
@@ -178,7 +177,7 @@ func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab
 	<-ctx.Done()
 }
 
-// demo prints the steps on the terminal.
+// demo prints the steps of the demonstration on the terminal.
 type demo struct {
 	out   io.Writer
 	start time.Time
@@ -186,8 +185,8 @@ type demo struct {
 	n     int
 }
 
-// imageArchs returns the architectures of the container images: the node's and this computer's, so
-// that the cached images serve demos of both.
+// imageArchs returns the architectures of the container images: the node's and this computer's.
+// With both, the cached images serve demos of either architecture.
 func (d *demo) imageArchs() string {
 	if d.arch == "amd64" {
 		return d.arch
@@ -195,13 +194,13 @@ func (d *demo) imageArchs() string {
 	return "amd64," + d.arch
 }
 
-// step prints the next step and its duration.
+// step prints the next step and how long it will take.
 func (d *demo) step(what, wait string) {
 	d.n++
 	fmt.Fprintf(d.out, "\n[%d/6 at %3.0f s] %s (%s)\n", d.n, time.Since(d.start).Seconds(), what, wait)
 }
 
-// command runs one of edgebake's programs and prints the command line that a person would type.
+// command runs one of edgebake's programs, and prints the command line that a person would type.
 func (d *demo) command(ctx context.Context, argv ...string) error {
 	fmt.Fprintf(d.out, "$ %s\n", strings.Join(argv, " "))
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -217,14 +216,14 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// accelerator is an accelerator and, if it is not KVM, the reason.
+// accelerator is the result of a probe: an accelerator and, if that is not KVM, why not.
 type accelerator struct {
 	accel, why string
 	err        error
 }
 
 // probe finds out whether KVM works, unless EDGEBAKE_ACCEL is set. It sends one result, and closes
-// the channel when the probe has ended.
+// the channel when it has ended.
 func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	found := make(chan accelerator, 1)
 	if accel := os.Getenv("EDGEBAKE_ACCEL"); accel != "" {
@@ -250,10 +249,10 @@ func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	return found
 }
 
-// follow prints the console lines about first boot.
+// follow prints those console lines that are about first boot.
 func (d *demo) follow(l lab.Line) { d.followAs("", l) }
 
-// followAs is follow with the machine's name before each line.
+// followAs is like follow, with the machine's name before each line.
 func (d *demo) followAs(name string, l lab.Line) {
 	_, said, ok := strings.Cut(l.Text, "edgebake: ")
 	if strings.Contains(l.Text, "starting Boot") {
@@ -264,7 +263,7 @@ func (d *demo) followAs(name string, l lab.Line) {
 	}
 }
 
-// watch waits for the machine's node and, if runsPod is set, for a pod.
+// watch waits until the machine's node is Ready and, if runsPod is set, until a pod runs on it.
 func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bool) ([]lab.Event, error) {
 	node := vm.Name
 	ctx, cancel := context.WithTimeoutCause(ctx, 40*time.Minute, errors.New("40 minutes have passed"))
@@ -293,7 +292,7 @@ func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bo
 		}
 		note("pod " + pod + " runs")
 	}
-	// Its last phase wipes the token when the node is Ready.
+	// The last phase of first boot wipes the token, after the node is Ready.
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
 		return nil, err
 	}

@@ -1,5 +1,5 @@
-// Package desk ends tests that cannot run. On a developer's computer they are skipped with a
-// message in capitals; in CI, which must have everything, they fail.
+// Package desk ends tests for which something is missing. On a developer's computer, such a test is
+// skipped with a message in capitals. In CI, which must have everything, it fails.
 package desk
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Lacks ends a test; format describes what is missing.
+// Lacks ends a test. format describes what is missing.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -27,8 +27,8 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// Processor returns the processor time that this program uses while f runs: a measure of f's work
-// that does not depend on other programs.
+// Processor returns the processor time that this program uses while f runs. This measure of f's
+// work does not depend on other programs.
 func Processor(t testing.TB, f func()) time.Duration {
 	t.Helper()
 	spent := func() time.Duration {
@@ -43,8 +43,8 @@ func Processor(t testing.TB, f func()) time.Duration {
 	return spent() - before
 }
 
-// NeedProgram ends a test if a program is missing, and returns its path. pkg is
-// its Debian package.
+// NeedProgram returns the path of a program. If the program is missing, it ends the test. pkg is
+// the Debian package of the program.
 func NeedProgram(t testing.TB, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

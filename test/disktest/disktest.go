@@ -1,5 +1,5 @@
-// Package disktest has helpers for tests of disk formats: other programs that check our bytes, and
-// blobs in memory. For tests only.
+// Package disktest has helpers for tests of disk formats: other programs that check what edgebake
+// writes, and blobs in memory. For tests only.
 package disktest
 
 import (
@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Oracle runs a program that checks our result, and returns its output. If the program is missing,
-// the test is skipped at a desk and fails in CI.
+// Oracle runs another program that checks what edgebake wrote, and returns its output. If the
+// program is missing, the test is skipped on a developer's computer and fails in CI.
 func Oracle(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
@@ -37,9 +37,9 @@ func Oracle(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Disguise adds a long name to the directory entry with that short one, 11 bytes, in the top
-// directory of a FAT16 file system. Operating systems show the long name, and firmware opens
-// either. The entry must not have a long name.
+// Disguise adds a long name to the directory entry that has this short name (11 bytes) in the top
+// directory of a FAT16 file system. The entry must not have a long name yet. Operating systems show
+// the long name, but firmware opens files by either name.
 func Disguise(t testing.TB, img []byte, short, long string) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -65,7 +65,7 @@ func Disguise(t testing.TB, img []byte, short, long string) {
 	copy(top[i:], part)
 }
 
-// Sum returns a digest of a file's bytes.
+// Sum returns the digest of a file.
 func Sum(t testing.TB, path string) string {
 	t.Helper()
 	h := sha256.New()
@@ -78,7 +78,7 @@ func Sum(t testing.TB, path string) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Copy copies a file. Zeros become holes.
+// Copy copies a file. Blocks of zeros become holes.
 func Copy(t testing.TB, from, to string) {
 	t.Helper()
 	create(t, to, func(f *os.File) (int64, error) {
@@ -89,7 +89,7 @@ func Copy(t testing.TB, from, to string) {
 	})
 }
 
-// Write writes a file with these bytes. Zeros become holes.
+// Write writes b to a file. Blocks of zeros become holes.
 func Write(t testing.TB, path string, b []byte) {
 	t.Helper()
 	create(t, path, func(f *os.File) (int64, error) {
@@ -106,7 +106,7 @@ func Write(t testing.TB, path string, b []byte) {
 	})
 }
 
-// create makes or replaces a file and sets its size to the one that fill returns.
+// create makes or replaces a file, and sets its size to the one that fill returns.
 func create(t testing.TB, path string, fill func(*os.File) (size int64, err error)) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -157,7 +157,7 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	}
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; at += blockSize {
-		// This fails for a device, which has no holes.
+		// SEEK_DATA fails for a device, which has no holes.
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break
@@ -179,8 +179,8 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	return size
 }
 
-// Scratch returns a directory for many or large files: in TMPDIR if that is set, so that the
-// caller's script can remove it, else in memory if possible.
+// Scratch returns a directory for many or large files. It is in TMPDIR if that is set, so that the
+// script which runs the tests can remove it; otherwise it is in memory if possible.
 func Scratch(t testing.TB) string {
 	t.Helper()
 	at := os.Getenv("TMPDIR")
@@ -214,8 +214,9 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
 
-// Mounted runs a test's body with a directory in which script, as "$0", has mounted small or
-// read-only file systems. It runs the test's program again in its own namespaces.
+// Mounted runs the body of a test with a directory in which script has mounted small or read-only
+// file systems. script gets the directory as "$0". Mounted runs the test program again in
+// namespaces of its own.
 func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 	t.Helper()
 	const variable = "EDGEBAKE_TEST_SMALL_DISK"

@@ -1,5 +1,4 @@
-// Package emulator recognizes guests that failed because of QEMU. For tests
-// only.
+// Package emulator recognizes guests that failed because of a fault of QEMU. For tests only.
 package emulator
 
 import (
@@ -8,24 +7,24 @@ import (
 	"regexp"
 )
 
-// A kernel switches its static keys by writing an int3 over an instruction, then the rest of the
-// new instruction, then its first byte. QEMU caches translated code, so a second processor may run
-// an int3 that is no longer in memory and that the kernel no longer handles: it panics. QEMU 7.2
-// and 8.0 do so; a guest with one processor is not affected.
+// To switch a static key, a kernel writes an int3 over an instruction, then the rest of the new
+// instruction, then its first byte. QEMU caches translated code, so a second processor may run an
+// int3 that is no longer in memory. The kernel no longer expects it and panics. QEMU 7.2 and 8.0
+// have this fault. A guest with one processor is not affected.
 
 var (
-	// trapped matches a first oops from an int3 that the kernel could not handle.
+	// trapped matches a first oops that was caused by an unexpected int3.
 	trapped = regexp.MustCompile(`\bint3: 0000 \[#1\]`)
 	// firstOops matches a first oops of any kind.
 	firstOops = regexp.MustCompile(`: [0-9a-f]{4} \[#1\]`)
 	rip       = regexp.MustCompile(`\bRIP: 0010:(\S+)`)
-	// opcodes matches the memory around the instruction after the trap, which is
-	// in <>, as it was when the kernel printed it.
+	// opcodes matches the memory around the instruction after the trap, as it was when the kernel
+	// printed it. That instruction is in <>.
 	opcodes = regexp.MustCompile(`\bCode: .*\b([0-9a-f]{2}) <[0-9a-f]{2}>`)
 )
 
-// StaleTranslation returns the evidence on a console that the emulator ran an int3 that was not in
-// memory, or "".
+// StaleTranslation returns the lines of a console which prove that the emulator ran an int3 that
+// was not in memory. It returns "" if there are none.
 func StaleTranslation(console iter.Seq[string]) string {
 	seen, where := false, ""
 	for line := range console {
@@ -42,7 +41,7 @@ func StaleTranslation(console iter.Seq[string]) string {
 		}
 		if m := opcodes.FindStringSubmatch(line); m != nil {
 			if m[1] == "cc" {
-				return "" // it is in memory: a real fault of the kernel
+				return "" // the int3 is in memory, so the kernel itself failed
 			}
 			return fmt.Sprintf("it ran an int3%s where memory has %s", where, m[1])
 		}

@@ -1,5 +1,5 @@
-// Package fleettest simulates the part of an API server that a rollout of updates uses: Nodes, Pods
-// and their eviction. test/cluster runs the same rollouts with a real one.
+// Package fleettest simulates those parts of an API server that a rollout of updates uses: Nodes,
+// Pods and evictions. test/cluster runs the same rollouts with a real API server.
 package fleettest
 
 import (
@@ -15,19 +15,19 @@ import (
 	"sync"
 )
 
-// Object is a Kubernetes object in JSON.
+// Object is a Kubernetes object as decoded JSON.
 type Object = map[string]any
 
 // Server is the API server.
 type Server struct {
 	URL string
-	// Version is the version that it reports at /version.
+	// Version is the version that the server reports at /version.
 	Version string
-	// Before, unless nil, is called before each request. It returns the HTTP status of an error, or
-	// 0.
+	// Before, if not nil, is called before each request. It returns the HTTP status of an error, or
+	// 0 for none.
 	Before func(r *http.Request) int
-	// Evicted, unless nil, returns the status of a pod's eviction. By default a pod is evicted at
-	// once.
+	// Evicted, if not nil, returns the HTTP status of a request to evict a pod. By default a pod is
+	// evicted at once.
 	Evicted func(path string) (status int)
 
 	server  *httptest.Server
@@ -80,7 +80,7 @@ func anyOf(in map[string]string) Object {
 	return out
 }
 
-// Pod creates a pod on a node, with a controller of that kind.
+// Pod creates a pod on a node. Its controller is of the kind owner.
 func (s *Server) Pod(namespace, name, node, owner string) {
 	meta := Object{"name": name, "namespace": namespace, "uid": "uid-" + name}
 	if owner != "" {
@@ -96,7 +96,7 @@ func (s *Server) put(path string, o Object) {
 	s.keep(path, o)
 }
 
-// keep stores an object; the caller holds mu.
+// keep stores an object. The caller must hold mu.
 func (s *Server) keep(path string, o Object) Object {
 	s.version++
 	o["metadata"].(Object)["resourceVersion"] = strconv.Itoa(s.version)
@@ -120,7 +120,7 @@ func (s *Server) note(path, kind string, o Object) {
 	}
 }
 
-// Change patches a Node as RFC 7386 describes, like another client.
+// Change patches a Node with a merge patch (RFC 7386), as another client would.
 func (s *Server) Change(name string, patch Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +192,7 @@ func (s *Server) Nodes() []string {
 	return slices.Sorted(slices.Values(out))
 }
 
-// Count returns the number of Nodes, at one moment, for which is returns true.
+// Count returns the number of Nodes for which is returns true, all at the same moment.
 func (s *Server) Count(is func(node Object) bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +215,7 @@ func copyOf(o Object) (out Object) {
 	return out
 }
 
-// merged returns a value after a merge patch.
+// merged returns the value is after a merge patch.
 func merged(is, patch any) any {
 	p, ok := patch.(Object)
 	if !ok {

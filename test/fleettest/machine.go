@@ -2,24 +2,24 @@ package fleettest
 
 import "github.com/edgebake/edgebake/ondisk/order"
 
-// Reactions of a Machine to an order.
+// Outcomes of an order on a Machine.
 const (
 	Works   = "works"   // keeps the new system
 	Bad     = "bad"     // leaves the new system, and is Ready with the former one
-	Dead    = "dead"    // does not start again
+	Dead    = "dead"    // never starts again
 	Rejects = "rejects" // rejects the image
-	Slow    = "slow"    // works, after some more steps
+	Slow    = "slow"    // works, but takes some more steps
 )
 
-// Machine is a machine that carries out orders.
+// Machine simulates a machine that carries out orders.
 type Machine struct {
 	Name, Outcome string
-	// Plan is the plan of the running system, Next that of the ordered image.
+	// Plan is the plan of the running system, and Next that of the ordered image.
 	Plan, Next string
 
 	// Ready is the status that kubelet reports.
 	Ready bool
-	// AtRisk means that it has restarted for an order, and has not kept the new system.
+	// AtRisk is set if the machine has restarted for an order and has not kept the new system yet.
 	AtRisk bool
 	// Restarts counts the restarts for orders.
 	Restarts int
@@ -33,7 +33,7 @@ func NewMachine(name, outcome, plan, next string) *Machine {
 	return &Machine{Name: name, Outcome: outcome, Plan: plan, Next: next, Ready: true}
 }
 
-// Step reads the Node's order, does one step, and returns the answer.
+// Step reads the order of the machine's Node, does one step, and returns the answer.
 func (m *Machine) Step(text string, halted bool) order.Answer {
 	x, err := order.Parse(text)
 	stands := text != "" && err == nil && !halted

@@ -22,7 +22,7 @@ func controlPlane(ctx context.Context, release lab.Release, out string, archs []
 			name := lab.ProgramName(pkg)
 			images = append(images, controlImage{ref: name + ":" + release.Kubernetes, parts: []part{{k8s, pkg, name}}})
 		}
-		// As in etcd's own image: the server is the first program.
+		// The server is the first program, as in etcd's own image.
 		server, tool := lab.EtcdRecipe(release.Etcd, arch), lab.EtcdutlRecipe(release.Etcd, arch)
 		return append(images, controlImage{ref: "etcd:" + release.EtcdImageTag, parts: []part{{server, server.Module, "etcd"}, {tool, tool.Module, "etcdutl"}}}), nil
 	})
@@ -48,7 +48,8 @@ func addons(ctx context.Context, out string, archs []string, log io.Writer) erro
 	})
 }
 
-// fromModules makes images with the names that kubeadm uses.
+// fromModules makes images of programs compiled from Go modules. The images have the names that
+// kubeadm uses.
 func fromModules(ctx context.Context, out string, archs []string, log io.Writer, of func(cache *fetch.Cache, arch string) ([]controlImage, error)) error {
 	cache, err := lab.OpenCache()
 	if err != nil {
@@ -73,14 +74,14 @@ func fromModules(ctx context.Context, out string, archs []string, log io.Writer,
 	})
 }
 
-// controlImage is an image of programs that Go compiles.
+// controlImage is a container image of programs that Go compiles.
 type controlImage struct {
 	ref   string
 	parts []part
 	below []byte // a tar of other files, or nil
 }
 
-// part is one program of a recipe.
+// part is one program that a recipe compiles.
 type part struct {
 	recipe    fetch.GoRecipe
 	pkg, name string
@@ -89,7 +90,7 @@ type part struct {
 func (im controlImage) compile(ctx context.Context, cache *fetch.Cache, log io.Writer) ([]program, error) {
 	var out []program
 	for _, p := range im.parts {
-		blobs, err := fetch.GoBuild(ctx, cache, p.recipe, log) // once for each recipe
+		blobs, err := fetch.GoBuild(ctx, cache, p.recipe, log) // compiles once per recipe
 		if err != nil {
 			return nil, err
 		}

@@ -1,6 +1,6 @@
 // Command images makes the container images of the demo and the tests, and writes them to an OCI
-// layout. Each has static programs. The same source and Go release give the same digests.
-// kube-proxy's image also has programs from Debian.
+// layout. Each image has static programs; kube-proxy's also has programs from Debian. The same
+// source and Go release give the same digests.
 package main
 
 import (
@@ -28,14 +28,14 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// images are programs, with their paths in their images and the images' names.
+// images lists programs, with their paths in their images, and the names of the images.
 var images = []struct {
 	pkg, program, ref, user string
 	env                     []string
 }{
 	{"images/pause", "pause", "edgebake.test/pause:1", "65535:65535", nil},
 	{"images/hello", "hello", "edgebake.test/hello:1", "65534:65534", nil},
-	// The path in yurthub's own image, whose pod runs the program by its name.
+	// This is the path in yurthub's own image, because its pod starts the program by name.
 	{"yurthub", "usr/local/bin/yurthub", "edgebake.test/yurthub:v1.6.1", "0:0", []string{"YURTHUB_STAND_IN=v1.6.1"}},
 }
 
@@ -94,12 +94,10 @@ func run(ctx context.Context, out string, archs []string, log io.Writer) error {
 	})
 }
 
-// writeLayout calls each once per architecture and writes the images it adds as
-// an OCI layout. With more than one architecture, an image name refers to an
-// index.
+// writeLayout calls each once per architecture, and writes the images that each adds as an OCI
+// layout. With more than one architecture, the name of an image refers to an index.
 func writeLayout(out string, archs []string, log io.Writer, each func(arch string, add adder) error) error {
-	// Write it elsewhere and rename it, so that a reader never sees an incomplete
-	// layout.
+	// Write the layout elsewhere and rename it, so that no reader sees an incomplete layout.
 	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
 		return fmt.Errorf("making %s: %w", out, err)
 	}

@@ -21,9 +21,8 @@ import (
 // image.
 const netfilterSuite = "trixie"
 
-// netfilter returns nft, iptables and their libraries from Debian's packages,
-// as in upstream's kube-proxy image. The result is cached: the same cache gives
-// the same image.
+// netfilter returns nft, iptables and their libraries from Debian's packages, as in upstream's
+// kube-proxy image. The result is cached, so the same cache gives the same image.
 func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writer) ([]byte, error) {
 	fmt.Fprintln(log, "taking nft and iptables for kube-proxy from Debian")
 	sha, err := cache.Make(ctx, "test/images netfilter 1 "+netfilterSuite+" "+arch, func(ctx context.Context, w io.Writer) error {
@@ -31,8 +30,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 		if os.Geteuid() == 0 {
 			mode = "root"
 		}
-		// extract: packages are unpacked but not set up, which needs no emulation
-		// for another architecture, and adds nothing that they do not depend on.
+		// In the variant extract, packages are unpacked but not set up. That needs no emulation for
+		// another architecture, and adds nothing on which they do not depend.
 		cmd := exec.CommandContext(ctx, "mmdebstrap", "--mode="+mode, "--variant=extract", "--format=tar", "--architectures="+arch,
 			"--include=nftables,iptables", `--aptopt=APT::Install-Recommends "false"`, netfilterSuite, "-")
 		cmd.Dir = "/"
@@ -55,8 +54,8 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 	return programsOnly(made)
 }
 
-// programsOnly keeps the programs and libraries of a root file system, and adds
-// the links that its packages' scripts would make.
+// programsOnly keeps the programs and libraries of a root file system. It adds the links that the
+// scripts of its packages would make.
 func programsOnly(root io.Reader) ([]byte, error) {
 	type entry struct {
 		tar.Header
@@ -85,7 +84,7 @@ func programsOnly(root io.Reader) ([]byte, error) {
 	link := func(name, to string) {
 		kept = append(kept, entry{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to, Mode: 0o777}, nil})
 	}
-	// Programs look for the loader and libraries at the old paths.
+	// Programs search for the loader and libraries at the paths before the merge of /usr.
 	for _, dir := range []string{"lib", "lib64"} {
 		link(dir, "usr/"+dir)
 	}

@@ -1,6 +1,6 @@
-// Package imagetest makes container images for tests, benchmarks and oracles: ordinary ones and
-// difficult ones, as OCI layouts, without a registry or a container engine. The same call gives the
-// same bytes.
+// Package imagetest makes container images for tests, benchmarks and oracles, ordinary and
+// difficult ones. It writes them as OCI layouts, without a registry or a container engine. The same
+// call gives the same bytes.
 package imagetest
 
 import (
@@ -19,15 +19,15 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Date is the time of entries that have none in an image.
+// Date is the time of those entries in an image for which no time is given.
 var Date = time.Unix(1700000000, 0).UTC()
 
-// Layer writes a layer's entries.
+// Layer is a layer of an image. Tar writes its entries.
 type Layer struct {
 	Tar func(w *Writer) error
 	// Compression is gzip (the default), zstd or none.
 	Compression string
-	// MediaType overrides the one that follows from Compression.
+	// MediaType overrides the media type that follows from Compression.
 	MediaType string
 }
 
@@ -39,14 +39,13 @@ type Image struct {
 	Arch string
 	// Variant is the variant of the architecture in the image's config.
 	Variant string
-	// Config is the "config" member of the image's config: Entrypoint, Env…
+	// Config is the member "config" of the image's config: Entrypoint, Env and so on.
 	Config map[string]any
-	// Docker makes a docker schema 2 manifest instead of an OCI one.
+	// Docker makes a manifest of docker schema 2 instead of an OCI manifest.
 	Docker bool
-	// Others are images for other architectures, which an index lists together
-	// with this one.
+	// Others are images for other architectures. An index then lists them together with this one.
 	Others []Image
-	// DropOthers omits their blobs, like a mirror for one platform.
+	// DropOthers omits the blobs of Others, as a mirror for one platform does.
 	DropOthers bool
 }
 
@@ -62,8 +61,8 @@ type Descriptor struct {
 // Writer adds shorthands to a tar.Writer.
 type Writer struct{ *tar.Writer }
 
-// Tree writes a file or directory of this computer, without its times and
-// owners; all files are executable.
+// Tree writes a file or directory of this computer without its times and owners. All files become
+// executable.
 func (w *Writer) Tree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -88,7 +87,7 @@ func (w *Writer) Tree(from, to string) error {
 	})
 }
 
-// Put writes an entry, a regular file if h.Typeflag is not set.
+// Put writes an entry. It is a regular file if h.Typeflag is not set.
 func (w *Writer) Put(h tar.Header, body string) error {
 	if h.ModTime.IsZero() {
 		h.ModTime = Date
@@ -107,7 +106,7 @@ func (w *Writer) Put(h tar.Header, body string) error {
 	return err
 }
 
-// Layout is an OCI layout being written.
+// Layout is an OCI layout that is being written.
 type Layout struct {
 	dir   string
 	index []Descriptor
@@ -248,7 +247,7 @@ func (l Layer) compression() string {
 	return l.Compression
 }
 
-// layer writes a layer's blob, streaming.
+// layer writes the blob of a layer as a stream.
 func (l *Layout) layer(ly Layer) (Descriptor, string, error) {
 	f, err := os.CreateTemp(l.dir, "layer-")
 	if err != nil {

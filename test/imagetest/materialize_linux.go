@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Materialize writes nodes below dir, which must exist, as they would be on a
-// disk. It needs root.
+// Materialize writes nodes below dir as real files, as they would be on a disk. dir must exist. It
+// needs root.
 func Materialize(dir string, nodes []tree.Node, blobs tree.Blobs) error {
 	m := materializer{dir: dir, blobs: blobs, open: map[string]tree.BlobFile{}, first: map[*tree.Inode]string{}}
 	var err error
@@ -29,7 +29,7 @@ func Materialize(dir string, nodes []tree.Node, blobs tree.Blobs) error {
 	if err != nil {
 		return err
 	}
-	// Do this last, since creating a file changes its directory's time.
+	// Set the times last, because creating a file changes the time of its directory.
 	for _, n := range nodes {
 		t := unix.NsecToTimespec(n.MTime.UnixNano())
 		if err := unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Join(dir, n.Path), []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW); err != nil {

@@ -16,10 +16,10 @@ func xattrs(kv ...string) map[string]string {
 	return m
 }
 
-// Capability is security.capability, version 2: cap_net_bind_service=ep.
+// Capability is a value of security.capability, version 2: cap_net_bind_service=ep.
 var Capability = string([]byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 
-// ACL is system.posix_acl_access: u::rw-, u:1000:rwx, g::r--, m::rwx, o::r--.
+// ACL is a value of system.posix_acl_access: u::rw-, u:1000:rwx, g::r--, m::rwx, o::r--.
 var ACL = func() string {
 	b := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, e := range [][3]uint32{{1, 6, 1<<32 - 1}, {2, 7, 1000}, {4, 4, 1<<32 - 1}, {16, 7, 1<<32 - 1}, {32, 4, 1<<32 - 1}} {
@@ -30,7 +30,7 @@ var ACL = func() string {
 	return string(b)
 }()
 
-// script is a list of tar.Header and file values.
+// script is a list of entries, each a tar.Header or a file.
 type script []any
 
 func (s script) write(w *Writer) error {
@@ -112,7 +112,7 @@ func Nasty(ref, hello string) Image {
 			Dir("home/app", 0o750, 1000, 1000),
 			File("usrlink/x", 0o644, 0, 0, "the link is below; here a directory"),
 		),
-		Script( // 3: a whiteout of a removed path, an opaque directory again, back to a file
+		Script( // 3: a whiteout of a removed path, another opaque directory, a directory that becomes a file again
 			Whiteout("opt/a/gone"),
 			Opaque("opt/opq"),
 			File("opt/opq/newer", 0o644, 3, 3, "newer"),
@@ -132,7 +132,7 @@ func Nasty(ref, hello string) Image {
 		Script(File("opt/swap", 0o640, 12, 13, "a file again")), // 4
 		Script(), // 5: empty
 	}
-	for n := 6; n <= 20; n++ { // each removes and creates again
+	for n := 6; n <= 20; n++ { // each removes files and creates them again
 		name := fmt.Sprintf("gen/%d", n)
 		steps := []any{Dir("gen", 0o750, n, n), File(name, 0o644, n, n, strings.Repeat(name, n))}
 		if n > 6 {
@@ -167,7 +167,7 @@ func nastyBase(long, hello string) Layer {
 		File("bin/sgid", 0o2755, 0, 42, "setgid"),
 		file{tar.Header{Name: "bin/ping", Mode: 0o755, PAXRecords: xattrs("security.capability", Capability)}, "ping"},
 		file{tar.Header{Name: "bin/ping2", Mode: 0o755, PAXRecords: xattrs("security.capability", Capability)}, "ping2"},
-		Hardlink("bin/ping2-link", "bin/ping2"), // chown drops the capability
+		Hardlink("bin/ping2-link", "bin/ping2"), // changing the owner drops the capability
 		file{tar.Header{Name: "bin/acl", Mode: 0o674, PAXRecords: xattrs("system.posix_acl_access", ACL)}, "acl"},
 		file{tar.Header{Name: "bin/acl-of-another-mode", Mode: 0o641, PAXRecords: xattrs("system.posix_acl_access", ACL)}, "acl"},
 		file{tar.Header{Name: "bin/foreign", Mode: 0o644, PAXRecords: xattrs("com.apple.quarantine", "x", "system.nfs4_acl", "x", "system.posix_acl_access", "\x01\x00\x00\x00")}, "ignored by the kernel"},
@@ -175,7 +175,7 @@ func nastyBase(long, hello string) Layer {
 		file{tar.Header{Name: "bin/userx", Mode: 0o644, Uid: 1000, Gid: 1000, PAXRecords: xattrs("user.foo", "bar\x01baz", "user.mime_type", "text/plain", "trusted.ignored", "x")}, "x"},
 		tar.Header{Name: "bin/userlink", Typeflag: tar.TypeSymlink, Linkname: "sh", Mode: 0o777, PAXRecords: xattrs("user.foo", "ignored")},
 		Dir("tmp", 0o1777, 0, 0),
-		Dir("home/app", 0o700, 1000, 1000), // home is implied
+		Dir("home/app", 0o700, 1000, 1000), // the entry for home is missing
 		File("home/app/.profile", 0o600, 1000, 1000, "hi"),
 		Dir("dev", 0o755, 0, 0),
 		tar.Header{Name: "dev/null", Typeflag: tar.TypeChar, Mode: 0o666, Devmajor: 1, Devminor: 3},
@@ -223,8 +223,7 @@ func nastyBase(long, hello string) Layer {
 	)
 }
 
-// Many returns an image of n small files in one layer, and a second layer that removes half of
-// them.
+// Many returns an image whose first layer has n small files. Its second layer removes half of them.
 func Many(ref string, n int) Image {
 	name := func(i int) string { return fmt.Sprintf("srv/%02x/file-%06d", i%256, i) }
 	return Image{Ref: ref, Layers: []Layer{

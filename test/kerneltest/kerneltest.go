@@ -13,15 +13,15 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// Table is a kernel.Kernel without connections. Embed it to add them.
+// Table is a kernel.Kernel that has no connections. A type that embeds it can add them.
 type Table struct {
 	Mu       sync.Mutex
 	Services []kernel.Service
-	// Packets is the number of sent packets; Opened has the number of connections of each real
+	// Packets is the number of sent packets. Opened has the numbers of connections of each real
 	// server.
 	Packets uint64
 	Opened  map[netip.AddrPort]kernel.Conns
-	Routes  map[netip.Addr]netip.Addr // the sources of local routes
+	Routes  map[netip.Addr]netip.Addr // source address of each local route
 }
 
 func (t *Table) Ready() error { return nil }
@@ -54,7 +54,7 @@ func (t *Table) Apply(op kernel.Op) error {
 	return t.Perform(op)
 }
 
-// Perform is Apply for a caller that holds Mu.
+// Perform is like Apply, for a caller that holds Mu.
 func (t *Table) Perform(op kernel.Op) error {
 	var s *kernel.Service
 	i := t.index(op.Service.VIP)
@@ -75,7 +75,7 @@ func (t *Table) Perform(op kernel.Op) error {
 	return nil
 }
 
-// Step returns a virtual server after one operation; nil means no virtual server.
+// Step returns a virtual server after one operation; nil if there is none after it.
 func Step(s *kernel.Service, op kernel.Op) (*kernel.Service, error) {
 	if (s == nil) != (op.Kind == kernel.AddService) {
 		return nil, fmt.Errorf("%s on %v", op, s)

@@ -30,7 +30,7 @@ import (
 	"github.com/edgebake/edgebake/configs/kubeadm"
 )
 
-// Values for Sites of the clusters made here.
+// Values for the Sites of clusters that this package makes.
 const (
 	Endpoint = "apiserver.cluster.local"
 	VIP      = "10.103.97.2"
@@ -40,19 +40,19 @@ const (
 // Cluster is a control plane: etcd, one to three API servers, a controller
 // manager and a scheduler, as processes of this host.
 type Cluster struct {
-	// Masters are the API servers' addresses as guests reach them.
+	// Masters are the addresses at which guests reach the API servers.
 	Masters []string
 	// Token is a bootstrap token, valid for a day.
 	Token string
-	// CAHash pins the CA, as "sha256:…" of its public key.
+	// CAHash is the pin of the CA: "sha256:…" of its public key.
 	CAHash string
-	// CAFile is the CA's certificate.
+	// CAFile is the file with the CA's certificate.
 	CAFile string
 	// Kubeconfig is an administrator's kubeconfig file.
 	Kubeconfig string
-	// APIServers, in the order of Masters. A test may kill or stop all except the
-	// last one, which the controller manager and the scheduler use: leader
-	// election would add 15 seconds.
+	// APIServers are in the order of Masters. A test may kill or stop all except the last one. The
+	// controller manager and the scheduler use that one only, because leader election would take 15
+	// seconds more.
 	APIServers []*Process
 
 	lab    *Lab
@@ -60,32 +60,32 @@ type Cluster struct {
 	progs  *Programs
 	tuning Tuning
 	dir    string
-	hosts  []string // addresses of the masters for this host
-	etcd   string   // client URL
+	hosts  []string // addresses at which this host reaches the masters
+	etcd   string   // URL for clients
 	http   *http.Client
 	other  []*Process // etcd, controller manager, scheduler
 
 	requests sync.Mutex
-	last     int // the master that answered last
+	last     int // index of the master that answered last
 }
 
-// Tuning has the options of a control plane; the zero value is the default of the tests.
+// Tuning has options of a control plane. The zero value is the default for tests.
 type Tuning struct {
-	// Pods is the CIDR of pods; if empty, one for 256 nodes.
+	// Pods is the CIDR of pods; empty: a CIDR for 256 nodes.
 	Pods string
-	// Durable makes etcd sync its writes.
+	// Durable makes etcd sync its writes to disk.
 	Durable bool
-	// ControllerManager has additional arguments of kube-controller-manager.
+	// ControllerManager has additional arguments for kube-controller-manager.
 	ControllerManager []string
-	// AuditPolicy is the policy for the API servers' audit logs; if empty, only creations of Nodes
-	// are logged.
+	// AuditPolicy is the policy for the audit logs of the API servers. If it is empty, only the
+	// creation of Nodes is logged.
 	AuditPolicy string
 }
 
 // Processes returns the processes of the control plane.
 func (c *Cluster) Processes() []*Process { return slices.Concat(c.APIServers, c.other) }
 
-// ranges are a cluster's own addresses.
+// ranges has the CIDRs that a cluster uses for itself, and the address of its DNS.
 type ranges struct{ services, pods, dns string }
 
 func (c *Cluster) ranges() ranges {
@@ -95,7 +95,7 @@ func (c *Cluster) ranges() ranges {
 	return ranges{"10.96.0.0/16", cmp.Or(c.tuning.Pods, "10.244.0.0/16"), "10.96.0.10"}
 }
 
-// VIP returns the virtual address of the masters, in their address family.
+// VIP returns the virtual address of the masters, which has the same address family as they have.
 func (c *Cluster) VIP() string {
 	if c.ipv6() {
 		return VIP6
@@ -105,9 +105,9 @@ func (c *Cluster) VIP() string {
 
 func (c *Cluster) ipv6() bool { return strings.HasPrefix(c.Masters[0], "[") }
 
-// kubeadmConfig creates the PKI, and the objects that joining nodes read. The
-// API servers' certificate is valid for each master, the VIP, and the host in
-// QEMU's user-mode network.
+// kubeadmConfig is the configuration for creating the PKI and the objects that joining nodes read.
+// The API servers' certificate is valid for each master, for the VIP, and for the host in QEMU's
+// user-mode network.
 var kubeadmConfig = template.Must(template.New("").Parse(`apiVersion: kubeadm.k8s.io/{{.API}}
 kind: InitConfiguration
 localAPIEndpoint:
@@ -142,14 +142,14 @@ clusterDNS: ["{{.DNS}}"]
 failSwapOn: false
 `))
 
-// StartCluster starts a control plane with that many masters and waits until
-// nodes can join it: about 10 seconds on a quiet machine.
+// StartCluster starts a control plane with this number of masters, and waits until nodes can join
+// it. That takes about 10 seconds on an idle machine.
 func (l *Lab) StartCluster(ctx context.Context, progs *Programs, network Net, masters int) (*Cluster, error) {
 	return l.StartTunedCluster(ctx, progs, network, masters, Tuning{})
 }
 
-// StartLocalCluster starts a control plane with one master on a free port of this
-// computer's loopback.
+// StartLocalCluster starts a control plane with one master on a free port of this computer's
+// loopback address.
 func (l *Lab) StartLocalCluster(ctx context.Context, progs *Programs) (*Cluster, Loopback, error) {
 	network, err := FreeLoopback()
 	if err != nil {
@@ -159,7 +159,7 @@ func (l *Lab) StartLocalCluster(ctx context.Context, progs *Programs) (*Cluster,
 	return c, network, err
 }
 
-// StartTunedCluster is StartCluster with a Tuning.
+// StartTunedCluster is like StartCluster, with a Tuning.
 func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Net, masters int, tuning Tuning) (*Cluster, error) {
 	if masters < 1 || masters > MaxMasters {
 		return nil, fmt.Errorf("starting a control plane with %d masters: want 1 to %d", masters, MaxMasters)
@@ -171,7 +171,7 @@ func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Ne
 	c := &Cluster{Token: token, lab: l, net: network, progs: progs, tuning: tuning, dir: filepath.Join(l.Dir, "cluster")}
 	c.CAFile = filepath.Join(c.dir, "pki", "ca.crt")
 	c.Kubeconfig = filepath.Join(c.dir, "super-admin.conf")
-	// An earlier run may have left a cluster with another CA.
+	// Remove the cluster that an earlier run may have left: it has another CA.
 	if err := os.RemoveAll(c.dir); err != nil {
 		return nil, fmt.Errorf("starting a control plane: %w", err)
 	}
@@ -203,7 +203,7 @@ func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Ne
 }
 
 func newToken() (string, error) {
-	// rand.Text is base32 in capitals; tokens want lower case.
+	// rand.Text returns upper-case base32, but tokens must be in lower case.
 	id, secret := strings.ToLower(rand.Text()), strings.ToLower(rand.Text())
 	if len(id) < 6 || len(secret) < 16 {
 		return "", errors.New("making a bootstrap token: too little randomness")
@@ -216,7 +216,7 @@ func (c *Cluster) start(name string, argv ...string) (*Process, error) {
 }
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	// A port that is free on the host is also free in an empty network namespace.
+	// The network namespace is empty, so a port that is free on the host is free there too.
 	ports, err := FreePorts(2)
 	if err != nil {
 		return err
@@ -287,12 +287,12 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	if err := c.kubeadm(ctx, "certs", "all"); err != nil {
 		return err
 	}
-	// admin.conf has no rights before a complete `kubeadm init`; super-admin has.
+	// Use super-admin: admin.conf has no rights before `kubeadm init` is complete.
 	for _, k := range []string{"super-admin", "controller-manager", "scheduler"} {
 		if err := c.kubeadm(ctx, "kubeconfig", k, "--kubeconfig-dir", c.dir); err != nil {
 			return err
 		}
-		// They name the endpoint, which this host cannot resolve.
+		// The kubeconfigs name the endpoint, which this host cannot resolve.
 		if err := replaceServer(filepath.Join(c.dir, k+".conf"), c.admin()); err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ func (c *Cluster) makePKI(ctx context.Context) error {
 	return nil
 }
 
-// admin returns the API server that this host's own clients use.
+// admin returns the URL of the API server that the clients on this host use.
 func (c *Cluster) admin() string { return "https://" + c.hosts[len(c.hosts)-1] }
 
 func replaceServer(file, url string) error {
@@ -427,7 +427,7 @@ func (c *Cluster) WaitAPIServer(ctx context.Context, n int) error {
 func (c *Cluster) startControllers(ctx context.Context) error {
 	conf := func(name string) string { return filepath.Join(c.dir, name+".conf") }
 	pki := func(name string) string { return filepath.Join(c.dir, "pki", name) }
-	// Neither listens: the ports could be in use by another cluster on this host.
+	// Neither opens a port, because another cluster on this host may use the same ports.
 	for name, argv := range map[string][]string{
 		"controller-manager": append([]string{c.progs.ControllerManager, "--kubeconfig", conf("controller-manager"), "--secure-port=0",
 			"--controllers=*,bootstrapsigner,tokencleaner", "--use-service-account-credentials", "--leader-elect=false",
@@ -445,12 +445,12 @@ func (c *Cluster) startControllers(ctx context.Context) error {
 	return nil
 }
 
-// openToNodes uploads what `kubeadm join` reads and waits until cluster-info
-// is signed with the token.
+// openToNodes uploads the objects that `kubeadm join` reads, and waits until cluster-info is signed
+// with the token.
 func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 	if kubeadm.Before(c.progs.Version, 36) {
-		// Older kubeadms annotate the master's Node here, which no kubelet has
-		// registered.
+		// kubeadm before 1.36 annotates the master's Node here. No kubelet has registered that
+		// Node, so create it.
 		const nodes, name = "/api/v1/nodes", "master1"
 		if err := c.Create(ctx, nodes, map[string]any{
 			"apiVersion": "v1", "kind": "Node",
@@ -465,7 +465,8 @@ func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// The phase wrote this host's address of the cluster; nodes use its endpoint.
+	// kubeadm's phase wrote the address at which this host reaches the cluster; nodes use its
+	// endpoint.
 	const path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 	var info struct{ Data map[string]string }
 	if err := c.Get(ctx, path, &info); err != nil {
@@ -490,12 +491,12 @@ func (c *Cluster) openToNodes(ctx context.Context) (err error) {
 	})
 }
 
-// Get reads an object of the API into v.
+// Get reads an object from the API into v.
 func (c *Cluster) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, "", nil, v)
 }
 
-// Patch merges body into an object.
+// Patch applies the merge patch body to an object.
 func (c *Cluster) Patch(ctx context.Context, path string, body any) error {
 	return c.do(ctx, http.MethodPatch, path, "application/merge-patch+json", body, nil)
 }
@@ -524,8 +525,8 @@ func NotFound(err error) bool {
 	return errors.As(err, &se) && se.Code == http.StatusNotFound
 }
 
-// do sends a request to the master that answered last, and to the others if
-// that does not answer.
+// do sends a request to the master that answered last. If that one does not answer, it tries the
+// others.
 func (c *Cluster) do(ctx context.Context, method, path, contentType string, body, v any) error {
 	var data []byte
 	if body != nil {

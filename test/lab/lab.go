@@ -1,11 +1,9 @@
-// Package lab runs the real thing for tests and the demo: a Kubernetes control
-// plane as processes of this host, and virtual machines that boot our images
-// and join it.
+// Package lab runs real systems for tests and the demo: a Kubernetes control plane as processes of
+// this host, and virtual machines that boot edgebake's images and join it.
 //
-// A Lab owns a directory and every process started in it. Close ends those
-// processes, by their IDs, and nothing else. Guests are observed from outside:
-// their serial console, the API server's view of them, and their disks once
-// they are off. No agent runs in them.
+// A Lab owns a directory, and every process that was started in it. Close ends those processes by
+// their IDs, and no others. Guests are observed only from outside: through their serial console,
+// the API server, and their disks once they are off. No agent runs in them.
 package lab
 
 import (
@@ -26,23 +24,23 @@ import (
 // Lab is a working directory and the processes started in it.
 type Lab struct {
 	Dir     string
-	sockets string // short, since a socket's path may have 107 bytes
+	sockets string // short path, because a socket's path may have only 107 bytes
 	log     io.Writer
 
 	mu    sync.Mutex
 	procs []*Process
 	undo  []func() error
-	slow  bool // the API servers are emulated, possibly with a clock slower than this host's
+	slow  bool // the API servers are emulated, and their clock may be slower than this host's
 }
 
-// New makes a lab in dir, which it creates if it is missing. Progress for a
-// person goes to log.
+// New makes a lab in dir, and creates dir if it is missing. log gets progress messages for a
+// person.
 func New(dir string, log io.Writer) (*Lab, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fmt.Errorf("making a lab in %s: %w", dir, err)
 	}
-	// It will contain the keys of a cluster's CA.
+	// The directory will contain the keys of a cluster's CA.
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making a lab: %w", err)
 	}
@@ -57,8 +55,8 @@ func New(dir string, log io.Writer) (*Lab, error) {
 
 func (l *Lab) say(format string, a ...any) { fmt.Fprintf(l.log, format+"\n", a...) }
 
-// Close ends the processes, newest first, and then undoes everything else. The
-// directory stays.
+// Close ends the processes, newest first, and then reverts everything else. It does not remove the
+// directory.
 func (l *Lab) Close() error {
 	l.mu.Lock()
 	procs, undo := slices.Clone(l.procs), slices.Clone(l.undo)
@@ -80,18 +78,18 @@ func (l *Lab) onClose(f func() error) {
 	l.undo = append(l.undo, f)
 }
 
-// Process is a running program of the lab.
+// Process is a program that the lab has started.
 type Process struct {
 	Name string
-	Log  string // path of its output
+	Log  string // path of the file with its output
 
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended
-	err  error         // why it ended, valid after done
+	done chan struct{} // closed when the process has ended
+	err  error         // why the process ended; valid once done is closed
 }
 
-// start runs argv until it ends or the lab closes. Its output goes to
-// Dir/NAME.log; with stdout set, standard output goes there instead.
+// start runs argv until it ends or the lab is closed. Its output goes to Dir/NAME.log. If stdout is
+// set, standard output goes there instead.
 func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, error) {
 	p := &Process{Name: name, Log: filepath.Join(l.Dir, name+".log"), done: make(chan struct{})}
 	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -105,8 +103,8 @@ func (l *Lab) start(name string, argv []string, stdout io.Writer) (*Process, err
 	if stdout != nil {
 		p.cmd.Stdout = stdout
 	}
-	// In its own process group, it is not ended by a Ctrl-C at the terminal; with
-	// a parent-death signal, it does not outlive this program either.
+	// A process group of its own protects the process from Ctrl-C at the terminal. The parent-death
+	// signal ends it together with this program.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	err = p.cmd.Start()
 	if err != nil {
@@ -129,7 +127,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Kill ends the process at once and waits until it is gone.
 func (p *Process) Kill() {
-	// It may have ended already.
+	// An error means that the process has ended already.
 	_ = p.cmd.Process.Kill()
 	<-p.done
 }
@@ -140,8 +138,8 @@ func (p *Process) Signal(s os.Signal) error { return p.cmd.Process.Signal(s) }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// ended returns an error, with the last lines of the log, if the process is not
-// running any more.
+// ended returns an error if the process does not run any more. The error includes the last lines of
+// its log.
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
@@ -151,8 +149,7 @@ func (p *Process) ended() error {
 	}
 }
 
-// run runs a command and returns its standard output. An error shows all of its
-// output.
+// run runs a command and returns its standard output. The error includes all of its output.
 func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = l.Dir
@@ -166,10 +163,10 @@ func (l *Lab) run(ctx context.Context, argv ...string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// poll calls ready until it returns true, one of procs ends, or ctx is done.
-// The error includes the last one from ready.
+// poll calls ready until it returns true, one of procs ends, or ctx is done. The error includes the
+// last error of ready.
 func (l *Lab) poll(ctx context.Context, what string, procs []*Process, ready func(context.Context) (bool, error)) error {
-	limit := 10 * time.Second // of each try
+	limit := 10 * time.Second // time limit of each call
 	if l.slow {
 		limit = time.Minute
 	}

@@ -8,40 +8,39 @@ import (
 )
 
 // Lockstep makes machines share one clock that does not depend on the load of this host. An
-// emulated API server takes ten times the work of a real one; if several start on few processors,
-// their own deadlines end them first, and etcd's members consider each other dead. So these
-// machines count their instructions instead of this host's time (qemu.Machine.Counted), and one
-// that is ahead of the others waits. They run as if each had its own processor; an hour of their
-// time may take three hours.
+// emulated API server needs ten times the work of a real one. If several start on few processors,
+// their own timeouts end them, and etcd's members consider each other dead. In a Lockstep, a
+// machine's time is the number of its executed instructions (qemu.Machine.Counted), and a machine
+// that is ahead of the others waits. So the machines run as if each had its own processor. An hour
+// of their time may take three hours of this host's.
 //
-// Other programs are not slowed down: the host's timeouts must be longer (VM.Patience), and a Site
-// must be stamped before the first machine is on, or its machine would set its clock to that later
-// time.
+// Other programs are not slowed down, so the timeouts on this host must be longer (VM.Patience). A
+// Site must be stamped before the first machine is on; otherwise its machine would set its clock
+// forward to the time of stamping.
 type Lockstep struct {
 	mu  sync.Mutex
 	vms map[clocked]*stepped
-	now time.Time // time of the last machine, or of the one that was last when all were on
+	now time.Time // highest time that all machines have reached
 }
 
-// clocked is the part of a VM that Lockstep needs.
+// clocked is the part of VM that Lockstep needs.
 type clocked interface {
 	Running() bool
 	now(context.Context) (time.Time, error)
 	command(ctx context.Context, name string) error
 }
 
-// stepped is the state of a machine that is on.
+// stepped is the state of a machine that is switched on.
 type stepped struct {
 	now     time.Time
 	stopped bool
 }
 
-// lead is how far a machine may be ahead of another: clocks count whole
-// seconds.
+// lead is how far one machine may be ahead of another. It is not less, because the clocks count
+// whole seconds.
 const lead = 2 * time.Second
 
-// NewLockstep returns a Lockstep that begins at the host's time, and ends with
-// the lab.
+// NewLockstep returns a Lockstep that starts with this host's time. It ends when the lab is closed.
 func (l *Lab) NewLockstep() *Lockstep {
 	s, end := newLockstep()
 	l.onClose(func() error {
@@ -65,27 +64,26 @@ func newLockstep() (s *Lockstep, end func()) {
 	}
 }
 
-// Now returns the time of the machine that is last.
+// Now returns the highest time that all machines have reached.
 func (s *Lockstep) Now() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.now
 }
 
-// add adds a machine that was switched on.
+// add adds a machine that has been switched on.
 func (s *Lockstep) add(vm clocked) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.vms[vm] = &stepped{now: s.now}
 }
 
-// look reads the machines' clocks, stops those that are ahead, and continues
-// the others.
+// look reads the clocks of the machines, stops those that are ahead, and lets the others continue.
 func (s *Lockstep) look(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A machine that does not answer, since it was just started or gets no
-	// processor, keeps its time.
+	// A machine that was just started, or gets no processor, may not answer. Its time then stays
+	// the same.
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	var looks sync.WaitGroup
@@ -138,7 +136,7 @@ func (vm *VM) now(ctx context.Context) (time.Time, error) {
 	return time.Date(1900+tm.Year, time.Month(1+tm.Month), tm.Day, tm.Hour, tm.Min, tm.Sec, 0, time.UTC), nil
 }
 
-// patience is VM.Patience, measured by the machines' clock.
+// patience is like VM.Patience, but measures the limit by the machines' clock.
 func (s *Lockstep) patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	start, began := time.Now(), s.Now()

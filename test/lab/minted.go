@@ -6,8 +6,8 @@ import (
 	"text/template"
 )
 
-// ControlPlaneImage returns the quickstart Image with the container images of a
-// control plane, from an OCI layout.
+// ControlPlaneImage returns the quickstart Image with the container images of a control plane
+// added. They come from an OCI layout.
 func ControlPlaneImage(quickstart, layout string, r Release) string {
 	quickstart = strings.ReplaceAll(quickstart, KubernetesVersion, r.Kubernetes)
 	doc := strings.Replace(quickstart, "name: quickstart\n", "name: master\nnodeTypes: [native, control-plane]\n", 1)
@@ -15,8 +15,8 @@ func ControlPlaneImage(quickstart, layout string, r Release) string {
 		"kube-scheduler:"+r.Kubernetes, "etcd:"+r.EtcdImageTag)
 }
 
-// WithAddons returns an Image with kube-proxy and CoreDNS, for a node whose
-// pods have their own CIDR.
+// WithAddons returns an Image with kube-proxy and CoreDNS added, for a node whose pods have a CIDR
+// of their own.
 func WithAddons(image, layout, podCIDR string) string {
 	image = strings.Replace(image, "podCIDR: 10.244.0.0/16\n", "podCIDR: "+podCIDR+"\n", 1)
 	return onBoard(image, layout, "kube-proxy:"+KubernetesVersion, "coredns/coredns:"+CoreDNSVersion)
@@ -29,28 +29,28 @@ func onBoard(image, layout string, refs ...string) string {
 	return image
 }
 
-// Minted is a cluster whose machines all boot from images.
+// Minted is a cluster in which all machines boot from images.
 type Minted struct {
 	Kubernetes       string
 	Masters, Workers []MintedMachine
 	Manifests        []string
-	CertSANs         []string // in addition to edgebake's
-	// Addons adds kube-proxy and CoreDNS; the Image must contain their images.
+	CertSANs         []string // in addition to those that edgebake sets
+	// Addons adds kube-proxy and CoreDNS. The Image must contain their container images.
 	Addons bool
 }
 
-// MintedMachine is a machine of such a cluster.
+// MintedMachine is a machine of a Minted cluster.
 type MintedMachine struct {
 	Name, Address string
-	// Cards are its network interfaces, as a Site has them, in one line.
+	// Cards are its network interfaces, in the form of a Site, on one line.
 	Cards string
-	// DNS and NTP are its servers; empty: none.
+	// DNS and NTP are the servers that it uses; empty: none.
 	DNS, NTP string
 }
 
-// mintedYAML has longer timeouts than real machines need: an emulated one may
-// stand still for seconds. Its API server runs without the features that
-// repeatedly read its whole API description.
+// mintedYAML has longer timeouts than real machines need, because an emulated machine may pause for
+// seconds. Its API server runs without the features that repeatedly read the whole description of
+// its API.
 var mintedYAML = template.Must(template.New("").Parse(`apiVersion: edgebake.io/v1alpha1
 kind: Cluster
 name: shops

@@ -20,27 +20,26 @@ import (
 
 // Net is the network of the control plane and the guests.
 type Net interface {
-	// Master returns the address of the nth master (from 0), for this host and
-	// for a guest.
+	// Master returns the addresses of the nth master (from 0): the one that this host uses and the
+	// one that a guest uses.
 	Master(n int) (host, guest netip.AddrPort)
 	// NIC returns the network card of the nth guest (from 0).
 	NIC(n int) qemu.NIC
-	// Wrap returns the command line that runs argv in this network.
+	// Wrap returns the command line with which argv runs in this network.
 	Wrap(argv []string) []string
 	// Dial connects from within this network.
 	Dial(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// Loopback needs no root: masters listen on this host's loopback, and guests
-// reach them through QEMU's user-mode networking, as 10.0.2.2. Do not test
-// IPVS on it: the user-mode network answers any source address, so broken
-// set-ups pass.
+// Loopback is a network that needs no root. The masters listen on this host's loopback address, and
+// guests reach them through QEMU's user-mode network, at 10.0.2.2. It is not suitable for tests of
+// IPVS: the user-mode network answers to any source address, so broken configurations would pass.
 type Loopback struct {
-	// Port of the first master; the others have the following ones.
+	// Port is the first master's; the other masters have the following ports.
 	Port int
 }
 
-// FreeLoopback chooses port 6443 if it is free, or else another one.
+// FreeLoopback chooses port 6443 if that is free, otherwise another port.
 func FreeLoopback() (Loopback, error) {
 	if ln, err := net.Listen("tcp", "127.0.0.1:6443"); err == nil {
 		return Loopback{6443}, ln.Close()
@@ -52,8 +51,8 @@ func FreeLoopback() (Loopback, error) {
 	return Loopback{ports[0]}, nil
 }
 
-// FreePorts returns ports of 127.0.0.1 that are not in use. They stay free,
-// since the kernel does not assign them to other sockets.
+// FreePorts returns ports of 127.0.0.1 that are not in use. They stay free, because the kernel does
+// not assign them to other sockets.
 func FreePorts(n int) ([]int, error) {
 	const first = 10000
 	var given, last int
@@ -65,7 +64,7 @@ func FreePorts(n int) ([]int, error) {
 		return nil, fmt.Errorf("finding free ports on 127.0.0.1: %w", err)
 	}
 	if given < first+100*n {
-		given = last // the kernel may assign nearly all of them
+		given = last // the kernel may assign nearly all ports
 	}
 	var ports []int
 	for range 1000 {
@@ -98,26 +97,26 @@ func (l Loopback) Dial(ctx context.Context, network, addr string) (net.Conn, err
 
 func mac(n int) string { return fmt.Sprintf("52:54:00:eb:00:%02x", n+1) }
 
-// Pair needs no root: two guests with a cable between them. Guest 0 is a
-// master. Its second card is on QEMU's user-mode network, through which this
-// host reaches it; on the cable, that network would answer for the other guest.
+// Pair is a network that needs no root: two guests connected by a cable. Guest 0 is a master.
+// Through a second card on QEMU's user-mode network, this host reaches the master. The user-mode
+// network is not on the cable, because it would answer in place of the other guest.
 type Pair struct {
-	// Port of this host's loopback that is forwarded to the master's API server.
+	// Port is the port of this host's loopback address that is forwarded to the master's API
+	// server.
 	Port int
 	dir  string // directory of the cable's sockets
 }
 
-// PairCIDR is the prefix length of a Pair's addresses. The network has no DHCP
-// and no gateway.
+// PairCIDR is the prefix length of the addresses in a Pair. The network has no DHCP and no gateway.
 const PairCIDR = 24
 
-// NewPair returns a Pair with a free port.
+// NewPair returns a Pair that uses a free port.
 func (l *Lab) NewPair() (Pair, error) {
 	free, err := FreeLoopback()
 	return Pair{free.Port, l.sockets}, err
 }
 
-// GuestAddr returns the address for the nth guest, on the cable.
+// GuestAddr returns the address of the nth guest on the cable.
 func (p Pair) GuestAddr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
 }
@@ -134,26 +133,25 @@ func (p Pair) NIC(n int) qemu.NIC {
 	return qemu.NIC{MAC: mac(n), Cable: &qemu.Cable{Own: end(n), Other: end(1 - n)}}
 }
 
-// Outside returns the master's second card, which is configured by DHCP only.
+// Outside returns the master's second card, which must be configured by DHCP.
 func (p Pair) Outside() qemu.NIC {
 	return qemu.NIC{MAC: mac(MaxGuests), Forwards: []qemu.Forward{{Host: p.Port, Guest: 6443}}}
 }
 
 func (p Pair) Wrap(argv []string) []string { return argv }
 
-// Dial connects to the master, whatever the address is.
+// Dial connects to the master, whatever address is given.
 func (p Pair) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, network, net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)))
 }
 
-// Namespace is a network made by root: a bridge with one address for each
-// master, and a tap for each guest. It has no DHCP: guests get GuestAddr from
-// their Sites.
+// Namespace is a network that only root can make: a bridge with one address per master, and a tap
+// per guest. It has no DHCP; guests get GuestAddr from their Sites.
 type Namespace struct {
 	Name string
-	// IPv6 makes masters and cluster use IPv6 only. The bridge has addresses of
-	// both families, and so may the guests.
+	// IPv6 makes the masters and the cluster use only IPv6. The bridge has addresses of both
+	// families, and guests may have both too.
 	IPv6 bool
 }
 
@@ -165,7 +163,7 @@ const (
 	GuestsCIDR6 = 64
 )
 
-// MaxMasters and MaxGuests are the capacity of a Namespace.
+// MaxMasters and MaxGuests are the maximum numbers in a Namespace.
 const (
 	MaxMasters = 3
 	MaxGuests  = 5
@@ -175,19 +173,19 @@ func masterAddr(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 103, 0, b
 
 func masterAddr6(n int) netip.Addr { return numbered(Gateway6, 0x11+n) }
 
-// numbered returns the address with n as its last byte.
+// numbered returns addr with n as its last byte.
 func numbered(addr string, n int) netip.Addr {
 	b := netip.MustParseAddr(addr).As16()
 	b[15] = byte(n)
 	return netip.AddrFrom16(b)
 }
 
-// GuestAddr returns the address for the nth guest.
+// GuestAddr returns the IPv4 address of the nth guest.
 func (ns *Namespace) GuestAddr(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 103, 0, byte(101 + n)})
 }
 
-// GuestAddr6 returns the IPv6 address for the nth guest.
+// GuestAddr6 returns the IPv6 address of the nth guest.
 func (ns *Namespace) GuestAddr6(n int) netip.Addr { return numbered(Gateway6, 0x65+n) }
 
 // GuestMAC returns the MAC address of the nth guest's network card.
@@ -211,12 +209,12 @@ func (ns *Namespace) Wrap(argv []string) []string {
 
 const netnsDir = "/run/netns"
 
-// namespacePrefix is followed by the ID of the process that created the
-// namespace.
+// namespacePrefix is the beginning of a namespace's name. The ID of the process that created it
+// follows.
 const namespacePrefix = "edgebake-lab-"
 
-// NewNamespace creates a network namespace that ends with the lab. It first
-// removes those of killed runs.
+// NewNamespace creates a network namespace that ends when the lab is closed. It first removes the
+// namespaces of runs that were killed.
 func (l *Lab) NewNamespace(ctx context.Context) (*Namespace, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("making a network namespace: only root can")
@@ -273,8 +271,8 @@ func (l *Lab) removeStaleNamespaces(ctx context.Context) {
 	}
 }
 
-// PullMaster removes a master's address, or adds it again. For the guests,
-// which get no answer at all, that is like a cut cable.
+// PullMaster removes a master's address, or adds it again. The guests get no answer at all then, as
+// with an unplugged cable.
 func (l *Lab) PullMaster(ctx context.Context, ns *Namespace, n int, pulled bool) error {
 	verb := "add"
 	if pulled {
@@ -315,11 +313,11 @@ func (ns *Namespace) ListenPacket(ctx context.Context, network, addr string) (co
 	return conn, errors.Join(inside, err)
 }
 
-// within runs f on a thread in the namespace. A socket stays in the namespace
-// in which it was created.
+// within runs f on a thread that is in the namespace. A socket stays in the namespace in which it
+// was created.
 func (ns *Namespace) within(f func()) error {
-	// In a new goroutine: if the thread cannot move back, the goroutine ends
-	// locked to it, and Go discards the thread.
+	// Use a new goroutine: if the thread cannot return to its own namespace, the goroutine ends
+	// while locked to it, and Go discards the thread.
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -332,8 +330,7 @@ func (ns *Namespace) within(f func()) error {
 	return <-done
 }
 
-// visit runs f in the namespace. back reports whether the thread is in its own
-// again.
+// visit runs f in the namespace. back reports whether the thread has returned to its own namespace.
 func (ns *Namespace) visit(f func()) (back bool, err error) {
 	home, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {

@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// ServeNetBoot serves guests whose firmware boots from the network: a web
-// server for dir, and dnsmasq, which makes an HTTPClient boot the named file
-// from there. It returns the URL of dir. Both end with the lab. With an
-// authority, the server uses HTTPS and a certificate from it.
+// ServeNetBoot serves guests whose firmware boots from the network. It runs a web server for dir,
+// and a dnsmasq that makes an HTTPClient boot the named file from it. It returns the URL of dir.
+// Both end when the lab is closed. If by is not nil, the server uses HTTPS with a certificate from
+// that authority.
 func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string, by *HTTPSAuthority) (url string, err error) {
 	addr := net.JoinHostPort(Gateway, "8080")
 	url = "http://" + addr
@@ -51,17 +51,17 @@ func (l *Lab) ServeNetBoot(ctx context.Context, ns *Namespace, dir, file string,
 	return url, err
 }
 
-// HTTPSAuthority is a CA of the lab, and the certificate of its server at the
-// network's gateway.
+// HTTPSAuthority is a CA of the lab, with the certificate of the lab's server at the gateway's
+// address.
 type HTTPSAuthority struct {
-	// CA is its certificate, PEM; List is an EFI signature list of it.
+	// CA is the CA's certificate in PEM, and List the EFI signature list that contains it.
 	CA, List []byte
 	server   tls.Certificate
 }
 
 // NewHTTPSAuthority creates a CA.
 func NewHTTPSAuthority() (*HTTPSAuthority, error) {
-	// RSA, which the TLS of every firmware supports.
+	// Use RSA, because the TLS of every firmware supports it.
 	caKey, err1 := rsa.GenerateKey(rand.Reader, 2048)
 	key, err2 := rsa.GenerateKey(rand.Reader, 2048)
 	if err := errors.Join(err1, err2); err != nil {
@@ -84,8 +84,7 @@ func NewHTTPSAuthority() (*HTTPSAuthority, error) {
 	}, nil
 }
 
-// signatureList returns an EFI_SIGNATURE_LIST of one certificate (UEFI 2.10,
-// 32.4.1).
+// signatureList returns an EFI_SIGNATURE_LIST with one certificate (UEFI 2.10, section 32.4.1).
 func signatureList(der []byte) []byte {
 	const header, owner = 28, 16
 	// EFI_CERT_X509_GUID

@@ -19,20 +19,20 @@ import (
 	"time"
 )
 
-// Labels that OpenYurt gives its nodes.
+// Labels of OpenYurt's nodes.
 const (
 	LabelEdgeWorker = "openyurt.io/is-edge-worker"
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
-// API versions of NodePools that yurthub lists, one in each release.
+// API versions in which yurthub lists NodePools; each release of yurthub uses one of them.
 const (
 	NodePools         = "v1beta2"
 	NodePoolsBefore17 = "v1beta1"
 )
 
-// nodePoolCRD returns the part of the real CRD that yurthub needs: it lists and
-// watches node pools, and reads only fields of an edge pool that have defaults.
+// nodePoolCRD returns those parts of the real CRD that yurthub needs. It lists and watches node
+// pools, and of an edge pool it reads only fields that have defaults.
 func nodePoolCRD(version string) map[string]any {
 	return map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -51,8 +51,8 @@ func nodePoolCRD(version string) map[string]any {
 	}
 }
 
-// hubRole has the rights that docs/openyurt.md grants to every node: the part
-// of OpenYurt's yurthub chart that yurthub uses.
+// hubRole has the rights that docs/openyurt.md grants to every node: the part that yurthub uses of
+// the rights in OpenYurt's yurthub chart.
 var hubRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": "yurt-hub"},
@@ -85,9 +85,8 @@ func (c *Cluster) GrantHub(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, hubBinding)
 }
 
-// nodeRules imitates the rules of OpenYurt's webhook for labels of Nodes: a
-// pool cannot be changed in place, and only nodes may change whether they are
-// edge workers.
+// nodeRules imitates the rules of OpenYurt's webhook for the labels of Nodes: a node's pool cannot
+// be changed directly, and only nodes may change whether they are edge workers.
 var nodeRules = map[string]any{
 	"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
 	"metadata": map[string]any{"name": "openyurt-nodes"},
@@ -124,7 +123,7 @@ var nodeRulesBinding = map[string]any{
 	"spec":     map[string]any{"policyName": "openyurt-nodes", "validationActions": []string{"Deny"}},
 }
 
-// GuardNodes makes the API servers reject what OpenYurt's webhook would.
+// GuardNodes makes the API servers reject everything that OpenYurt's webhook would reject.
 func (c *Cluster) GuardNodes(ctx context.Context) error {
 	const path = "/apis/admissionregistration.k8s.io/v1/"
 	if err := c.Create(ctx, path+"validatingadmissionpolicies", nodeRules); err != nil {
@@ -138,8 +137,7 @@ type NodePool struct {
 	Name, Type string // Type is Edge or Cloud
 }
 
-// AddNodePools creates the kind NodePool, in this version only, and these
-// pools.
+// AddNodePools creates the kind NodePool, only in this version, and these pools.
 func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...NodePool) error {
 	if err := c.Create(ctx, crdPath, nodePoolCRD(version)); err != nil {
 		return err
@@ -147,7 +145,7 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for _, pool := range pools {
-		// The kind is served some moments after its creation.
+		// The API server serves the kind only some time after its creation.
 		err := c.lab.poll(ctx, "the kind NodePool", c.other, func(ctx context.Context) (bool, error) {
 			err := c.Create(ctx, "/apis/apps.openyurt.io/"+version+"/nodepools", map[string]any{
 				"apiVersion": "apps.openyurt.io/" + version, "kind": "NodePool",
@@ -162,19 +160,19 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 	return nil
 }
 
-// Verdict is an Approver's decision on requests.
+// Verdict is what an Approver does with requests.
 type Verdict string
 
-// Verdicts: to approve, to deny, or to ignore requests.
+// Verdicts: approve, deny or ignore requests.
 const (
 	Approve Verdict = "approve"
 	Deny    Verdict = "deny"
 	Hold    Verdict = "hold"
 )
 
-// Approver imitates the certificate approver of OpenYurt's yurt-manager: it
-// approves the requests of yurthub, and nothing else. The controller manager
-// approves neither of them, so without an Approver no yurthub becomes ready.
+// Approver imitates the certificate approver of OpenYurt's yurt-manager: it approves the requests
+// of yurthub, and no others. The controller manager does not approve those, so without an Approver
+// no yurthub becomes ready.
 type Approver struct {
 	c    *Cluster
 	stop context.CancelFunc
@@ -185,7 +183,7 @@ type Approver struct {
 	judged  []Judged
 }
 
-// Judged is a request that an Approver has decided on.
+// Judged is a request about which an Approver has decided.
 type Judged struct {
 	Name, Signer, User, CommonName string
 	Verdict                        Verdict
@@ -203,14 +201,14 @@ func (c *Cluster) StartApprover(v Verdict) *Approver {
 // Stop ends the approver.
 func (a *Approver) Stop() { a.stop(); <-a.done }
 
-// Set changes the verdict on later requests.
+// Set changes the verdict for later requests.
 func (a *Approver) Set(v Verdict) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.verdict = v
 }
 
-// Judged returns the requests decided on so far.
+// Judged returns the requests about which the approver has decided so far.
 func (a *Approver) Judged() []Judged {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -224,7 +222,7 @@ func (a *Approver) run(ctx context.Context) {
 		a.mu.Lock()
 		v := a.verdict
 		a.mu.Unlock()
-		// Masters stop and start in tests: log each error once.
+		// Log each error only once, because tests stop and start masters.
 		if err := a.judge(ctx, v); err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
 			a.c.lab.say("approver: %v", err)
@@ -237,7 +235,7 @@ func (a *Approver) run(ctx context.Context) {
 	}
 }
 
-// csr is the part of a request that judge reads.
+// csr has the fields of a request that judge reads.
 type csr struct {
 	Metadata struct{ Name string }
 	Spec     struct {
@@ -296,10 +294,9 @@ func (a *Approver) decide(ctx context.Context, raw json.RawMessage, name string,
 	return a.c.do(ctx, http.MethodPut, csrsPath+"/"+name+"/approval", "application/json", whole, nil)
 }
 
-// hubRequest reports whether a request is one of the two that yurt-manager
-// approves for yurthub: for its client certificate (in token mode only) and for
-// its server certificate. The rules are those of yurt-manager 1.7.0: exactly
-// these usages, and only these organizations.
+// hubRequest reports whether a request is one of the two that yurt-manager approves for yurthub:
+// one for its client certificate (only in token mode), one for its server certificate. The rules
+// are those of yurt-manager 1.7.0: exactly these usages, and only these organizations.
 func hubRequest(request []byte, signer string, usages []string) (commonName string, ours bool) {
 	block, _ := pem.Decode(request)
 	if block == nil {
@@ -330,8 +327,8 @@ func hubRequest(request []byte, signer string, usages []string) (commonName stri
 	return r.Subject.CommonName, ours && slices.Equal(slices.Compact(usages), want)
 }
 
-// managerRole has the rights that yurt-manager's chart grants its approver,
-// which has its own service account.
+// managerRole has the rights that yurt-manager's chart grants to its approver, which has a service
+// account of its own.
 var managerRole = map[string]any{
 	"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 	"metadata": map[string]any{"name": managerAccount},
@@ -352,8 +349,8 @@ var managerBinding = map[string]any{
 
 const managerAccount = "yurt-manager-csr-approver-controller"
 
-// StartYurtManager runs a real yurt-manager, with only its certificate
-// approver, in place of an Approver. CI has none.
+// StartYurtManager runs a real yurt-manager in place of an Approver, with only its certificate
+// approver enabled. CI has no yurt-manager.
 func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Process, error) {
 	if err := c.Create(ctx, rolesPath, managerRole); err != nil {
 		return nil, err
@@ -370,7 +367,7 @@ func (c *Cluster) StartYurtManager(ctx context.Context, program string) (*Proces
 	return p, nil
 }
 
-// auditPolicy logs the creations of nodes, and nothing else.
+// auditPolicy logs only the creation of nodes.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
@@ -387,15 +384,15 @@ func (c *Cluster) AuditLog(n int) string {
 	return filepath.Join(c.dir, fmt.Sprintf("audit%d.json", n+1))
 }
 
-// auditArgs makes the nth API server log every creation of a Node, or the requests in the
-// tuning's policy.
+// auditArgs makes the nth API server log every creation of a Node. If the tuning has a policy, the
+// API server logs the requests in that policy instead.
 func (c *Cluster) auditArgs(n int) ([]string, error) {
-	// One file per API server, so that one that starts now reads no partly written file.
+	// Use one file per API server, so that one that starts now cannot read a partly written file.
 	policy := filepath.Join(c.dir, fmt.Sprintf("audit-policy%d.yaml", n+1))
 	if err := os.WriteFile(policy, []byte(cmp.Or(c.tuning.AuditPolicy, auditPolicy)), 0o600); err != nil {
 		return nil, fmt.Errorf("writing the audit policy: %w", err)
 	}
-	// In one file: at 100 MB it would be rotated, and readers would miss the
+	// Use one log file: by default it would be rotated at 100 MB, and readers would miss the
 	// earlier part.
 	return []string{"--audit-policy-file", policy, "--audit-log-path", c.AuditLog(n), "--audit-log-maxsize=100000"}, nil
 }
@@ -403,14 +400,14 @@ func (c *Cluster) auditArgs(n int) ([]string, error) {
 // NodePost is one request to create a Node, as an API server saw it.
 type NodePost struct {
 	At           time.Time
-	Master       int // index in Masters
+	Master       int // index of the API server in Masters
 	User, Client string
 	Name         string
 	Labels       map[string]string
-	Code         int // HTTP status of the answer
+	Code         int // HTTP status of the response
 }
 
-// NodePosts returns all requests to create a Node, the earliest first.
+// NodePosts returns all requests to create a Node, earliest first.
 func (c *Cluster) NodePosts() ([]NodePost, error) {
 	var posts []NodePost
 	for n := range c.hosts {
@@ -461,8 +458,8 @@ func nodePosts(log []byte, master int) ([]NodePost, error) {
 	return posts, in.Err()
 }
 
-// SetLink plugs in or pulls the machine's network cable; without it the guest
-// has no carrier. The state survives Reset, but not a new On.
+// SetLink plugs in or unplugs the machine's network cable. Without it, the guest has no carrier.
+// The state survives Reset, but not a new On.
 func (vm *VM) SetLink(ctx context.Context, up bool) error {
 	return vm.commandWith(ctx, "set_link", map[string]any{"name": "net0", "up": up})
 }

@@ -10,8 +10,8 @@ import (
 
 const podsPath = "/api/v1/namespaces/default/pods"
 
-// LetLogsBeRead lets API servers read the logs of pods from kubelets, like a
-// later phase of `kubeadm init`.
+// LetLogsBeRead allows API servers to read the logs of pods from kubelets. `kubeadm init` does that
+// in a later phase.
 func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
 	return c.Create(ctx, bindingPath, map[string]any{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
@@ -21,23 +21,22 @@ func (c *Cluster) LetLogsBeRead(ctx context.Context) error {
 	})
 }
 
-// Greeter creates a pod of the hello image that uses the node's network and
-// prints on the node's console, every few seconds, how long it has been
-// running: this shows that it lives while the node is offline. Like most pods
-// it has a service account's token, which kubelet must get again when the pod
-// restarts.
+// Greeter creates a pod of the hello image that uses the node's network. Every few seconds it
+// prints on the node's console how long it has been running, which shows that it lives while the
+// node is offline. Like most pods it has a service account's token, which kubelet must get again
+// when the pod restarts.
 func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	// Rejected until the controller manager has created the service account.
+	// The API server rejects the pod until the controller manager has created the service account.
 	return c.lab.poll(ctx, "pod "+name+" to be taken", c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, podsPath, map[string]any{
 			"apiVersion": "v1", "kind": "Pod",
 			"metadata": map[string]any{"name": name},
 			"spec": map[string]any{
 				"nodeName": node, "terminationGracePeriodSeconds": 1, "hostNetwork": true,
-				// Unlike one with OpenYurt, this cluster evicts pods from a node that
-				// has been silent for five minutes.
+				// Tolerate everything: unlike one with OpenYurt, this cluster evicts pods from a
+				// node that has been silent for five minutes.
 				"tolerations": Stays(),
 				"containers": []any{map[string]any{
 					"name": name, "image": image, "imagePullPolicy": "Never", "args": []string{"/dev/ttyS0"},
@@ -49,11 +48,10 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	})
 }
 
-// SetOff makes the node run a shell script as root, and does not wait for it:
-// the script may take the node out of the cluster. Like OpenYurt's own tools,
-// it uses a privileged pod that enters the node's namespaces, here with the
-// node's programs, since the pod's image (any on the node) has none. The script
-// ends with its pod; longer work needs systemd-run.
+// SetOff makes the node run a shell script as root, and does not wait for it, because the script
+// may remove the node from the cluster. Like OpenYurt's own tools, it uses a privileged pod that
+// enters the node's namespaces. The pod uses the node's programs, because its image (any image on
+// the node) has none. The script ends with its pod; longer work needs systemd-run.
 func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string) error {
 	loader, libraries := "/node/usr/lib64/ld-linux-x86-64.so.2", "/node/usr/lib/x86_64-linux-gnu"
 	if vm.mach.Arch == "arm64" {
@@ -82,7 +80,7 @@ func (c *Cluster) SetOff(ctx context.Context, vm *VM, name, image, script string
 	return nil
 }
 
-// OnNode is SetOff, but waits, and returns the output of the script.
+// OnNode is like SetOff, but waits for the script and returns its output.
 func (c *Cluster) OnNode(ctx context.Context, vm *VM, name, image, script string) (string, error) {
 	if err := c.SetOff(ctx, vm, name, image, script); err != nil {
 		return "", err

@@ -10,32 +10,32 @@ import (
 	"time"
 )
 
-// A machine that this host starves is not broken: limits count the time in
-// which the guest had the processors that it needed.
+// A machine that gets too little processor time from this host is not broken. Therefore time limits
+// count only the time in which the guest had the processors that it needed.
 
 // starvedCap limits the time of a starved guest, as a multiple of its limit.
 const starvedCap = 4
 
-// effort is how long the threads of a process have run, and how long they have
-// waited for a processor.
+// effort is how long the threads of a process have run (ran), and how long they have waited for a
+// processor (stood).
 type effort struct{ ran, stood time.Duration }
 
-// share returns the part of the wanted processor time that the process got.
+// share returns the share of the wanted processor time that the process got.
 func (e effort) share() float64 {
 	if e.ran+e.stood <= 0 {
-		return 1 // it wanted none
+		return 1 // it did not want any
 	}
 	return float64(e.ran) / float64(e.ran+e.stood)
 }
 
-// effortOf adds up the threads of a process (proc_pid_schedstat).
+// effortOf returns the sum over all threads of a process (proc_pid_schedstat).
 func effortOf(pid int) effort {
 	var sum effort
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // the pattern is valid
 	for _, t := range tasks {
 		b, err := os.ReadFile(t)
 		if err != nil {
-			continue // a thread that has ended
+			continue // the thread has ended
 		}
 		f := strings.Fields(string(b))
 		if len(f) < 2 {
@@ -49,13 +49,12 @@ func effortOf(pid int) effort {
 	return sum
 }
 
-// Ran returns how long the machine has had a processor since it was switched
-// on.
+// Ran returns how long the machine has run on a processor since it was switched on.
 func (vm *VM) Ran() time.Duration { return effortOf(vm.proc.Pid()).ran }
 
-// Patience returns a context that ends after limit, not counting the time in
-// which this host kept the guest waiting. Its cause says whether the guest was
-// starved.
+// Patience returns a context that ends after limit, without counting the time in which this host
+// kept the guest waiting. The cause of the context reports whether the guest got too little
+// processor time.
 func (vm *VM) Patience(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if vm.cfg.Lockstep != nil {
 		return vm.cfg.Lockstep.patience(ctx, limit)
@@ -73,7 +72,7 @@ func patience(ctx context.Context, limit time.Duration, measure func() effort) (
 		before := measure()
 		every(ctx, step, func() bool {
 			now := measure()
-			// The figures of threads that have ended are gone.
+			// The numbers of threads that have ended are missing, so the sums may decrease.
 			did := effort{max(0, now.ran-before.ran), max(0, now.stood-before.stood)}
 			before = now
 			whole.ran += did.ran
@@ -90,7 +89,7 @@ func patience(ctx context.Context, limit time.Duration, measure func() effort) (
 	return ctx, func() { cancel(context.Canceled) }
 }
 
-// every calls do at an interval, until it returns false or ctx is done.
+// every calls do at each interval until do returns false or ctx is done.
 func every(ctx context.Context, interval time.Duration, do func() bool) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -106,8 +105,8 @@ func every(ctx context.Context, interval time.Duration, do func() bool) {
 	}
 }
 
-// verdict returns an error that distinguishes a starved machine from a broken
-// one.
+// verdict returns an error that distinguishes a machine that got too little processor time from a
+// broken one.
 func verdict(passed time.Duration, e effort) error {
 	percent := int(100 * e.share())
 	if percent < 50 {

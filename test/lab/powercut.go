@@ -14,20 +14,19 @@ import (
 	"github.com/edgebake/edgebake/builder/qemu"
 )
 
-// A disk answers a write once the bytes are in its cache; they are durable only
-// after the next flush. Killing QEMU loses none of them, since this host keeps
-// running. So a recorded machine runs on an overlay over the durable state of
-// its disk, with a record of its writes and flushes. A power cut discards the
-// overlay, and applies to the durable state all flushed writes, and of the
-// others those that chance selects.
+// A disk acknowledges a write once the bytes are in its cache; they are durable only after the next
+// flush. Killing QEMU loses none of them, because this host keeps running. Therefore a recorded
+// machine runs on an overlay over the durable state of its disk, and its writes and flushes are
+// recorded. A power cut discards the overlay. It applies to the durable state all flushed writes,
+// and a random selection of the others.
 
-// settled returns the path of the raw disk with its durable state.
+// settled returns the path of the raw disk that has the durable state.
 func (vm *VM) settled() string { return filepath.Join(vm.lab.Dir, vm.Name+".settled.raw") }
 
-// writes returns the path of the current run's record.
+// writes returns the path of the record of the current run.
 func (vm *VM) writes() string { return filepath.Join(vm.lab.Dir, vm.Name+".writes") }
 
-// ownDisk copies the image to a disk that can be written.
+// ownDisk copies the image to a disk that the machine can write to.
 func (vm *VM) ownDisk(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", vm.cfg.Image, vm.settled()).CombinedOutput()
 	if err != nil {
@@ -39,8 +38,8 @@ func (vm *VM) ownDisk(ctx context.Context) error {
 	return nil
 }
 
-// freshRun applies the record of the last run, if that ended in an orderly way,
-// and starts an empty overlay and record.
+// freshRun starts an empty overlay and record. If the last run ended in an orderly way, it first
+// applies the record of that run.
 func (vm *VM) freshRun() error {
 	if _, err := os.Stat(vm.writes()); err == nil {
 		if _, err := vm.settle(func() bool { return false }); err != nil {
@@ -55,13 +54,13 @@ func (vm *VM) freshRun() error {
 
 // Loss is the effect of a power cut on a disk.
 type Loss struct {
-	Kept    int // writes before a flush
-	Chance  int // other writes that were kept
+	Kept    int // writes before the last flush, which are always kept
+	Chance  int // other writes that were kept by chance
 	Dropped int // other writes that were lost
 }
 
-// CutPower cuts the power of a recorded machine. lose decides for each write
-// since the last flush whether it is lost.
+// CutPower cuts the power of a recorded machine. lose decides, for each write since the last flush,
+// whether it is lost.
 func (vm *VM) CutPower(lose func() bool) (Loss, error) {
 	if !vm.cfg.Record {
 		return Loss{}, fmt.Errorf("cutting the power of %s: its writes are not recorded", vm.Name)
@@ -88,8 +87,8 @@ func (vm *VM) settle(lose func() bool) (Loss, error) {
 	return replay(log, disk, lose)
 }
 
-// The record's format: Documentation/admin-guide/device-mapper/log-writes.rst
-// of the Linux kernel. All numbers are little-endian.
+// Format of the record: Documentation/admin-guide/device-mapper/log-writes.rst of the Linux kernel.
+// All numbers are little-endian.
 const (
 	logMagic   = 0x6a736677736872
 	logFlush   = 1
@@ -98,16 +97,16 @@ const (
 	logMark    = 8
 )
 
-// entry is one request of a record.
+// entry is one request in a record.
 type entry struct {
-	at, to, n int64 // at: offset in the record; to: on the disk; n: bytes, 0 for a flush alone
+	at, to, n int64 // at: offset in the record; to: offset on the disk; n: bytes, 0 for a flush without data
 	fua       bool
-	flush     bool // all entries before this one are durable
+	flush     bool // all entries before this one are durable after it
 }
 
-// replay writes what survives a power cut to disk: everything before the last
-// flush, and of the rest what lose keeps. With FUA a write is durable by
-// itself. The record may end inside an entry.
+// replay writes to disk what survives a power cut: everything before the last flush, and of the
+// later writes those that lose keeps. A write with FUA is durable by itself. The record may end
+// within an entry.
 func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	var loss Loss
 	entries, err := readRecord(log)
@@ -126,7 +125,7 @@ func replay(log record, disk io.WriterAt, lose func() bool) (Loss, error) {
 	return loss, nil
 }
 
-// count decides on one write, and reports whether it is kept.
+// count counts one write, and reports whether it is kept.
 func (l *Loss) count(promised bool, lose func() bool) bool {
 	switch {
 	case promised:
@@ -147,7 +146,7 @@ func (e entry) write(log io.ReaderAt, disk io.WriterAt) error {
 	return nil
 }
 
-// lastFlush returns how many of entries are durable.
+// lastFlush returns how many of the entries are durable.
 func lastFlush(entries []entry) int {
 	for i, e := range slices.Backward(entries) {
 		if e.flush {
@@ -169,7 +168,7 @@ func readRecord(log record) ([]entry, error) {
 		return nil, err
 	}
 	if fi.Size() == 0 {
-		return nil, nil // no writes
+		return nil, nil // nothing was written
 	}
 	head := make([]byte, 32)
 	if _, err := log.ReadAt(head, 0); err != nil {
@@ -183,15 +182,15 @@ func readRecord(log record) ([]entry, error) {
 	var entries []entry
 	for pos := sector; ; {
 		if _, err := log.ReadAt(head, pos); err != nil {
-			break // the end, or a header cut short
+			break // the end of the record, or an incomplete header
 		}
 		to, n, flags := int64(le.Uint64(head)), int64(le.Uint64(head[8:])), le.Uint64(head[16:])
 		if n == 0 && flags == 0 {
-			break // the place of an entry that was being written
+			break // an entry that was being written when the record ended
 		}
 		pos += sector
 		if flags&(logDiscard|logMark) != 0 {
-			continue // discarded bytes may keep their old values
+			continue // discarded bytes may keep their old values on the disk
 		}
 		if pos+n*sector > fi.Size() {
 			break

@@ -12,24 +12,24 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// Versions of the control plane.
+// Versions of the control plane's programs.
 const (
 	KubernetesVersion = configs.ExampleKubernetes
-	// KubernetesBeforeHub17 is for clusters of nodes with yurthub before 1.7.
+	// KubernetesBeforeHub17 is the version for clusters of nodes that have yurthub before 1.7.
 	KubernetesBeforeHub17 = "v1.30.3"
 	EtcdVersion           = "v3.7.0"
-	// EtcdImageTag is the tag of etcd's image for kubeadm of KubernetesVersion.
+	// EtcdImageTag is the tag of etcd's image that kubeadm of KubernetesVersion uses.
 	EtcdImageTag = "3.7.0-0"
-	// CoreDNSVersion is the version that this kubeadm installs.
+	// CoreDNSVersion is the version that kubeadm of KubernetesVersion installs.
 	CoreDNSVersion = "v1.14.6"
 )
 
-// Release is a version of Kubernetes with the etcd of its kubeadm, and the tag
-// of etcd's image.
+// Release is a version of Kubernetes, the version of etcd that its kubeadm installs, and the tag of
+// etcd's image.
 type Release struct{ Kubernetes, Etcd, EtcdImageTag string }
 
-// Releases returns those of which control planes are made from images; the
-// first is the one of all other tests.
+// Releases returns the releases for which control planes are made from images. The first one is
+// used by all other tests.
 func Releases() []Release {
 	return []Release{
 		{KubernetesVersion, EtcdVersion, EtcdImageTag},
@@ -37,7 +37,7 @@ func Releases() []Release {
 	}
 }
 
-// FindRelease returns the release of a version of Kubernetes.
+// FindRelease returns the release that has this version of Kubernetes.
 func FindRelease(kubernetes string) (Release, error) {
 	for _, r := range Releases() {
 		if r.Kubernetes == kubernetes {
@@ -47,13 +47,13 @@ func FindRelease(kubernetes string) (Release, error) {
 	return Release{}, fmt.Errorf("the lab makes no control plane of Kubernetes %s: it knows %v", kubernetes, Releases())
 }
 
-// Programs are the paths of a control plane's programs.
+// Programs has the paths of the programs of a control plane.
 type Programs struct {
-	Version                                                         string // of Kubernetes
+	Version                                                         string // version of Kubernetes
 	APIServer, ControllerManager, Scheduler, Kubectl, Kubeadm, Etcd string
 }
 
-// OpenCache opens the user's cache, which must stay open: programs run from it.
+// OpenCache opens the user's cache. It must stay open as long as programs run from it.
 func OpenCache() (*fetch.Cache, error) {
 	dir, err := fetch.DefaultDir()
 	if err != nil {
@@ -71,8 +71,8 @@ func CachedPrograms(ctx context.Context, version string, log io.Writer) (*Progra
 	return BuildPrograms(ctx, cache, version, log)
 }
 
-// BuildPrograms compiles a control plane of this version of Kubernetes from the
-// Go module proxy, unless the cache has it. The programs run from the cache.
+// BuildPrograms compiles the programs of a control plane of this version of Kubernetes from the Go
+// module proxy, unless they are in the cache. The programs run from the cache.
 func BuildPrograms(ctx context.Context, c *fetch.Cache, version string, log io.Writer) (*Programs, error) {
 	p := Programs{Version: version}
 	paths := map[string]*string{
@@ -118,8 +118,8 @@ func CachedKubeProxy(ctx context.Context, version string, log io.Writer) (string
 	return cachedProgram(ctx, r, log)
 }
 
-// cachedProgram returns the path of a recipe's only program, which it compiles
-// if it is not cached.
+// cachedProgram returns the path of the only program of a recipe. It compiles the program if it is
+// not cached.
 func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string, error) {
 	cache, err := OpenCache()
 	if err != nil {
@@ -133,27 +133,26 @@ func cachedProgram(ctx context.Context, r fetch.GoRecipe, log io.Writer) (string
 	return cache.Program(blobs[pkg], ProgramName(pkg))
 }
 
-// EtcdRecipe returns how to compile etcd (such as "v3.7.0"), for control
-// planes.
+// EtcdRecipe returns the recipe for compiling etcd (such as "v3.7.0").
 func EtcdRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/server/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// EtcdutlRecipe returns how to compile etcd's own tool for snapshots, which is
-// also in etcd's image.
+// EtcdutlRecipe returns the recipe for compiling etcd's own tool for snapshots, which is also in
+// etcd's image.
 func EtcdutlRecipe(version, arch string) fetch.GoRecipe {
 	const m = "go.etcd.io/etcd/etcdutl/v3"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// CoreDNSRecipe returns how to compile CoreDNS (such as "v1.14.6").
+// CoreDNSRecipe returns the recipe for compiling CoreDNS (such as "v1.14.6").
 func CoreDNSRecipe(version, arch string) fetch.GoRecipe {
 	const m = "github.com/coredns/coredns"
 	return fetch.GoRecipe{Module: m, Version: version, Arch: arch, LDFlags: "-s -w", Packages: []string{m}}
 }
 
-// ProgramName returns the file name of a main package's program.
+// ProgramName returns the file name of the program of a main package.
 func ProgramName(pkg string) string {
 	prefix, _, ok := module.SplitPathVersion(pkg)
 	if !ok {

@@ -9,26 +9,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recording is one run of a machine as its disk saw it, from power-on until the
-// power was cut. Power may fail after any of its entries.
+// Recording is one run of a machine as its disk saw it, from power-on until the power was cut. With
+// it, tests can let the power fail after any of its entries.
 type Recording struct {
-	// Disk is a raw file with the state of the disk after the last Cut. It may be
-	// read and booted, but must not be written to.
+	// Disk is a raw file with the state of the disk after the last Cut. It may be read and booted,
+	// but must not be changed.
 	Disk string
 
 	disk, log *os.File
 	entries   []entry
-	done      int // entries that were applied to Disk
+	done      int // number of entries that were applied to Disk
 	undo      []old
 }
 
-// old is the data that was replaced by a write that was kept by chance.
+// old is data that was overwritten by a write which was kept by chance.
 type old struct {
 	at   int64
 	data []byte
 }
 
-// Recorded returns the current size of the record, for Recording.At.
+// Recorded returns the current size of the record, to be passed to Recording.At.
 func (vm *VM) Recorded() (int64, error) {
 	fi, err := os.Stat(vm.writes())
 	if err != nil {
@@ -37,8 +37,8 @@ func (vm *VM) Recorded() (int64, error) {
 	return fi.Size(), nil
 }
 
-// Recording opens the record of a machine after Cut. The machine must not be
-// switched on again.
+// Recording opens the record of a machine whose power was cut. The machine must not be switched on
+// again.
 func (vm *VM) Recording() (*Recording, error) {
 	if !vm.cfg.Record || vm.Running() {
 		return nil, fmt.Errorf("opening the record of %s: it is running, or not recorded", vm.Name)
@@ -60,7 +60,7 @@ func (vm *VM) Recording() (*Recording, error) {
 // Len returns the number of entries.
 func (r *Recording) Len() int { return len(r.entries) }
 
-// At returns the number of entries that the record had at that size.
+// At returns how many entries the record had when it had this size.
 func (r *Recording) At(size int64) int {
 	n := 0
 	for n < len(r.entries) && r.entries[n].at+r.entries[n].n <= size {
@@ -69,8 +69,8 @@ func (r *Recording) At(size int64) int {
 	return n
 }
 
-// Flushes returns the numbers of entries up to and including each flush, if
-// more than from.
+// Flushes returns, for each flush, the number of entries up to and including it. It omits numbers
+// up to from.
 func (r *Recording) Flushes(from int) []int {
 	var out []int
 	for i, e := range r.entries {
@@ -81,9 +81,8 @@ func (r *Recording) Flushes(from int) []int {
 	return out
 }
 
-// Cut gives Disk the state after a power cut that follows n entries. n must not
-// decrease. lose decides for each write since the last flush whether it is
-// lost.
+// Cut gives Disk the state after a power cut that follows the first n entries. n must not decrease.
+// lose decides, for each write since the last flush, whether it is lost.
 func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	var loss Loss
 	promised := lastFlush(r.entries[:n])
@@ -115,7 +114,7 @@ func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	return loss, nil
 }
 
-// takeBack reverts the writes that the last cut kept by chance.
+// takeBack reverts those writes that the last cut kept by chance.
 func (r *Recording) takeBack() error {
 	for len(r.undo) > 0 {
 		last := r.undo[len(r.undo)-1]
@@ -127,8 +126,8 @@ func (r *Recording) takeBack() error {
 	return nil
 }
 
-// CopyPart copies a part of Disk to a file, with its holes, for programs that
-// repair what they read.
+// CopyPart copies a part of Disk, including its holes, to a file. It is for programs that repair
+// what they read.
 func (r *Recording) CopyPart(path string, start, size int64) error {
 	if err := copySparse(path, r.Disk, start, size); err != nil {
 		return fmt.Errorf("copying %d bytes at %d of %s: %w", size, start, r.Disk, err)
@@ -151,7 +150,7 @@ func copySparse(path, disk string, start, size int64) error {
 	for pos := start; pos < end; {
 		data, err := in.Seek(pos, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && data >= end {
-			break // a hole up to the end
+			break // a hole up to the end of the file
 		}
 		if err != nil {
 			return err

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/emulator"
 )
 
-// Serial is a machine's console: every line with its time. A kernel panic fails
-// all waits at once.
+// Serial is the console of a machine: every line with its time. If the kernel panics, all waiting
+// calls fail at once.
 type Serial struct {
 	start time.Time
 	raw   io.Writer
@@ -25,12 +25,12 @@ type Serial struct {
 	part    []byte
 	lines   []Line
 	ended   error
-	changed chan struct{} // closed and replaced at each change
+	changed chan struct{} // closed and replaced whenever something changes
 }
 
 // Line is one line of the console.
 type Line struct {
-	At   time.Duration // since power-on
+	At   time.Duration // time since power-on
 	Text string
 }
 
@@ -38,14 +38,14 @@ func newSerial(raw io.Writer, each func(Line)) *Serial {
 	return &Serial{start: time.Now(), raw: raw, each: each, changed: make(chan struct{})}
 }
 
-// escapes matches terminal control sequences, with which firmware and systemd
-// color and place their text.
+// escapes matches terminal control sequences, with which firmware and systemd color and position
+// their text.
 var escapes = regexp.MustCompile(`\x1b(\[[0-9;?=]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9]|[=>c78])`)
 
-// fatal matches a line after which the machine does nothing more.
+// fatal matches a line after which the machine does nothing any more.
 var fatal = regexp.MustCompile(`Kernel panic - not syncing|You are in emergency mode|edgebake: this boot failed|No bootable option or device was found`)
 
-// Write receives the output of the machine.
+// Write receives output of the machine.
 func (s *Serial) Write(p []byte) (int, error) {
 	if _, err := s.raw.Write(p); err != nil {
 		return 0, err
@@ -73,13 +73,13 @@ func (s *Serial) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// notify wakes all waiting calls; the caller holds mu.
+// notify wakes all waiting calls. The caller must hold mu.
 func (s *Serial) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// end records that there is no more output.
+// end records that there will be no more output.
 func (s *Serial) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,23 +87,22 @@ func (s *Serial) end(err error) {
 	s.notify()
 }
 
-// Mark returns a position in the console's text, for Expect.
+// Mark returns the current position in the console's text, for Expect.
 func (s *Serial) Mark() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.lines)
 }
 
-// Lines returns all lines from a mark on.
+// Lines returns all lines from the mark from on.
 func (s *Serial) Lines(from int) []Line {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lines[from:len(s.lines):len(s.lines)]
 }
 
-// Expect waits for a line after the mark that matches, and returns it with the
-// mark after it. It fails when the machine panics or ends, or ctx ends; the
-// error shows the last lines.
+// Expect waits for a line after the mark that matches. It returns the line and the mark after it.
+// It fails if the machine panics or ends, or if ctx ends. The error includes the last lines.
 func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line, int, error) {
 	for i := from; ; {
 		s.mu.Lock()
@@ -128,7 +127,7 @@ func (s *Serial) Expect(ctx context.Context, from int, re *regexp.Regexp) (Line,
 	}
 }
 
-// Broken returns a *FatalError once the machine has panicked or given up.
+// Broken returns a *FatalError if the machine has panicked or given up.
 func (s *Serial) Broken() error {
 	lines := s.Lines(0)
 	for i, l := range lines {
@@ -139,12 +138,12 @@ func (s *Serial) Broken() error {
 	return nil
 }
 
-// powerOn matches the text of the firmware at the beginning of each boot.
+// powerOn matches the firmware's text at the beginning of each boot.
 var powerOn = regexp.MustCompile(`BdsDxe: (loading|starting) Boot`)
 
-// final reports whether line i is the last one. A panic that the emulator has
-// caused is not: every image makes its kernel reset after a panic, which the
-// machine must survive like a power cut.
+// final reports whether line i is a fatal one. A panic that a fault of the emulator caused is not:
+// every image makes its kernel reset after a panic, and the machine must survive that like a power
+// cut.
 func (s *Serial) final(lines []Line, i int) bool {
 	if !fatal.MatchString(lines[i].Text) {
 		return false
@@ -153,7 +152,7 @@ func (s *Serial) final(lines []Line, i int) bool {
 	for boot >= 0 && !powerOn.MatchString(lines[boot].Text) {
 		boot--
 	}
-	// Without firmware it is a kernel of the tests, which does not reset.
+	// Without firmware it is a kernel of the tests, which does not reset after a panic.
 	return boot < 0 || staleTranslation(lines[boot:i]) == ""
 }
 
@@ -161,8 +160,8 @@ func (s *Serial) gaveUp(at Line) *FatalError {
 	return &FatalError{Line: at, Tail: s.Tail(30), Emulator: s.EmulatorsFault()}
 }
 
-// EmulatorsFault returns how the console shows that the guest failed because of
-// QEMU, or "". Such a boot says nothing about its disk.
+// EmulatorsFault returns the evidence on the console that the guest failed because of QEMU, or "".
+// Such a boot proves nothing about the machine's disk.
 func (s *Serial) EmulatorsFault() string { return staleTranslation(s.Lines(0)) }
 
 func staleTranslation(lines []Line) string {
@@ -185,12 +184,11 @@ func (s *Serial) Tail(n int) string {
 	return b.String()
 }
 
-// FatalError means that a machine's system has given up.
+// FatalError means that the system of a machine has given up.
 type FatalError struct {
 	Line Line
 	Tail string
-	// Emulator describes how the console shows that QEMU is the cause; "": it is
-	// not.
+	// Emulator describes the evidence on the console that QEMU is the cause; "" if QEMU is not.
 	Emulator string
 }
 

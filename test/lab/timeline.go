@@ -12,15 +12,14 @@ import (
 	"time"
 )
 
-// Event is something that happened to a machine, with the time since its
-// power-on.
+// Event is something that happened to a machine, with the time since the machine's power-on.
 type Event struct {
 	At   time.Duration
 	What string
 }
 
-// milestones are the console lines that mark stages of a boot. A boot without
-// some of them (a quiet kernel) has fewer events.
+// milestones are console lines that mark stages of a boot. If some of them are missing, for example
+// with a quiet kernel, there are fewer events.
 var milestones = []struct {
 	line *regexp.Regexp
 	what string
@@ -34,17 +33,17 @@ var milestones = []struct {
 	{FirstBootDone, "first boot is done"},
 }
 
-// FirstBootDone matches the last line of first boot.
+// FirstBootDone matches the last line that first boot prints.
 var FirstBootDone = regexp.MustCompile(`edgebake: node \S+ is Ready`)
 
-// WaitsForAPIServer matches the line of first boot on a node that finds no
-// cluster yet.
+// WaitsForAPIServer matches the line that first boot prints on a node while there is no cluster
+// yet.
 var WaitsForAPIServer = regexp.MustCompile(`edgebake: .* waiting for an API server to answer`)
 
-// phaseDone matches the line of first boot at the end of a phase.
+// phaseDone matches the line that first boot prints at the end of a phase.
 var phaseDone = regexp.MustCompile(`edgebake: \[\d+(?:/\d+)?\] (\S+): (done in .*|as it should be)`)
 
-// Events returns the milestones on the console.
+// Events returns the milestones that were seen on the console.
 func (s *Serial) Events() []Event {
 	var events []Event
 	seen := map[string]bool{}
@@ -69,11 +68,11 @@ func (s *Serial) Events() []Event {
 	return events
 }
 
-// Note returns an event that was seen elsewhere, with the current time.
+// Note returns an event that was seen elsewhere than on the console. Its time is the current one.
 func (s *Serial) Note(what string) Event { return Event{time.Since(s.start), what} }
 
-// PrintTimeline prints events in order, each with the time since power-on and
-// since the previous one.
+// PrintTimeline prints events in order of time, each with the time since power-on and the time
+// since the previous event.
 func PrintTimeline(w io.Writer, events []Event) {
 	events = slices.SortedStableFunc(slices.Values(events), func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	last := time.Duration(0)
@@ -83,8 +82,8 @@ func PrintTimeline(w io.Writer, events []Event) {
 	}
 }
 
-// Evidence returns the last lines of every process and console of the lab, for
-// a person who was not present.
+// Evidence returns the last lines of every process and console of the lab, so that a person can
+// examine a failure later.
 func (l *Lab) Evidence() string {
 	var b strings.Builder
 	for _, pattern := range []string{"*.log", "*.serial"} {
@@ -103,16 +102,16 @@ func (l *Lab) Evidence() string {
 type Site struct {
 	Cluster  *Cluster
 	NodeName string
-	// Address in CIDR form, for a network without DHCP; empty: DHCP.
+	// Address is the address with prefix length, for a network without DHCP; empty: DHCP.
 	Address string
 	Gateway string
-	// Address2 is a second one, of the other family.
+	// Address2 is another address, of the other family.
 	Address2 string
-	Masters  []string // empty: all of the cluster's
-	Token    string   // empty: the cluster's
-	// NodeType and NodePool make it an OpenYurt node; empty: a native one.
+	Masters  []string // empty: all masters of the cluster
+	Token    string   // empty: the cluster's token
+	// NodeType and NodePool are those of an OpenYurt node; empty: a native node.
 	NodeType, NodePool string
-	// KubeletArgs are further flags of the node's kubelet, without dashes.
+	// KubeletArgs are further flags for the node's kubelet, by name without dashes.
 	KubeletArgs map[string]string
 }
 

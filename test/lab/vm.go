@@ -20,53 +20,50 @@ import (
 	"github.com/edgebake/edgebake/builder/qemu"
 )
 
-// VMConfig is a machine to boot.
+// VMConfig describes a machine to boot.
 type VMConfig struct {
-	Name  string // prefix of its files in the lab's directory
-	Image string // .raw; never written
+	Name  string // prefix of the machine's files in the lab's directory
+	Image string // a .raw file, which is never written to
 	Arch  string // as in qemu.Machine
-	// Disk is the size of the device that the image was written to; 0: the
-	// image's.
+	// Disk is the size of the device to which the image was written; 0: the size of the image.
 	Disk int64
-	// Sector is the size of that device's sectors; 0: 512.
+	// Sector is the sector size of that device; 0: 512.
 	Sector int64
 	Net    Net
-	// Guest is the number of the machine in Net, from 0.
+	// Guest is the number of the machine in Net, counted from 0.
 	Guest int
-	// Accel as in qemu.Machine; TCG if it is empty, or the machine's architecture
-	// is not this computer's.
+	// Accel is as in qemu.Machine. It is TCG if it is empty, or if the machine's architecture is
+	// not this computer's.
 	Accel        string
 	CPUs, Memory int
 	Secure       bool   // Secure Boot enabled
-	SerialNumber string // in SMBIOS
+	SerialNumber string // serial number in SMBIOS
 	Clock        string // as in qemu.Machine
-	Sticks       string // as in qemu.Machine; the bus for Plug
+	Sticks       string // as in qemu.Machine; also the bus for Plug
 	Stick, CD    string // as in qemu.Machine
 	NetBoot      bool   // as in qemu.Machine; see Lab.ServeNetBoot
 	HTTPSCAs     string // as in qemu.Machine
 	Watchdog     bool   // a hardware watchdog
-	// NIC is a second network card.
+	// NIC is a second network card, or nil.
 	NIC *qemu.NIC
-	// More are further disks: raw files, which are written.
+	// More are further disks: raw files, which the machine can write to.
 	More []string
 	// EachLine is called with every line of the console.
 	EachLine func(Line)
-	// Record records the machine's writes to its disk, so that CutPower can lose
-	// those that a disk's cache would.
+	// Record records the writes of the machine to its disk, so that CutPower can lose those that
+	// were only in the disk's cache.
 	Record bool
-	// Lockstep makes the machine share a clock with others; nil: it has this
-	// host's.
+	// Lockstep makes the machine share a clock with other machines; nil: it uses this host's clock.
 	Lockstep *Lockstep
-	// KeepVars keeps the firmware's variables of an earlier machine of this name:
-	// they are in the machine, not on its disk.
+	// KeepVars keeps the firmware's variables of an earlier machine of this name. They are stored
+	// in the machine, not on its disk.
 	KeepVars bool
 }
 
-// VM is a machine with its own copy-on-write disk. It can be switched off and
-// on again.
+// VM is a machine that has a copy-on-write disk. It can be switched off and on again.
 type VM struct {
 	Name    string // prefix of its files
-	Node    string // its name in the cluster: Name, until it joins under another
+	Node    string // name of the machine's Node: the same as Name, until it joins under another one
 	Overlay string // qcow2
 	Serial  *Serial
 
@@ -78,8 +75,7 @@ type VM struct {
 	log  *os.File
 }
 
-// StartVM creates the machine's disk from the image, and switches the machine
-// on.
+// StartVM creates the machine's disk from the image and switches the machine on.
 func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 	arch := cmp.Or(cfg.Arch, "amd64")
 	if arch != runtime.GOARCH {
@@ -100,7 +96,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 		return nil, err
 	}
 	if cfg.Accel == qemu.KVM {
-		cfg.Lockstep = nil // with KVM each has enough processors
+		cfg.Lockstep = nil // with KVM, each machine has enough processor time
 	}
 	vm := &VM{Name: cfg.Name, Node: cfg.Name, Overlay: filepath.Join(l.Dir, cfg.Name+".qcow2"), lab: l, cfg: cfg, prog: prog}
 	if err := os.Remove(vm.Overlay); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -139,7 +135,7 @@ func (l *Lab) StartVM(ctx context.Context, cfg VMConfig) (*VM, error) {
 // SerialLog returns the path of the console's raw output.
 func (vm *VM) SerialLog() string { return filepath.Join(vm.lab.Dir, vm.Name+".serial") }
 
-// On switches the machine on, with a new console.
+// On switches the machine on. Each run has a new console.
 func (vm *VM) On() error {
 	if vm.cfg.Lockstep != nil {
 		vm.mach.Clock = vm.cfg.Lockstep.Now().Format("2006-01-02T15:04:05")
@@ -171,8 +167,8 @@ func (vm *VM) On() error {
 	return nil
 }
 
-// Cut ends the machine at once. All writes that the guest has sent to its disk
-// are kept, unlike in a power cut: see CutPower.
+// Cut ends the machine at once. Unlike in a power cut (CutPower), all writes that the guest has
+// sent to its disk are kept.
 func (vm *VM) Cut() { vm.proc.Kill() }
 
 // Off presses the power button and waits until the machine is off.
@@ -198,14 +194,14 @@ func (vm *VM) WaitOff(ctx context.Context) error {
 	}
 }
 
-// Unplug removes the stick or the disc from a machine that is off, or stops it
-// from booting from the network.
+// Unplug removes the stick and the disc from a machine that is off, and stops it from booting from
+// the network.
 func (vm *VM) Unplug() { vm.mach.Stick, vm.mach.CD, vm.mach.NetBoot = "", "", false }
 
 // Reset presses the reset button.
 func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_reset") }
 
-// Plug attaches a removable drive to the running machine, until it is switched
+// Plug attaches a removable drive to the running machine. It stays until the machine is switched
 // off.
 func (vm *VM) Plug(ctx context.Context, image string) error {
 	driver := map[string]string{qemu.USB: "usb-storage", qemu.SCSI: "scsi-hd"}[vm.cfg.Sticks]
@@ -224,14 +220,14 @@ func (vm *VM) Plug(ctx context.Context, image string) error {
 	return vm.commandWith(ctx, "device_add", map[string]any{"driver": driver, "id": "stick0", "drive": "stick", "removable": true})
 }
 
-// CPU returns the processor time that QEMU has used for the machine since it
-// was switched on. It hardly depends on this computer's load.
+// CPU returns the processor time that QEMU has used for the machine since it was switched on. It
+// hardly depends on the load of this computer.
 func (vm *VM) CPU() (time.Duration, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", vm.proc.Pid()))
 	if err != nil {
 		return 0, fmt.Errorf("reading the processor time of %s: %w", vm.Name, err)
 	}
-	// The name of the program, in brackets, may have blanks.
+	// The program's name, in brackets, may contain blanks.
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 13 {
 		return 0, fmt.Errorf("reading the processor time of %s: %q", vm.Name, stat)
@@ -248,15 +244,15 @@ func (vm *VM) CPU() (time.Duration, error) {
 // Running reports whether the machine is on.
 func (vm *VM) Running() bool { return vm.proc.ended() == nil }
 
-// command sends one command to QEMU.
+// command sends one command without arguments to QEMU.
 func (vm *VM) command(ctx context.Context, name string) error { return vm.commandWith(ctx, name, nil) }
 
-// commandWith is command, with arguments.
+// commandWith is like command, with arguments.
 func (vm *VM) commandWith(ctx context.Context, name string, arguments map[string]any) error {
 	return vm.ask(ctx, name, arguments, nil)
 }
 
-// ask is commandWith, and decodes the answer.
+// ask is like commandWith, and also decodes the answer.
 func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, into any) error {
 	var d net.Dialer
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -268,8 +264,8 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	// QEMU sends a greeting, requires a negotiation of capabilities, and answers
-	// each command, with events in between.
+	// QEMU sends a greeting, then requires a negotiation of capabilities. It answers each command,
+	// and sends events in between.
 	in := json.NewDecoder(bufio.NewReader(conn))
 	var greeting struct{ QMP any }
 	if err := in.Decode(&greeting); err != nil {
@@ -310,8 +306,7 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 	return nil
 }
 
-// RawDisk writes the disk, as the machine left it, to path. The machine must
-// be off.
+// RawDisk writes the machine's disk, in its current state, to path. The machine must be off.
 func (vm *VM) RawDisk(ctx context.Context, path string) error {
 	if vm.Running() {
 		return fmt.Errorf("reading the disk of %s: it is running", vm.Name)
@@ -322,7 +317,7 @@ func (vm *VM) RawDisk(ctx context.Context, path string) error {
 	return nil
 }
 
-// FindInFile returns the offsets of a byte string in a file.
+// FindInFile returns the offsets at which a byte string occurs in a file.
 func FindInFile(path string, what []byte) ([]int64, error) {
 	if len(what) == 0 {
 		return nil, errors.New("searching for nothing")
@@ -334,7 +329,7 @@ func FindInFile(path string, what []byte) ([]int64, error) {
 	defer f.Close()
 	var hits []int64
 	buf := make([]byte, 1<<20)
-	keep := 0 // bytes carried over, since a hit may straddle two reads
+	keep := 0 // bytes kept from the last read, because an occurrence may span two reads
 	for off := int64(0); ; {
 		n, err := io.ReadFull(f, buf[keep:])
 		chunk := buf[:keep+n]

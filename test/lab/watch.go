@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Object is the part of a Node or Pod that tests read.
+// Object has the fields of a Node or Pod that tests read.
 type Object struct {
 	Metadata struct {
 		Name              string
@@ -42,7 +42,7 @@ type Object struct {
 	}
 }
 
-// Condition returns a condition's status and its reason in words.
+// Condition returns the status of a condition, and its reason as text.
 func (o *Object) Condition(kind string) (status, why string) {
 	for _, c := range o.Status.Conditions {
 		if c.Type == kind {
@@ -61,9 +61,8 @@ func (c *Cluster) Node(ctx context.Context, name string) (*Object, error) {
 	return &o, nil
 }
 
-// WaitNode waits until a Node satisfies want, which returns the reason if it
-// does not. A guest that gives up, or a process of the cluster that ends, fails
-// the wait at once.
+// WaitNode waits until a Node satisfies want. want returns the reason if the Node does not. If the
+// guest gives up, or a process of the cluster ends, WaitNode fails at once.
 func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*Object) (ok bool, why string)) (*Object, error) {
 	var node *Object
 	err := c.pollGuest(ctx, vm, "node "+name, func(ctx context.Context) (bool, error) {
@@ -80,7 +79,7 @@ func (c *Cluster) WaitNode(ctx context.Context, vm *VM, name string, want func(*
 	return node, err
 }
 
-// pollGuest is poll, but also fails if the guest does.
+// pollGuest is like poll, but also fails if the guest gives up.
 func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -98,27 +97,26 @@ func (c *Cluster) pollGuest(ctx context.Context, vm *VM, what string, ready func
 	})
 }
 
-// hopeless is an error that waiting cannot change.
+// hopeless is an error that does not go away by waiting.
 type hopeless struct{ error }
 
-// Ready is for WaitNode: the Node is Ready.
+// Ready is a condition for WaitNode: the Node is Ready.
 func Ready(o *Object) (bool, string) {
 	status, why := o.Condition("Ready")
 	return status == "True", why
 }
 
-// Stays returns the tolerations of a pod that no controller recreates: a
-// machine that takes minutes to boot seems dead, and the cluster would remove
-// the pod.
+// Stays returns tolerations for a pod that no controller would recreate. Without them, the cluster
+// would remove the pod from a machine that takes minutes to boot, because such a machine seems
+// dead.
 func Stays() []any {
 	return []any{map[string]any{"operator": "Exists", "effect": "NoExecute"}}
 }
 
-// Pod creates a pod of one container from an image that is on the node, since
-// there is no registry.
+// Pod creates a pod of one container. Its image must be on the node, because there is no registry.
 func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
-	// The admission plug-in of service accounts requires one; the controller
-	// manager creates it some seconds after the namespace.
+	// The admission plugin for service accounts requires one. The controller manager creates it
+	// some seconds after the namespace.
 	err := c.lab.poll(ctx, "the default service account", c.other, func(ctx context.Context) (bool, error) {
 		var o Object
 		err := c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", &o)
@@ -136,7 +134,7 @@ func (c *Cluster) Pod(ctx context.Context, name, image, node string) error {
 			"containers":  []any{map[string]any{"name": name, "image": image, "imagePullPolicy": "Never"}},
 		},
 	}
-	asked := false // the answer may be lost, and the pod created
+	asked := false // the answer to an earlier request may have been lost after the pod was created
 	var rejected error
 	err = c.lab.poll(ctx, "making pod "+name, c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, "/api/v1/namespaces/default/pods", pod)

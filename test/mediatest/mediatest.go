@@ -1,5 +1,5 @@
-// Package mediatest makes golden images that no machine can boot, and that all
-// of edgebake's programs accept as complete. For tests only.
+// Package mediatest makes golden images that no machine can boot, but that all of edgebake's
+// programs accept as complete. For tests only.
 package mediatest
 
 import (
@@ -21,36 +21,36 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// Date is the time of the images.
+// Date is the time of the files in the images.
 var Date = time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
 
 // Image describes an image.
 type Image struct {
 	// ID is the plan's ID. It is the seed of all random data, unless Seed is set.
 	ID, Seed string
-	// Data is how many bytes a file in its root has: half random, half easy to
-	// compress.
+	// Data is the size in bytes of a file in the root file system. Half of it is random, and half
+	// is easy to compress.
 	Data int64
-	// FreeRoot and FreeData are free bytes in its root and in DATA.
+	// FreeRoot and FreeData are the numbers of free bytes in the root file system and on DATA.
 	FreeRoot, FreeData int64
-	// Sign, if set, signs it, and SignIndex its index.
+	// Sign, if set, signs the image, and SignIndex its index of chunks.
 	Sign      func(golden string, imageInfo []byte) (string, error)
 	SignIndex func(body []byte) (string, error)
-	// Initrd, if set, adds a kernel and this initrd to the system's directory,
-	// and a boot entry that names both. ESP is the size of its partition then.
+	// Initrd, if set, adds a kernel and this initrd to the system's directory, and a boot entry
+	// that names both. ESP is then the size of the EFI system partition.
 	Initrd []byte
 	ESP    int64
-	// Files are more files in its root.
+	// Files are more files in the root file system, by path.
 	Files map[string][]byte
-	// Store has the nodes of containerd's store, from var on, and Blobs their
+	// Store has the nodes of containerd's store, with paths that begin with var, and Blobs their
 	// contents.
 	Store []tree.Node
 	Blobs tree.Blobs
-	// Info, if set, changes its image.json.
+	// Info, if set, changes the image's image.json.
 	Info func(*ondisk.ImageInfo)
 }
 
-// Make builds an image, compressed if the name ends in .zst.
+// Make builds an image at path. It is compressed if path ends in .zst.
 func Make(t testing.TB, path string, i Image) *disk.Result {
 	t.Helper()
 	noise := make([]byte, i.Data)
@@ -120,14 +120,14 @@ func Make(t testing.TB, path string, i Image) *disk.Result {
 	return res
 }
 
-// Noise returns n bytes that do not compress.
+// Noise returns n bytes that cannot be compressed.
 func Noise(n int) []byte {
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{7}).Read(b)
 	return b
 }
 
-// blobs are the blobs of two sources.
+// blobs combines the blobs of two sources.
 type blobs struct {
 	disktest.Blobs
 	more tree.Blobs

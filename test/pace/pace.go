@@ -1,9 +1,9 @@
-// Package pace fits the long tests into the time of a run. A machine may be five times slower than
-// an idle one. Without this package such a run would be killed in the middle of a test, and all its
-// results would be lost.
+// Package pace skips long tests that would not end within the time of a run. A machine may be five
+// times slower than an idle one. Without this package, such a run would be killed in the middle of
+// a test, and all of its results would be lost.
 //
-// A run with a limit sets two variables, as .ci/run does. Without them every
-// test runs, however long it takes.
+// A run with a time limit sets two variables, as .ci/run does. Without them, every test runs,
+// however long it takes.
 package pace
 
 import (
@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// Until is when the run must have ended, in seconds since 1970.
+	// Until is the time at which the run must have ended, in seconds since 1970.
 	Until = "EDGEBAKE_UNTIL"
-	// Record is the name of a file with the times of this run's tests: lines of
-	// "ran", name, seconds on an idle machine, seconds here; or of "left", name,
-	// seconds on an idle machine, seconds that it would have taken.
+	// Record is the name of a file with the times of this run's tests. A line has "ran", the name,
+	// the seconds on an idle machine, and the seconds here. For a skipped test it has "left"
+	// instead of "ran", and the seconds that the test would have taken.
 	Record = "EDGEBAKE_PACE"
 )
 
 // Takes declares the duration of a test on an idle machine with two processors. If the tests before
-// it show that it cannot end in time here, it is skipped with a clear message, which .ci/run
-// repeats at its end.
+// it show that it cannot end in time here, it is skipped with a message, which .ci/run repeats at
+// its end.
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
 	if testing.Short() {
@@ -63,8 +63,8 @@ func takes(t testing.TB, quiet time.Duration) {
 	record(t, file, quiet, start)
 }
 
-// Took adds the time that other work has taken, and its time on an idle
-// machine, to the measure for the next tests.
+// Took records the time that other work has taken, and the time that it takes on an idle machine.
+// The next tests take it into account.
 func Took(name string, quiet, here time.Duration) error {
 	if _, limited, err := limit(); err != nil || !limited {
 		return err
@@ -83,7 +83,7 @@ func record(t testing.TB, file string, quiet time.Duration, start time.Time) {
 	})
 }
 
-// limit returns the end of the run, if it has one.
+// limit returns the time at which the run must end, if there is one.
 func limit() (time.Time, bool, error) {
 	s := os.Getenv(Until)
 	if s == "" {
@@ -99,11 +99,11 @@ func limit() (time.Time, bool, error) {
 	return time.Unix(sec, 0), true, nil
 }
 
-// took sums up the tests that have run.
+// took has the sums over all tests that have run.
 type took struct{ quiet, here time.Duration }
 
 // factor returns how many times longer a test takes here than on an idle machine. It is at least 1,
-// since a fast test does not predict the next.
+// because one fast test does not mean that the next is fast.
 func (t took) factor() float64 {
 	if t.quiet <= 0 {
 		return 1

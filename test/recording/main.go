@@ -1,7 +1,7 @@
-// Command recording makes README's picture of a terminal, docs/demo.svg, from a real run: an image
-// is built and stamped, a machine boots from it in QEMU and joins a small real cluster.
-// docs/demo.json has the output with times. Run it from the root of the repository after `make
-// demo`:
+// Command recording makes the picture of a terminal in the README, docs/demo.svg, from a real run:
+// an image is built and stamped, and a machine boots from it in QEMU and joins a small real
+// cluster. docs/demo.json has the output with its times. Run the command from the root of the
+// repository after `make demo`:
 //
 //	go run ./test/recording          # record and draw
 //	go run ./test/recording -draw    # draw docs/demo.json again
@@ -76,7 +76,7 @@ func run(ctx context.Context, draw bool) error {
 
 // event is a line that the terminal shows.
 type event struct {
-	Seconds float64 `json:"seconds"` // since the first command
+	Seconds float64 `json:"seconds"` // time since the first command
 	Kind    kind    `json:"kind"`
 	Text    string  `json:"text"`
 }
@@ -86,11 +86,12 @@ type kind string
 const (
 	command kind = "command"
 	output  kind = "output"
-	console kind = "console" // of the machine
-	remark  kind = "remark"  // by this program
+	console kind = "console" // a line of the machine
+	remark  kind = "remark"  // a line of this program
 )
 
-// recorder collects the events. Its commands and the machine may print at the same time.
+// recorder collects the events. Its commands and the machine may print at the same time, so access
+// is locked.
 type recorder struct {
 	mu     sync.Mutex
 	start  time.Time
@@ -132,7 +133,7 @@ func (r *recorder) run(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// record shows how a document becomes a Ready node.
+// record records how a document becomes a Ready node.
 func (r *recorder) record(ctx context.Context) (err error) {
 	document, err := os.ReadFile("configs/examples/quickstart.yaml")
 	if err != nil {

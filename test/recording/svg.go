@@ -9,24 +9,25 @@ import (
 	"unicode/utf8"
 )
 
-// The terminal in the picture. It is narrow, so that it can be read on a phone.
+// Size of the terminal in the picture. It is narrow, so that the picture is readable on a phone.
 const (
 	columns, rows = 68, 24
 	fontSize      = 14.0
-	charWidth     = 8.6 // the widest of the fonts named in style
+	charWidth     = 8.6 // of the widest font that is named in style
 	lineHeight    = 19.0
 	margin        = 14.0
 	titleBar      = 26.0
 )
 
-// Pauses of the picture, in seconds: the durations of the commands, within these limits.
+// Pauses in the picture, in seconds. They follow the durations of the commands, within these
+// limits.
 const (
 	shortest, longest = 0.12, 1.0
-	typing            = 0.9 // after a command appears
+	typing            = 0.9 // pause after a command appears
 )
 
-// style draws the last screen. Lines appear one after the other, unless the viewer prefers less
-// motion.
+// style is the style sheet. Lines appear one after the other; if the viewer prefers less motion,
+// only the last screen is shown.
 const style = `
 text{font:%gpx ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono","DejaVu Sans Mono",monospace;white-space:pre;fill:var(--fg)}
 svg{--bg:#0d1117;--bar:#21262d;--fg:#d1d7e0;--dim:#9198a1;--strong:#f0f6fc;--good:#3fb950;--border:#3d444d}
@@ -38,9 +39,9 @@ svg{--bg:#0d1117;--bar:#21262d;--fg:#d1d7e0;--dim:#9198a1;--strong:#f0f6fc;--goo
 @keyframes scroll{%s}
 `
 
-// row is a line of the screen.
+// row is one line of the screen.
 type row struct {
-	at    float64 // when it appears
+	at    float64 // time at which it appears
 	class string
 	text  string
 }
@@ -73,11 +74,11 @@ func render(events []event) []byte {
 	return b.Bytes()
 }
 
-// isResult matches the machine's lines with results. The picture omits lines about work and
-// waiting.
+// isResult matches those lines of the machine that have results. The picture omits its lines about
+// work and waiting.
 var isResult = regexp.MustCompile(`: done in |: as it should be$| is Ready$`)
 
-// layOut breaks the events into rows, and returns when the last one has appeared.
+// layOut divides the events into rows, and returns the time at which the last row appears.
 func layOut(events []event) (all []row, end float64) {
 	at, last := 0.3, 0.0
 	for i, e := range events {
@@ -111,7 +112,7 @@ func layOut(events []event) (all []row, end float64) {
 	return all, at + 1
 }
 
-// wrap breaks a line at blanks, or else at the terminal's width.
+// wrap breaks a line at blanks. If there is none, it breaks the line at the terminal's width.
 func wrap(text string) []string {
 	var out []string
 	indent := ""
@@ -129,7 +130,7 @@ func wrap(text string) []string {
 	return append(out, text)
 }
 
-// scrolling returns the keyframes that keep the last row on the screen.
+// scrolling returns the keyframes that keep the last row visible.
 func scrolling(all []row, end float64) string {
 	var b strings.Builder
 	b.WriteString("0%{transform:translateY(0)}")

@@ -1,6 +1,6 @@
-// Command report runs `go test` with its arguments. It prints a line for each
-// package, the output of failed tests, and at the end the skipped tests and the
-// ten slowest. However it ends, it ends all processes that a test has started.
+// Command report runs `go test` with its arguments. It prints a line for each package, the output
+// of failed tests, and at the end the skipped tests and the ten slowest ones. However it ends, it
+// ends all processes that a test has started.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 
 const (
 	slowest = 10
-	// grace is how long go test and its tests may take to end after an interrupt.
+	// grace is the time that go test and its tests get to end after an interrupt.
 	grace = 10 * time.Second
 )
 
@@ -36,8 +36,8 @@ func main() {
 }
 
 func run(ctx context.Context, out io.Writer, args []string) int {
-	// Processes that a test leaves behind become children of this process, which
-	// can end them.
+	// Make this process a subreaper: processes that a test leaves behind become its children, so
+	// that it can end them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		fmt.Fprintf(out, "looking after the tests' processes: %v\n", err)
 		return 1
@@ -47,7 +47,7 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // mounts of tests end with them
+		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS // mounts that tests make end with them
 	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = grace
@@ -76,8 +76,8 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	return 0
 }
 
-// endChildren kills all processes below this one: the children of a killed
-// process become ours.
+// endChildren kills all processes below this one. The children of a killed process become children
+// of this process, so it repeats until none is left.
 func endChildren() {
 	children := func() []int {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
@@ -104,7 +104,7 @@ func endChildren() {
 	}
 }
 
-// event is a line of go test -json.
+// event is one line of the output of go test -json.
 type event struct {
 	Action, Package, Test, Output string
 	ImportPath                    string
@@ -120,7 +120,7 @@ type report struct {
 	out     io.Writer
 	verbose bool
 
-	output map[string][]string // of a test or, without one, a package, until it ends
+	output map[string][]string // output of a test, or of a package without a test, until it ends
 	skips  map[string]int
 	tests  []took
 	passed int
@@ -134,7 +134,7 @@ func (r *report) read(in io.Reader) error {
 		if len(line) > 0 {
 			var e event
 			if json.Unmarshal(line, &e) != nil {
-				fmt.Fprintf(r.out, "%s", line) // a message of go itself
+				fmt.Fprintf(r.out, "%s", line) // a message of the go command itself
 			} else {
 				r.add(e)
 			}
@@ -188,7 +188,7 @@ func (r *report) add(e event) {
 }
 
 func (r *report) endPackage(e event, output []string) {
-	if e.Action == "fail" { // a panic or a timeout belongs to no test
+	if e.Action == "fail" { // no test is named after a panic or a timeout
 		for key, lines := range r.output {
 			if strings.HasPrefix(key, e.Package+" ") {
 				delete(r.output, key)

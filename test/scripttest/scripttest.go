@@ -1,5 +1,5 @@
-// Package scripttest runs the scripts of a command's tests: archives in testdata/script in the
-// language of testscript. They contain terminal sessions as files. For tests only.
+// Package scripttest runs script tests of a command: archives in testdata/script, in the language
+// of testscript, which contain terminal sessions as files. For tests only.
 package scripttest
 
 import (
@@ -25,15 +25,15 @@ import (
 
 var update = flag.Bool("update", false, "write what the commands print now into the scripts")
 
-// Dropped is the key of a *regexp.Regexp in testscript.Env.Values that matches text omitted from
-// sessions.
+// Dropped is a key in testscript.Env.Values. Its value is a *regexp.Regexp that matches text to
+// omit from sessions.
 const Dropped = "dropped"
 
-// Command is a command of scripts.
+// Command is a command that scripts can use.
 type Command = func(ts *testscript.TestScript, neg bool, args []string)
 
-// Run runs the scripts in testdata/script. In addition to testscript's own commands they have those
-// in commands, and:
+// Run runs the scripts in testdata/script. The scripts have testscript's own commands, those in
+// commands, and these:
 //
 //	session FILE            run the lines of FILE that begin with $ in a shell, and print
 //	                        the terminal's content; `cmp stdout FILE` compares it
@@ -93,8 +93,8 @@ func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Co
 
 func tb(ts *testscript.TestScript) testing.TB { return ts.Value("tb").(testing.TB) }
 
-// session runs the commands of a session at a terminal. It prints both streams
-// together, and an exit code other than 0 in brackets.
+// session runs the commands of a session as in a terminal. It prints both streams together, and
+// exit codes other than 0 in brackets.
 func session(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: session FILE")
@@ -120,7 +120,7 @@ func session(ts *testscript.TestScript, neg bool, args []string) {
 	fmt.Fprint(ts.Stdout(), shown.String())
 }
 
-// isJSON checks documents, and values of the last one.
+// isJSON checks that documents are JSON, and checks values in the last one.
 func isJSON(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args)%2 != 1 {
 		ts.Fatalf("usage: json FILE [PATH WANT]...")
@@ -141,7 +141,7 @@ func isJSON(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// at returns the value at a path of names, indices and "length".
+// at returns the value at a path, which consists of names, indices and "length".
 func at(v any, path string) any {
 	for part := range strings.SplitSeq(path, ".") {
 		switch x := v.(type) {
@@ -174,7 +174,7 @@ var (
 	moments = regexp.MustCompile(`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 )
 
-// steady replaces text that differs between runs with names.
+// steady replaces text that differs between runs by names.
 func steady(ts *testscript.TestScript, said string) string {
 	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator)) // testscript's directory with the commands
 	said = strings.NewReplacer(ts.Getenv("WORK"), "$WORK", bin, "$BIN").Replace(said)

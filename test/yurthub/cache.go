@@ -14,14 +14,14 @@ import (
 	"sync"
 )
 
-// cache stores each component's responses on disk: a directory for each collection that it has read
-// (path and selectors), with a file for each object.
+// cache stores the responses for each component on disk. It has a directory for each collection
+// (path and selectors) that the component has read, with a file for each object.
 type cache struct {
 	dir string
 	mu  sync.Mutex
 }
 
-// object is any Kubernetes object.
+// object is a Kubernetes object of any kind.
 type object struct {
 	APIVersion string `json:"apiVersion,omitempty"`
 	Kind       string `json:"kind,omitempty"`
@@ -41,8 +41,8 @@ type list struct {
 	Items []json.RawMessage `json:"items"`
 }
 
-// collection returns the directory of a list or watch. It depends on path and
-// selectors, but not on paging or watching.
+// collection returns the directory for a list or watch. It depends on the path and the selectors,
+// but not on paging or watching.
 func (c *cache) collection(component string, u *url.URL) string {
 	q := u.Query()
 	sel := url.Values{}
@@ -60,7 +60,7 @@ func (c *cache) single(component string, u *url.URL) string {
 	return filepath.Join(c.dir, component, "get-"+hex.EncodeToString(sum[:8])+".json")
 }
 
-// write replaces a file and syncs it: the tests press the reset button.
+// write replaces a file and syncs it, because the tests press the reset button.
 func write(path string, b []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (c *cache) put(dir string, raw json.RawMessage, apiVersion, kind string) er
 	return write(c.file(dir, &o), b)
 }
 
-// event applies one line of a watch to a collection.
+// event applies one line of a watch to the cached collection.
 func (c *cache) event(dir string, line []byte) error {
 	var e struct {
 		Type   string          `json:"type"`
@@ -165,7 +165,7 @@ func (c *cache) event(dir string, line []byte) error {
 	return nil
 }
 
-// items returns the objects of a collection; ok reports whether it was ever read.
+// items returns the objects of a collection. ok reports whether the collection was ever read.
 func (c *cache) items(dir string) (l list, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,7 +202,7 @@ func (p *proxy) getCached(component string, u *url.URL) ([]byte, error) {
 	if err == nil {
 		return b, nil
 	}
-	// The object may have been received only in a list or a watch.
+	// The object itself may not be cached, because it was received only in a list or a watch.
 	name := filepath.Base(u.Path)
 	parent := &url.URL{Path: filepath.Dir(u.Path), RawQuery: url.Values{"fieldSelector": {"metadata.name=" + name}}.Encode()}
 	l, ok, lerr := p.cache.items(p.cache.collection(component, parent))

@@ -1,31 +1,31 @@
-// Command yurthub is a stand-in for OpenYurt's yurthub, for tests only: CI can
-// reach neither a registry nor OpenYurt's module. It implements the part of
-// yurthub 1.7 that a node built by edgebake depends on:
+// Command yurthub is a stand-in for OpenYurt's yurthub, for tests only, because CI can reach
+// neither a registry nor OpenYurt's module. It implements the parts of yurthub 1.7 on which a node
+// built by edgebake depends:
 //
-//   - the same flags, with the same ones required;
-//   - no port is open before both certificates exist; it gives up after four
-//     minutes;
-//   - identity from kubelet's certificate or from a bootstrap kubeconfig, each
-//     certificate through a CSR of the right signer, and the root directory wiped
-//     when the server of yurthub.conf is not in the server list any more;
-//   - ports 10267 (health), 10261 (HTTP), 10268 (HTTPS, dummy address), 10269
-//     (HTTPS, node address);
-//   - /v1/readyz waits for ConfigMaps and NodePools to be listable;
-//   - requests go to a healthy API server with the node's certificate, and
-//     without one kubelet is served from a cache on disk.
+//   - It has the same flags, and the same ones are required.
+//   - It opens no port before both certificates exist, and gives up after four minutes
+//     without them.
+//   - It gets its identity from kubelet's certificate or from a bootstrap kubeconfig. Each
+//     certificate comes from a CSR for the right signer. The root directory is wiped if
+//     the server in yurthub.conf is not in the list of servers any more.
+//   - It has the ports 10267 (health), 10261 (HTTP), 10268 (HTTPS, dummy address) and
+//     10269 (HTTPS, node address).
+//   - /v1/readyz waits until ConfigMaps and NodePools can be listed.
+//   - Requests go to a healthy API server with the node's certificate. If there is none,
+//     kubelet is served from a cache on disk.
 //
-// With YURTHUB_STAND_IN=v1.6.1 in its environment, as in the container image of
-// test/images, it behaves like a version before 1.7: no --node-ip, no port
-// 10269, and no node pool required. Without the program ip, as in that image,
-// it makes no dummy interface and serves pods on the loopback address.
+// With YURTHUB_STAND_IN=v1.6.1 in its environment, as in the container image made by test/images,
+// it behaves like a version before 1.7: no --node-ip, no port 10269, and no node pool required. If
+// the program ip is missing, as in that image, it makes no dummy interface, and serves pods on the
+// loopback address.
 //
-// For a node whose Autonomy condition was never set through a server, the real
-// program answers 500 to requests for its own Node while offline; this one
-// serves the cache.
+// One difference: if the Autonomy condition of a node was never set through a server, the real
+// program answers requests for the node's own Node with 500 while offline. This program serves the
+// cache.
 //
-// It has no filters, multiplexing, leaders of node pools, tenants, or garbage
-// collection. testdata/transcripts has the answers of the real program to the
-// same driver; the tests compare this one with them.
+// It has no filters, no multiplexing, no leaders of node pools, no tenants and no garbage
+// collection. testdata/transcripts has the real program's answers to the same test driver. The
+// tests compare this program's answers with them.
 package main
 
 import (
@@ -45,7 +45,7 @@ import (
 	"time"
 )
 
-// options are yurthub's flags. Those without effect here are accepted.
+// options are the flags of yurthub. Those that have no effect here are accepted too.
 type options struct {
 	nodeName, nodePool, nodeIP     string
 	servers                        []*url.URL
@@ -111,7 +111,7 @@ func parse(args []string, version string) (*options, error) {
 	} {
 		fs.Bool(name, false, "")
 	}
-	// Flags of this program alone, for tests on one machine.
+	// These flags exist only in this program, for tests on one machine.
 	fs.StringVar(&o.etc, "stand-in-etc", "/etc/kubernetes", "")
 	fs.StringVar(&o.kubeletDir, "stand-in-kubelet-dir", "/var/lib/kubelet", "")
 	fs.DurationVar(&o.giveUp, "stand-in-give-up", 4*time.Minute, "")
@@ -146,7 +146,7 @@ func parse(args []string, version string) (*options, error) {
 	return o, nil
 }
 
-// check checks each flag alone.
+// check checks each flag by itself.
 func (o *options) check(serverAddr string) error {
 	switch {
 	case o.nodeName == "":
@@ -171,7 +171,7 @@ func (o *options) check(serverAddr string) error {
 	return nil
 }
 
-// defaultAddress returns the source address of the default route.
+// defaultAddress returns the source address that the default route gives.
 func defaultAddress() (string, error) {
 	c, err := net.Dial("udp", "192.0.2.1:9")
 	if err != nil {

@@ -21,14 +21,14 @@ import (
 	"time"
 )
 
-// proxy serves kubelet and pods: from a healthy server, or else from the cache.
+// proxy serves kubelet and pods: from a healthy server or, if there is none, from the cache.
 type proxy struct {
 	o      *options
 	id     *identity
 	health *health
 	cache  *cache
 
-	ready    atomic.Pointer[string] // nil when ready, else the reason
+	ready    atomic.Pointer[string] // nil when ready, otherwise the reason
 	remoteMu sync.Mutex
 	remote   map[string]*httputil.ReverseProxy
 }
@@ -40,8 +40,8 @@ func (p *proxy) missing() string {
 	return ""
 }
 
-// sync waits until everything that the real program's informers need can be
-// listed. After a restart without any server, the cache is used.
+// sync waits until everything that the informers of the real program need can be listed. After a
+// restart without a reachable server, it uses the cache.
 func (p *proxy) sync(ctx context.Context) {
 	c := &http.Client{Timeout: 5 * time.Second, Transport: p.id.transport("")}
 	need := []struct{ path, missing string }{
@@ -89,7 +89,7 @@ func (p *proxy) synced(ctx context.Context, c *http.Client, path string) bool {
 	return err == nil && resp.StatusCode == http.StatusOK && p.cache.putList(dir, b) == nil
 }
 
-// serve opens the four ports; it returns when ctx ends or one fails.
+// serve opens the four ports. It returns when ctx ends or one of them fails.
 func (p *proxy) serve(ctx context.Context) error {
 	ready := http.NewServeMux()
 	ready.HandleFunc("GET /v1/healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "OK") })
@@ -145,7 +145,7 @@ func (p *proxy) serve(ctx context.Context) error {
 	}
 }
 
-// component returns the name of a client; each has its own cache.
+// component returns the name of a client. Each client has its own part of the cache.
 func component(r *http.Request) string {
 	name, _, _ := strings.Cut(r.UserAgent(), "/")
 	return name
@@ -164,7 +164,7 @@ func isWatch(r *http.Request) bool {
 	return w == "true" || w == "1"
 }
 
-// isCollection distinguishes a list from a get by the form of the path.
+// isCollection reports whether a path, by its form, is that of a list and not of a single object.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	if len(parts) > 0 && parts[0] == "api" {
@@ -183,14 +183,14 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		status(w, http.StatusServiceUnavailable, "ServiceUnavailable", m)
 		return
 	}
-	// The health probes renew kubelet's lease.
+	// kubelet need not renew its lease: the health probes do.
 	if component(r) == "kubelet" && strings.HasPrefix(r.URL.Path, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/") &&
 		r.Method == http.MethodPut && p.o.workingMode == "edge" {
 		echo(w, r, http.StatusOK)
 		return
 	}
-	// Before 1.7 yurthub answers lists of Services itself, and selects by name
-	// only: kubelet 1.31 and later never gets the list that it waits for.
+	// Before 1.7, yurthub answers lists of Services itself, and selects only by name. So kubelet
+	// 1.31 and later never gets the list for which it waits.
 	if r.URL.Path == "/api/v1/services" && p.o.before17 && strings.Contains(r.URL.Query().Get("fieldSelector"), "spec.") {
 		status(w, http.StatusInternalServerError, "InternalError", "spec.clusterIP is not a known field selector")
 		return
@@ -201,7 +201,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if cacheable(r) {
-		// The cache needs JSON, which every client accepts.
+		// The cache needs JSON, which every client accepts too.
 		r.Header.Set("Accept", "application/json")
 	}
 	p.backend(s).ServeHTTP(w, r)
@@ -260,7 +260,7 @@ func (p *proxy) keep(resp *http.Response, r *http.Request) error {
 	return write(p.cache.single(component(r), r.URL), b)
 }
 
-// watchTee calls line with every line of a watch after the client has received it.
+// watchTee calls line with each line of a watch, after the client has received that line.
 type watchTee struct {
 	io.ReadCloser
 	buf  []byte
@@ -282,7 +282,7 @@ func (t *watchTee) Read(b []byte) (int, error) {
 	}
 }
 
-// local responds without a server.
+// local answers a request without a server.
 func (p *proxy) local(w http.ResponseWriter, r *http.Request) {
 	if p.o.workingMode == "cloud" || !strings.HasPrefix(r.URL.Path, "/api") {
 		status(w, http.StatusBadRequest, "BadRequest", "no server is reachable, and this request is not served from the cache")
@@ -332,9 +332,9 @@ func (p *proxy) cached(w http.ResponseWriter, r *http.Request) {
 	w.Write(b)
 }
 
-// hold keeps a watch open and silent until a server is back. Like the real program, it does so even
-// for a client that requests the state first (sendInitialEvents): a kubelet that reads lists in
-// that way gets none.
+// hold keeps a watch open and silent until a server is healthy again. Like the real program, it
+// does so even if the client requests the current state first (sendInitialEvents). A kubelet that
+// reads lists in that way gets no list.
 func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	online := p.health.online()
 	w.Header().Set("Content-Type", "application/json")
@@ -353,8 +353,8 @@ func (p *proxy) hold(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// token returns a token for a pod's service account that no server will accept, so that the pod can
-// start. kubelet soon requests another one.
+// token returns a token for a pod's service account so that the pod can start. No server will
+// accept it, and kubelet soon requests another one.
 func (p *proxy) token(w http.ResponseWriter, _ *http.Request) {
 	exp := time.Now().Add(time.Minute)
 	part := func(v any) string {
@@ -382,7 +382,7 @@ func echo(w http.ResponseWriter, r *http.Request, code int) {
 	w.Write(b)
 }
 
-// status writes a Kubernetes Status.
+// status writes a Kubernetes Status object as the response.
 func status(w http.ResponseWriter, code int, reason, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)

@@ -1,6 +1,7 @@
-// Command hello is the demo's pod. It prints a greeting and answers HTTP on port 8080 until it gets
-// a signal. It also writes a greeting every two seconds to the files named in its arguments, such
-// as a console. If its only argument is a URL, it prints the response from there and exits.
+// Command hello is the pod of the demo. It prints a greeting, and answers HTTP on port 8080 until
+// it gets a signal. Every two seconds it also writes a greeting to the files named in its
+// arguments, for example a console. If its only argument is a URL, it prints the response from that
+// URL and exits.
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 		os.Exit(1)
 	}()
 	for _, path := range os.Args[1:] {
-		// Opening a console without a peer must not block.
+		// Opening a console that has no peer must not block.
 		f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "hello:", err)

@@ -1,5 +1,5 @@
-// Command pause is the only process of a sandbox container: it keeps the pod's
-// namespaces, reaps orphans, and ends at a signal.
+// Command pause is the only process of a sandbox container. It keeps the pod's namespaces open,
+// reaps orphaned processes, and ends on a signal.
 package main
 
 import (
@@ -15,7 +15,7 @@ func main() {
 		if s != syscall.SIGCHLD {
 			return
 		}
-		// As process 1 of a shared PID namespace it inherits orphans.
+		// In a shared PID namespace this is process 1, which inherits orphaned processes.
 		for {
 			var status syscall.WaitStatus
 			if pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil); pid <= 0 || err != nil {

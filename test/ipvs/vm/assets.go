@@ -1,6 +1,6 @@
-// Package vm boots the small VM in which ipvscare is tested: Debian's kernel and an initramfs with
-// a static test binary, ipvscare, kernel modules and keepalived. The VM has no disk and no network
-// card: its nodes and masters are network namespaces.
+// Package vm boots a small VM in which ipvscare is tested. The VM has Debian's kernel, and an
+// initramfs with a static test binary, ipvscare, kernel modules and keepalived. It has no disk and
+// no network card: its nodes and masters are network namespaces.
 package vm
 
 import (
@@ -25,20 +25,20 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// suite and packages are the source of the guest's files.
+// suite and packages determine where the guest's files come from.
 const suite = "trixie"
 
 func packages() []string {
 	return []string{"linux-image-cloud-amd64", "keepalived", "ipvsadm", "iproute2", "nftables", "iptables", "ipset"}
 }
 
-// programs returns the packages' files for the VM, with the libraries that they need.
+// programs returns the paths of programs in the packages. The libraries that they need are added.
 func programs() []string {
 	return []string{"usr/sbin/keepalived", "usr/sbin/ipvsadm", "usr/sbin/tc", "usr/bin/ip", "usr/sbin/nft",
 		"usr/sbin/xtables-nft-multi", "usr/sbin/ipset"}
 }
 
-// iptables returns the names under which xtables-nft-multi is run.
+// iptables returns the names under which xtables-nft-multi is called.
 func iptables() []string {
 	var names []string
 	for _, family := range []string{"iptables", "ip6tables"} {
@@ -50,21 +50,22 @@ func iptables() []string {
 // extensions is the directory of iptables' own libraries.
 const extensions = "usr/lib/x86_64-linux-gnu/xtables/"
 
-// buildOptions is a file without which keepalived prints an error.
+// buildOptions is a file that keepalived reads; without it, keepalived prints an error.
 const buildOptions = "etc/keepalived/keepalived.config-opts"
 
-// modules returns the kernel modules for the VM. Their dependencies are added.
+// modules returns the names of kernel modules for the VM. The modules on which they depend are
+// added.
 func modules() []string {
 	return []string{"ip_vs", "ip_vs_rr", "ip_vs_wrr", "ip_vs_lc", "ip_vs_wlc", "ip_vs_sh", "ip_vs_dh",
 		"veth", "bridge", "dummy", "sch_netem", "inet_diag", "tcp_diag", "ipv6",
 		"nf_tables", "nft_ct", "nft_masq", "nft_chain_nat", "nf_conntrack_netlink",
-		// kube-proxy's
+		// Modules that kube-proxy needs:
 		"nft_compat", "nft_nat", "nft_fib_ipv4", "nft_numgen", "nft_limit", "nft_reject_ipv4", "nft_hash",
 		"xt_comment", "xt_tcpudp", "xt_conntrack", "xt_mark", "xt_MASQUERADE", "xt_addrtype", "xt_statistic", "xt_nat", "xt_set", "ipt_REJECT",
 		"ip_set_hash_ip", "ip_set_hash_ipport", "ip_set_hash_ipportip", "ip_set_hash_ipportnet", "ip_set_hash_net", "ip_set_bitmap_port"}
 }
 
-// Missing returns an error that says what this machine lacks to run the VM.
+// Missing returns an error that lists what this machine lacks to run the VM.
 func Missing() error {
 	var errs []error
 	for _, p := range []string{"qemu-system-x86_64", "mmdebstrap"} {
@@ -78,8 +79,7 @@ func Missing() error {
 	return errors.Join(errs...)
 }
 
-// debian returns a tar of the packages, made once and kept in the user's
-// cache.
+// debian returns a tar of the packages. It is made once and kept in the user's cache directory.
 func debian(ctx context.Context, log io.Writer) (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -105,11 +105,11 @@ func debian(ctx context.Context, log io.Writer) (string, error) {
 	return file, os.Rename(tmp, file)
 }
 
-// tree is a tar held in memory, by path.
+// tree is a tar held in memory. Its files are accessed by path.
 type tree struct {
 	files map[string][]byte
-	links map[string]string // path to target path
-	base  map[string]string // file name to path, of shared libraries
+	links map[string]string // maps a path to the path of its target
+	base  map[string]string // maps the file name of a shared library to its path
 }
 
 func readTree(file string) (*tree, error) {
@@ -154,7 +154,7 @@ func readTree(file string) (*tree, error) {
 	}
 }
 
-// open returns a file, following links.
+// open returns the content of a file. It follows links.
 func (t *tree) open(name string) ([]byte, error) {
 	for range 10 {
 		if b, ok := t.files[name]; ok {
@@ -169,7 +169,7 @@ func (t *tree) open(name string) ([]byte, error) {
 	return nil, fmt.Errorf("%s is not in the guest's packages", name)
 }
 
-// libraries adds a program's libraries to the archive's files.
+// libraries adds the shared libraries that a program needs to the files of the archive.
 func (t *tree) libraries(bin []byte, into map[string][]byte) error {
 	e, err := elf.NewFile(bytes.NewReader(bin))
 	if err != nil {
@@ -210,8 +210,7 @@ func (t *tree) libraries(bin []byte, into map[string][]byte) error {
 	return nil
 }
 
-// moduleSet returns the modules, unpacked, in an order in which they can be
-// loaded.
+// moduleSet returns the uncompressed modules, in an order in which they can be loaded.
 func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 	paths := make(map[string]string)
 	for name := range t.files {
@@ -227,7 +226,7 @@ func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 		}
 		p, ok := paths[name]
 		if !ok {
-			return nil // built in
+			return nil // the module is built into the kernel
 		}
 		r, err := xz.NewReader(bytes.NewReader(t.files[p]))
 		if err != nil {
@@ -266,8 +265,8 @@ func (t *tree) moduleSet() (order []string, data map[string][]byte, err error) {
 	return order, data, nil
 }
 
-// build writes kernel and initramfs to dir. extra has more files by their path
-// in the guest; "init" must be among them.
+// build writes kernel and initramfs to dir. extra has more files by their path in the guest. It
+// must contain "init".
 func build(ctx context.Context, dir string, extra map[string]string, log io.Writer) error {
 	file, err := debian(ctx, log)
 	if err != nil {
@@ -304,8 +303,8 @@ func build(ctx context.Context, dir string, extra map[string]string, log io.Writ
 	return f.Close()
 }
 
-// guestFiles returns the programs with their libraries, and the modules, by
-// their paths in the guest.
+// guestFiles returns the programs with their libraries, and the modules, all by their path in the
+// guest.
 func (t *tree) guestFiles() (files map[string][]byte, err error) {
 	files = make(map[string][]byte)
 	for _, p := range programs() {
@@ -339,8 +338,8 @@ func (t *tree) guestFiles() (files map[string][]byte, err error) {
 	return files, nil
 }
 
-// writeInitramfs writes an archive of the files, with the directories and
-// devices that the guest needs.
+// writeInitramfs writes a cpio archive with the files, and with the directories and devices that
+// the guest needs.
 func writeInitramfs(f io.Writer, files map[string][]byte) error {
 	w := cpio.Newc.Writer(f)
 	records := []cpio.Record{cpio.CharDev("dev/console", 0o600, 5, 1), cpio.CharDev("dev/null", 0o666, 1, 3),

@@ -18,36 +18,34 @@ import (
 
 // Options configure a run of tests in the guest.
 type Options struct {
-	// Run selects the guest's tests and Skip excludes some, like the flags of go
-	// test.
+	// Run selects tests in the guest, and Skip excludes tests, like the flags of go test.
 	Run, Skip string
-	// Env is their environment, as KEY=VALUE without spaces.
+	// Env is the environment of the tests, as KEY=VALUE without spaces.
 	Env []string
-	// Timeout ends the guest.
+	// Timeout is the time after which the guest is ended.
 	Timeout time.Duration
 	// Log receives all output of the guest; may be nil.
 	Log io.Writer
-	// Extra are more programs for the guest's /bin, by name.
+	// Extra has more programs for the guest's /bin, by name.
 	Extra map[string]string
-	// Dir is for built files; it can be reused for the same binaries.
+	// Dir is the directory for built files. It can be reused for the same binaries.
 	Dir string
 }
 
-// done begins the last line of the guest's init; the exit code of the tests
-// follows.
+// done is the beginning of the last line that the guest's init prints. The exit code of the tests
+// follows it.
 const done = "GUEST-DONE "
 
-// ErrFailed means that tests have failed, and have printed their names.
+// ErrFailed means that tests have failed and have printed their names.
 var ErrFailed = errors.New("tests failed in the guest")
 
-// EmulatorError means that the guest failed because of QEMU.
+// EmulatorError means that the guest failed because of a fault of QEMU.
 type EmulatorError struct{ Fault string }
 
 func (e *EmulatorError) Error() string { return "the emulator's fault: " + e.Fault }
 
-// Run builds the guest and runs tests in it. line is called with each line of
-// its output. If the guest fails without a failed test, the error is not
-// ErrFailed.
+// Run builds the guest and runs tests in it. line is called with each line of the guest's output.
+// If the guest fails although no test has failed, the error is not ErrFailed.
 func Run(ctx context.Context, o Options, line func(string)) error {
 	log := o.Log
 	if log == nil {
@@ -76,12 +74,12 @@ func Run(ctx context.Context, o Options, line func(string)) error {
 	ctx, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
 	args := []string{"-nodefaults", "-display", "none", "-no-reboot", "-m", "1024", "-smp", "2",
-		// QEMU 7.2's cmpxchg16b is not safe with more than one processor.
+		// In QEMU 7.2, cmpxchg16b is not safe with more than one processor.
 		"-accel", "tcg,thread=multi", "-cpu", "max,-cx16",
 		"-kernel", filepath.Join(o.Dir, "kernel"), "-initrd", filepath.Join(o.Dir, "initramfs"),
 		"-append", strings.Join(append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off",
-			// At boot the kernel compares the ticks of its timer with its clock, and
-			// panics if the emulator was delayed in between.
+			// At boot, the kernel compares the ticks of its timer with its clock. It would panic if
+			// the emulator was delayed in between.
 			"no_timer_check", "guest.run=" + o.Run, "guest.skip=" + o.Skip}, o.Env...), " "),
 		"-serial", "stdio"}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
