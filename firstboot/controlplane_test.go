@@ -2365,8 +2365,7 @@ func TestManifests(t *testing.T) {
 }
 
 // TestManifestsOfAnOlderCluster: a machine joins a cluster without a record of applied
-// manifests. It creates missing objects and never changes an existing one, not even after a
-// power cut.
+// manifests. It creates missing objects, and never changes an existing one.
 func TestManifestsOfAnOlderCluster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))

@@ -35,7 +35,7 @@ func trio(t *testing.T) *controlPlane {
 	return m
 }
 
-// TestTurn: the test checks when a control-plane node may be updated.
+// TestTurn checks when a control-plane node may be updated.
 func TestTurn(t *testing.T) {
 	t.Parallel()
 	base := trio(t)

@@ -208,7 +208,7 @@ func TestLikeTheRealIgnition(t *testing.T) {
 	}
 }
 
-// whole returns the tree with owners.
+// whole is tree with the owners of the files.
 func (s *system) whole() map[string]string {
 	out := s.tree()
 	for p, text := range out {

@@ -119,7 +119,8 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 // silence is how long a server may send nothing.
 const silence = time.Minute
 
-// talking is a response body whose Read fails if the server sends nothing for the time silence.
+// talking is a response body whose Read fails if the server sends
+// nothing for a minute (silence).
 type talking struct {
 	io.ReadCloser
 	timer *time.Timer

@@ -22,7 +22,8 @@ func TestGetKeepsSecrets(t *testing.T) {
 	}
 }
 
-// TestPostKeepsSecrets: the error of sending a report contains neither of these.
+// TestPostKeepsSecrets: the error of sending a report contains neither the URL of a redirect nor
+// the query of the requested URL.
 func TestPostKeepsSecrets(t *testing.T) {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

@@ -15,7 +15,7 @@ import (
 )
 
 // EveryAPIServerIsNamed reports whether every API server answers with a certificate that has the
-// endpoint's name. kubelet may join only then, since it drops tls-server-name.
+// endpoint's name. Only then may kubelet join through it, since it drops tls-server-name.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }

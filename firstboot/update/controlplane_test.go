@@ -401,7 +401,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 	}
 }
 
-// TestAdmitControlPlane: the test checks to which images a control-plane node can be updated.
+// TestAdmitControlPlane checks to which images a control-plane node can be updated.
 func TestAdmitControlPlane(t *testing.T) {
 	m := newControlPlaneBox(t)
 	sys, err := readSystem(m.env())

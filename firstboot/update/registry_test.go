@@ -139,8 +139,8 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// locked makes the registry require a token, which must be renewed after some requests, from a
-// login server. Blobs are on another server, which must not get the token.
+// locked makes the registry require a token from a login server, which must be renewed after
+// some requests. Blobs are on another server, which must not see the token.
 func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {

@@ -189,7 +189,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestAdmit: the test has images that a machine rejects, in addition to those of TestRejected.
+// TestAdmit has images that a machine rejects, in addition to those of TestRejected.
 func TestAdmit(t *testing.T) {
 	s := &system{image: ondisk.ImageInfo{Plan: oldPlan, Arch: "amd64", Kubernetes: "v1.36.3"}, target: &machine.Partition{Label: ondisk.LabelRootB, Size: 1 << 30}}
 	next := ondisk.ImageInfo{Plan: newPlan, Arch: "amd64", Kubernetes: "v1.36.4"}
@@ -216,7 +216,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
-// TestMachineTakesNone: the test has machines that cannot be updated.
+// TestMachineTakesNone has machines that cannot be updated.
 func TestMachineTakesNone(t *testing.T) {
 	for _, c := range []struct {
 		name, want string

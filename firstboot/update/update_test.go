@@ -34,7 +34,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// images has the images of the tests, which are built once: the one that
+// images has the test images, which are built once: the one that
 // the machine runs, and the new one.
 var images = struct {
 	sync.Once
