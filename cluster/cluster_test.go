@@ -41,8 +41,8 @@ func TestExcludeVIP(t *testing.T) {
 	}
 }
 
-// The error for a file that is not a kubeconfig names the file; a text that is neither a
-// token nor an ID is rejected without a request.
+// TestBadArguments checks that the error for a file that is not a kubeconfig names the file, and
+// that a text that is neither a token nor an ID is rejected without a request.
 func TestBadArguments(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"cluster.yaml": "apiVersion: edgebake.io/v1alpha1\nkind: Cluster\n", "notes.txt": "garbage\n"} {
@@ -65,7 +65,7 @@ func TestBadArguments(t *testing.T) {
 	if _, err := Open(filepath.Join(dir, "none"), ""); err == nil || !strings.Contains(err.Error(), "no such file") {
 		t.Error(err)
 	}
-	c, err := newClient(&rest.Config{Host: "http://127.0.0.1:1"}) // nobody is asked
+	c, err := newClient(&rest.Config{Host: "http://127.0.0.1:1"}) // no request is made
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// runs follows the rules of Kubernetes' --controllers.
+// TestRuns checks Kubernetes' rules for the argument --controllers.
 func TestRuns(t *testing.T) {
 	for _, tt := range []struct {
 		args string

@@ -29,8 +29,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// impostor is a server that knows one token, so it can sign cluster-info for that token,
-// and records every token that it receives.
+// impostor is a server that knows one token, so that it can sign cluster-info for that token. It
+// records every token that it receives.
 type impostor struct {
 	kubeconfig, id, secret string
 	// stuck lists paths that the server never answers.
@@ -84,7 +84,8 @@ func unpinned(name, token, master string) PreflightSite {
 	return PreflightSite{Name: name, Site: s}
 }
 
-// A server that was verified with one Site's token does not get another Site's token.
+// TestPreflightShowsATokenToWhomItVouchesFor checks that a server which was verified with one
+// Site's token does not get another Site's token.
 func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)

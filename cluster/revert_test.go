@@ -51,7 +51,7 @@ func (s *store) keep(path string, obj map[string]any) map[string]any {
 	return obj
 }
 
-// is returns the object without the fields that the server sets; nil: none.
+// is returns the object without the fields that the server sets; nil if there is no object.
 func (s *store) is(path string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,7 +69,7 @@ func (s *store) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	body, _ := io.ReadAll(r.Body)
 	var in map[string]any
-	_ = json.Unmarshal(body, &in) // a GET has none
+	_ = json.Unmarshal(body, &in) // a GET has no body
 	refuse := func(code int, reason string) {
 		w.WriteHeader(code)
 		json.NewEncoder(w).Encode(map[string]any{"apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
@@ -147,7 +147,8 @@ func revert(t *testing.T, c *Client) []Reverted {
 
 func same(a, b map[string]any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// Revert restores a change that somebody else made between two preparations.
+// TestRevertKeepsWhatOthersMadeBetween checks that Revert restores a change that somebody else made
+// between two preparations.
 func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -159,8 +160,8 @@ func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	}
 }
 
-// Without such a change, revert restores the first state, also if a power cut
-// interrupted the second preparation.
+// TestRevertComesBackToTheFirst checks that Revert restores the first state if nobody else has
+// changed the object, also if a power cut interrupted the second preparation.
 func TestRevertComesBackToTheFirst(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		s, c := newStore(t)

@@ -33,7 +33,7 @@ type fleet struct {
 	client   *Client
 	mu       sync.Mutex
 	machines map[string]*fleettest.Machine
-	// the maximum of each at the same time
+	// The highest numbers at any time.
 	atRisk, orders int
 	end            chan struct{}
 	before         func() // before each step of the machines
@@ -90,7 +90,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	return nil
 }
 
-// add adds machines with this behaviour.
+// add adds machines with this outcome of their updates.
 func (f *fleet) add(outcome string, labels map[string]string, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -172,7 +172,7 @@ func (f *fleet) updated() (out []string) {
 	return out
 }
 
-// clean checks that a rollout leaves nothing except its marks.
+// clean checks that a rollout leaves nothing in the Nodes except its marks.
 func (f *fleet) clean() {
 	f.t.Helper()
 	for _, name := range f.Nodes() {
@@ -243,7 +243,7 @@ func TestRollout(t *testing.T) {
 	}
 }
 
-// cordonedUnlocked is Cordoned inside a request.
+// cordonedUnlocked is the same as Cordoned, for use inside a request.
 func (f *fleet) cordonedUnlocked(string) bool { return true }
 
 // The first failure ends a rollout. The budget is never exceeded, however many nodes fail or
@@ -293,8 +293,8 @@ func TestRolloutBudget(t *testing.T) {
 	}
 }
 
-// A rollout that is killed at any point and run again has the same result, and no machine
-// restarts twice.
+// TestRolloutKilled checks that a rollout that is killed at any point and run again has the same
+// result, and that no machine restarts twice.
 func TestRolloutKilled(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -348,7 +348,7 @@ func TestRolloutRings(t *testing.T) {
 	if got := strings.Join(f.updated(), " "); got != "c-1 c-2 s-1 s-2" {
 		t.Error(got)
 	}
-	if took := time.Since(began); took < time.Second { // Ended is in whole seconds
+	if took := time.Since(began); took < time.Second { // Ended has a precision of seconds
 		t.Errorf("the ring soaked for %s", took)
 	}
 	first := slices.IndexFunc(f.told, func(l string) bool { return strings.HasPrefix(l, "s-") })
@@ -389,7 +389,7 @@ func TestRolloutHalted(t *testing.T) {
 				t.Errorf("run again while stopped: %v", err)
 			}
 		}
-		for had := -1; had != len(f.updated()); { // machines that are restarting finish
+		for had := -1; had != len(f.updated()); { // machines that are restarting complete their updates
 			had = len(f.updated())
 			time.Sleep(100 * time.Millisecond)
 		}

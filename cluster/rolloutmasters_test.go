@@ -28,7 +28,8 @@ func selector(t *testing.T, text string) []Ring {
 	return []Ring{r}
 }
 
-// Control-plane nodes come last, one at a time, whatever else may be done at once.
+// TestRolloutOfControlPlane checks that control-plane nodes are updated last, one at a time,
+// however many nodes may be updated at once.
 func TestRolloutOfControlPlane(t *testing.T) {
 	t.Parallel()
 	f := newStill(t)
@@ -49,7 +50,8 @@ func TestRolloutOfControlPlane(t *testing.T) {
 	if want := "shop-5 site=all m1 control-plane m2 control-plane m3 control-plane"; !strings.HasSuffix(strings.Join(ring, " "), want) {
 		t.Errorf("rings: %s", ring)
 	}
-	// At each look of the rollout, the masters at work and the shops that are not done.
+	// Each time the rollout acts, count the masters that are being updated and the shops that are
+	// not done.
 	f.before = func() {
 		masters, shops := 0, 0
 		for _, name := range f.Nodes() {
@@ -69,13 +71,14 @@ func TestRolloutOfControlPlane(t *testing.T) {
 		t.Errorf("%v; updated %q", err, f.updated())
 	}
 	f.clean()
-	// Without a selector there is none among the nodes.
+	// Without a selector, the rollout includes no control-plane node.
 	if n := len(rollout(nil).selectNodes([]*updateNode{{name: "m1", controlPlane: true}})); n != 1 {
 		t.Errorf("%d rings", n)
 	}
 }
 
-// A control-plane node that fails is the last, whatever the budget.
+// TestRolloutStopsAtAControlPlane checks that no other node is updated after a control-plane node
+// has failed, whatever the budget.
 func TestRolloutStopsAtAControlPlane(t *testing.T) {
 	t.Parallel()
 	for _, outcome := range []string{fleettest.Bad, fleettest.Rejects} {
@@ -93,7 +96,7 @@ func TestRolloutStopsAtAControlPlane(t *testing.T) {
 	}
 }
 
-// Which images control-plane nodes take.
+// TestRolloutAdmitControlPlane checks which images are accepted for control-plane nodes.
 func TestRolloutAdmitControlPlane(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

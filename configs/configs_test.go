@@ -326,7 +326,7 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// TestKubeletMaySet compares with the results of kubelet v1.36.3 for
+// TestKubeletMaySet compares the function with the results of kubelet v1.36.3 for
 // --node-labels=KEY=1.
 func TestKubeletMaySet(t *testing.T) {
 	for key, want := range map[string]bool{
@@ -371,8 +371,8 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
-// FuzzParse: no document makes a parser panic, every problem has a position, and
-// an accepted document can be encoded for the slot and read again.
+// FuzzParse checks that no document makes a parser panic, that every problem has a position, and
+// that an accepted document can be encoded for the slot and read again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(examples.Image))
 	f.Add([]byte(examples.Site))
@@ -419,7 +419,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzIgnition: no config makes Ignition's library panic through us.
+// FuzzIgnition checks that no config makes Ignition's library panic when package ignition calls it.
 func FuzzIgnition(f *testing.F) {
 	f.Add([]byte(`{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x"}}]}}`))
 	f.Add([]byte(`{"ignition":{"version":"3.0.0"},"systemd":{"units":[{"name":"a.service","enabled":true}]}}`))
@@ -445,7 +445,7 @@ func TestIgnitionIsJSON(t *testing.T) {
 	}
 }
 
-// TestAccepted: unusual documents that are valid.
+// TestAccepted checks that unusual but valid documents are accepted.
 func TestAccepted(t *testing.T) {
 	for name, more := range map[string]string{
 		"the default VIP, said":              "vip: 10.103.97.2\n",

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Tests of all kinds of documents. They are in package configs_test, since clusterdoc
-// imports configs.
+// The following tests cover all kinds of documents. They are in package configs_test, because
+// clusterdoc imports configs.
 
 var update = flag.Bool("update", false, "rewrite the golden files, schemas and references")
 

@@ -54,8 +54,8 @@ func comments(t *testing.T) map[string]string {
 	return docs
 }
 
-// fieldDoc is a field's comment, worded for people who write YAML: "Name is
-// the node's" becomes "The node's", "Name of the node" stays.
+// fieldDoc returns a field's comment, worded for people who write YAML: "Name is the node's"
+// becomes "The node's", but "Name of the node" stays the same.
 func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) string {
 	doc := docs[t.Name()+"."+f.Name]
 	rest, ok := strings.CutPrefix(doc, f.Name+" ")
@@ -79,8 +79,8 @@ func fieldDoc(docs map[string]string, t reflect.Type, f reflect.StructField) str
 	return strings.ToUpper(rest[:1]) + rest[1:]
 }
 
-// TestEveryFieldIsExplained: no field without a comment, and the JSON name is
-// the YAML name.
+// TestEveryFieldIsExplained checks that every field has a comment, and that its JSON name equals
+// its YAML name.
 func TestEveryFieldIsExplained(t *testing.T) {
 	docs := comments(t)
 	for _, root := range []reflect.Type{reflect.TypeFor[configs.Image](), reflect.TypeFor[configs.Site](), reflect.TypeFor[configs.Inventory](), reflect.TypeFor[clusterdoc.Cluster]()} {
@@ -167,8 +167,8 @@ func TestSchemas(t *testing.T) {
 	}
 }
 
-// partSites changes the Sites in an Inventory's schema to parts of a Site: no field
-// is required, and apiVersion and kind are not allowed.
+// partSites changes the Sites in an Inventory's schema to parts of a Site: no field is required,
+// and apiVersion and kind are forbidden.
 func partSites(s *jsonschema.Schema) {
 	for _, name := range []string{"Site", "InventorySite"} {
 		d := s.Definitions[name]
@@ -188,7 +188,7 @@ type row struct {
 	required       bool
 	allowed        []string
 	doc            string
-	section        bool // a struct: its fields follow
+	section        bool // the field is a struct, whose fields follow
 }
 
 func rows(docs map[string]string, root reflect.Type) []row {
@@ -197,7 +197,7 @@ func rows(docs map[string]string, root reflect.Type) []row {
 	walk = func(t reflect.Type, path string) {
 		for i := range t.NumField() {
 			f := t.Field(i)
-			if !f.IsExported() || f.Anonymous { // the Site in an Inventory, which has its own section
+			if !f.IsExported() || f.Anonymous { // Anonymous: the Site in an Inventory, which has a section of its own
 				continue
 			}
 			r := row{path: strict.Join(path, strict.FieldName(f)), required: strict.Required(f), doc: fieldDoc(docs, t, f), allowed: strict.TagValues(f, "enum")}
@@ -305,7 +305,7 @@ How documents are read:
 	golden(t, "../docs/reference.md", b.Bytes())
 }
 
-// listed puts the items of a comment's list on separate lines again.
+// listed puts the items of a list in a comment on separate lines again.
 func listed(doc string) string {
 	return strings.Replace(strings.ReplaceAll(doc, ". - ", ".\n- "), ": - ", ":\n\n- ", 1)
 }

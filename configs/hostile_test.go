@@ -15,10 +15,11 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// hostileSite is the maximum size of a Site on an untrusted stick, 256 KiB.
+// hostileSite is the beginning of a Site. The tests extend it to the maximum size on an untrusted
+// stick, 256 KiB.
 const hostileSite = "apiVersion: edgebake.io/v1alpha1\nkind: Site\nnodeName: a\nmasters: [10.0.0.1:6443]\n"
 
-// packText packs any text like the manifests of a Site.
+// packText packs a text as the manifests of a Site are packed.
 func packText(t *testing.T, text string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -32,8 +33,8 @@ func packText(t *testing.T, text string) string {
 	return base64.StdEncoding.EncodeToString(b.Bytes())
 }
 
-// TestASiteThatIsABurden: reading a Site on an untrusted stick costs little time and
-// memory, and yields few messages.
+// TestASiteThatIsABurden checks that reading a Site on an untrusted stick costs little time and
+// memory, and gives few messages.
 func TestASiteThatIsABurden(t *testing.T) {
 	many := func(n int, format string) string {
 		var b strings.Builder
@@ -92,7 +93,7 @@ func TestASiteThatIsABurden(t *testing.T) {
 	}
 }
 
-// TestTheRest: omitted problems are counted, after the reported ones.
+// TestTheRest checks that omitted problems are counted after the reported ones.
 func TestTheRest(t *testing.T) {
 	doc := hostileSite + "caCertHashes: [" + strings.Repeat("a,", 70) + "]\n"
 	_, err := ParsePublicSite("site.yaml", []byte(doc))

@@ -79,8 +79,8 @@ func TestInventoryMerge(t *testing.T) {
 	}
 }
 
-// TestInventoryPlaces: an address must be unique in a node pool, but other pools may
-// use it too.
+// TestInventoryPlaces checks that an address must be unique within a node pool, but may be used
+// again in other pools.
 func TestInventoryPlaces(t *testing.T) {
 	const site = `
   - name: %s

@@ -16,9 +16,9 @@ import (
 	"github.com/invopop/jsonschema"
 )
 
-// Rules of validate that struct tags cannot express, for the schemas. A rule here
-// must accept everything that validate accepts, in any document. test/oracle runs
-// all documents of testdata/bad and all examples through a validator.
+// The following are rules of validate that struct tags cannot express, for the schemas. A rule here
+// must accept everything that validate accepts, in any document. test/oracle checks all documents
+// of testdata/bad and all examples with a schema validator.
 
 func form(r *regexp.Regexp) func(*jsonschema.Schema) { return pattern(r.String()) }
 
@@ -26,12 +26,12 @@ func pattern(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Pattern = p }
 }
 
-// each constrains the items of a list.
+// each applies the rules to each item of a list.
 func each(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { both(forms...)(s.Items) }
 }
 
-// items constrains a list without repetitions.
+// items applies the rules to each item of a list, and forbids repeated items.
 func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.UniqueItems = true
@@ -39,7 +39,7 @@ func items(forms ...func(*jsonschema.Schema)) func(*jsonschema.Schema) {
 	}
 }
 
-// mapOf constrains a map of strings.
+// mapOf applies patterns to the names and values of a map of strings.
 func mapOf(names, values string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		s.PropertyNames = &jsonschema.Schema{Pattern: names}
@@ -72,7 +72,7 @@ func except(p string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) { s.Not = &jsonschema.Schema{Pattern: p} }
 }
 
-// orList also accepts a list of a field's values.
+// orList makes the schema also accept a list of the field's values.
 func orList(s *jsonschema.Schema) {
 	one := &jsonschema.Schema{Type: s.Type, Enum: s.Enum}
 	least := uint64(1)
@@ -80,7 +80,7 @@ func orList(s *jsonschema.Schema) {
 	s.Type, s.Enum = "", nil
 }
 
-// orNull also accepts a field without a value.
+// orNull makes the schema also accept a field without a value.
 func orNull(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{{Ref: s.Ref}, {Type: "null"}}
 	s.Ref = ""
@@ -103,7 +103,7 @@ const (
 	everyName    = `^([lL][oO][cC][aA][lL][hH][oO][sS][tT]|.*\.localhost|localhost\.localdomain)$`
 )
 
-// schemaForms has the rules by type and field.
+// schemaForms returns the rules by type and field.
 func schemaForms() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Site.masters":               both(length(1, 0), items(pattern(hostPortForm))),
@@ -189,7 +189,7 @@ func schemaForms() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// has requires a field, with one of these values.
+// has returns a schema that requires the field, with one of these values if there are any.
 func has(field string, values ...any) *jsonschema.Schema {
 	s := &jsonschema.Schema{Required: []string{field}}
 	if len(values) > 0 {
@@ -199,7 +199,7 @@ func has(field string, values ...any) *jsonschema.Schema {
 	return s
 }
 
-// oneOf requires exactly one of the fields.
+// oneOf returns a rule that requires exactly one of the fields.
 func oneOf(fields ...string) func(*jsonschema.Schema) {
 	return func(s *jsonschema.Schema) {
 		for _, f := range fields {
@@ -208,12 +208,12 @@ func oneOf(fields ...string) func(*jsonschema.Schema) {
 	}
 }
 
-// needs requires one of the other fields if a field is set.
+// needs returns a schema that requires one of others if field is set.
 func needs(field *jsonschema.Schema, others ...*jsonschema.Schema) *jsonschema.Schema {
 	return &jsonschema.Schema{If: field, Then: &jsonschema.Schema{AnyOf: others}}
 }
 
-// schemaRules has the rules about several fields of a type.
+// schemaRules returns the rules that involve several fields of a type.
 func schemaRules() map[string]func(*jsonschema.Schema) {
 	return map[string]func(*jsonschema.Schema){
 		"Base":      oneOf("debian", "oci", "tar"),
@@ -229,7 +229,8 @@ func schemaRules() map[string]func(*jsonschema.Schema) {
 	}
 }
 
-// siteRules apply to a Site document; in an Inventory, defaults complete a Site.
+// siteRules are the rules for a Site document. They do not apply to the sites of an Inventory,
+// which defaults complete.
 func siteRules(s *jsonschema.Schema) {
 	s.AnyOf = []*jsonschema.Schema{has("caCertHashes"), has("caCert"), has("caFile"), has("unsafeSkipCAVerification", true)}
 	s.AllOf = append(s.AllOf,
@@ -242,7 +243,7 @@ func siteRules(s *jsonschema.Schema) {
 	s.Definitions["Proxy"].AllOf = append(s.Definitions["Proxy"].AllOf, needs(has("noProxy"), has("http"), has("https")))
 }
 
-// where requires a value of a field.
+// where returns a schema that requires the field and applies of to its value.
 func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	s := has(field)
 	s.Properties = jsonschema.NewProperties()
@@ -250,7 +251,7 @@ func where(field string, of *jsonschema.Schema) *jsonschema.Schema {
 	return s
 }
 
-// inside constrains a field of a field.
+// inside returns a schema that requires the field sub inside field, with this form.
 func inside(field, sub, form string) *jsonschema.Schema {
 	inner := has(sub)
 	inner.Properties = jsonschema.NewProperties()
@@ -258,7 +259,7 @@ func inside(field, sub, form string) *jsonschema.Schema {
 	return where(field, inner)
 }
 
-// imageRules apply to a whole Image.
+// imageRules are the rules for a whole Image.
 func imageRules(s *jsonschema.Schema) {
 	hub := where("nodeTypes", &jsonschema.Schema{Contains: &jsonschema.Schema{Enum: []any{"edge", "cloud"}}})
 	pi := has("hardware", "raspberry-pi")
@@ -276,7 +277,7 @@ func imageRules(s *jsonschema.Schema) {
 	)
 }
 
-// constrained adds to a schema the rules of validate that a schema can express.
+// constrained adds to a schema those rules of validate that a schema can express.
 func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[string]bool) {
 	t.Helper()
 	root := strings.ToUpper(kind[:1]) + kind[1:]

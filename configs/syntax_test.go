@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/configs/examples"
 )
 
-// TestWhereYAMLIsWrong: the problem names the parser's line, marked ¶, which is the line to
-// edit or the one after it, and the usual cause of the parser's message.
+// TestWhereYAMLIsWrong checks that the problem has the parser's line, marked ¶, and the usual cause
+// of the parser's message. The line to edit is that line or the one before it.
 func TestWhereYAMLIsWrong(t *testing.T) {
 	const head = "apiVersion: edgebake.io/v1alpha1\nkind: Site\n"
 	for _, tt := range []struct{ name, text, says string }{

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestExampleVersions compares what the examples and the images of the
-// end-to-end tests pin with the versions that messages name.
+// TestExampleVersions compares the versions that the examples and the images of the end-to-end
+// tests pin with the versions in messages.
 func TestExampleVersions(t *testing.T) {
 	version := regexp.MustCompile(`(?m)^(?:  version|kubernetesVersion): "?(v?[0-9.]+)`)
 	allowed := map[string]bool{
@@ -62,7 +62,7 @@ func TestVersionPairs(t *testing.T) {
 		{"v1.36.5", url("2.10.0"), "containerd.version: containerd 2.10 is newer than this edgebake, which was tested with 2.4 and earlier", ""},
 		{"v1.35.4", url("2.2.9"), "containerd.version: containerd 2.2 has had no security fixes since 6 November 2026: use 2.3.7", ""},
 		{"v1.34.4", url("2.3.7"), "kubernetes.version: Kubernetes v1.34 has had no security fixes since 27 October 2026: use v1.37.2", ""},
-		{"v1.35.4", "{debian: true}", "", ""}, // Debian maintains it
+		{"v1.35.4", "{debian: true}", "", ""}, // maintained by Debian
 		{"v1.36.5", "{debian: true}", "containerd.debian: containerd 1.7 works with Kubernetes v1.36, but not with v1.38 and later", ""},
 		{"v1.37.2", url("1.7.35"), "containerd.version: containerd 1.7 works with Kubernetes v1.37, but not with v1.38 and later", ""},
 		{"v1.38.0", url("1.7.35"), "", "containerd.version: kubelet v1.38 does not start with containerd 1.7"},

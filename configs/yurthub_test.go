@@ -22,7 +22,8 @@ func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 	}
 }
 
-// A Site does not name the version of yurthub; stamping checks it.
+// TestYurthubArgsOfAVersion checks arguments against versions of yurthub. A Site does not name the
+// version, so stamping makes this check.
 func TestYurthubArgsOfAVersion(t *testing.T) {
 	for version, fits := range map[string]bool{
 		"": true, "v1.6.0": false, "v1.6.0-rc.1": false, "v1.6.1": true, "v1.6.2": true, "v1.7.0": true, "v1.7.0-shop.3": true, "v1.8.0": true, "shop": true,

@@ -138,8 +138,8 @@ func TestParseConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchedFile: a file that is written twice within one tick of the clock,
-// with the same size, has changed; a file that is only touched has not.
+// TestWatchedFile checks that a file that is written twice within one tick of the clock, with the
+// same size, counts as changed. A file that is only touched does not.
 func TestWatchedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ipvs.json")
 	f := watchedFile{path: path}
@@ -182,8 +182,8 @@ func TestWatchedFile(t *testing.T) {
 	}
 }
 
-// TestSpreadOfVirtual: the nodes of a large cluster return over a longer time,
-// also after a boot; those of a small cluster over the time in the profile.
+// TestSpreadOfVirtual checks that the nodes of a large cluster return over a longer time, also
+// after a boot. Those of a small cluster return over the time in the profile.
 func TestSpreadOfVirtual(t *testing.T) {
 	for _, tt := range []struct {
 		seconds      int

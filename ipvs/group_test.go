@@ -27,7 +27,7 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	}
 	g := w.daemon.kept()[s.VIP]
 	wake(g.changed)
-	time.Sleep(100 * time.Millisecond) // by now it waits for the lock
+	time.Sleep(100 * time.Millisecond) // long enough that the group waits for the lock
 	cancelled := 0
 	g.mu.Lock()
 	for _, m := range g.members {
@@ -166,8 +166,8 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestStatusWhileItStarts: a group is asked for its status while it takes
-// over the state of an earlier process. The race detector checks this.
+// TestStatusWhileItStarts checks that a group can be asked for its status while it takes over the
+// state of an earlier process. The race detector finds violations.
 func TestStatusWhileItStarts(t *testing.T) {
 	state := t.TempDir()
 	text := `{"version":1,"servers":[{"vip":"` + testVIP.String() + `","configured":["10.0.0.1:6443"],"masters":["10.0.0.2:6443"],"names":{"a.example":["192.0.2.1"]}}]}`

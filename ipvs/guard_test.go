@@ -27,14 +27,14 @@ const (
 	oldSvc, newSvc   = "55555555-eeee", "66666666-ffff"
 )
 
-// joinedOld is a record of a former release, joinedNow one with all three UIDs.
+// joinedOld is a record written by an earlier release. joinedNow has all three UIDs.
 var (
 	joinedOld = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode}
 	joinedNow = Joined{ClusterInfo: oldInfo, Node: "shop-1", NodeUID: oldNode, ServiceUID: oldSvc}
 )
 
-// shows are an API server's answers to requests for the objects
-// that identify its cluster: a UID, or the digits of a status.
+// shows has an API server's answers to requests for the objects that identify its cluster. Each
+// answer is a UID, or the digits of an HTTP status.
 type shows struct {
 	mu         sync.Mutex
 	info, node string
@@ -225,8 +225,8 @@ func TestHiddenForLong(t *testing.T) {
 	}
 }
 
-// TestExcusedOnce: an API server that has shown nothing for long
-// is trusted on each new connection, and that is logged once.
+// TestExcusedOnce checks that an API server that has shown nothing for long is trusted on each new
+// connection, and that this is logged only once.
 func TestExcusedOnce(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -249,7 +249,7 @@ func TestExcusedOnce(t *testing.T) {
 	if n := w.said("trusting it as an API server of the cluster"); n != 1 {
 		t.Errorf("said %d times", n)
 	}
-	// With another record it has to match that one.
+	// If the recorded UIDs change, it must match the new ones.
 	s := w.s
 	s.Joined.NodeUID = newNode
 	w.m.stop()
@@ -263,8 +263,9 @@ func TestExcusedOnce(t *testing.T) {
 	}
 }
 
-// TestWitnessesChangeOneByOne: one of the two UIDs matches each time, and
-// first boot records the other again. The API server serves all the time.
+// TestWitnessesChangeOneByOne checks that an API server keeps serving while the recorded UIDs
+// change one after the other: each time one of the two UIDs matches, and first boot records the
+// other one again.
 func TestWitnessesChangeOneByOne(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -296,8 +297,8 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 	}
 }
 
-// TestRewrittenNote: first boot records the changed UIDs of the cluster, and an
-// API server that the former record rejected is compared with the new one.
+// TestRewrittenNote checks that an API server which the former record rejected is compared with the
+// new record, after first boot has recorded the changed UIDs of the cluster.
 func TestRewrittenNote(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -337,8 +338,8 @@ func TestRewrittenNote(t *testing.T) {
 	}
 }
 
-// guardedWorld is a daemon with one API server, which may
-// belong to another cluster at its next start.
+// guardedWorld is a daemon with one API server. That API server may belong to another cluster when
+// it starts again.
 type guardedWorld struct {
 	*world
 	ca   *ca
@@ -373,9 +374,9 @@ func (w *guardedWorld) serves(weight string) func() bool {
 	return func() bool { return w.kernel.text() == want }
 }
 
-// TestBornAgain: the only API server stops and returns in a cluster that was
-// re-created with the same keys. It gets no connection; the node's existing ones
-// stay until that is known. The former cluster gets its traffic back at once.
+// TestBornAgain checks the only API server when it returns in a cluster that was re-created with
+// the same keys. It gets no new connection. The node's existing connections stay until the cluster
+// is known to be another one. When the former cluster returns, it gets its traffic back at once.
 func TestBornAgain(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
@@ -424,8 +425,8 @@ func TestBornAgain(t *testing.T) {
 	w.eventually("the new cluster serves", w.serves("1"))
 }
 
-// TestRestartInAnOutage: the only API server does not answer, and keeps its
-// connections. A restart of ipvscare does not change them, nor anything else.
+// TestRestartInAnOutage checks that a restart of ipvscare changes nothing while the only API server
+// does not answer but keeps its connections.
 func TestRestartInAnOutage(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
@@ -478,13 +479,13 @@ func TestSameClusterComesBack(t *testing.T) {
 	}
 }
 
-// TestBornAgainWithoutIPVS: without IPVS, /etc/hosts leads
-// to no API server of a re-created cluster.
+// TestBornAgainWithoutIPVS checks that, without IPVS, /etc/hosts does not name an API server of a
+// re-created cluster.
 func TestBornAgainWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)
 	w.kernel.absent = true
-	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file has no ports
+	w.s.VIP = netip.AddrPortFrom(w.s.VIP.Addr(), w.m.addr.Port()) // a hosts file cannot change ports
 	names := func(addr string) func() bool {
 		return func() bool {
 			got, _ := os.ReadFile(w.hosts)

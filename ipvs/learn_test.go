@@ -37,8 +37,8 @@ func nodeCert(t *testing.T, c *ca) string {
 	return file
 }
 
-// TestLearnWhenSomebodyIsThere: while no API server is up,
-// reading the list is no error; it is read as soon as one is up.
+// TestLearnWhenSomebodyIsThere checks that it is no error if the list cannot be read while no API
+// server is up, and that the list is read as soon as one is up.
 func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"the network", "the CA"} {
@@ -71,8 +71,8 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 			w.start(s)
 			g := w.daemon.kept()[s.VIP]
 			subject := g.vip.String() + ": the cluster's list of API servers"
-			w.daemon.logChange(subject, errors.New("as it was")) // from an earlier reading
-			time.Sleep(10 * s.Profile.Retry)                     // the learner looks for an API server
+			w.daemon.logChange(subject, errors.New("as it was")) // from an earlier read
+			time.Sleep(10 * s.Profile.Retry)                     // the learner searches for an API server
 			if p := w.daemon.Status().Problems; !slices.Contains(p, subject+": as it was") || w.said(subject+": fixed") > 0 {
 				t.Errorf("nobody was asked; problems: %q", p)
 			}
@@ -104,7 +104,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change Server
-		boot   bool // it boots with the change, since the power was cut before the change was noticed
+		boot   bool // the node boots with the change: the power was cut before the change was noticed
 	}{
 		{"changed while it runs", changed, false},
 		{"changed before a boot", changed, true},

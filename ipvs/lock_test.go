@@ -51,7 +51,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	if _, err := ReadStatus(w.run); err == nil || !strings.Contains(err.Error(), "ipvscare is not running") {
 		t.Errorf("status of nobody: %v", err)
 	}
-	w.start(s) // the next process may start at once
+	w.start(s) // the next process can start at once
 }
 
 // TestSquatter: neither an unprivileged process nor one in the same
@@ -61,11 +61,11 @@ func TestSquatter(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 204)
 	s.Masters = []Master{w.masters[0].master()}
-	// An earlier release used this abstract name as the lock; any process can take it.
+	// An earlier release used this abstract name as the lock. Any process can listen on it.
 	if ln, err := net.Listen("unix", "@ipvscare/"+s.VIP.String()); err == nil {
 		defer ln.Close()
 	}
-	// The files of a process that was killed.
+	// Files that a killed process left behind.
 	if err := os.MkdirAll(w.run, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestHostsLock(t *testing.T) {
 	file, lock := filepath.Join(dir, "hosts"), filepath.Join(dir, "hosts.lock")
 	const many = 30
 	var wg sync.WaitGroup
-	wg.Go(func() { // firstboot, with a pause between reading and writing
+	wg.Go(func() { // acts like firstboot, with a pause between reading and writing
 		for i := range many {
 			release, err := files.Lock(t.Context(), lock, files.HostsTimeout)
 			if err != nil {
@@ -203,7 +203,7 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	if strings.TrimSpace(string(out)) != "0" {
 		t.Errorf("the replaced file has %s names: it cannot be recognised so", out)
 	}
-	f, err := os.Create(filepath.Join(dir, "gone")) // another way to unlink it
+	f, err := os.Create(filepath.Join(dir, "gone")) // another way to unlink the file
 	if err != nil {
 		t.Fatal(err)
 	}

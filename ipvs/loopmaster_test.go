@@ -15,7 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loopNumber gives each master its own address on loopback, loopRun each run of these tests.
+// loopNumber gives each master an address of its own on loopback, and loopRun each run of these
+// tests.
 var (
 	loopNumber atomic.Uint32
 	loopRun    = [2]byte{1 + byte(rand.N(254)), byte(rand.N(256))}
@@ -31,9 +32,9 @@ type loopMaster struct {
 	cert    tls.Certificate
 }
 
-// newLoopMaster listens on its own address on loopback, all masters on one port.
-// No other process takes it while the master is down: other runs have other
-// addresses, and the port is not in the kernel's range for automatic ports.
+// newLoopMaster listens on a loopback address of its own; all masters use the same port. No other
+// process takes that address and port while the master is down: other runs have other addresses,
+// and the kernel does not assign the port automatically.
 func newLoopMaster(t *testing.T) *loopMaster {
 	n := loopNumber.Add(1)
 	m := &loopMaster{t: t, addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, loopRun[0], loopRun[1], byte(n)}), 16443)}
@@ -69,7 +70,7 @@ func (m *loopMaster) start() {
 
 func (m *loopMaster) stop() {
 	if m.srv != nil {
-		m.srv.Listener.Close() // first: otherwise the watcher reconnects at once
+		m.srv.Listener.Close() // close it first: otherwise the watcher reconnects at once
 		m.srv.CloseClientConnections()
 		m.srv = nil
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// zone has the answers of DNS, by network and name.
+// zone has the answers of a DNS server, by network and name.
 type zone map[string][]netip.Addr
 
 func (z zone) lookup(_ context.Context, network, host string) ([]netip.Addr, error) {
@@ -102,8 +102,8 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}
 }
 
-// TestSameErrorIsSaidOnce: errors of lookups differ only in the
-// local port, which net's resolver names, and are logged once.
+// TestSameErrorIsSaidOnce checks that errors of lookups are logged once although they contain a
+// changing local port, which net's resolver adds.
 func TestSameErrorIsSaidOnce(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ours returns ipvscare's lines of the hosts file as "address name".
+// ours returns ipvscare's lines in the hosts file as "address name".
 func (w *world) ours() string {
 	b, _ := os.ReadFile(w.hosts)
 	var lines []string
@@ -127,7 +127,7 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	if names := noted(w.run)[s.VIP]; !slices.Equal(names, []string{"old", "new", "newer"}) || w.ours() != "10.103.97.1 old" {
 		t.Errorf("noted: %q; the hosts file: %s", names, w.ours())
 	}
-	// By flags, without the former name.
+	// Clean with flags, which do not name the former host.
 	if err := Clean(t.Context(), w.kernel, Leftovers{Servers: []Server{s}, HostsFile: w.hosts, RunDir: w.run}, w.log); err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,8 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestCleanKeepsTheNoteOfWhatItLeaves: a second clean can remove what the first could not.
+// TestCleanKeepsTheNoteOfWhatItLeaves checks that a second Clean can remove what the first one
+// could not.
 func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)
@@ -156,8 +157,8 @@ func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	}
 }
 
-// TestHostChangesOverABoot: after a boot the notes are gone, but the hosts file is not. Only
-// lines with the virtual address, or with one of its API servers', belong to this daemon.
+// TestHostChangesOverABoot checks the hosts file after a boot, when the notes are gone. Only lines
+// with the virtual address, or with the address of one of its API servers, belong to this daemon.
 func TestHostChangesOverABoot(t *testing.T) {
 	const text = "127.0.0.1 localhost\n10.103.97.1 old # ipvscare\n127.0.0.9 older # ipvscare\n10.103.97.1 port # ipvscare\n10.103.97.2 other # ipvscare\n10.103.97.1 manual\n"
 	const others = "10.103.97.1 port # ipvscare\n10.103.97.2 other # ipvscare\n10.103.97.1 manual\n"

@@ -40,10 +40,10 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestSlowServer: an API server is slow for ten minutes. That causes a few extra
-// connections at its start and hardly any later. One that answers within a second
-// does not go down, and all is normal within 5 s of the end. A server that went down
-// keeps its place while there is no better one, and recovers with its next answer.
+// TestSlowServer checks an API server that is slow for ten minutes. That causes a few extra
+// connections at its start and hardly any later. A server that answers within a second does not go
+// down, and all is normal within 5 s of the end. One that goes down is still used while there is no
+// better one, and recovers with its next answer.
 func TestSlowServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -101,8 +101,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// TestAnswerWithinADoubt: over HTTP/1.1 the late answer itself ends
-// the inquiry: no other one is awaited, and the API server stays up.
+// TestAnswerWithinADoubt checks that, over HTTP/1.1, the late answer itself ends the inquiry. No
+// other answer is awaited, and the API server stays up.
 func TestAnswerWithinADoubt(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -122,8 +122,9 @@ func TestAnswerWithinADoubt(t *testing.T) {
 	})
 }
 
-// TestKeepsConnections: a node keeps its connections to an API server that answers but is not
-// ready, for 10 to 20 s, and for as long as no other one is up. Those to a dead one it does not.
+// TestKeepsConnections checks that a node keeps its connections to an API server that answers but
+// is not ready: for 10 to 20 s, and longer if no other one is up. It does not keep connections to a
+// dead one.
 func TestKeepsConnections(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -173,8 +174,8 @@ func TestKeepsConnections(t *testing.T) {
 	})
 }
 
-// TestReturn: a thousand nodes do not return at the same moment: to the
-// only API server within 5 s, to one of several over at least 10 s.
+// TestReturn checks that a thousand nodes do not return at the same moment. To the only API server
+// they return within 5 s, to one of several over at least 10 s.
 func TestReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes = 40
@@ -227,7 +228,7 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestUrgentReturn: when the other API servers go down too, the pause ends.
+// TestUrgentReturn checks that the pause ends if the other API servers go down too.
 func TestUrgentReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
@@ -313,8 +314,8 @@ func TestChooseSlow(t *testing.T) {
 	}
 }
 
-// TestSlowLoneServer: the only API server of a node that has joined
-// answers only PINGs. It keeps its place until its process ends.
+// TestSlowLoneServer checks the only API server of a joined node while it answers only PINGs. It
+// stays in use until its process ends.
 func TestSlowLoneServer(t *testing.T) {
 	w := newGuardedWorld(t)
 	hang := make(chan struct{})
@@ -390,8 +391,8 @@ func TestHTTP1(t *testing.T) {
 	})
 }
 
-// TestReturnOfAClosing: an API server that closes the connection after each answer, like
-// kube-apiserver without a valid client certificate, is up soon after its errors end.
+// TestReturnOfAClosing checks an API server that closes the connection after each answer, as
+// kube-apiserver does without a valid client certificate. It must be up soon after its errors end.
 func TestReturnOfAClosing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
@@ -410,7 +411,7 @@ func TestReturnOfAClosing(t *testing.T) {
 			}
 		})
 	}
-	// Others are up while it closes connections and returns, and fail then.
+	// The other API servers are up while it closes connections and returns, and then they fail.
 	for range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			p := LAN()

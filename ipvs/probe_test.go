@@ -88,27 +88,27 @@ type fakeMaster struct {
 	cert tls.Certificate
 	http http.Server
 	ln   pipeListener
-	date string // sent instead of the true date
+	date string // sent in place of the true date
 
 	status atomic.Int64
 	body   atomic.Pointer[string]
 	dead   atomic.Bool // rejects connections
 	hung   atomic.Bool // accepts connections, but does not answer
-	gone   atomic.Bool // drops everything
+	gone   atomic.Bool // drops all packets
 	plain  bool        // HTTP/1.1 only
-	// lag is the delay of everything that it writes.
+	// lag is the delay of everything that the master writes.
 	lag  atomic.Int64
 	slow bool
-	// strangers: connections are closed after each answer, like
-	// kube-apiserver's of HTTP/2 clients without a certificate.
+	// strangers makes the master close the connection after each answer, as kube-apiserver does
+	// with HTTP/2 clients that have no certificate.
 	strangers bool
-	client    *tls.Certificate // the node's; nil: none
+	client    *tls.Certificate // certificate of the node; nil: none
 
 	conns   []*switchable
 	dials   atomic.Int64
 	asked   atomic.Int64
 	written atomic.Int64 // bytes in both directions
-	// sent and received count the writes of both ends; each is a packet.
+	// sent and received count the writes at both ends; each write is one packet.
 	sent, received atomic.Int64
 }
 
@@ -128,8 +128,7 @@ func (l pipeListener) Accept() (net.Conn, error) {
 func (l pipeListener) Close() error   { return nil }
 func (l pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
 
-// switchable is the server's end of a pipe. While the master
-// hangs, nothing that it writes is delivered.
+// switchable is the server's end of a pipe. While the master hangs, its writes are not delivered.
 type switchable struct {
 	net.Conn
 	m *fakeMaster
@@ -144,7 +143,7 @@ func (c *switchable) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// lagging delays writes, in order.
+// lagging delays writes and keeps their order.
 type lagging struct {
 	net.Conn
 	lag  *atomic.Int64
@@ -220,7 +219,7 @@ func newFakeMaster(t testing.TB, cert tls.Certificate) *fakeMaster {
 }
 
 func (m *fakeMaster) start() {
-	m.http.IdleTimeout = 90 * time.Second // like kube-apiserver
+	m.http.IdleTimeout = 90 * time.Second // the same as kube-apiserver's
 	m.http.TLSConfig = &tls.Config{NextProtos: []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &m.cert, nil }}
 	if m.plain {
@@ -277,7 +276,7 @@ type sensed struct {
 	events []string
 	pings  atomic.Int64
 	asks   atomic.Int64
-	at     time.Time // of the last change
+	at     time.Time // time of the last change
 	cancel context.CancelFunc
 	done   chan struct{}
 	needed chan struct{}
@@ -433,9 +432,9 @@ func TestSensing(t *testing.T) {
 	}
 }
 
-// TestStranger: a kube-apiserver closes the connection after every answer to a
-// node that has not joined yet. That is not a fault, costs one connection for
-// each of the few requests, and between requests a kill is detected at once.
+// TestStranger checks a node that has not joined yet, for which kube-apiserver closes the
+// connection after every answer. The closes are not faults. Each of the few requests costs one
+// connection, and a kill between requests is detected at once.
 func TestStranger(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -465,14 +464,14 @@ func TestStranger(t *testing.T) {
 	})
 }
 
-// TestSteady: an hour without faults costs one connection, a PING
-// every five seconds and a request every ten, and no inquiry. An API
-// server to which kubelet renews its lease gets a PING each time.
+// TestSteady checks the traffic of an hour without faults: one connection, a PING every five
+// seconds, a request every ten, and no inquiry. An API server to which kubelet renews its lease
+// also gets a PING at each renewal.
 func TestSteady(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
 		profile Profile
-		lease   time.Duration // 0: no renewals go to this API server
+		lease   time.Duration // 0: no lease renewals go to this API server
 		most    float64       // MB of IP packets a day
 	}{{LAN(), 0, 11}, {LAN(), 10 * time.Second, 13}, {Metered(), 0, 0.7}} {
 		p := tt.profile
@@ -481,7 +480,7 @@ func TestSteady(t *testing.T) {
 				m := newFakeMaster(t, cert)
 				plain := m.http.Handler
 				m.http.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					// The headers of kube-apiserver.
+					// Headers that kube-apiserver sends.
 					for k, v := range map[string]string{"Audit-Id": "0b7e2c1a-94a3-4d2c-8f5e-6a1d3c9b7e42", "Cache-Control": "no-cache, private", "Content-Type": "text/plain; charset=utf-8", "X-Content-Type-Options": "nosniff",
 						"X-Kubernetes-Pf-Flowschema-Uid": "5c0e8a64-1f0b-4d55-9a53-2b8c4f1e7d90", "X-Kubernetes-Pf-Prioritylevel-Uid": "e2b4c6d8-7a91-4c3f-b5d7-90a1b2c3d4e5"} {
 						w.Header().Set(k, v)
@@ -500,7 +499,7 @@ func TestSteady(t *testing.T) {
 				p0, r0, b0, out0, in0 := s.pings.Load(), s.asks.Load(), m.written.Load(), m.sent.Load(), m.received.Load()
 				time.Sleep(time.Hour)
 				pings, asks, bytes := s.pings.Load()-p0, s.asks.Load()-r0, m.written.Load()-b0
-				const header = 52 // of IP and of TCP with timestamps
+				const header = 52 // size of the headers of IP and of TCP with timestamps
 				answers := m.sent.Load() - out0
 				packets := answers + (m.received.Load() - in0) + answers // each answer is acknowledged
 				day := float64(24*(bytes+header*packets)) / 1e6
@@ -681,8 +680,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestBeat: work that may be delayed is done on the beat, never
-// before four fifths of its period and never after the period.
+// TestBeat checks that work that may be delayed is done at times of the beat, never before four
+// fifths of its interval and never after the interval.
 func TestBeat(t *testing.T) {
 	start := time.Now()
 	b := beat{start}

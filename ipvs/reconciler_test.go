@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// memKernel is a kernel in memory that records the steps.
+// memKernel is a kernel in memory that records the steps applied to it.
 type memKernel struct {
 	kerneltest.Table
 	t       *testing.T
@@ -133,7 +133,7 @@ func (k *memKernel) change(f func()) {
 	f()
 }
 
-// mark returns the present position in the history, for since.
+// mark returns the current position in the history, to be passed to since.
 func (k *memKernel) mark() int {
 	k.Mu.Lock()
 	defer k.Mu.Unlock()
@@ -163,8 +163,8 @@ func (k *memKernel) table() string {
 	return strings.Join(s, " ")
 }
 
-// world is a daemon over a kernel in memory. Its masters are listeners of this process;
-// their addresses are set directly, since a configuration rejects 127.0.0.x.
+// world is a daemon that uses a kernel in memory. Its masters are listeners of this process. Their
+// addresses are set directly, because a configuration rejects 127.0.0.x.
 type world struct {
 	t       *testing.T
 	kernel  *memKernel
@@ -203,7 +203,7 @@ func (w *world) said(text string) int {
 // patience is the timeout for real sockets on a busy machine.
 const patience = 2 * time.Minute
 
-// eventually waits until ok returns true: other goroutines work over real sockets.
+// eventually waits until ok returns true, because other goroutines work over real sockets.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -234,8 +234,8 @@ func testServer(t *testing.T, last byte) Server {
 		Scheduler: "rr", Profile: LAN(), Rise: 2, Fall: 2, Probe: probe.Spec{Method: "GET", Path: "/readyz"}}
 	s.Profile.Retry, s.Profile.Ready = 50*time.Millisecond, 100*time.Millisecond
 	s.Profile.RetryMax, s.Profile.Spread = s.Profile.Retry, s.Profile.Retry
-	// Masters stop by closing their connections: with long
-	// timeouts, none goes down because this machine is slow.
+	// Masters stop by closing their connections. Timeouts are long, so that no master goes down
+	// because this machine is slow.
 	s.Profile.Ticks, s.Profile.ReadyTimeout = int(patience/s.Profile.Tick), patience
 	return s
 }
@@ -314,7 +314,7 @@ func TestDaemon(t *testing.T) {
 	w.eventually("the healed one serves alone", func() bool {
 		return w.kernel.text() == fmt.Sprintf("%s rr %s=1", s.VIP, a.addr.Addr())
 	})
-	for _, was := range w.kernel.since(mark) { // by now the removal of the failed one is complete
+	for _, was := range w.kernel.since(mark) { // the removal of the failed one is complete now
 		if !strings.Contains(was, "=1") {
 			t.Errorf("the last one went: %s", was)
 		}
@@ -456,7 +456,7 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 	}
 }
 
-// spoiltKernel is a kernel that fails to read virtual servers.
+// spoiltKernel is a kernel that fails to read some virtual servers.
 type spoiltKernel struct {
 	*memKernel
 	fails func(vip netip.AddrPort) bool
@@ -512,8 +512,8 @@ func TestRouteIsRestored(t *testing.T) {
 	})
 }
 
-// TestTakeOverFailsOnce: the real servers that an earlier process left in
-// the kernel stay if they cannot be read at once and no API server is up.
+// TestTakeOverFailsOnce checks that the real servers which an earlier process left in the kernel
+// are kept if they cannot be read at first and no API server is up.
 func TestTakeOverFailsOnce(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 230)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// starved works on each request for a while, even if the connection is closed, like a
-// kube-apiserver whose processors or etcd are overloaded. It answers PINGs at once.
+// starved simulates a kube-apiserver whose processors or etcd are overloaded. It works on each
+// request for a while, even if the connection is closed, and answers PINGs at once.
 type starved struct {
 	takes  atomic.Int64 // time of one request
 	status atomic.Int64
@@ -31,10 +31,10 @@ func (s *starved) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(int(s.status.Load()))
 }
 
-// TestStarvedServer: a daemon never causes an API server to work on two of its requests
-// at once. A thousand daemons send an API server in trouble at most 50 requests a
-// second, and a healthy one 110. A slow API server keeps its place. One that is starting
-// is up within 5 s of being ready, others within 35 s of their next answer.
+// TestStarvedServer checks that a daemon never causes an API server to work on two of its requests
+// at once. A thousand daemons send an API server in trouble at most 50 requests a second, and a
+// healthy one 110. A slow API server stays in use. One that is starting is up within 5 s of being
+// ready, others within 35 s of their next answer.
 func TestStarvedServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes, fleet, most = 20, 1000, 50
@@ -44,9 +44,9 @@ func TestStarvedServer(t *testing.T) {
 		lag    time.Duration // delay of everything that it sends, including PINGs
 		status int64
 		lasts  time.Duration
-		back   time.Duration // after it is healthy again
-		state  State         // meanwhile
-		slow   bool          // it keeps its place anyway
+		back   time.Duration // maximum time until it is up after it is healthy again
+		state  State         // state while it is in trouble
+		slow   bool          // it stays in use even so
 	}{
 		{"starts", time.Millisecond, 0, 500, 15 * time.Second, 5 * time.Second, Down, false},
 		{"errors", time.Millisecond, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},

@@ -140,7 +140,7 @@ func TestUsed(t *testing.T) {
 			asked = append(asked, look)
 		}
 		expected := []string{"", "1", "", "12", "12", "2", ""}
-		if p.Ping == 0 { // it checks for unacknowledged packets instead
+		if p.Ping == 0 { // this profile checks for unacknowledged packets instead
 			expected = []string{"", "", "", "", "", "", ""}
 		}
 		if !slices.Equal(asked, expected) {

@@ -52,8 +52,8 @@ func TestHubArgsOfTheUser(t *testing.T) {
 	}
 }
 
-// TestFlags: of a flag that is managed and fixed only the first is ever said, and
-// what is said of versions must be valid.
+// TestFlags checks that no flag is both managed and fixed, because only one reason would be
+// reported, and that the versions in flags are valid.
 func TestFlags(t *testing.T) {
 	for name, f := range flags {
 		if f.managed && f.fixed != "" {
@@ -67,12 +67,12 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// Only a tagged version of OpenYurt itself is taken for one.
+// TestOpenYurtVersion checks that BuiltFrom accepts only tagged versions of OpenYurt itself.
 func TestOpenYurtVersion(t *testing.T) {
 	const flag = "-s -w -X github.com/openyurtio/openyurt/pkg/projectinfo.gitVersion="
 	for _, tt := range []struct{ path, version, flags, want string }{
-		{module, "(devel)", flag + "v1.7.0 -X a.b=c", "v1.7.0"}, // its releases, by Go before 1.24
-		{module, "v1.7.0", flag + "v1.7.0", "v1.7.0"},           // and since
+		{module, "(devel)", flag + "v1.7.0 -X a.b=c", "v1.7.0"}, // an OpenYurt release built with Go before 1.24
+		{module, "v1.7.0", flag + "v1.7.0", "v1.7.0"},           // the same with a later Go
 		{module, "v1.7.0+dirty", flag + "v1.7.0", "v1.7.0"},
 		{module, "v1.6.1+dirty", "", "v1.6.1"},
 		{module, "", "-X '" + strings.TrimPrefix(flag, "-s -w -X ") + "v1.6.1'", "v1.6.1"},
@@ -81,9 +81,9 @@ func TestOpenYurtVersion(t *testing.T) {
 		{module, "(devel)", flag + "v1.6.1-0a1b2c3", ""},
 		{module, "(devel)", flag + "v1.7.0-shop", ""},
 		{module, "(devel)", flag, ""},
-		{module, "(devel)", flag + "v2.3.0", ""}, // somebody's own count
+		{module, "(devel)", flag + "v2.3.0", ""}, // numbering of somebody else
 		{module, "(devel)", "-X example.com/x" + strings.TrimPrefix(flag, "-s -w -X github.com") + "v1.6.1", ""},
-		{module, "v1.6.2-0.20260601000000-0a1b2c3d4e5f", flag + "v1.6.1", ""}, // on the way to 1.7
+		{module, "v1.6.2-0.20260601000000-0a1b2c3d4e5f", flag + "v1.6.1", ""}, // a commit after v1.6.1
 		{module, "v1.6.1", flag + "v1.7.0", ""},
 		{"example.com/yurthub", "v1.6.1", flag + "v1.6.1", ""},
 	} {
@@ -97,7 +97,7 @@ func TestOpenYurtVersion(t *testing.T) {
 	}
 }
 
-// TestPoolProblem: first boot and preflight say the same of a pool.
+// TestPoolProblem checks for which node types a pool's type is a problem.
 func TestPoolProblem(t *testing.T) {
 	for _, c := range []struct {
 		poolType string
@@ -111,7 +111,7 @@ func TestPoolProblem(t *testing.T) {
 	}
 }
 
-// unit and pod are the hubs of a node of each form.
+// unit and pod return the Hub of a node for each form of yurthub.
 func unit() Hub {
 	return Hub{Node: "edge-7", Pool: "shanghai", NodeIP: "192.0.2.50", Dummy: true, Servers: []string{"https://apiserver.cluster.local:6443", "https://192.0.2.11:6443"},
 		Namespace: DefaultNamespace, LBMode: LBPriority, Pins: []string{"sha256:aa", "sha256:bb"}, BootstrapFile: "/run/hub/bootstrap-hub.conf"}
@@ -123,10 +123,9 @@ func pod() Hub {
 	return h
 }
 
-// TestArgs: what yurthub is started with, by its own validation: without a node
-// name, servers by https, a mode it knows and one way to an identity it does not
-// start; without its pool and its address v1.7 does not, and v1.6 has no
-// --node-ip.
+// TestArgs checks yurthub's command line against yurthub's own validation. yurthub does not start
+// without a node name, https servers, a known mode and exactly one way to get an identity. v1.7
+// also needs the node pool and the node's address, but v1.6 has no --node-ip.
 func TestArgs(t *testing.T) {
 	t.Parallel()
 	both := []string{"--v=2", "--bind-address=127.0.0.1", "--working-mode=edge", "--namespace=kube-system", "--node-name=edge-7", "--nodepool-name=shanghai",
@@ -149,8 +148,8 @@ func TestArgs(t *testing.T) {
 	}
 }
 
-// TestArgsAreFlags: yurthub ends at once with a flag it does not know, and what
-// first boot sets nobody else may.
+// TestArgsAreFlags checks that Args has only flags that yurthub knows, because yurthub exits on
+// unknown ones, and that a Site cannot set the flags that first boot sets.
 func TestArgsAreFlags(t *testing.T) {
 	t.Parallel()
 	h := unit()
@@ -188,7 +187,8 @@ func TestBadFlag(t *testing.T) {
 	}
 }
 
-// TestReadBack: what is on the disk tells what it was written for.
+// TestReadBack checks that servers, node address and node name can be read from the files written
+// for yurthub.
 func TestReadBack(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{"env": string(unit().Env()), "pod": string(pod().PodManifest())} {
@@ -213,7 +213,8 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
-// TestEnv: systemd takes one line, and $YURTHUB_ARGS is split at its blanks.
+// TestEnv checks that the environment file has a comment and one line, which systemd splits at
+// blanks.
 func TestEnv(t *testing.T) {
 	t.Parallel()
 	lines := strings.Split(strings.TrimSuffix(string(unit().Env()), "\n"), "\n")
@@ -222,8 +223,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestUnit: OpenYurt's own has no [Install] section and the usual limit of
-// starts, so it is not there after a boot, or gives up.
+// TestUnit checks lines that OpenYurt's own unit lacks: without [Install], yurthub would not start
+// at boot, and with the usual start limit, systemd would give up.
 func TestUnit(t *testing.T) {
 	t.Parallel()
 	for _, want := range []string{"\n[Install]\nWantedBy=multi-user.target\n", "\nStartLimitIntervalSec=0\n", "\nRestart=always\n", "Before=kubelet.service\n",
@@ -237,8 +238,9 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// TestPodManifest: a Pod that kubelet runs without the cluster, asked where
-// yurthub listens, with its identity and its cache on the host.
+// TestPodManifest checks that the manifest is a pod that kubelet can run without the cluster. Its
+// probe must use the port on which yurthub listens, and yurthub's identity and cache must be on the
+// host.
 func TestPodManifest(t *testing.T) {
 	t.Parallel()
 	var p struct {
@@ -291,8 +293,8 @@ func TestPodManifest(t *testing.T) {
 	}
 }
 
-// TestKubelet: kubelet goes to yurthub in the words that node-servant writes, and
-// looks for when it takes them back.
+// TestKubelet checks that kubelet's arguments are redirected with exactly the text that OpenYurt's
+// node-servant writes, and searches for when it reverts the redirection.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	if RedirectFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsRedirected(RedirectFlags) || IsRedirected("--kubeconfig=/etc/kubernetes/kubelet.conf") {
@@ -330,7 +332,7 @@ func TestJoinedArgs(t *testing.T) {
 	}
 	for _, args := range []string{
 		"--a=b", "", "--a=b --node-labels=c=d",
-		// A person's own gates, ours among them.
+		// Feature gates that a person set, including the one that edgebake sets.
 		"--a=b --feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false --a=b",
 		"--a=b --feature-gates=WatchListClient=false,Foo=true", "--a=b --feature-gates=Foo=true,WatchListClient=false",
 		"--a=b --feature-gates=WatchListClient=true --c=d",
@@ -360,8 +362,8 @@ func TestJoinedArgs(t *testing.T) {
 	}
 }
 
-// TestLabels: both at once, with the word that OpenYurt reads. A Node with its
-// pool alone is converted by a Job.
+// TestLabels checks that an OpenYurt node gets both labels, with the values that OpenYurt reads.
+// OpenYurt would convert a Node that has only the pool's label with a Job.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	for cloud, want := range map[bool]string{false: "true", true: "false"} {
@@ -391,7 +393,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// needOf is what a hub needs of that kind, and of those objects.
+// needOf returns the Need of this kind for this kind of object; the zero Need if there is none.
 func needOf(h Hub, kind NeedKind, resource string) Need {
 	for _, n := range h.Needs() {
 		if n.Kind == kind && (resource == "" || n.Resource.Kind == resource) {
@@ -401,16 +403,16 @@ func needOf(h Hub, kind NeedKind, resource string) Need {
 	return Need{}
 }
 
-// TestNeeds: what is looked for in a cluster, in the words of the API server. What
-// yurthub waits for was tried with each release: without the right to list
-// EndpointSlices it is ready.
+// TestNeeds checks the requirements in a cluster, in the form in which the API server reports them.
+// Awaited was found out with each release of yurthub: for example, yurthub becomes ready without
+// the right to list EndpointSlices.
 func TestNeeds(t *testing.T) {
 	t.Parallel()
 	buckets, alone := unit(), unit()
 	buckets.Extra, alone.Extra = []string{bucketsFlag}, []string{"--enable-node-pool=false"}
 	for name, c := range map[string]struct {
 		hub     Hub
-		rights  []string // by path; those that it waits for
+		rights  []string // paths of the required rights; awaited: those for which yurthub waits
 		awaited []string
 		crd     string
 	}{
@@ -461,7 +463,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// TestNextRelease: a release that renames a flag is taken up by two tables.
+// TestNextRelease checks that changing two tables is enough to support a release that renames a
+// flag.
 func TestNextRelease(t *testing.T) {
 	oldReleases, oldFlags := releases, maps.Clone(flags)
 	t.Cleanup(func() { releases, flags = oldReleases, oldFlags })
@@ -507,7 +510,7 @@ func TestReleases(t *testing.T) {
 	}
 }
 
-// TestLeavings: what a yurthub that was killed leaves behind.
+// TestLeavings checks which interfaces and files a yurthub that was killed can leave behind.
 func TestLeavings(t *testing.T) {
 	t.Parallel()
 	if got := DummyNames("--v=2 --dummy-if-name=hub1 --x=y"); !slices.Equal(got, []string{"hub-dummy0", "yurthub-dummy0", "hub1"}) {
@@ -523,8 +526,8 @@ func TestLeavings(t *testing.T) {
 	}
 }
 
-// TestUnitsOfTheImage: the units that images carry name yurthub's unit and its
-// directory in words of their own.
+// TestUnitsOfTheImage checks the names of yurthub's unit and directory in the units of images,
+// which write these names themselves.
 func TestUnitsOfTheImage(t *testing.T) {
 	t.Parallel()
 	named := 0
@@ -553,8 +556,8 @@ func TestUnitsOfTheImage(t *testing.T) {
 	}
 }
 
-// TestRoleOfTheDocs: whoever takes the rights from the page gives those that
-// yurthub needs.
+// TestRoleOfTheDocs checks that the ClusterRole in docs/openyurt.md has the rights that yurthub
+// needs.
 func TestRoleOfTheDocs(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../docs/openyurt.md")

@@ -169,8 +169,8 @@ func discovery(ca *authority, masters ...string) Discovery {
 	}
 }
 
-// dead is an address on which nothing listens, and which the system does not
-// assign as a free port.
+// dead is an address on which no program listens, and which the system does not assign as a free
+// port.
 const dead = "127.0.0.1:1"
 
 func TestDiscoverFirstDead(t *testing.T) {
@@ -260,8 +260,8 @@ func TestDiscoverSparesTheOthers(t *testing.T) {
 	})
 }
 
-// TestDiscoverResumes: a machine that looks for its cluster again resumes its TLS session, unless
-// the API server has got another certificate meanwhile.
+// TestDiscoverResumes checks that a machine that searches for its cluster again resumes its TLS
+// session, unless the API server has another certificate now.
 func TestDiscoverResumes(t *testing.T) {
 	ca, next := newAuthority(t), newAuthority(t)
 	m := &master{ca: ca.pem, sig: signed}
@@ -480,8 +480,9 @@ func TestTokenIsRefusedForGood(t *testing.T) {
 	}
 }
 
-// TestTokenIsNotShownToANeighbourOfThePinnedCA: an attacker may publish the real
-// CA beside another one. Without a signature, only the pinned CA is trusted.
+// TestTokenIsNotShownToANeighbourOfThePinnedCA checks that the token is not sent to an API server
+// of an unpinned CA. An attacker may publish such a CA next to the real one; without a signature,
+// only the pinned CA is trusted.
 func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	m := &master{ca: append(append([]byte(nil), ca.pem...), evil.pem...), sig: unsigned}
@@ -494,9 +495,9 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfThePinnedCA: anyone with a token can sign a cluster-info that has another
-// CA beside the real one. Only pinned certificates are trusted: an API server of the other
-// CA is rejected, and the result never contains that CA.
+// TestNeighbourOfThePinnedCA checks a cluster-info that has another CA next to the real one, which
+// anyone with a token can sign. Only pinned certificates are trusted: an API server of the other CA
+// is rejected, and the result never contains that CA.
 func TestNeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {
@@ -512,7 +513,7 @@ func TestNeighbourOfThePinnedCA(t *testing.T) {
 		if err != nil || string(f.CA) != string(ca.pem) {
 			t.Errorf("with the pinned CA alone: %v, %v", err == nil, err)
 		}
-		// Both are pinned, as during a change of the cluster's CA.
+		// Both CAs are pinned, as while a cluster changes its CA.
 		d := discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1")))
 		d.Pins = append(d.Pins, Pin(evil.cert))
 		if f, err := Discover(t.Context(), d); err != nil || string(f.CA) != string(bundle) {
@@ -573,8 +574,8 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// TestWordsOfAStranger: errors of unverified servers are printed on consoles, so
-// they contain no control characters and are short.
+// TestWordsOfAStranger checks that errors of unverified servers are short and have no control
+// characters, because they are printed on consoles.
 func TestWordsOfAStranger(t *testing.T) {
 	body, err := json.Marshal(map[string]string{"message": "no\x1b[2J\nMAINPID=1\r" + strings.Repeat("é", 1<<20)})
 	if err != nil {

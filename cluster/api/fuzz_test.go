@@ -71,8 +71,8 @@ func chain(f *testing.F) (ca, inter, leaf []byte) {
 	return out[0], out[1], out[2]
 }
 
-// FuzzChain reads arbitrary text as a cluster's CAs: only pinned certificates are kept, and
-// they are parsed again unchanged.
+// FuzzChain reads arbitrary text as a cluster's CAs. Only pinned certificates may be kept, and
+// parsing them again must give the same certificates.
 func FuzzChain(f *testing.F) {
 	ca, inter, leaf := chain(f)
 	pins, err := Pins(ca)

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestAKubeconfigThatIsABurden: an expensive kubeconfig of an unverified server is
-// rejected by its signature before it is parsed. One that is signed with the token is
-// limited in size, aliases and keys.
+// TestAKubeconfigThatIsABurden checks that an expensive kubeconfig of an unverified server is
+// rejected by its signature before it is parsed. One that is signed with the token is limited in
+// size, aliases and keys.
 func TestAKubeconfigThatIsABurden(t *testing.T) {
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")

@@ -32,8 +32,8 @@ kind: InitConfiguration
 nodeRegistration: {taints: [], kubeletExtraArgs: [{name: v, value: "3"}]}
 `
 
-// A control plane that starts slowly is not killed: kubelet's startup probes have a
-// longer timeout than kubeadm's default, or the timeout in the Cluster.
+// TestPatienceOfProbes checks that a control plane that starts slowly is not killed: kubelet's
+// startup probes have a longer timeout than kubeadm's default, or the timeout in the Cluster.
 func TestPatienceOfProbes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	doc := strings.Replace(threeMasters, "nodeRegistration: {", "timeouts: {controlPlaneComponentHealthCheck: 7m0s, tlsBootstrap: 3m0s}\nnodeRegistration: {", 1)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// In a parent that others can write to, the temporary directory may be a link or
-// a directory of another user: it is not touched.
+// TestNewMintingOfSomebodyElse checks that in a parent directory to which others can write, a link
+// or a directory of another user at the temporary path is not touched.
 func TestNewMintingOfSomebodyElse(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(t *testing.T, victim, work string)
@@ -98,7 +98,8 @@ func TestLockFollowsNoLink(t *testing.T) {
 	}
 }
 
-// While another run has the lock, its record is not read: it may be writing it.
+// TestUpdateLocksBeforeItReads checks that the record is not read while another run has the lock,
+// because that run may be writing it.
 func TestUpdateLocksBeforeItReads(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -115,8 +116,8 @@ func TestUpdateLocksBeforeItReads(t *testing.T) {
 	}
 }
 
-// After a power cut, a token may remain that the record does not name, or a partial
-// file: the next run removes both, and nothing else.
+// TestNewSweeps checks that a token that is not in the record, or a partial file, is removed by the
+// next run after a power cut, and nothing else is.
 func TestNewSweeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

@@ -210,8 +210,8 @@ func TestNewDirectory(t *testing.T) {
 	}
 }
 
-// A power cut while minting leaves no incomplete directory, and the next run
-// removes the temporary one.
+// TestNewAfterPowerCut checks that a power cut while minting leaves no incomplete directory, and
+// that the next run removes the temporary one.
 func TestNewAfterPowerCut(t *testing.T) {
 	parent := t.TempDir()
 	dir, work := filepath.Join(parent, "shops"), filepath.Join(parent, ".shops.minting")
@@ -233,9 +233,9 @@ func TestNewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// A power cut during an update leaves any number of files updated and one unfinished;
-// the record is written last. An inconsistent directory is not read, and the same
-// command completes it.
+// TestUpdateAfterPowerCut checks power cuts during an update, which leave any number of files
+// updated and one unfinished; the record is written last. An inconsistent directory must not be
+// used, and the same command must complete it.
 func TestUpdateAfterPowerCut(t *testing.T) {
 	namespace := func(name string) manifest.File {
 		return manifest.File{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
@@ -329,7 +329,8 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// A directory with a date in the future is rejected: one of the two clocks is wrong.
+// TestMintedInTheFuture checks that a directory with a date in the future is rejected, because one
+// of the two clocks must be wrong.
 func TestMintedInTheFuture(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

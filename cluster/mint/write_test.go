@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestWordsAreLater: each request has a later time than the last one, even if the clock was
-// ahead then.
+// TestWordsAreLater checks that each request to continue has a later time than the last one, even
+// if the clock was ahead then.
 func TestWordsAreLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

@@ -303,8 +303,8 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 }
 
-// TestInventedMachines: anyone who knows the common URL can report machines that do not
-// exist. Their space is limited, and real machines can still report.
+// TestInventedMachines checks that machines which do not exist, and which anyone who knows the
+// common URL can report, use only a limited space, so that real machines can still report.
 func TestInventedMachines(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -339,8 +339,8 @@ func TestInventedMachines(t *testing.T) {
 	}
 }
 
-// TestReportsOfBefore: a file of an earlier version has no field ready. Its machine, which
-// was Ready, must not be displaced by invented machines.
+// TestReportsOfBefore checks files of an earlier version, which have no field ready. A machine that
+// was Ready must not be displaced by invented machines.
 func TestReportsOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"received": "2026-11-20T12:00:00Z", "from": "192.0.2.9:1", "state": {"version": 1, "node": "shop-1", "result": "done"}}`
@@ -404,8 +404,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestOwnURL: invented machines that claim to be Ready cannot keep out a machine with its
-// own URL, nor report in its name, also after a restart.
+// TestOwnURL checks that invented machines that claim to be Ready can neither keep out a machine
+// with its own URL nor report in its name, even after a restart.
 func TestOwnURL(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -439,7 +439,7 @@ func TestOwnURL(t *testing.T) {
 	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
 	}
-	// A machine that reported to the common URL before now uses its own.
+	// A machine that reported to the common URL before uses its own URL now.
 	if code, text := send(t, h, clusterdoc.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
 		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
 	}

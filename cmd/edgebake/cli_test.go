@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// cli runs the program in its own directory.
+// cli runs the program in a directory of its own.
 type cli struct {
 	t        *testing.T
 	dir      string
@@ -133,8 +133,8 @@ func TestInterruptedPromises(t *testing.T) {
 	}
 }
 
-// TestInterruptedBehindTheImage: after an interrupt that follows the writing of the
-// image, the message does not claim that nothing was left behind.
+// TestInterruptedBehindTheImage checks that the message does not claim that nothing was left behind
+// if the interrupt comes after the image was written.
 func TestInterruptedBehindTheImage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := errors.New("writing image.lock: no space left on device")
@@ -148,7 +148,7 @@ func TestInterruptedBehindTheImage(t *testing.T) {
 	}
 }
 
-// TestWouldBeRead: a document that is too large to be read is not written.
+// TestWouldBeRead checks that a document is not written if it would be too large to be read.
 func TestWouldBeRead(t *testing.T) {
 	if err := checkReadable("stores.csv", documents.MaxSize, 49_000); err != nil {
 		t.Error(err)

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/net/html"
 )
 
-// said is an output that can be read while it is written.
+// said is an output that can be read while it is being written.
 type said struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -40,7 +40,7 @@ func (s *said) String() string {
 	return s.b.String()
 }
 
-// until waits for a text that matches.
+// until waits until the output contains a match of want.
 func (s *said) until(t *testing.T, want string) []string {
 	t.Helper()
 	re := regexp.MustCompile(want)
@@ -156,7 +156,7 @@ func TestClusterListen(t *testing.T) {
 	}
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
 	inTheme(t, chromium, "light", "1280,700", lines[3])
-	inTheme(t, chromium, "dark", "500,1000", lines[3]) // the size of a phone
+	inTheme(t, chromium, "dark", "500,1000", lines[3]) // the size of a phone's screen
 }
 
 // TestClusterListenRejects: each error that prevents listening names the flag that

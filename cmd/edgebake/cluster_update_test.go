@@ -20,7 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// TestClusterUpdate: a rollout from the command line: rejected input, table and result.
+// TestClusterUpdate checks rollouts from the command line: rejected input, the table and the
+// result.
 func TestClusterUpdate(t *testing.T) {
 	c := newCLI(t)
 	image := filepath.Join(c.dir, "update.raw.zst")
@@ -94,7 +95,7 @@ clusters: [{name: a, cluster: {server: %q}}], users: [{name: a, user: {}}]}`, ap
 	c.want(c.out, "resumed the updates of 3 nodes")
 
 	end := make(chan struct{})
-	go func() { // the machines
+	go func() { // simulates the machines
 		for {
 			select {
 			case <-end:

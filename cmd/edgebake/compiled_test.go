@@ -15,9 +15,9 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestCompiledInTwoWays: one commit and the same inputs give the same golden
-// digest, however edgebake was compiled: as part of this test, without a version, and
-// by `go build` in a repository.
+// TestCompiledInTwoWays checks that the same commit and inputs give the same golden digest, however
+// edgebake was compiled: as part of this test, which has no version, or by `go build` in a
+// repository.
 func TestCompiledInTwoWays(t *testing.T) {
 	pace.Takes(t, 10*time.Second)
 	root, err := filepath.Abs("../..")
@@ -62,8 +62,8 @@ func TestCompiledInTwoWays(t *testing.T) {
 	}
 }
 
-// repositoryOf copies the source into a separate repository, where Go stamps a
-// version into programs.
+// repositoryOf copies the source tree into a separate repository, in which Go records a version in
+// programs.
 func repositoryOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func repositoryOf(t *testing.T, root string) string {
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		text, err := os.ReadFile(filepath.Join(root, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed and not yet committed
+			continue // the file was removed, but that is not committed yet
 		}
 		to := filepath.Join(dir, name)
 		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o644)); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// examples calls do with each line of each command's examples, split into words.
+// examples calls do for each line of each command's examples, split into words.
 func examples(t *testing.T, do func(path string, words []string)) {
 	var visit func(*cobra.Command)
 	visit = func(c *cobra.Command) {
@@ -56,8 +56,8 @@ func debianOf(t *testing.T, base string) {
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// TestInitBuilds is a first build from the unedited documents of init, on a base like
-// Debian's. Only the compiler is left out.
+// TestInitBuilds makes a first build from the unedited documents of init, on a base like Debian's.
+// Only the compiler is replaced.
 func TestInitBuilds(t *testing.T) {
 	c := newCLI(t)
 	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
@@ -83,7 +83,7 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
-	// The exported base is the one in the image; no other is made.
+	// The exported base is the one that is in the image; no second base is made.
 	c.run(0, "build", "image.yaml", "--update", "--force", "--export-base", "kept.tar")
 	if made, err := os.ReadFile("base.tar.made"); err != nil || len(made) != 2 {
 		t.Errorf("two builds made %d bases, %v", len(made), err)

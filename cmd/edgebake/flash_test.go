@@ -66,7 +66,7 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
-// TestDevicesCommand asks the real lsblk.
+// TestDevicesCommand runs the command with the real lsblk.
 func TestDevicesCommand(t *testing.T) {
 	desk.NeedProgram(t, "lsblk", "util-linux")
 	c := newCLI(t)
@@ -94,13 +94,13 @@ func TestDevicesCommand(t *testing.T) {
 	list.Reset()
 	list.WriteString(c.out)
 	for _, path := range paths() {
-		if slices.Contains(before, path) { // other programs attach and detach loop devices
+		if slices.Contains(before, path) { // other programs may attach and detach loop devices meanwhile
 			c.want(list.String(), path)
 		}
 	}
 	c.run(2, "devices", "x")
 	c.run(0, "__complete", "flash", "")
-	c.want(c.out, "zst", ":8") // the image's endings
+	c.want(c.out, "zst", ":8") // the extensions of images
 	c.run(0, "__complete", "flash", "tiny.raw", "/dev/none")
 	c.want(c.out, ":0")
 }

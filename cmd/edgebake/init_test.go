@@ -16,7 +16,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// living is a fake API server with the objects of kubeadm, flannel and three nodes.
+// living is a fake API server of a running cluster, with the objects of kubeadm, flannel and three
+// nodes.
 type living struct {
 	*httptest.Server
 	answers map[string]string
@@ -131,7 +132,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("others may read the token: %v, %v", st.Mode(), err)
 	}
 
-	// A second run keeps all files, also edited ones, and makes no token.
+	// A second run keeps all files, including edited ones, and creates no token.
 	before := text("site.yaml")
 	c.run(0, "init", "--kubeconfig", "kubeconfig", "--ssh-key", "id.pub")
 	c.want(c.out, "kept the existing site.yaml", "the Site's token is still valid", "Next: edgebake build\n")

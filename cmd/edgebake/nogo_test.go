@@ -19,12 +19,12 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// withoutGo sets PATH to the programs that make a Debian base, without Go.
+// withoutGo sets PATH to the programs that make a Debian base. Go is not among them.
 func withoutGo(t *testing.T, base string) {
 	t.Helper()
 	debianOf(t, base)
 	bin, _, _ := strings.Cut(os.Getenv("PATH"), string(os.PathListSeparator))
-	cat, err := exec.LookPath("cat") // which the fake mmdebstrap calls
+	cat, err := exec.LookPath("cat") // called by the fake mmdebstrap
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func withoutGo(t *testing.T, base string) {
 	t.Setenv("PATH", bin)
 }
 
-// TestReleaseServerExample builds the guide's example of an image without Go, from a server
+// TestReleaseServerExample builds the example of an image without Go in the guide, from a server
 // with the files that the guide names.
 func TestReleaseServerExample(t *testing.T) {
 	const example = "../../configs/examples/release-server.yaml"
@@ -88,7 +88,7 @@ func TestReleaseServerExample(t *testing.T) {
 	text := strings.ReplaceAll(string(doc), "https://mirror.example.com", server.URL) + "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n"
 	withoutGo(t, filepath.Join(c.dir, "base.tar"))
 
-	// Unedited, the example's digest is a placeholder.
+	// In the unedited example, the digest is a placeholder.
 	c.file("image.yaml", text)
 	c.run(0, "validate", "image.yaml")
 	c.run(1, "build", "image.yaml")

@@ -33,7 +33,7 @@ const hostile = `<img src=x onerror=alert(1)>&"'.conf`
 // writeReported writes an Image with a hostile file name.
 func writeReported(dir string) error {
 	base := buildtest.Base()
-	// As in dpkg's lists: some paths go through /bin and /lib, which are links.
+	// As in dpkg's lists, some paths lead through /bin and /lib, which are links.
 	for name, text := range map[string]string{
 		"systemd.list":          "/.\n/lib\n/lib/systemd\n/lib/systemd/systemd\n/usr/bin/su\n",
 		"containerd:amd64.list": "/.\n/bin\n/bin/ping\n",
@@ -102,7 +102,7 @@ func TestReport(t *testing.T) {
 	}; !maps.Equal(packages, want) {
 		t.Errorf("files of packages: %v, want %v", packages, want)
 	}
-	// Every byte of a partition is used, free or after its file system.
+	// Each byte of a partition is used, free, or after the partition's file system.
 	for _, p := range a.Partitions {
 		behind := p.Label == ondisk.LabelRootA
 		if p.FS != "" && (p.Used+p.Free+p.Reserve != p.Size || p.Used <= 0 || (p.Reserve > 0) != behind) {
@@ -221,8 +221,8 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// inTheme renders a page in Chromium, and checks that it is light or dark and not empty.
-// With -short it does so in the dark theme only: to start Chromium is dear.
+// inTheme renders a page in Chromium, and checks that it is light or dark and not empty. With
+// -short it does so only in the dark theme, because starting Chromium takes long.
 func inTheme(t *testing.T, chromium, theme, size, url string) {
 	t.Helper()
 	if testing.Short() && theme == "light" {

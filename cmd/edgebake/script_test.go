@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 // dropped matches progress, and messages that appear for every image of buildtest.
 var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
 
-// TestScript runs testdata/script; `go test ./cmd/edgebake -run TestScript -update`
-// writes what the commands print now into the scripts.
+// TestScript runs the scripts in testdata/script. `go test ./cmd/edgebake -run TestScript -update`
+// writes the current output of the commands into the scripts.
 func TestScript(t *testing.T) {
 	made := newFixtures(t)
 	goes, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output()
@@ -95,7 +95,7 @@ func makeDisk(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(ts.Exec("truncate", "--size", args[1], args[0]))
 }
 
-// blank checks that nothing was written to such a file.
+// blank checks that nothing was written to a file that replaces a disk.
 func blank(ts *testscript.TestScript, neg bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -108,7 +108,7 @@ func blank(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// startRegistry starts a registry at $REGISTRY.
+// startRegistry starts a registry, and sets $REGISTRY to its address.
 func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	ts.Defer(server.Close)
@@ -148,7 +148,8 @@ func encrypt(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b.Bytes(), 0o600))
 }
 
-// checkSigned checks a stick as first boot does, and which files it has: `signed DIR FILE...`.
+// checkSigned checks a stick as first boot does, and checks which files it has: `signed DIR
+// FILE...`.
 func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	entries, err := os.ReadDir(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -182,9 +183,9 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// elTorito finds the EFI system partition of an ISO as firmware does: without a size in El
-// Torito, it extends to the end of the volume, so it must be inside. A stick with the ISO
-// boots from the partition table.
+// elTorito finds the EFI system partition of an ISO image as firmware does. El Torito gives no
+// size, so the partition extends to the end of the volume, and must be inside it. A stick with the
+// ISO image boots from the partition table instead.
 func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -213,8 +214,8 @@ func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// piCommandLine checks the ESP of a disk for Raspberry Pi boards with fsck.fat, and prints
-// the command line of its system, which names the disk's own partitions.
+// piCommandLine checks the ESP of a disk for Raspberry Pi boards with fsck.fat. It prints the
+// kernel command line of the system, which must name the disk's own partitions.
 func piCommandLine(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -271,8 +272,8 @@ func overwrite(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// same checks that two images have the same bytes: `same IMAGE IMAGE`. Unlike cmp it skips
-// holes, which are most of an image.
+// same checks that two images have the same bytes: `same IMAGE IMAGE`. Unlike cmp it skips holes,
+// which are most of an image.
 func same(ts *testscript.TestScript, _ bool, args []string) {
 	t := ts.Value("tb").(testing.TB)
 	if disktest.Sum(t, ts.MkAbs(args[0])) != disktest.Sum(t, ts.MkAbs(args[1])) {
@@ -280,8 +281,8 @@ func same(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// fixtures are directories with an Image and the results of its build. Each is made once,
-// for the first script that copies it.
+// fixtures are directories with an Image and the results of its build. Each is made only once, for
+// the first script that copies it.
 type fixtures struct {
 	t    testing.TB
 	dir  string

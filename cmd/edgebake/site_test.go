@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A pair of keys, as minisign makes them.
+// A pair of keys in the format of minisign.
 const (
 	publicKey = "RWRFREdFQkFLRQOhB7/zzhC+HXDdGOdLwJln5NYwm6UNXx3chmQSVTG4"
 	plainKey  = `untrusted comment: minisign encrypted secret key
@@ -19,8 +19,8 @@ RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAARURHRUJB
 `
 )
 
-// TestClaimsGetRoom: a stick that is made again for more machines has space for the claims
-// of all of them, and keeps existing claims.
+// TestClaimsGetRoom checks that a stick that is made again for more machines has space for the
+// claims of all of them and keeps existing claims.
 func TestClaimsGetRoom(t *testing.T) {
 	c := newCLI(t)
 	c.file("office.key", plainKey)
@@ -29,7 +29,7 @@ func TestClaimsGetRoom(t *testing.T) {
 	c.run(0, sign...)
 	claims := filepath.Join("stick", ondisk.SlotClaims)
 	noted := bytes.Repeat([]byte("note"), 128)
-	if err := os.WriteFile(claims, noted, 0o600); err != nil { // truncated too
+	if err := os.WriteFile(claims, noted, 0o600); err != nil { // truncated as well
 		t.Fatal(err)
 	}
 	many := inventory

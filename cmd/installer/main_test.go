@@ -14,7 +14,7 @@ func TestOffAStick(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		code int
-		want string // of standard output, if it succeeds
+		want string // expected standard output if it succeeds
 	}{
 		{[]string{"version"}, 0, "installer "},
 		{[]string{"--version"}, 0, "installer "},

@@ -28,7 +28,7 @@ func TestSpread(t *testing.T) {
 		want    time.Duration
 	}{
 		{30 * 24 * time.Hour, 20 * time.Second, 1500 * time.Millisecond},
-		{5 * time.Second, 20 * time.Second, 0}, // first boot wrote it just now
+		{5 * time.Second, 20 * time.Second, 0}, // first boot has just written it
 		{24 * time.Hour, time.Hour, 0},         // a restart, or a new version
 		{-time.Hour, 20 * time.Second, 0},      // the clock was set back
 		{20 * time.Second, 20 * time.Second, 1500 * time.Millisecond},
@@ -92,7 +92,7 @@ func TestLvscareFlags(t *testing.T) {
 	check("masters", s.Masters, "[10.0.0.1:1 10.0.0.2:1]")
 	check("path", s.Probe.Path, "/livez")
 	check("run once", c.runOnce, true)
-	check("scheduler", s.Scheduler, "sh") // flags have priority
+	check("scheduler", s.Scheduler, "sh") // flags take precedence
 	check("verified", s.Probe.Unsafe, false)
 	env = map[string]string{"CARE_INTERVAL": "7"} // lvscare also accepts a bare number
 	if err := fromEnvironment(f, func(k string) (string, bool) { v, ok := env[k]; return v, ok }); err != nil || c.interval != 7*time.Second {
@@ -146,15 +146,16 @@ func TestStaticPod(t *testing.T) {
 	if c.Image != "a/b:1" || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
 		t.Errorf("%+v", c)
 	}
-	// Only the required rights: not privileged, only NET_ADMIN.
+	// The pod has only the required rights: it is not privileged, and its only capability is
+	// NET_ADMIN.
 	if p := c.Security.Privileged; p == nil || *p {
 		t.Error("the pod is privileged")
 	}
 	if caps := c.Security.Capabilities; !slices.Equal(caps.Drop, []string{"ALL"}) || !slices.Equal(caps.Add, []string{"NET_ADMIN"}) {
 		t.Errorf("its capabilities: %+v", caps)
 	}
-	// The directory of the hosts file is mounted: otherwise the pod would keep the
-	// old file when it is replaced.
+	// The directory of the hosts file is mounted, because the pod would keep seeing the old file
+	// after a replacement.
 	if !slices.Contains(c.Args, "--hosts=/host/etc/hosts") || !slices.Contains(c.Args, "--sysctls=/host/proc/sys/net") {
 		t.Errorf("arguments: %q", c.Args)
 	}
@@ -221,7 +222,7 @@ func TestCleanWithoutAConfiguration(t *testing.T) {
 	for text, said := range map[string]string{
 		"": "EOF", "{}": "unsupported version 0",
 		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443","192.0.2.11:6443"]}]}`: "is the same as masters[0]",
-		"-": "", // none
+		"-": "", // no configuration file
 		`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443"]}]}`: "",
 	} {
 		file := filepath.Join(t.TempDir(), "ipvs.json")

@@ -56,7 +56,8 @@ func TestClusterWarnings(t *testing.T) {
 	}
 }
 
-// CoreDNS does not start on a machine that has no DNS server.
+// TestNobodyToAsk checks the warning about machines without a DNS server, on which CoreDNS does not
+// start.
 func TestNobodyToAsk(t *testing.T) {
 	const still = "{interfaces: [{name: en0, addresses: [192.168.7.9/24]}]%s}"
 	none, one := fmt.Sprintf(still, ""), fmt.Sprintf(still, ", dns: [192.168.7.1]")
@@ -80,7 +81,7 @@ func TestNobodyToAsk(t *testing.T) {
 	}
 }
 
-// A node's Site is valid for stamping.
+// TestNodeSite checks that a node's Site is valid for stamping.
 func TestNodeSite(t *testing.T) {
 	c := mustCluster(t, examples.Cluster)
 	if len(c.Kubeadm) != 2 {
@@ -184,11 +185,11 @@ func TestNamesOnAMaster(t *testing.T) {
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{
 		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,
-		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // the other node
-		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // a router: another network
-		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // its own pods, too
+		"{to: 10.244.0.0/24, via: 192.168.7.2}":     true,  // through the other node
+		"{to: 10.244.0.0/24, via: 192.168.7.254}":   false, // through a router: to another network
+		"{to: 10.244.0.0/16, via: 192.168.7.11}":    false, // contains the machine's own pods too
 		"{to: 10.240.0.0/12, via: 192.168.7.11}":    false,
-		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // Services
+		"{to: 10.96.128.0/20, via: 192.168.7.11}":   false, // to Services
 		"{to: 192.168.99.0/24, via: 192.168.7.254}": true,
 	} {
 		_, err := Parse("c", []byte(smallCluster+`nodes:

@@ -50,7 +50,7 @@ func TestImportNamesNodes(t *testing.T) {
 	}
 }
 
-// TestImport: the same table in each format in which spreadsheets save it.
+// TestImport imports the same table in each format in which spreadsheets save it.
 func TestImport(t *testing.T) {
 	const plain = "Name,Serial Number,MAC,address,gateway,labels.example.com/region,nodePool,nodeType,network.dns,Manager\n" +
 		"shop-1,SN1,52-54-00-00-00-01 52-54-00-00-00-02,10.1.1.10/24,10.1.1.1,\"north, \"\"new\"\"\",p,edge,10.1.1.1 10.1.1.2,Anna\n" +
@@ -83,7 +83,7 @@ func TestImport(t *testing.T) {
 	}
 }
 
-// TestImportSaysOnce: one mistake is reported once.
+// TestImportSaysOnce checks that one mistake is reported once.
 func TestImportSaysOnce(t *testing.T) {
 	for table, want := range map[string]string{
 		"name,serial\nBad Name,SN1\n": `t.csv:2: column "name": "bad name" must be lower-case letters, digits, - and ., beginning and ending with a letter or digit, at most 63`,
@@ -118,13 +118,13 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 		t.Error(err)
 	}
 	for _, c := range []struct{ name, table, template, want string }{
-		// A template has no names of sites.
+		// A template does not have the names of sites.
 		{"no names", "serial\nSN1\n", strings.ReplaceAll(importTemplate, "masters:", "mastres:") + "nodeName: shop-{{.MAC}}\n",
 			`site.yaml:3:1: mastres: unknown field; did you mean "masters"?` + "\nt.csv:2: name: is required, since nodeName is a template: files made for the Site have this name"},
 		// No column interface is required if the document has no interfaces.
 		{"another kind", "name,serial,address\na,SN1,192.0.2.9/24\n", "apiVersion: edgebake.io/v1alpha1\nkind: Image\nname: a\n",
 			"site.yaml:2:7: kind: expected a document of kind Site, got one of kind Image"},
-		// The columns are unknown, and one of them may have the address.
+		// The columns are unknown, and one of them could be the one with the address.
 		{"a spreadsheet", "PK\x03\x04", strings.ReplaceAll(importTemplate, ", addresses: [192.0.2.9/24]", "") + "colour: red\n",
 			"site.yaml:7:1: colour: unknown field; known here: apiVersion, kind, masters, endpoint, vip, credentials, caCertHashes, caCert, caFile, unsafeSkipCAVerification, nodeName, match, nodeType, arch, nodePool, nodeIP, labels, taints, organizations, criSocket, skipPhases, ignorePreflightErrors, kubeletExtraArgs, controlPlane, spreadSeconds, ipvs, yurthub, network, users, ignition, ignitionFile, report, updates\nt.csv:1: is a spreadsheet file, not CSV: save it as CSV UTF-8"},
 		{"swapped", importTemplate, "name,serial\na,SN1\n",
@@ -195,9 +195,9 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 	}
 }
 
-// TestImportOfFreeText: a password or the name of a wireless network may look like a
-// formula. Error values of spreadsheets are rejected, and not quoted where the cell may be
-// a secret.
+// TestImportOfFreeText checks passwords and names of wireless networks, which may look like
+// formulas. Error values of spreadsheets are rejected, and are not quoted if the cell may be a
+// secret.
 func TestImportOfFreeText(t *testing.T) {
 	const wifi = "network.interfaces[0].wifi."
 	columns := map[string]string{"if": "network.interfaces[0].name", "dhcp": "network.interfaces[0].dhcp", "ssid": wifi + "ssid", "psk": wifi + "psk", "hash": "users[0].passwordHash", "user": "users[0].name"}

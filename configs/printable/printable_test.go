@@ -15,7 +15,7 @@ func TestPrintable(t *testing.T) {
 		"a\x1b[2Jb":      {"a [2Jb", "a?[2Jb"},
 		"a\r\n\tb\x00":   {"a   b ", "a\n\tb?"},
 		"\u009b31m":      {" 31m", "?31m"},    // CSI in one character
-		"a\u202eb":       {"a b", "a\u202eb"}, // right to left
+		"a\u202eb":       {"a b", "a\u202eb"}, // makes the following text run from right to left
 		"bad \xff UTF-8": {"bad \ufffd UTF-8", "bad \ufffd UTF-8"},
 	} {
 		if got := Line(in); got != want.line {

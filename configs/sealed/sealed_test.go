@@ -108,8 +108,8 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
-// TestPassphraseThatIsABurden: the file determines the work factor of its passphrase, which
-// is limited.
+// TestPassphraseThatIsABurden checks the limit on the work factor of a passphrase, which the
+// encrypted file determines.
 func TestPassphraseThatIsABurden(t *testing.T) {
 	// Raise the work factor in the file's header.
 	r, err := age.NewScryptRecipient("pp")

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// within fails the test if its work uses much more processor time than a linear algorithm.
+// within fails the test if work uses much more processor time than a linear algorithm would.
 func within(t *testing.T, what string, work func()) {
 	t.Helper()
 	if took := desk.Processor(t, work); took > 10*time.Second {

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// inNamespace runs the rest of the test in its own network
-// namespace. Its thread ends with the test.
+// inNamespace runs the rest of the test in a network namespace of its own. The thread ends with the
+// test.
 func inNamespace(t *testing.T) {
 	desk.NeedRoot(t, "it makes a network namespace")
 	for {
@@ -25,8 +25,8 @@ func inNamespace(t *testing.T) {
 		if unix.Gettid() != unix.Getpid() {
 			break
 		}
-		// The first thread never ends, and /proc/net shows its namespace
-		// to all tests, so another goroutine keeps it meanwhile.
+		// The first thread of a process never ends, and /proc/net shows its namespace to all tests.
+		// So another goroutine occupies that thread meanwhile.
 		runtime.UnlockOSThread()
 		go func() {
 			runtime.LockOSThread()
@@ -121,8 +121,8 @@ func TestUntrack(t *testing.T) {
 	}
 }
 
-// TestUntrackInALargeTable: the memory used does not grow
-// with the connections of other programs.
+// TestUntrackInALargeTable checks that untrack needs no more memory if other programs have many
+// connections.
 func TestUntrackInALargeTable(t *testing.T) {
 	inNamespace(t)
 	const entries = 20000

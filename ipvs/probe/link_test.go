@@ -28,7 +28,7 @@ func (c *scripted) SetDeadline(time.Time) error      { return nil }
 func (c *scripted) SetReadDeadline(time.Time) error  { return nil }
 func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
 
-// hear runs the reader over the bytes and returns its events.
+// hear runs the reader over data and returns its events.
 func hear(data []byte, h2 bool) ([]Event, *scripted) {
 	c := &scripted{Reader: bytes.NewReader(data)}
 	l := &Link{nc: c, HTTP2: h2, Events: make(chan Event, 1), done: make(chan struct{})}
@@ -79,7 +79,8 @@ func FuzzHTTP1(f *testing.F) {
 	})
 }
 
-// TestFrames: frames of golang.org/x/net are parsed, and it parses ours.
+// TestFrames checks that the reader parses frames of golang.org/x/net, and that x/net parses frames
+// of this package.
 func TestFrames(t *testing.T) {
 	var block bytes.Buffer
 	enc := hpack.NewEncoder(&block)
@@ -124,7 +125,7 @@ func TestFrames(t *testing.T) {
 		t.Errorf("%v %v", f, err)
 	}
 
-	// x/net reads our frames.
+	// golang.org/x/net reads frames of this package.
 	c = &scripted{}
 	l := &Link{nc: c, HTTP2: true, Target: Target{Addr: netip.MustParseAddrPort("10.0.0.1:6443"), Probe: Spec{Method: "GET", Path: "/readyz", Headers: map[string]string{"X-A": "b"}}}}
 	l.encodeRequest("GET", "/readyz")

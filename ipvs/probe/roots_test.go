@@ -110,7 +110,7 @@ func TestVerifyChain(t *testing.T) {
 			t.Errorf("%s: the error is %q", tc.name, err)
 		}
 	}
-	// The context ends when the reader's time is up.
+	// The context ends when the reader's time is over.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.verify(ctx, chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), foreign)), []string{"kubernetes"}, now); !errors.Is(err, context.Canceled) {
@@ -118,7 +118,7 @@ func TestVerifyChain(t *testing.T) {
 	}
 }
 
-// lateConn delivers the peer's data when the reader's time is up.
+// lateConn delivers the peer's data only when the reader's time is over.
 type lateConn struct {
 	net.Conn
 	ctx context.Context
@@ -128,7 +128,7 @@ type lateConn struct {
 func (c *lateConn) Read(p []byte) (int, error) {
 	if c.got == nil {
 		c.got = make([]byte, 64<<10)
-		time.Sleep(100 * time.Millisecond) // the peer's whole flight
+		time.Sleep(100 * time.Millisecond) // until the peer has sent all of its handshake
 		n, err := c.Conn.Read(c.got)
 		if err != nil {
 			return 0, err
@@ -144,8 +144,8 @@ func (c *lateConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestStalledWhileVerifying: a stall of the node until the
-// timeout is not a verdict on the API server's identity.
+// TestStalledWhileVerifying checks that a node that stalls until the timeout reaches no verdict on
+// the API server's identity.
 func TestStalledWhileVerifying(t *testing.T) {
 	now := time.Now()
 	ca := issue(t, "kubernetes", authority(now.AddDate(0, 0, -100), now.AddDate(0, 0, 100)), nil)

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestSessions: a second connection resumes the TLS session, so that the server need not sign
-// again. It does not with another client certificate, and the CA counts on each connection.
+// TestSessions checks that a second connection resumes the TLS session, so that the server need not
+// sign again. With another client certificate it must not. The CA is verified on each connection.
 func TestSessions(t *testing.T) {
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	ca := issue(t, "ca", authority(from, to), nil)
@@ -77,7 +77,7 @@ func TestSessions(t *testing.T) {
 			t.Errorf("connection %d: resumed is %t", i, got)
 		}
 	}
-	// The server gets a certificate of another CA while it runs.
+	// The running server gets a certificate of another CA.
 	other := issue(t, "other", authority(from, to), nil)
 	serving.Store(certificate(other))
 	target.Roots = roots(other)

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// disk returns noise with holes, with zero blocks too short for a hole, and with text.
+// disk returns random data with holes, with runs of zero blocks that are too short for a hole, and
+// with text.
 func disk(size int, seed byte) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{seed}).Read(b)
@@ -26,7 +27,7 @@ func disk(size int, seed byte) []byte {
 		zero := r.IntN(40) * Block
 		switch r.IntN(4) {
 		case 0:
-			zero = r.IntN(12 << 20) // not whole blocks
+			zero = r.IntN(12 << 20) // not a multiple of the block size
 		case 1:
 			from -= from % Block
 		}
@@ -62,7 +63,7 @@ func cutAll(t testing.TB, b []byte) []Chunk {
 	return chunks
 }
 
-// slow cuts the whole of b at once, as a second implementation of the rules: first holes, then the
+// slow divides all of b at once, as a second implementation of the rules: first the holes, then the
 // data between them.
 func slow(b []byte) (chunks []Chunk) {
 	at := 0
@@ -146,7 +147,7 @@ func TestShifted(t *testing.T) {
 			missing += c.Size
 		}
 	}
-	// Up to the next hole the chunks differ, since a hole consists of whole blocks.
+	// Up to the next hole the chunks differ, because a hole consists of whole blocks.
 	if missing > 2<<20 {
 		t.Errorf("%d bytes are in no chunk of before", missing)
 	}

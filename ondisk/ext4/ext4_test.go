@@ -48,7 +48,7 @@ func tool(t *testing.T, name string) string {
 	return ""
 }
 
-// blobs maps names to contents, in place of a cache.
+// blobs maps names to contents. It replaces a cache.
 type blobs map[string]string
 
 type blob struct{ *strings.Reader }
@@ -154,12 +154,13 @@ func noise(seed uint64, n int) string {
 	return string(b)
 }
 
-// An ACL in the form of getxattr(2): owner rwx, user 1000 r-x, group r-x, mask r-x, others r-x.
+// posixACL is an ACL in the format of getxattr(2): owner rwx, user 1000 r-x, group r-x, mask r-x,
+// others r-x.
 const posixACL = "\x02\x00\x00\x00" +
 	"\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xe8\x03\x00\x00" +
 	"\x04\x00\x05\x00\xff\xff\xff\xff" + "\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x05\x00\xff\xff\xff\xff"
 
-// File capability cap_net_raw=ep, version 2.
+// capability is the file capability cap_net_raw=ep, version 2.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // nasty returns a tree with every special case of a file system.
@@ -373,7 +374,7 @@ func TestEqualHashesAcrossBlocks(t *testing.T) {
 	fsck(t, write(t, nodes, nil, o))
 }
 
-// zeros is a blob of any size with a non-zero byte at the end of each MiB.
+// zeros is a blob of any size that has a non-zero byte at the end of each MiB.
 type zeros struct{ size int64 }
 
 func (z zeros) OpenBlob(string) (tree.BlobFile, error) { return z, nil }
@@ -486,7 +487,7 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// refuse is a writer that fails the test at each write.
+// refuse is a writer that fails the test on each write.
 type refuse struct{ t *testing.T }
 
 func (r refuse) WriteAt(b []byte, off int64) (int, error) {
@@ -604,7 +605,7 @@ func TestRefusedOptions(t *testing.T) {
 	}
 }
 
-// broken fails at a certain write.
+// broken is a writer that fails after a number of writes.
 type broken struct{ left int }
 
 func (b *broken) WriteAt(p []byte, off int64) (int, error) {

@@ -14,9 +14,9 @@ import (
 type fuzzImage struct {
 	b      []byte
 	r      *Reader
-	inodes uint32           // in use
-	blocks map[int64]uint32 // of directories and extent trees, with their inodes
-	xattrs []int64          // blocks of attributes
+	inodes uint32           // number of inodes in use
+	blocks map[int64]uint32 // blocks of directories and extent trees, with their inodes
+	xattrs []int64          // blocks of extended attributes
 }
 
 type sliceWriter []byte
@@ -69,7 +69,7 @@ func newFuzzImage(f *testing.F) *fuzzImage {
 		}
 		extents, err := img.r.extents(in)
 		if err != nil {
-			continue // it has no attributes
+			continue // the inode has no attributes
 		}
 		switch {
 		case in.mode()&tree.ModeType == tree.ModeDir:
@@ -77,8 +77,8 @@ func newFuzzImage(f *testing.F) *fuzzImage {
 				img.blocks[extents[0].start+i] = number
 			}
 		case in.size() == 2*blockSize:
-			// Turn it into a file with an extent tree: its first block becomes the node that maps
-			// the second.
+			// Turn the inode into a file with an extent tree: the first block becomes the node that
+			// maps the second one.
 			node := img.block(extents[0].start)
 			clear(node)
 			putExtents(node, []extent{{0, extents[0].start + 1, 1}}, nodeExtents, 0)
@@ -103,7 +103,7 @@ func (img *fuzzImage) inode(number uint32) []byte {
 	return img.b[img.r.tables[0]*blockSize+int64(number-1)*inodeSize:][:inodeSize]
 }
 
-// seal corrects all checksums, so that damage reaches the parsers.
+// seal corrects all checksums, so that the parsers see the damage.
 func (img *fuzzImage) seal() {
 	seed := img.r.seed
 	sb := img.b[superOffset:][:superSize]

@@ -114,7 +114,7 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 				want[n.Path] = n
 			}
 			for _, p := range []string{"loader", "loader/entries", "many"} {
-				want[p] = folder(p) // not listed, but needed for the files in it
+				want[p] = folder(p) // the nodes do not list the directory, but files in it need it
 			}
 			delete(want, ".")
 			err = r.Walk(func(e Entry) error {
@@ -205,7 +205,7 @@ func TestSameInputSameBytes(t *testing.T) {
 	}
 }
 
-// refuser fails the test if anything is written.
+// refuser is a writer that fails the test on each write.
 type refuser struct{ t *testing.T }
 
 func (r refuser) WriteAt(p []byte, off int64) (int, error) {
@@ -269,7 +269,7 @@ func TestShortNamesAreNobodysOwn(t *testing.T) {
 	image := build(t, nodes, nil, kinds[0])
 	disktest.Oracle(t, "fsck.fat", "-n", image)
 	for _, n := range names {
-		if strings.Contains(n, "ä") { // needs a UTF-8 locale
+		if strings.Contains(n, "ä") { // mtools needs a UTF-8 locale for such a name
 			continue
 		}
 		for _, asked := range []string{n, strings.ToUpper(n)} {
@@ -331,8 +331,8 @@ type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// TestReadsWhatOthersWrite reads file systems from mkfs.fat and mtools in FAT12, 16 and 32: with
-// short names, lower case, deletions and fragmented files.
+// TestReadsWhatOthersWrite reads FAT12, FAT16 and FAT32 file systems made by mkfs.fat and mtools.
+// They have short names, lower case, deletions and fragmented files.
 func TestReadsWhatOthersWrite(t *testing.T) {
 	for kind, size := range map[string]string{"12": "4M", "16": "16M", "32": "64M"} {
 		t.Run(kind, func(t *testing.T) {

@@ -56,9 +56,9 @@ func TestEachNames(t *testing.T) {
 		}
 		return img[i:]
 	}
-	at("AAA        ")[0] = 0xe5         // deleted
-	at("BBB        ")[11] |= attrVolume // a second label
-	at("ALONGF~1TXT")[8] = 'B'          // its long name belongs to no file
+	at("AAA        ")[0] = 0xe5         // mark as deleted
+	at("BBB        ")[11] |= attrVolume // a second volume label
+	at("ALONGF~1TXT")[8] = 'B'          // now the long name belongs to no file
 	all, known := names(".")
 	want := []string{"BBB|BBB|" + oddVolume, "x/y||" + oddName, "ZZZ|ZZZ|", "ALONGF~1.BXT||" + oddPart, "ALONGF~1.BXT|ALONGF~1.BXT|", "sub|SUB|"}
 	if !slices.Equal(all, want) {

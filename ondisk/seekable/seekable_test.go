@@ -91,8 +91,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAgainstAnotherImplementation reads our file with the format's own library, and its file with
-// our reader.
+// TestAgainstAnotherImplementation reads a file of this package with the format's own library, and
+// a file of that library with this package.
 func TestAgainstAnotherImplementation(t *testing.T) {
 	want := sample()
 	file := pack(t, want, 0)
@@ -136,8 +136,8 @@ func TestAgainstAnotherImplementation(t *testing.T) {
 	}
 }
 
-// TestEncoderHasNoMemory checks that a frame is compressed in the same way before and after others,
-// and in several goroutines.
+// TestEncoderHasNoMemory checks that a frame is compressed to the same bytes before and after other
+// frames, and in several goroutines.
 func TestEncoderHasNoMemory(t *testing.T) {
 	enc, err := NewEncoder()
 	if err != nil {
@@ -374,7 +374,7 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// endless claims to be a file of any size, and has only the end of a table.
+// endless pretends to be a file of any size, and has only the end of a table.
 type endless struct {
 	foot    []byte
 	size    int64
@@ -389,7 +389,8 @@ func (e *endless) ReadAt(p []byte, off int64) (int, error) {
 	return 0, io.EOF
 }
 
-// TestTableOfAnySize checks that a large claim of a file or a server does not allocate all memory.
+// TestTableOfAnySize checks that a file or a server which claims a large table cannot make the
+// reader allocate all memory.
 func TestTableOfAnySize(t *testing.T) {
 	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
 	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {

@@ -81,8 +81,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestHostileClaims checks that a damaged record, or one with values that cannot be printed, is
-// ignored, and that its place is free.
+// TestHostileClaims checks that a record that is damaged, or has values that cannot be printed, is
+// ignored, and that its place counts as free.
 func TestHostileClaims(t *testing.T) {
 	good, err := Claim{Site: "berlin", Serial: "SN1"}.encode()
 	if err != nil {

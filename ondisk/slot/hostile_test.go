@@ -76,7 +76,8 @@ func (f *forged) deleted(c uint32) {
 	}
 }
 
-// apart lists n clusters from c on, each in a different page of the table than the one before.
+// apart returns n cluster numbers from c on, each in a different page of the allocation table than
+// the one before.
 func apart(c uint32, n int) []uint32 {
 	const pages, inPage = 32, 1024
 	var out []uint32
@@ -151,7 +152,7 @@ var hostile = []struct {
 		f.entry(2, 0, "FILES      ", 0x10, 10000, 0)
 	}, "more than 15 MiB"},
 	{"thousands of directories that are one, full of deleted files", func(f *forged) {
-		// One directory with 60,000 deleted entries, which are ignored, and 2,000 names of it.
+		// One directory has 60,000 deleted entries, which are ignored, and 2,000 names refer to it.
 		dirs, empty := []uint32{}, []uint32{}
 		for c := uint32(20000); c < 20000+3750; c++ {
 			empty = append(empty, c)
@@ -299,8 +300,8 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 	}
 }
 
-// TestTooLargeIsSaidOnce checks that the error of an Inventory that does not fit has only the fix
-// for an Inventory.
+// TestTooLargeIsSaidOnce checks that the error about an Inventory that does not fit has only the
+// fix for an Inventory.
 func TestTooLargeIsSaidOnce(t *testing.T) {
 	large := sample()
 	delete(large.Files, ondisk.SlotSite)
@@ -311,8 +312,8 @@ func TestTooLargeIsSaidOnce(t *testing.T) {
 	}
 }
 
-// endless is a file system of a forged one's size whose table and data repeat, so that every chain
-// and directory leads somewhere.
+// endless is a file system of the size of a forged one. Its table and data repeat, so that every
+// chain and every directory leads somewhere.
 type endless struct{ boot, table, data []byte }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {

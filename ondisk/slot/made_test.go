@@ -77,7 +77,7 @@ func TestRemake(t *testing.T) {
 	}
 }
 
-// TestStrays checks that no file is hidden behind another name that firmware could find.
+// TestStrays checks that no file can hide behind another name by which firmware could find it.
 func TestStrays(t *testing.T) {
 	node := func(name string) tree.Node {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte("x"))}}

@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// cutOff is a device that loses power after a number of sectors was written.
+// cutOff is a device that loses power after a number of sectors has been written.
 type cutOff struct {
 	b    []byte
 	left int
@@ -46,8 +46,8 @@ func slotOf(t *testing.T, name, text string) []byte {
 	return img
 }
 
-// TestReplaceIsOldOrNew cuts the power after many different sectors, finishes the write, and cuts
-// the power in that too.
+// TestReplaceIsOldOrNew cuts the power after many different sectors. Then it completes the write,
+// and cuts the power during that too.
 func TestReplaceIsOldOrNew(t *testing.T) {
 	secret := strings.Repeat("other machine's token\n", 40_000)
 	old, next := slotOf(t, ondisk.SlotInventory, secret), slotOf(t, ondisk.SlotSite, "mine")
@@ -129,7 +129,7 @@ func TestRecordInAnyOrder(t *testing.T) {
 	}
 }
 
-// imageFile is a device whose reads return the stored data. It counts writes.
+// imageFile is a device whose reads return the stored data. It counts the bytes written to it.
 type imageFile struct {
 	cutOff
 	written int
@@ -193,8 +193,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestDirectoriesAreNotWrittenOver uses a directory in the second half, which has no file's
-// contents.
+// TestDirectoriesAreNotWrittenOver checks a slot whose second half has a directory, but no contents
+// of a file.
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	img := slotOf(t, "files/etc/empty", "")
 	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {

@@ -116,7 +116,7 @@ func TestDigestsAreUnambiguous(t *testing.T) {
 	one := map[string][]byte{"files/a": []byte("1"), "files/b": []byte("2")}
 	list := string(Digests(one))
 	lines := strings.SplitAfter(list, "\n")
-	// One file whose name contains the text between the names of two.
+	// One file whose name contains the text that separates the names of two files.
 	joined := map[string][]byte{"files/a " + lines[2][len("7 files/a "):] + "7 files/b": []byte("2")}
 	if string(Digests(joined)) == list {
 		t.Error("two files and one have the same list")
@@ -149,7 +149,8 @@ func TestSlotKeepsASignature(t *testing.T) {
 	}
 }
 
-// TestTheRealMinisign verifies our signatures with minisign, and its signatures with our code.
+// TestTheRealMinisign verifies edgebake's signatures with minisign, and minisign's signatures with
+// edgebake.
 func TestTheRealMinisign(t *testing.T) {
 	tool := desk.NeedProgram(t, "minisign", "minisign")
 	dir := t.TempDir()

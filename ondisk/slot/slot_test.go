@@ -219,7 +219,7 @@ func TestNoneAndBoth(t *testing.T) {
 	}
 }
 
-// laptop is a slot that mtools edits, as people do on their computers.
+// laptop is a slot that mtools edit, as people do on their computers.
 type laptop struct {
 	t   *testing.T
 	img string
@@ -362,8 +362,8 @@ func TestWhatLaptopsDo(t *testing.T) {
 	})
 }
 
-// device is a disk with a volatile cache: a power cut keeps any of the sectors written since the
-// last Sync.
+// device is a disk with a volatile cache. A power cut keeps any of the sectors that were written
+// since the last Sync.
 type device struct {
 	durable, cache []byte
 	dirty          map[int]bool
@@ -535,8 +535,8 @@ func TestReportFilesGone(t *testing.T) {
 
 func TestScrubLeavesNoSecret(t *testing.T) {
 	l := newLaptop(t, mustMake(t, sample()))
-	// The token is in a deleted file, an editor's backup, the slack of a shortened file, the user's
-	// config and a report.
+	// The token is in a deleted file, in an editor's backup, in the unused end of a shortened file,
+	// in the user's config and in a report.
 	l.put("old.txt", strings.Repeat(token+"\n", 1000))
 	disktest.Oracle(t, "mdel", "-i", l.img, "::old.txt")
 	l.put("site.yaml~", "token: "+token)

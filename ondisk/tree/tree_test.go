@@ -58,8 +58,8 @@ func TestMerge(t *testing.T) {
 	tests := []struct {
 		name  string
 		layer Layer
-		want  []string // lines that must exist
-		gone  []string // paths that must not exist
+		want  []string // lines that must be in the result
+		gone  []string // paths that must not be in the result
 		err   []string // parts of the error, each from one line
 	}{
 		{name: "through a linked directory",
@@ -234,7 +234,7 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "is below a, which is a file") {
 		t.Errorf("a file below a file of the same layer: %v", err)
 	}
-	// Nor is a link of the same layer, whatever it points to.
+	// The same holds for a link of the same layer, whatever it points to.
 	for what, below := range map[string][]Node{
 		"nothing":      {dir("x")},
 		"another link": {dir("x"), dir("y"), link("a", "y")},
@@ -387,7 +387,7 @@ func TestFromTarSparse(t *testing.T) {
 	}
 }
 
-// needOracle skips the test at a desk and fails it in CI.
+// needOracle skips the test on a developer's computer and fails it in CI.
 func needOracle(t *testing.T, name string, err error) {
 	t.Helper()
 	desk.Lacks(t, "%s is missing: %v", name, err)

@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// etcds are three members as processes of this host, without TLS. The tests examine etcd's use of
-// its disk and its responses.
+// etcds are three members of etcd as processes of this host, without TLS. With them the tests
+// examine how etcd uses its disk and responds.
 type etcds struct {
 	t       *testing.T
 	program string
@@ -32,9 +32,9 @@ type etcds struct {
 	client  [3]string
 	running [3]*exec.Cmd
 	request etcdmember.Request
-	ticket  string  // in all Sites
-	unseen  [3]bool // not reachable from the deciding master
-	// continued: the request to continue was carried out on this disk.
+	ticket  string  // ID of the permission to bootstrap that all Sites have
+	unseen  [3]bool // members that the deciding master cannot reach
+	// continued is set if the request to continue was carried out on this disk.
 	continued [3]bool
 }
 
@@ -202,7 +202,7 @@ func (e *etcds) decide(i int, want etcdmember.Action) etcdmember.Decision {
 	return d
 }
 
-// blank serves the response of a master without data until the test ends.
+// blank serves, until the test ends, the response of a master that has no data.
 func (e *etcds) blank(i int) (stop func()) {
 	e.t.Helper()
 	l, err := net.Listen("tcp", strings.TrimPrefix(e.peer[i], "http://"))
@@ -319,8 +319,8 @@ func TestReplacedMaster(t *testing.T) {
 	if d = e.decide(0, etcdmember.Join); len(d.Remove) != 1 { // power cut after the addition
 		t.Errorf("%+v", d)
 	}
-	// etcd reads the token only at a bootstrap: machines of a running cluster may have Sites with
-	// another ticket, or programs that derive another token from it.
+	// etcd reads the cluster token only when it bootstraps. So the machines of a running cluster
+	// may have Sites with another ticket, or programs that derive another token from it.
 	e.ticket = "another"
 	e.replace(0)
 	if !e.has(0, "k", "kept") {
@@ -361,9 +361,9 @@ func TestDeadLearner(t *testing.T) {
 	e.replaceFrom(2, 1) // switched on later
 }
 
-// TestReflashedBehindAPartition checks that a reflashed master without connection to the others
-// waits, even with a valid ticket, and that the others keep running. It joins when it reaches one
-// of them.
+// TestReflashedBehindAPartition checks a reflashed master that cannot reach the others. It waits,
+// even with a valid ticket (permission to bootstrap), and the others keep running. It joins when it
+// reaches one of them.
 func TestReflashedBehindAPartition(t *testing.T) {
 	e := newEtcds(t)
 	e.birth(0, 1, 2)
@@ -410,9 +410,9 @@ func TestOldDiskPutBack(t *testing.T) {
 	}
 }
 
-// TestAnotherBirth bootstraps all masters again with another ticket, and starts one with its old
-// disk: it has other IDs and stops. With the first ticket again the IDs are equal, so neither the
-// decision nor etcd detects it, and etcd mixes two histories.
+// TestAnotherBirth bootstraps all masters again with another ticket (permission to bootstrap), and
+// starts one with its old disk: it has other IDs and stops. With the first ticket again the IDs are
+// equal. Then neither the decision nor etcd detects the old disk, and etcd mixes two histories.
 func TestAnotherBirth(t *testing.T) {
 	for ticket, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
 		t.Run(ticket, func(t *testing.T) {
@@ -497,8 +497,8 @@ func TestContinueFromOne(t *testing.T) {
 	e.birth(0, 1, 2)
 	e.put(0, "k", "kept")
 	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
-	// A member's commit reaches its log with the next write, and --force-new-cluster discards the
-	// rest: the last write may be lost.
+	// A member writes a commit to its log only with the next write, and --force-new-cluster
+	// discards uncommitted entries. So the last write may be lost.
 	for i := range 3 {
 		e.put(0, "l", fmt.Sprint(i))
 	}
@@ -530,8 +530,9 @@ func TestContinueFromOne(t *testing.T) {
 	e.stop(0)
 	e.decide(0, etcdmember.Start) // it has a quorum: the request has no effect
 
-	// All lose power while the request is still in their Sites. The named one alone has no quorum;
-	// the others need not wait for one, since it counts them as members.
+	// All machines lose power while the request is still in their Sites. The named one has no
+	// quorum alone. The others need not wait for a quorum, because the named one counts them as
+	// members.
 	for i := range 3 {
 		e.stop(i)
 	}
@@ -546,8 +547,8 @@ func TestContinueFromOne(t *testing.T) {
 	if !e.has(1, "l", "after") {
 		t.Error("what was written after is lost")
 	}
-	// If it was cut off before it recorded that it is done, it drops the others once more and no
-	// longer counts them: they join again.
+	// If the power was cut before it recorded that the request was carried out, it drops the others
+	// once more and does not count them as members. They join again.
 	e.stop(1)
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")

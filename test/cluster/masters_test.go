@@ -80,8 +80,8 @@ encryptionAlgorithm: ECDSA-P256
 	return m
 }
 
-// serve starts the i-th API server, and again whenever it ends, like kubelet: it ends when etcd is
-// slow, as on a busy machine.
+// serve starts the i-th API server, and starts it again whenever it ends, as kubelet does. An API
+// server ends if etcd is slow, for example on a busy machine.
 func (m *masters) serve(i int) {
 	m.t.Helper()
 	pki := func(name string) string { return filepath.Join(m.pki, name) }
@@ -175,9 +175,9 @@ func (m *masters) patiently(i int, what string, try func() error) {
 
 const defaultConfigMaps = "/api/v1/namespaces/default/configmaps/"
 
-// TestFirstMasterDies destroys the first master with its disk: the others serve the data and accept
-// writes. Reflashed, it joins, serves all data and votes, so that another one may die. The cluster
-// keeps its identity, the UID that workers know.
+// TestFirstMasterDies destroys the first master with its disk. The others serve the data and accept
+// writes. Reflashed, the first one joins, serves all data and votes, so that another one may die.
+// The cluster keeps its identity, which is the UID that workers know.
 func TestFirstMasterDies(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {

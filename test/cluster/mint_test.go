@@ -1,5 +1,5 @@
-// Package cluster tests edgebake's work on clusters with the real programs kubeadm, etcd and API
-// server as processes of this host.
+// Package cluster tests what edgebake does to clusters. The real programs kubeadm, etcd and API
+// server run as processes of this host.
 package cluster
 
 import (
@@ -61,7 +61,7 @@ func needEtcdutl(t *testing.T) string {
 	return program
 }
 
-// paced has the tests that have reserved their time.
+// paced has the tests that have already reserved their time.
 var paced sync.Map
 
 func needPrograms(t *testing.T) *lab.Programs {

@@ -63,7 +63,7 @@ func TestRolloutOfARealCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	beats := map[string]time.Time{} // when each last reported: a Node without reports is not Ready
+	beats := map[string]time.Time{} // when each machine last reported: a Node without reports is not Ready
 	step := func(m *fleettest.Machine, c *api.Client) {
 		path := "/api/v1/nodes/" + m.Name
 		meta, err := c.GetMetadata(ctx, path)

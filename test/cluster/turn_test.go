@@ -25,15 +25,15 @@ import (
 	"github.com/edgebake/edgebake/firstboot/member"
 )
 
-// Of control-plane nodes that want to be updated at the same time one alone may be, by the
-// Lease of a real API server; when it is done, another one.
+// TestUpdateLease checks with the Lease of a real API server that only one of several control-plane
+// nodes may be updated at a time, and another one when it is done.
 func TestUpdateLease(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {
 		m.start(i, m.etcds.all(), "new")
 	}
 	m.serve(0)
-	m.note(0, "first") // it serves
+	m.note(0, "first") // wait until the API server serves
 	turns := map[string]controlplane.Turn{}
 	for i := range 3 {
 		turns[name(i)] = m.turn(i)
@@ -68,7 +68,7 @@ func TestUpdateLease(t *testing.T) {
 			if who == holder {
 				continue
 			}
-			if err := turn.End(t.Context()); err != nil { // it has tried
+			if err := turn.End(t.Context()); err != nil { // the update was tried
 				t.Errorf("%s: %v", who, err)
 			}
 			if err := turn.Take(t.Context()); err == nil {
@@ -85,8 +85,8 @@ func TestUpdateLease(t *testing.T) {
 	}
 }
 
-// turn is that of the i-th master, whose machine has nothing but its credentials. Each asks the
-// first API server, and its own member of etcd.
+// turn returns the Turn of the i-th master. Its machine has only its credentials. Each master asks
+// the first API server and its own member of etcd.
 func (m *masters) turn(i int) controlplane.Turn {
 	m.t.Helper()
 	root := m.t.TempDir()
@@ -108,7 +108,7 @@ func (m *masters) turn(i int) controlplane.Turn {
 		}
 		put(member.PKIDir+"/"+file, text)
 	}
-	// etcd serves without TLS here.
+	// etcd serves without TLS in these tests.
 	target, err := url.Parse(m.client[i])
 	if err != nil {
 		m.t.Fatal(err)
@@ -122,7 +122,7 @@ func (m *masters) turn(i int) controlplane.Turn {
 		m.t.Fatal(err)
 	}
 	proxy := &http.Server{Handler: httputil.NewSingleHostReverseProxy(target), ReadHeaderTimeout: time.Minute}
-	go func() { _ = proxy.Serve(l) }() // until Close
+	go func() { _ = proxy.Serve(l) }() // until Close is called
 	m.t.Cleanup(func() { proxy.Close() })
 
 	files := host.Files{Root: root}
@@ -135,13 +135,13 @@ func (m *masters) turn(i int) controlplane.Turn {
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, to)
 	}
-	// The address of kubeadm's certificates.
+	// 192.0.2.11 is the address in kubeadm's certificates.
 	self := configs.ControlPlaneMember{Name: name(i), Address: "192.0.2.11"}
 	return controlplane.NewTurn(e, &configs.Site{NodeName: self.Name, NodeType: configs.NodeControlPlane, Masters: []string{"192.0.2.11:6443"},
 		ControlPlane: &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{self}}})
 }
 
-// What etcd itself answers, while all is well and while it is not.
+// TestHealthyEtcd checks etcd's own answers about its health, with and without faults.
 func TestHealthyEtcd(t *testing.T) {
 	e := newEtcds(t)
 	etcd := func(i int) etcdmember.Client {
@@ -181,12 +181,12 @@ func TestHealthyEtcd(t *testing.T) {
 	e.stop(2)
 	becomes(0, "the member of etcd on m3 does not answer")
 	e.stop(1)
-	becomes(0, "asking etcd at") // there is no quorum
+	becomes(0, "asking etcd at") // no quorum
 	e.start(1, e.all(), "new")
 	e.start(2, e.all(), "new")
 	becomes(0, "")
 
-	// One is replaced: a learner has no vote, whether it runs or not.
+	// One member is replaced. A learner has no vote, whether it runs or not.
 	e.wipe(2)
 	members, err := etcd(0).Members(t.Context())
 	if err != nil {

@@ -13,7 +13,7 @@ func TestSum(t *testing.T) {
 	sums := map[string]string{}
 	for _, tt := range []struct {
 		name  string
-		zeros bool // zeros are written, where others have holes
+		zeros bool // zeros are written where other files have holes
 		size  int64
 		at    int64 // offset of one byte; -1 for none
 		as    string

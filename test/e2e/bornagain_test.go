@@ -7,9 +7,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// soleMaster makes a cluster of one control-plane node and a worker, and returns the former's
-// machine. Switched on again with KeepVars, it is the same machine with an empty disk. It counts
-// its instructions: on a busy host its API server would end again and again.
+// soleMaster makes a cluster of one control-plane node and a worker. It returns the configuration
+// of the control-plane node's machine: switched on again with KeepVars, it is the same machine with
+// an empty disk. Its time is the number of its instructions, because its API server would end again
+// and again on a busy host.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
 	golden, err := madeControlPlane()
@@ -20,7 +21,7 @@ func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	return minted, golden, lab.VMConfig{Name: "m1", Image: w.stamp(golden, minted, "m1"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: w.lab.NewLockstep()}
 }
 
-// birthAgain stamps a new ticket onto the control-plane node's image.
+// birthAgain stamps a new ticket (permission to bootstrap) onto the control-plane node's image.
 func (w *world) birthAgain(golden, minted, image string) {
 	w.t.Helper()
 	again := filepath.Join(w.lab.Dir, "again")
@@ -29,8 +30,9 @@ func (w *world) birthAgain(golden, minted, image string) {
 }
 
 // TestTicketIsForOneBirth reflashes a sole control-plane node while its Site still permits a
-// bootstrap. It stops, since its firmware has a record of the first one, and bootstraps again only
-// on request. Another machine bootstraps with a ticket that it has not used.
+// bootstrap. The machine stops, because its firmware has a record of the first bootstrap. It
+// bootstraps again only on request. Another machine may bootstrap with a ticket that it has not
+// used.
 func TestTicketIsForOneBirth(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
@@ -52,8 +54,8 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	born(w.start(config))
 }
 
-// TestBornAgain bootstraps a cluster again with the same keys: a worker of the former cluster keeps
-// its pods and reports why it is not Ready.
+// TestBornAgain bootstraps a cluster again with the same keys. A worker of the former cluster must
+// keep its pods and report why it is not Ready.
 func TestBornAgain(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
@@ -85,7 +87,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 		t.Error("the cluster that was born again has the Node of the former one")
 	}
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
-	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // running since before
+	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // has been running since before the new bootstrap
 	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
 		t.Errorf("the worker's Node in a cluster that it has not joined: %v", err)
 	}

@@ -1,6 +1,6 @@
-// Package e2e tests the whole chain like a user, with real parts: the edgebake command bakes and
-// stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of three API
-// servers. A network namespace has a bridge and a tap for each machine. Needs root.
+// Package e2e tests the whole chain as a user would, with real parts: the edgebake command bakes
+// and stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of three API
+// servers. A network namespace has a bridge and a tap for each machine. The tests need root.
 package e2e
 
 import (
@@ -31,12 +31,12 @@ import (
 const (
 	pauseImage = "edgebake.test/pause:1"
 	helloImage = "edgebake.test/hello:1"
-	// bootLimit is about thirty times the duration from power-on to Ready on an idle machine
-	// without KVM. A machine that gives up fails its test at once.
+	// bootLimit is about thirty times the time from power-on to Ready on an idle machine without
+	// KVM. A machine that gives up fails its test at once.
 	bootLimit = 25 * time.Minute
 )
 
-// parts are shared by the tests of this package: made once, never changed.
+// parts are shared by the tests of this package. They are made once and never changed.
 type parts struct {
 	root   string // of the repository
 	bin    string // edgebake
@@ -46,8 +46,8 @@ type parts struct {
 
 var made = sync.OnceValues(makeParts)
 
-// need returns the shared parts, or skips the test if this machine cannot run VMs; in CI that is a
-// failure.
+// need returns the shared parts. If this machine cannot run VMs, it skips the test; in CI it fails
+// it.
 func need(t *testing.T) *parts {
 	t.Helper()
 	if testing.Short() {
@@ -78,7 +78,7 @@ func makeParts() (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another document helps to examine a node.
+	// A developer may use another document to examine a node.
 	image := cmp.Or(os.Getenv("EDGEBAKE_E2E_IMAGE"), "configs/examples/quickstart.yaml")
 	p := &parts{root: root, bin: filepath.Join(root, "bin", "edgebake"), golden: filepath.Join(root, "build", "e2e", "golden.raw")}
 	for _, step := range [][]string{
@@ -185,7 +185,7 @@ func (w *world) boot(guest int, site lab.Site) *lab.VM {
 	return w.bootWith(lab.VMConfig{}, guest, site)
 }
 
-// bootWith is boot for a machine with special hardware.
+// bootWith is like boot, for a machine with special hardware.
 func (w *world) bootWith(cfg lab.VMConfig, guest int, site lab.Site) *lab.VM {
 	w.t.Helper()
 	image := filepath.Join(w.lab.Dir, site.NodeName+".raw")
@@ -240,7 +240,7 @@ func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	return node
 }
 
-// becomesReady is ready, but returns an error instead of failing the test.
+// becomesReady is like ready, but returns an error instead of failing the test.
 func (w *world) becomesReady(vm *lab.VM, before *lab.Object) (*lab.Object, error) {
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
 	defer cancel()
@@ -275,7 +275,7 @@ func (w *world) off(vm *lab.VM) {
 // disk returns a copy of a stopped machine's disk, which exists until the test ends.
 func (w *world) disk(vm *lab.VM) string {
 	w.t.Helper()
-	w.disks++ // a machine may run on a disk that was read before
+	w.disks++ // count, because a machine may run on a disk that was read before
 	path := filepath.Join(w.lab.Dir, fmt.Sprintf("%s.disk%d.raw", vm.Name, w.disks))
 	if err := vm.RawDisk(w.t.Context(), path); err != nil {
 		w.t.Fatal(err)
@@ -325,8 +325,8 @@ func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 func secretForms(secret string) map[string][]byte {
 	forms := map[string][]byte{"as it is": []byte(secret)}
 	for shift := range 3 {
-		// base64 differs for each of three alignments; the characters at the ends depend on the
-		// neighbours.
+		// base64 differs for each of three alignments, and its characters at the ends depend on the
+		// neighbouring bytes.
 		enc := base64.StdEncoding.EncodeToString(append(bytes.Repeat([]byte{0}, shift), secret...))
 		from := []int{0, 2, 3}[shift]
 		forms["in base64, shifted by "+strconv.Itoa(shift)] = []byte(enc[from : len(enc)-4])
@@ -503,8 +503,8 @@ func rounds(t *testing.T, n int) int {
 
 var firstBootStarts = regexp.MustCompile(`edgebake: \[1[]/]`)
 
-// cutDuringFirstBoot cuts the power at that time after the start of first boot. Of the writes that
-// were not flushed, the disk loses those that lose selects.
+// cutDuringFirstBoot cuts the power a time after the start of first boot. Of the writes that were
+// not flushed, the disk loses those that lose selects.
 func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)

@@ -25,7 +25,7 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// The node pools of these tests: one of edge nodes and one of cloud nodes.
+// Node pools of these tests: one of edge nodes and one of cloud nodes.
 const (
 	pool = "hangzhou"
 	core = "core"
@@ -33,8 +33,8 @@ const (
 
 var pools = []lab.NodePool{{Name: pool, Type: "Edge"}, {Name: core, Type: "Cloud"}}
 
-// OpenYurt's programs, if a developer has the real ones. CI has neither, and uses the stand-in in
-// test/yurthub and the lab's own approver.
+// Environment variables for OpenYurt's programs, if a developer has the real ones. CI has none of
+// them, and uses the stand-in in test/yurthub and the lab's own approver.
 const (
 	envYurthub     = "EDGEBAKE_YURTHUB"
 	envYurtManager = "EDGEBAKE_YURT_MANAGER"
@@ -158,8 +158,8 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 	return &pod
 }
 
-// firstPost checks that a machine's very first request to create its Node had both labels:
-// controllers of OpenYurt act on a Node that has only one.
+// firstPost checks that a machine's very first request to create its Node had both labels, because
+// OpenYurt's controllers act on a Node that has only one.
 func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()
@@ -503,8 +503,9 @@ systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p
 `
 
 // TestResetAndJoinAgain resets a node, gives it another Site, and joins it under another name and
-// type without reflashing. An earlier machine's Node of that name keeps its labels, whatever
-// kubelet registers with: this is reported, and the node labels it itself, which only it may do.
+// type without reflashing. An earlier machine's Node of that name keeps its labels, even though
+// kubelet registers with others. First boot reports that, and the node sets the labels itself,
+// which only it may do.
 func TestResetAndJoinAgain(t *testing.T) {
 	pace.Takes(t, 260*time.Second)
 	w := newEdgeWorld(t, 3, lab.Approve)

@@ -66,8 +66,9 @@ func spareArchive(t *testing.T) []byte {
 }
 
 // fillScript fills DATA after the pod that started it has ended. It waits until kubelet has removed
-// the spare image, has evicted every pod, so that no image is in use, and has then looked twice
-// more for images to remove; then it frees the space. It reports its steps on the console.
+// the spare image and has evicted every pod, so that no image is in use. It waits until kubelet has
+// searched for images to remove twice more, and then frees the space. It reports its steps on the
+// console.
 const fillScript = `
 say() { printf '\nedgebake-test: %%s\n' "$*" >/dev/ttyS0; }
 passes() { journalctl -u kubelet -b --no-pager -o cat | grep -c 'Attempting to delete unused images'; }

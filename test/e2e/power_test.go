@@ -30,7 +30,8 @@ type cutPoint struct {
 }
 
 // lanes is the number of machines that TestPowerCutAtAnyWrite runs at once. Each has one processor:
-// two keep two cores busy better than one with two processors, with which QEMU sometimes fails.
+// two such machines use two cores better than one machine with two processors, with which QEMU
+// sometimes fails.
 const lanes = 2
 
 // TestPowerCutAtAnyWrite records the disk writes of two first boots until a minute after Ready, and
@@ -180,7 +181,7 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 		if err != nil && !lab.NotFound(err) {
 			return 0, err
 		}
-		// On its own overlay, so that another try starts from the same bytes.
+		// Use a separate overlay, so that another try starts from the same bytes.
 		vm := w.start(lab.VMConfig{Name: name + "-again", Image: rec.Disk, Guest: guest, CPUs: 1})
 		vm.Node = name
 		_, err = w.becomesReady(vm, before)
@@ -198,7 +199,7 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 }
 
 // wayBack reads a disk after a power cut. It returns an error if the machine could neither continue
-// as its node nor join.
+// as its node nor join again.
 func (w *world) wayBack(rec *lab.Recording) error {
 	dir, err := os.MkdirTemp(w.lab.Dir, "look-")
 	if err != nil {
@@ -252,8 +253,8 @@ func repaired(argv ...string) error {
 	return nil
 }
 
-// nodeFiles copies the files that make a machine a node from DATA to a root, at their paths below
-// /.
+// nodeFiles copies the files that make a machine a node from DATA to a root directory, to the same
+// paths as below /.
 func nodeFiles(data, root string) error {
 	persist := "/lib/edgebake/persist/kubernetes"
 	for _, f := range []struct{ from, to string }{

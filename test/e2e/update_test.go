@@ -91,7 +91,7 @@ func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.
 	return w.toUpdateWith("", first, others...)
 }
 
-// toUpdateWith is toUpdate of a machine with a bus for sticks, "" for none.
+// toUpdateWith is like toUpdate, for a machine with a bus for sticks; "" for none.
 func (w *world) toUpdateWith(sticks, first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
@@ -289,8 +289,8 @@ func TestUpdateMinor(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// updateAtOnce makes the machine update and restart. It returns the mark on the console from which
-// on it does.
+// updateAtOnce makes the machine update and restart. It returns the mark on the console at which
+// the machine does so.
 func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -357,8 +357,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// startUpdate makes the machine update, run these commands, and restart. It returns the mark on the
-// console from which on it does.
+// startUpdate makes the machine update, run these commands and restart. It returns the mark on the
+// console at which the machine does so.
 func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -459,8 +459,8 @@ func TestStick(t *testing.T) {
 // onSecond describes a machine that has returned to the second image.
 var onSecond = map[string]string{"partition": "ROOT-B", "system": "second"}
 
-// goesBack waits until the machine, which starts a bad system at the mark, is the same node with
-// the system before it.
+// goesBack waits until the machine, which starts a bad system at the mark, has returned to the
+// former system and is the same node.
 func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int, want map[string]string) *lab.Object {
 	w.t.Helper()
 	var back lab.Line

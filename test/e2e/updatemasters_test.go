@@ -16,15 +16,16 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestUpdateControlPlaneNode updates a sole control-plane node: the cluster is the same
-// afterwards, and there is a snapshot from before.
+// TestUpdateControlPlaneNode updates a sole control-plane node. The cluster must be the same
+// afterwards, and there must be a snapshot from before the update.
 func TestUpdateControlPlaneNode(t *testing.T) {
 	nightly(t)
 	updateMasters(t, "m1")
 }
 
-// TestUpdateControlPlane updates three control-plane nodes one after the other, while somebody
-// writes. No acknowledged write is lost, and the cluster takes writes all the time.
+// TestUpdateControlPlane updates three control-plane nodes one after the other while the test
+// writes to the cluster. No acknowledged write may be lost, and the cluster must accept writes all
+// the time.
 func TestUpdateControlPlane(t *testing.T) {
 	nightly(t)
 	updateMasters(t, "m1", "m2", "m3")
@@ -125,7 +126,7 @@ func conflicts(err error) bool {
 	return errors.As(err, &se) && se.Code == http.StatusConflict
 }
 
-// keepsWriting writes ConfigMaps until stop is called. written are those that the cluster has
+// keepsWriting writes ConfigMaps until stop is called. written returns those that the cluster has
 // acknowledged.
 func (w *world) keepsWriting(ctx context.Context) (written func() []string, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -158,7 +159,7 @@ func (w *world) keepsWriting(ctx context.Context) (written func() []string, stop
 	}, stop
 }
 
-// leaseHolder is the control-plane node that is being updated; "?" if nobody tells.
+// leaseHolder returns the control-plane node that is being updated; "?" if that is unknown.
 func (w *world) leaseHolder() string {
 	var lease struct {
 		Spec struct{ HolderIdentity string }

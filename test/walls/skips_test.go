@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// skips lists the tests that are skipped in CI too, and why that is acceptable. All others use
-// test/desk, which fails them there.
+// skips lists the tests that are skipped even in CI, and why that is acceptable. All others use
+// test/desk, which fails them in CI.
 var skips = map[string]string{
 	"ondisk/ext4/ext4_test.go":          "two long parts, with -short, which CI does not say",
 	"builder/memory_test.go":            "with -short",

@@ -14,8 +14,8 @@ import (
 
 const self = "github.com/edgebake/edgebake"
 
-// mayImport lists, for each of our packages, which of our packages it may import. A name that ends in
-// /... includes all packages below it.
+// mayImport lists, for each package of this module, which other packages of the module it may
+// import. A name that ends in /... includes all packages below it.
 var mayImport = map[string][]string{
 	"configs":            {"ondisk", "configs/strict", "configs/yamltree", "configs/forms", "configs/kubeadm", "configs/manifest", "configs/ignition", "openyurt", "configs/imageref", "configs/templates"},
 	"configs/clusterdoc": {"configs", "configs/forms", "configs/kubeadm", "configs/strict", "configs/yamltree", "openyurt"},
@@ -140,7 +140,7 @@ type pkg struct {
 	Standard   bool
 }
 
-// list runs go list once for all our packages.
+// list runs go list once for all packages of this module.
 func list(t *testing.T) []pkg {
 	t.Helper()
 	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,Deps,Standard", self+"/...")

@@ -32,15 +32,15 @@ import (
 )
 
 // TestContract drives the stand-in through bootstrap, normal service, loss of every server, and a
-// restart without any. It compares the responses with the transcript of the real program of each
-// version. To record a transcript, name the real binary in YURTHUB_BINARY and its version in
-// YURTHUB_STAND_IN.
+// restart without any server. It compares the responses with the transcript of the real program of
+// each version. To record a transcript, set YURTHUB_BINARY to the real program and YURTHUB_STAND_IN
+// to its version.
 func TestContract(t *testing.T) {
 	transcript := func(version string) string { return "testdata/transcripts/yurthub-" + version + ".txt" }
 	if program := os.Getenv("YURTHUB_BINARY"); program != "" {
 		version := os.Getenv("YURTHUB_STAND_IN")
-		// Under another name the program does not recognize its own requests, and rejects them
-		// forever.
+		// The real program recognizes its own requests only if it has this name; otherwise it
+		// rejects them forever.
 		bin := filepath.Join(t.TempDir(), "yurthub")
 		if err := os.Symlink(program, bin); err != nil {
 			t.Fatal(err)
@@ -56,7 +56,7 @@ func TestContract(t *testing.T) {
 	}
 	for _, version := range []string{"v1.6.1", "v1.7.0"} {
 		t.Run(version, func(t *testing.T) {
-			t.Parallel() // the subtests mostly wait
+			t.Parallel() // subtests mostly wait, so run them in parallel
 			want, err := os.ReadFile(transcript(version))
 			if err != nil {
 				t.Fatal(err)

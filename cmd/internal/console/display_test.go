@@ -12,7 +12,7 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// A long line is truncated between characters.
+// TestBarCutsBetweenCharacters checks that a long line is truncated between characters.
 func TestBarCutsBetweenCharacters(t *testing.T) {
 	for _, text := range []string{strings.Repeat("ä", 100), "x" + strings.Repeat("漢", 100)} {
 		b := &bar{text: text}

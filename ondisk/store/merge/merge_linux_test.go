@@ -132,8 +132,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeOfWhatIsMissing merges a source that has only the parts that the store in use lacks. All
-// images stay.
+// TestMergeOfWhatIsMissing merges a source that has only those parts that the store in use lacks.
+// All images must be kept.
 func TestMergeOfWhatIsMissing(t *testing.T) {
 	needRoot(t)
 	oldRoot, newRoot := stores(t)
@@ -195,7 +195,7 @@ func TestMergeIntoNothing(t *testing.T) {
 func TestMergeCopies(t *testing.T) {
 	needRoot(t)
 	_, newRoot := stores(t)
-	into, err := os.MkdirTemp("/var/tmp", "edgebake-merge-") // on a disk
+	into, err := os.MkdirTemp("/var/tmp", "edgebake-merge-") // a directory on a disk
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestMergeIsKilled(t *testing.T) {
 		} else if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		} else {
-			break // completed: there are fewer than n changes
+			break // the merge completed: it has fewer than n changes
 		}
 		// containerd could start before the next run.
 		tags := check(t, into)
@@ -347,7 +347,7 @@ func TestMergeIsKilled(t *testing.T) {
 	t.Logf("killed at %d changes", kills)
 }
 
-// clean checks that a killed and repeated merge leaves nothing behind that stays forever.
+// clean checks that a merge that was killed and repeated leaves nothing behind.
 func clean(t *testing.T, root string, n int) {
 	t.Helper()
 	if _, err := os.Lstat(filepath.Join(root, "edgebake-merge")); err == nil {

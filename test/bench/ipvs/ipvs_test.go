@@ -1,10 +1,10 @@
 // Package ipvs_test compares ipvscare with other programs in one VM under the same faults, and
 // writes the table of test/bench/results/ipvs.md.
 //
-// The others are Debian's keepalived, tuned to one second and with lvscare's periods (5 s, 10 s),
-// and lvscare itself with both periods, if EDGEBAKE_LVSCARE names its static binary: the module
-// proxy does not have it, so the project cannot build one. Without it the table has the figures of
-// an earlier study, one run each.
+// The other programs are Debian's keepalived, tuned to one second and with lvscare's periods (5 s,
+// 10 s), and lvscare itself with both periods. lvscare takes part only if EDGEBAKE_LVSCARE names
+// its static binary: the module proxy does not have it, so the project cannot build it. Without it
+// the table has the numbers of an earlier study, from one run each.
 package ipvs_test
 
 import (

@@ -40,7 +40,7 @@ type order struct {
 	Nodes int
 	// Within is the time over which they are switched on at equal intervals.
 	Within time.Duration
-	// Limit ends the first boot of a machine.
+	// Limit is the time after which the first boot of a machine is given up.
 	Limit      time.Duration
 	Masters    []string
 	Token, Pin string
@@ -50,7 +50,8 @@ type order struct {
 
 // joined is the result.
 type joined struct {
-	// Ready and Finished are the seconds from power-on of the machines that got there.
+	// Ready and Finished have the seconds from power-on until each machine was Ready and until its
+	// first boot was complete.
 	Ready, Finished []float64
 	// Repeated counts machines that ran kubeadm join more than once.
 	Repeated int
@@ -67,8 +68,8 @@ type joined struct {
 // orderFile is set if this test binary simulates the machines.
 const orderFile = "EDGEBAKE_SCALE_ORDER"
 
-// Commands to the process that simulates the machines, on its standard input, and its answers. Each
-// is followed by a line of JSON.
+// Commands to the process that simulates the machines, on its standard input, and its answers. Some
+// are followed by JSON on the same line.
 const (
 	wordJoined    = "joined "    // and a value of type joined
 	wordEased     = "eased"      // the control plane has its processors again

@@ -1,12 +1,12 @@
 // Package scale measures many simultaneous first boots against one control plane: kube-apiserver,
 // kube-controller-manager and etcd as real processes. Each machine runs first boot's own phases and
 // ipvscare's own daemon on a fake machine with a kernel in memory; kubeadm and kubelet are
-// simulated. Everything runs in its own network namespace. Results go to
+// simulated. Everything runs in a network namespace of its own. Results go to
 // test/bench/results/scale.md.
 //
 // Each size is measured with all processors and with few, and with one and with three API servers.
-// When all machines have joined, the control plane gets a tenth of a processor for a minute and
-// then all again: how long until every node is healthy?
+// When all machines have joined, the control plane is limited to a tenth of a processor for a
+// minute. Then it gets all processors again, and the time until every node is healthy is measured.
 package scale
 
 import (

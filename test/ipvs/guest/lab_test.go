@@ -54,10 +54,10 @@ type machine struct {
 
 	cmd  *exec.Cmd // process of the master or of ipvscare
 	log  *journal
-	past []*journal // log and those of earlier processes
+	past []*journal // the journals of this process and of earlier ones
 }
 
-// journalled makes cmd the machine's process and keeps its output.
+// journalled makes cmd the machine's process, and keeps its output in a journal.
 func (m *machine) journalled(cmd *exec.Cmd) {
 	m.log = &journal{since: m.l.began}
 	m.past = append(m.past, m.log)
@@ -150,7 +150,7 @@ func (l *lab) bare(name string) *machine {
 	check(os.MkdirAll(m.dir, 0o755))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	ns, err := netns.New() // also enters it
+	ns, err := netns.New() // this also enters the namespace
 	check(err)
 	m.ns = ns
 	check(netns.Set(l.home))
@@ -404,8 +404,8 @@ func (n *machine) expect(want string) {
 }
 
 // stays fails if another master serves at any time, or if one of these is removed for longer than a
-// moment: a machine that stalled may get no response for a while, but a verdict with a real cause
-// stays.
+// moment. A machine that stalled may get no response for a short time, but a verdict with a real
+// cause stays.
 func (n *machine) stays(want string, during time.Duration) {
 	n.l.t.Helper()
 	wanted := strings.Fields(want)
@@ -424,8 +424,7 @@ func (n *machine) stays(want string, during time.Duration) {
 }
 
 // heldUp reports whether ipvscare found any master down because of a missing response. If no fault
-// explains it, the emulated machine stalled for seconds, and the consequences of that verdict are
-// correct.
+// explains that, the emulated machine stalled for seconds, and acting on the verdict was correct.
 func (n *machine) heldUp() bool {
 	return slices.ContainsFunc(n.past, func(j *journal) bool { return j.count("(no answer") > 0 })
 }
@@ -477,7 +476,7 @@ func (n *machine) dial(addr string, timeout time.Duration) (c net.Conn, err erro
 	return c, err
 }
 
-// ask makes one new connection to addr and returns the name of the master that answers.
+// ask makes one new connection to addr, and returns it with the name of the master that answers.
 func (n *machine) ask(addr string, timeout time.Duration) (net.Conn, string, error) {
 	end := time.Now().Add(timeout)
 	c, err := n.dial(addr, timeout)
@@ -536,8 +535,8 @@ func (n *machine) hammer(every, timeout time.Duration) *hammer {
 	return h
 }
 
-// end stops and returns how long after since the last failing connection began, and how many
-// connections failed and succeeded since.
+// end stops the hammer. It returns how long after since the last failing connection began, and how
+// many connections failed and succeeded after since.
 func (h *hammer) end(since time.Time) (last time.Duration, failed, ok int) {
 	close(h.stop)
 	h.wg.Wait()
