@@ -123,8 +123,8 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestReport: reports of machines add states that the cluster does not know, and
-// never replace newer states of the cluster.
+// TestReport checks that reports of machines add states that the cluster does not know, and never
+// replace newer states of the cluster.
 func TestReport(t *testing.T) {
 	early, late := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)
 	all := []Site{

@@ -19,7 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The CA is reported in its last two years, the operator's certificate in its last months.
+// TestEndings checks that the CA is reported in its last two years, the operator's certificate in
+// its last months.
 func TestEndings(t *testing.T) {
 	now := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

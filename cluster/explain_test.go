@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The error of a failed request names the server exactly once.
+// TestExplain checks that the error of a failed request names the server exactly once.
 func TestExplain(t *testing.T) {
 	c := &Client{config: &rest.Config{Host: "https://192.0.2.1:6443"}}
 	for _, x := range []struct {

@@ -7,9 +7,9 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestVerifyKnowsNewerOpenYurt: the rights of OpenYurt's main branch (at commit fbefb6ba)
-// are sufficient, its second ClusterRole is not changed, and edge nodes without a zone are
-// listed.
+// TestVerifyKnowsNewerOpenYurt checks that the rights of OpenYurt's main branch (at commit
+// fbefb6ba) are sufficient, its second ClusterRole is not changed, and edge nodes without a zone
+// are listed.
 func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	rule := func(group, resource string, verbs ...string) any {
 		return map[string]any{"apiGroups": anyList(group), "resources": anyList(resource), "verbs": anyList(verbs...)}

@@ -110,7 +110,7 @@ func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	}
 }
 
-// An API server that stops answering does not block preflight.
+// TestPreflightEnds checks that an API server that stops answering does not block preflight.
 func TestPreflightEnds(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), stuck: "/api/v1/nodes/"}
 	master := i.serve(t)
@@ -122,8 +122,8 @@ func TestPreflightEnds(t *testing.T) {
 	}
 }
 
-// The kubeconfig of another cluster is detected, however the Site names its CA: that
-// cluster's tokens and node names are irrelevant.
+// TestPreflightWithAnotherClustersKubeconfig checks that the kubeconfig of another cluster is
+// detected, however the Site names its CA: that cluster's tokens and node names are irrelevant.
 func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	store, c := newStore(t)
 	i := &impostor{}
@@ -150,8 +150,8 @@ func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	}
 }
 
-// An unusable kubeconfig is reported once, with its own fix. The other checks are made
-// as without a kubeconfig.
+// TestPreflightWithAUselessKubeconfig checks that an unusable kubeconfig is reported once, with its
+// own fix. The other checks are made as without a kubeconfig.
 func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
@@ -180,8 +180,8 @@ func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	}
 }
 
-// Checks that the kubeconfig's user may not make are unknown, and their fix is another
-// kubeconfig, not another token or cluster-info.
+// TestPreflightWithoutRights checks that preflight reports as unknown what the kubeconfig's user
+// may not read, and that the fix is another kubeconfig, not another token or cluster-info.
 func TestPreflightWithoutRights(t *testing.T) {
 	forbidden := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	defer forbidden.Close()
@@ -215,7 +215,8 @@ func anotherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// Errors of API servers are one readable line of the table, without repetitions.
+// TestPreflightInWords checks that errors of API servers are one readable line of the table,
+// without repetitions.
 func TestPreflightInWords(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	good := i.serve(t)
@@ -250,7 +251,7 @@ func TestPreflightInWords(t *testing.T) {
 	}
 }
 
-// An invalid version of a server is quoted.
+// TestPreflightOddVersion checks that an invalid version of a server is quoted.
 func TestPreflightOddVersion(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), version: `{"gitVersion":"latest"}`}
 	master := i.serve(t)
@@ -262,8 +263,8 @@ func TestPreflightOddVersion(t *testing.T) {
 	}
 }
 
-// An API server whose certificate has none of the names that a node expects is
-// distinguished from one of another cluster.
+// TestPreflightCertificateNames checks that an API server whose certificate has none of the names
+// that a node expects is distinguished from one of another cluster.
 func TestPreflightCertificateNames(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
@@ -279,7 +280,7 @@ func TestPreflightCertificateNames(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesWhatYurthubLacks: preflight reports the rights that prepare would
+// TestPreflightSeesWhatYurthubLacks checks that preflight reports the rights that prepare would
 // add. With a role that lacks one of the rules, yurthub would wait on the machine.
 func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 	roleRules := func(but string) []any {

@@ -181,7 +181,8 @@ func TestRevertComesBackToTheFirst(t *testing.T) {
 	}
 }
 
-// A change during revert is kept, reported, and stays in the record.
+// TestRevertKeepsAChangeWhileItRuns checks that a change during revert is kept, reported, and stays
+// in the record.
 func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -197,7 +198,8 @@ func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	}
 }
 
-// Entries that another prepare records during revert are not removed.
+// TestRevertKeepsARecordWrittenWhileItRuns checks that entries that another prepare records during
+// revert are not removed.
 func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -216,8 +218,8 @@ func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	}
 }
 
-// Revert applies the record with an administrator's rights, so it rejects entries that
-// prepare never writes.
+// TestRevertRejectsARecordOfSomebodyElse checks that Revert applies the record with an
+// administrator's rights, so it rejects entries that prepare never writes.
 func TestRevertRejectsARecordOfSomebodyElse(t *testing.T) {
 	admin := rbac("ClusterRoleBinding", "", "evil", map[string]any{"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}})
 	for name, change := range map[string]Change{

@@ -196,8 +196,8 @@ func names(prefix string, n int) (out []string) {
 	return out
 }
 
-// Nodes are updated one after another, and drained before the restart. A Node that somebody
-// else cordoned stays cordoned.
+// TestRollout checks that nodes are updated one after another, and drained before the restart. A
+// Node that somebody else cordoned stays cordoned.
 func TestRollout(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -246,8 +246,8 @@ func TestRollout(t *testing.T) {
 // cordonedUnlocked is the same as Cordoned, for use inside a request.
 func (f *fleet) cordonedUnlocked(string) bool { return true }
 
-// The first failure ends a rollout. The budget is never exceeded, however many nodes fail or
-// fetch.
+// TestRolloutBudget checks that the first failure ends a rollout. The budget is never exceeded,
+// however many nodes fail or fetch.
 func TestRolloutBudget(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -332,7 +332,8 @@ func TestRolloutKilled(t *testing.T) {
 	f.clean()
 }
 
-// A ring begins after the ring before it is updated and has stayed Ready.
+// TestRolloutRings checks that a ring begins after the ring before it is updated and has stayed
+// Ready.
 func TestRolloutRings(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -358,8 +359,8 @@ func TestRolloutRings(t *testing.T) {
 	f.clean()
 }
 
-// After --pause nothing continues; after --stop no order is left, and the rollout ends. After
-// --resume it can be run again.
+// TestRolloutHalted checks that after --pause nothing continues; after --stop no order is left, and
+// the rollout ends. After --resume it can be run again.
 func TestRolloutHalted(t *testing.T) {
 	t.Parallel()
 	for _, stop := range []bool{false, true} {
@@ -418,7 +419,8 @@ func TestRolloutHalted(t *testing.T) {
 	}
 }
 
-// Failed nodes get the order again only with Retry; a node that was repaired by hand is done.
+// TestRolloutRetry checks that failed nodes get the order again only with Retry; a node that was
+// repaired by hand is done.
 func TestRolloutRetry(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -439,8 +441,8 @@ func TestRolloutRetry(t *testing.T) {
 	f.clean()
 }
 
-// Nodes that cannot be drained fail, and are uncordoned. Nodes that are not Ready or never
-// answered are skipped and listed.
+// TestRolloutLeaves checks that nodes that cannot be drained fail, and are uncordoned. Nodes that
+// are not Ready or never answered are skipped and listed.
 func TestRolloutLeaves(t *testing.T) {
 	t.Parallel()
 	f := newStill(t)
@@ -467,7 +469,8 @@ func TestRolloutLeaves(t *testing.T) {
 	f.clean()
 }
 
-// All reasons to reject a rollout are reported together, before any change.
+// TestRolloutAdmit checks that all reasons to reject a rollout are reported together, before any
+// change.
 func TestRolloutAdmit(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -93,7 +93,7 @@ func TestSiteCA(t *testing.T) {
 	}
 }
 
-// TestCAFileIsForStamping: on a node the file does not exist, and a Site with caFile
+// TestCAFileIsForStamping checks that on a node the file does not exist, and a Site with caFile
 // must not join an unverified cluster.
 func TestCAFileIsForStamping(t *testing.T) {
 	if _, err := ParseSite("site.yaml", siteWith("caFile: ca.crt")); err != nil {

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// TestWrongKind: the error of each parser names the expected kind of document.
+// TestWrongKind checks that the error of each parser names the expected kind of document.
 func TestWrongKind(t *testing.T) {
 	if _, err := parseImage("a", []byte(examples.Site)); err == nil || !strings.Contains(err.Error(), "expected a document of kind Image, got one of kind Site") {
 		t.Error(err)
@@ -105,7 +105,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestValidateChangesNothing: Validate does not change the document.
+// TestValidateChangesNothing checks that Validate does not change the document.
 func TestValidateChangesNothing(t *testing.T) {
 	s, again := mustSite(t, examples.Site), mustSite(t, examples.Site)
 	if probs := s.Validate(); probs != nil {
@@ -120,7 +120,7 @@ func TestValidateChangesNothing(t *testing.T) {
 	}
 }
 
-// TestScalarsAsTheyStand: versions, modes and labels that look like numbers keep their
+// TestScalarsAsTheyStand checks that versions, modes and labels that look like numbers keep their
 // text.
 func TestScalarsAsTheyStand(t *testing.T) {
 	s := mustSite(t, smallSite+"labels: {a: true, b: 1.10, c: 0755, d: 2026-01-01, e: yes, f: ~}\n")
@@ -130,7 +130,7 @@ func TestScalarsAsTheyStand(t *testing.T) {
 	}
 }
 
-// TestEditors: YAML as written by editors on other systems and by programs is accepted.
+// TestEditors checks that YAML as written by editors on other systems and by programs is accepted.
 func TestEditors(t *testing.T) {
 	want := mustSite(t, smallSite)
 	for name, doc := range map[string]string{
@@ -150,7 +150,7 @@ func TestEditors(t *testing.T) {
 	}
 }
 
-// TestAliases: anchors work, and cannot make a document too large.
+// TestAliases checks that anchors work, and cannot make a document too large.
 func TestAliases(t *testing.T) {
 	s := mustSite(t, smallSite+"taints: [&t {key: a, effect: NoSchedule}]\nlabels: {x: &v hello, y: *v}\n")
 	if s.Labels["y"] != "hello" {
@@ -192,8 +192,8 @@ func fill(v reflect.Value, depth int) {
 	}
 }
 
-// TestEncode: the slot's document contains every field, and is parsed to the same
-// value; the public form differs only in the secrets.
+// TestEncode checks that the slot's document contains every field, and is parsed to the same value;
+// the public form differs only in the secrets.
 func TestEncode(t *testing.T) {
 	site := new(Site)
 	fill(reflect.ValueOf(site).Elem(), 0)
@@ -346,7 +346,7 @@ func TestKubeletMaySet(t *testing.T) {
 	}
 }
 
-// TestSSHKeys: the types of keys that sshd accepts, with and without options.
+// TestSSHKeys checks that the types of keys that sshd accepts are valid, with and without options.
 func TestSSHKeys(t *testing.T) {
 	key := func(kind string) string {
 		blob := binary.BigEndian.AppendUint32(nil, uint32(len(kind)))
@@ -431,7 +431,8 @@ func FuzzIgnition(f *testing.F) {
 	})
 }
 
-// TestIgnitionIsJSON: the error for another file, or for a Butane config, names the cause.
+// TestIgnitionIsJSON checks that the error for another file, or for a Butane config, names the
+// cause.
 func TestIgnitionIsJSON(t *testing.T) {
 	const tail = "; a Butane config must be translated first (butane --strict)"
 	for text, want := range map[string]string{

@@ -74,7 +74,7 @@ func TestBad(t *testing.T) {
 	}
 }
 
-// TestExamples: every example is valid.
+// TestExamples checks that every example is valid.
 func TestExamples(t *testing.T) {
 	kinds := map[string]int{}
 	err := filepath.WalkDir("examples", func(path string, d fs.DirEntry, err error) error {

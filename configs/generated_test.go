@@ -328,7 +328,7 @@ func writeRow(b *bytes.Buffer, r row) {
 	fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", r.path, r.typ, def, doc)
 }
 
-// TestMigrationTable: docs/migrate.md has every flag of the tools that edgebake
+// TestMigrationTable checks that docs/migrate.md has every flag of the tools that edgebake
 // replaces, once, and the fields that it names exist.
 func TestMigrationTable(t *testing.T) {
 	page, err := os.ReadFile("../docs/migrate.md")

@@ -95,7 +95,7 @@ func TestInventoryPlaces(t *testing.T) {
 	}
 }
 
-// TestInventoryFiles: the files that an Inventory names are copied into it.
+// TestInventoryFiles checks that the files that an Inventory names are copied into it.
 func TestInventoryFiles(t *testing.T) {
 	inv := mustInventory(t, strings.Replace(inventoryHead, "  caCertHashes: [sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef]\n", "  caFile: ca.crt\n", 1)+`
   - name: one
@@ -128,8 +128,8 @@ func TestInventoryFiles(t *testing.T) {
 	}
 }
 
-// TestInventoryOfThousands: an Inventory of 5,000 Sites is accepted, and duplicates among
-// them are found.
+// TestInventoryOfThousands checks that an Inventory of 5,000 Sites is accepted, and duplicates
+// among them are found.
 func TestInventoryOfThousands(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(inventoryHead)
@@ -147,7 +147,7 @@ func TestInventoryOfThousands(t *testing.T) {
 	}
 }
 
-// TestInventoryBomb: aliases cannot make a document larger than the limits.
+// TestInventoryBomb checks that aliases cannot make a document larger than the limits.
 func TestInventoryBomb(t *testing.T) {
 	doc := inventoryHead + "  - &a {name: a, match: {macs: &m [x, x, x, x, x, x, x, x, x, x]}}\n"
 	prev := "m"
@@ -184,7 +184,7 @@ func FuzzInventory(f *testing.F) {
 	})
 }
 
-// TestInventorySpread: the default of spreadSeconds grows with the number of machines.
+// TestInventorySpread checks that the default of spreadSeconds grows with the number of machines.
 func TestInventorySpread(t *testing.T) {
 	for _, tt := range []struct {
 		sites int

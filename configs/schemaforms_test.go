@@ -316,7 +316,7 @@ func constrained(t *testing.T, s *jsonschema.Schema, kind string, used map[strin
 	}
 }
 
-// TestTypoIsOneProblem: a misspelt field is not also reported as missing.
+// TestTypoIsOneProblem checks that a misspelt field is not also reported as missing.
 func TestTypoIsOneProblem(t *testing.T) {
 	image := examples.Image
 	site := string((&starter.Input{Masters: []string{"192.168.7.11:6443"}, Token: "bcdefa.0123456789abcdef", CAHashes: []string{"sha256:" + strings.Repeat("ab", 32)}, SSHKey: "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE0Y2vFLE7fQ2HHmGEUQGTqWn4Ri9GJMn1T9AeeQkMi+ admin@example.com"}).Site())

@@ -70,7 +70,7 @@ func FuzzWhereYAMLIsWrong(f *testing.F) {
 	})
 }
 
-// TestPlainMaster: all spellings of an API server have the same normalized form.
+// TestPlainMaster checks that all spellings of an API server have the same normalized form.
 func TestPlainMaster(t *testing.T) {
 	for spelling, want := range map[string]string{
 		"192.0.2.11:6443":           "192.0.2.11:6443",

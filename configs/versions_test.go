@@ -88,7 +88,8 @@ func TestVersionPairs(t *testing.T) {
 	}
 }
 
-// Debian's own version is known for its releases, unless other sources are set.
+// TestContainerdOfDebian checks that Debian's own version is known for its releases, unless other
+// sources are set.
 func TestContainerdOfDebian(t *testing.T) {
 	if _, err := versionsImage(t, "bookworm", ExampleKubernetes, "{debian: true}"); err == nil || !strings.Contains(err.Error(), "containerd.debian: Debian bookworm has containerd 1.6, which is not supported") {
 		t.Errorf("bookworm's own containerd: %v", err)

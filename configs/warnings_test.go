@@ -66,7 +66,7 @@ func TestDecimalModes(t *testing.T) {
 	}
 }
 
-// TestIgnitionWarnings: settings that Ignition applies in spite of its own warning are
+// TestIgnitionWarnings checks that settings that Ignition applies in spite of its own warning are
 // accepted.
 func TestIgnitionWarnings(t *testing.T) {
 	for text, want := range map[string]string{

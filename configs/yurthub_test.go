@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Arguments of yurthub on which kubelet, first boot and the firewall rely are rejected
-// wherever arguments can be given.
+// TestYurthubArgsThatOthersCountOn checks that arguments of yurthub on which kubelet, first boot
+// and the firewall rely are rejected wherever arguments can be given.
 func TestYurthubArgsThatOthersCountOn(t *testing.T) {
 	for _, name := range []string{"proxy-port", "bind-proxy-address", "serve-port", "bind-address", "multiplexer-port", "disk-cache-path",
 		"root-dir", "bootstrap-file", "bootstrap-mode", "join-token"} {

@@ -12,9 +12,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestUpdatesWhileHostsIsLocked: the configuration changes several times
-// while another program holds the lock on the hosts file, for which the
-// group waits. Afterwards the last configuration is in effect.
+// TestUpdatesWhileHostsIsLocked changes the configuration several times while another program holds
+// the lock on the hosts file, for which the group waits. Afterwards the last configuration is in
+// effect.
 func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -59,9 +59,9 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
 }
 
-// TestFailoverWhileHostsIsLocked: another program holds the lock on the hosts
-// file, in which ipvscare's line is missing. New connections still leave API
-// servers that fail, and the line is written when the lock is free.
+// TestFailoverWhileHostsIsLocked checks that new connections leave API servers that fail even while
+// another program holds the lock on the hosts file, in which ipvscare's line is missing, and that
+// the line is written when the lock is free.
 func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 3)
 	s := testServer(t, 201)
@@ -104,9 +104,9 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.eventually("the name is back", func() bool { return w.ours() == "10.103.97.201 apiserver.cluster.local" })
 }
 
-// TestRemovalWhileHostsIsLocked: virtual servers are removed from the configuration
-// while another program holds the lock on the hosts file. That delays neither the
-// removal of their rules nor the next configuration, which maintains one of them again.
+// TestRemovalWhileHostsIsLocked removes virtual servers from the configuration while another
+// program holds the lock on the hosts file. That delays neither the removal of their rules nor the
+// next configuration, which maintains one of them again.
 func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)

@@ -126,9 +126,9 @@ func TestVouch(t *testing.T) {
 	}
 }
 
-// TestVouchByService: with a recorded UID of the Service, a
-// re-created cluster is recognized before it has published anything,
-// and no API server is trusted only because time has passed.
+// TestVouchByService checks that with a recorded UID of the Service, a re-created cluster is
+// recognized before it has published anything, and no API server is trusted only because time has
+// passed.
 func TestVouchByService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -169,8 +169,9 @@ func TestVouchByService(t *testing.T) {
 	}
 }
 
-// TestPublishingTakesLong: the only API server returns in a re-created cluster that
-// publishes nothing for an hour. It gets no traffic, neither before nor after.
+// TestPublishingTakesLong checks that the only API server gets no traffic if it returns in a
+// re-created cluster, neither during an hour in which that cluster publishes nothing, nor
+// afterwards.
 func TestPublishingTakesLong(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.s.Joined = joinedNow
@@ -199,8 +200,8 @@ func TestPublishingTakesLong(t *testing.T) {
 	}
 }
 
-// TestHiddenForLong: an API server that shows nothing is trusted
-// after a while, not before, and one answer restarts that time.
+// TestHiddenForLong checks that an API server that shows nothing is trusted after a while, not
+// before, and one answer restarts that time.
 func TestHiddenForLong(t *testing.T) {
 	now := time.Now()
 	var m member
@@ -453,8 +454,8 @@ func TestRestartInAnOutage(t *testing.T) {
 	})
 }
 
-// TestSameClusterComesBack: an API server that did not answer gets its
-// traffic back, and one that answers with errors keeps it as the last one.
+// TestSameClusterComesBack checks that an API server that did not answer gets its traffic back, and
+// one that answers with errors keeps it as the last one.
 func TestSameClusterComesBack(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)

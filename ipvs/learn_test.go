@@ -90,9 +90,9 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	}
 }
 
-// TestChangedMastersDropTheLearnedList: another configured list takes
-// precedence over the learned one, which does not return with the former
-// configuration, not even after a boot or a power cut at any point.
+// TestChangedMastersDropTheLearnedList checks that another configured list takes precedence over
+// the learned one, which does not return with the former configuration, not even after a boot or a
+// power cut at any point.
 func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	t.Parallel()
 	const stored = `{"version":1,"servers":[{"vip":"10.103.97.9:6443","configured":["127.0.0.1:1"],"masters":["192.0.2.9:1"]}]}`
@@ -143,7 +143,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	}
 }
 
-// TestLearningFails: a list that cannot be read costs a metered link few connections.
+// TestLearningFails checks that a list that cannot be read costs a metered link few connections.
 func TestLearningFails(t *testing.T) {
 	c, _ := bubbleCerts(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -180,8 +180,8 @@ func TestLearningFails(t *testing.T) {
 	}
 }
 
-// TestLearnedAreDown: while all learned API servers are down,
-// the configured ones stay in use, even if one of them is up.
+// TestLearnedAreDown checks that while all learned API servers are down, the configured ones stay
+// in use, even if one of them is up.
 func TestLearnedAreDown(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	learned, configured := netip.MustParseAddrPort("192.0.2.9:6443"), netip.MustParseAddrPort("192.0.2.1:6443")

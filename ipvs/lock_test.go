@@ -54,8 +54,8 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 	w.start(s) // the next process can start at once
 }
 
-// TestSquatter: neither an unprivileged process nor one in the same
-// network namespace, even as root, can prevent ipvscare from starting.
+// TestSquatter checks that neither an unprivileged process nor one in the same network namespace,
+// even as root, can prevent ipvscare from starting.
 func TestSquatter(t *testing.T) {
 	desk.NeedRoot(t, "it becomes somebody else")
 	w := newWorld(t, 1)
@@ -93,7 +93,7 @@ func TestSquatter(t *testing.T) {
 	w.start(s)
 }
 
-// TestRunDir: a directory that other users can write to is rejected.
+// TestRunDir checks that a directory that other users can write to is rejected.
 func TestRunDir(t *testing.T) {
 	top := t.TempDir()
 	dir := filepath.Join(top, "run")
@@ -149,7 +149,7 @@ func TestLockFile(t *testing.T) {
 	}
 }
 
-// TestHostsLock: programs that use ondisk.HostsLock never lose each other's lines.
+// TestHostsLock checks that programs that use ondisk.HostsLock never lose each other's lines.
 func TestHostsLock(t *testing.T) {
 	dir := t.TempDir()
 	file, lock := filepath.Join(dir, "hosts"), filepath.Join(dir, "hosts.lock")
@@ -190,8 +190,8 @@ func TestHostsLock(t *testing.T) {
 	}
 }
 
-// TestHostsReplacedUnderAMount: a container that mounts the file
-// itself sees the old one after a replacement, and reports that.
+// TestHostsReplacedUnderAMount checks that a container that mounts the file itself sees the old one
+// after a replacement, and reports that.
 func TestHostsReplacedUnderAMount(t *testing.T) {
 	desk.NeedRoot(t, "it mounts")
 	dir := t.TempDir()
@@ -217,7 +217,8 @@ func TestHostsReplacedUnderAMount(t *testing.T) {
 	}
 }
 
-// TestRejectedReloadLetsGo: the locks of a rejected configuration are free for the next one.
+// TestRejectedReloadLetsGo checks that the locks of a rejected configuration are free for the next
+// one.
 func TestRejectedReloadLetsGo(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	if err := files.UseRunDir(dir); err != nil {

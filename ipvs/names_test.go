@@ -62,7 +62,7 @@ func namesGroup(t *testing.T, state string, lookup func(context.Context, string,
 	return g, lines
 }
 
-// TestNamesOutliveABoot: after a boot without DNS, the API servers' addresses are known.
+// TestNamesOutliveABoot checks that after a boot without DNS, the API servers' addresses are known.
 func TestNamesOutliveABoot(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
@@ -133,8 +133,8 @@ func TestSameErrorIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestNamesSpareTheDisk: a name whose address changes at
-// each lookup is not written each time.
+// TestNamesSpareTheDisk checks that a name whose address changes at each lookup is not written each
+// time.
 func TestNamesSpareTheDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		state := t.TempDir()
@@ -157,8 +157,8 @@ func TestNamesSpareTheDisk(t *testing.T) {
 	})
 }
 
-// TestLookupFamily: API servers with both families are reached by that of
-// the virtual address; for one without it, the error names its addresses.
+// TestLookupFamily checks that API servers with both families are reached by that of the virtual
+// address; for one without it, the error names its addresses.
 func TestLookupFamily(t *testing.T) {
 	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
 	z := zone{"ip4 both.example": addrs("192.0.2.1"), "ip6 both.example": addrs("2001:db8::1", "fe80::1%eth0", "::ffff:192.0.2.9"),
@@ -192,8 +192,8 @@ func TestLookupFamily(t *testing.T) {
 	}
 }
 
-// TestLearnedListIsCapped: a large ConfigMap makes a node
-// watch only a few API servers, and log only a few lines.
+// TestLearnedListIsCapped checks that a large ConfigMap makes a node watch only a few API servers,
+// and log only a few lines.
 func TestLearnedListIsCapped(t *testing.T) {
 	list := func(n int, item string) string {
 		return `{"kind":"ConfigMap","data":{"masters":"` + strings.Repeat(item+`\n`, n) + `"}}`
@@ -231,8 +231,8 @@ func TestStoreLearnedFails(t *testing.T) {
 	}
 }
 
-// TestProblemsGo: the status has current problems only, not those of
-// a name that left the list or of a removed virtual server.
+// TestProblemsGo checks that the status has current problems only, not those of a name that left
+// the list or of a removed virtual server.
 func TestProblemsGo(t *testing.T) {
 	g, _ := namesGroup(t, t.TempDir(), deadDNS, "old.example:6443", "new.example:6443")
 	problems := func() string {

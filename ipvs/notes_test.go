@@ -26,8 +26,8 @@ func (w *world) ours() string {
 	return strings.Join(lines, ", ")
 }
 
-// TestHostChanges: when a virtual server's name changes, the line of
-// the former name is removed, also one that an earlier process left.
+// TestHostChanges checks that when a virtual server's name changes, the line of the former name is
+// removed, also one that an earlier process left.
 func TestHostChanges(t *testing.T) {
 	t.Parallel()
 	server := func(last byte, host string) Server {
@@ -101,8 +101,8 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
-// TestHostChangesWhileHostsIsLocked: while the former line
-// cannot be removed, the note keeps its name.
+// TestHostChangesWhileHostsIsLocked checks that while the former line cannot be removed, the note
+// keeps its name.
 func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)

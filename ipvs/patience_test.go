@@ -283,7 +283,7 @@ func TestSlowHealth(t *testing.T) {
 	}
 }
 
-// TestChooseSlow: if there is no better API server, a slow one serves.
+// TestChooseSlow checks that if there is no better API server, a slow one serves.
 func TestChooseSlow(t *testing.T) {
 	a, b, c := addrAt(1), addrAt(2), addrAt(3)
 	w := func(a netip.AddrPort, n int) kernel.Dest {
@@ -346,8 +346,8 @@ func TestSlowLoneServer(t *testing.T) {
 	w.eventually("it gets no new connections", w.serves("0"))
 }
 
-// TestHTTP1: an API server or proxy with HTTP/1.1 only gets few requests,
-// however long its answers take, and HEAD is answered without a body.
+// TestHTTP1 checks that an API server or proxy with HTTP/1.1 only gets few requests, however long
+// its answers take, and HEAD is answered without a body.
 func TestHTTP1(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, takes := range []time.Duration{time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second} {
@@ -436,8 +436,8 @@ func TestReturnOfAClosing(t *testing.T) {
 	}
 }
 
-// TestRejectedCertificate: a node with an expired certificate
-// causes no more connections than one without a certificate.
+// TestRejectedCertificate checks that a node with an expired certificate causes no more connections
+// than one without a certificate.
 func TestRejectedCertificate(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {

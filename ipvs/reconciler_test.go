@@ -361,8 +361,8 @@ func TestDaemon(t *testing.T) {
 	}
 }
 
-// TestRestartWhileOneDrains: an API server that shuts down
-// keeps its connections when ipvscare is restarted.
+// TestRestartWhileOneDrains checks that an API server that shuts down keeps its connections when
+// ipvscare is restarted.
 func TestRestartWhileOneDrains(t *testing.T) {
 	w := newWorld(t, 2)
 	a, b := w.masters[0], w.masters[1]
@@ -392,8 +392,8 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	})
 }
 
-// TestDaemonSpread: after power-on, probing starts with a delay. After a
-// restart of the program, while the rules exist, it starts at once.
+// TestDaemonSpread checks that after power-on, probing starts with a delay. After a restart of the
+// program, while the rules exist, it starts at once.
 func TestDaemonSpread(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -469,8 +469,8 @@ func (k spoiltKernel) Service(vip netip.AddrPort) (*kernel.Service, error) {
 	return k.memKernel.Service(vip)
 }
 
-// TestOneVirtualServerFails: a virtual server that the kernel
-// cannot read does not prevent the repair of another one.
+// TestOneVirtualServerFails checks that a virtual server that the kernel cannot read does not
+// prevent the repair of another one.
 func TestOneVirtualServerFails(t *testing.T) {
 	m := newMemKernel(t)
 	six, four := netip.MustParseAddrPort("[fd00::2]:6443"), netip.MustParseAddrPort("10.103.97.2:6443")
@@ -482,8 +482,8 @@ func TestOneVirtualServerFails(t *testing.T) {
 	}
 }
 
-// TestRouteIsRestored: the route to the virtual address is
-// restored soon, even if other routes change all the time.
+// TestRouteIsRestored checks that the route to the virtual address is restored soon, even if other
+// routes change all the time.
 func TestRouteIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemKernel(t)

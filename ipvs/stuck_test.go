@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ipvs/kernel"
 )
 
-// TestMeteredSensing: with the metered profile, a silent API server
-// is detected at the next request, and within seconds once the
-// node's own connections to it wait for acknowledgements.
+// TestMeteredSensing checks that with the metered profile, a silent API server is detected at the
+// next request, and within seconds once the node's own connections to it wait for acknowledgements.
 func TestMeteredSensing(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	doubted := Metered().Tick*time.Duration(2*Metered().Ticks) + 2*time.Second
@@ -70,7 +69,7 @@ func TestMeteredSensing(t *testing.T) {
 	})
 }
 
-// TestSuspect: a poor link does not cause continuous probes.
+// TestSuspect checks that a poor link does not cause continuous probes.
 func TestSuspect(t *testing.T) {
 	g, _ := namesGroup(t, "", nil, "192.0.2.1:6443")
 	a := netip.MustParseAddrPort("192.0.2.1:6443")
@@ -90,7 +89,7 @@ func TestSuspect(t *testing.T) {
 	}
 }
 
-// TestUsed: when programs of the node send packets, API servers with established or new
+// TestUsed checks that when programs of the node send packets, API servers with established or new
 // connections are probed on the next tick, and no others are.
 func TestUsed(t *testing.T) {
 	for _, p := range []Profile{LAN(), Metered()} {
@@ -149,8 +148,8 @@ func TestUsed(t *testing.T) {
 	}
 }
 
-// TestReceivers: virtual servers that share a real server
-// are each compared with their own former numbers.
+// TestReceivers checks that virtual servers that share a real server are each compared with their
+// own former numbers.
 func TestReceivers(t *testing.T) {
 	k := newReconciler(newMemKernel(t), t.Logf, new(stats), nil)
 	one, two, dest := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1"), addrAt(1)

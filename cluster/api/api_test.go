@@ -194,8 +194,8 @@ func TestDiscoverFirstDead(t *testing.T) {
 	}
 }
 
-// TestDiscoverConnectsOnce: discovery makes one handshake, which is most of the
-// cost for an API server when a thousand machines start at once.
+// TestDiscoverConnectsOnce checks that discovery makes one handshake, which is most of the cost for
+// an API server when a thousand machines start at once.
 func TestDiscoverConnectsOnce(t *testing.T) {
 	ca := newAuthority(t)
 	d := discovery(ca, serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1")))
@@ -228,8 +228,8 @@ func TestDiscoverConnectsOnce(t *testing.T) {
 	}
 }
 
-// TestDiscoverSparesTheOthers: while an API server may still answer, the next one is asked only
-// after a pause.
+// TestDiscoverSparesTheOthers checks that while an API server may still answer, the next one is
+// asked only after a pause.
 func TestDiscoverSparesTheOthers(t *testing.T) {
 	ca := newAuthority(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -308,8 +308,8 @@ func TestDiscoverResumes(t *testing.T) {
 	}
 }
 
-// TestWays: clients share a connection only if CA, server name and client
-// certificate are equal.
+// TestWays checks that clients share a connection only if CA, server name and client certificate
+// are equal.
 func TestWays(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	m := &master{ca: ca.pem, sig: signed}
@@ -437,7 +437,7 @@ func TestDiscoverRefuses(t *testing.T) {
 	}
 }
 
-// TestClientMeetsANode: a client rejects another node's yurthub, whose certificate has
+// TestClientMeetsANode checks that a client rejects another node's yurthub, whose certificate has
 // the right CA and the right name.
 func TestClientMeetsANode(t *testing.T) {
 	ca, m := newAuthority(t), &master{sig: signed}
@@ -450,7 +450,7 @@ func TestClientMeetsANode(t *testing.T) {
 	}
 }
 
-// TestTokenIsRefusedForGood: a 401 is final only if the API server reports that it is
+// TestTokenIsRefusedForGood checks that a 401 is final only if the API server reports that it is
 // ready, and answers 401 again.
 func TestTokenIsRefusedForGood(t *testing.T) {
 	ca := newAuthority(t)
@@ -688,8 +688,8 @@ func FuzzJWS(f *testing.F) {
 	})
 }
 
-// TestDiscoverKnownCA: with a known CA there is no anonymous request, and a
-// server with another CA does not get the token.
+// TestDiscoverKnownCA checks that with a known CA there is no anonymous request, and a server with
+// another CA does not get the token.
 func TestDiscoverKnownCA(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	for _, tc := range []struct {

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// TestLongChain: an unverified server that sends too many certificates is rejected.
+// TestLongChain checks that an unverified server that sends too many certificates is rejected.
 func TestLongChain(t *testing.T) {
 	for n, want := range map[int]string{maxChain: "", maxChain + 1: "it sends 9 certificates"} {
 		s := httptest.NewUnstartedServer(http.NotFoundHandler())

@@ -50,9 +50,9 @@ func TestPatienceOfProbes(t *testing.T) {
 	}
 }
 
-// In a dual-stack cluster, a control-plane node with static addresses of both families
-// registers both, and the certificates of all API servers have them. etcd and the API
-// server use one address.
+// TestDualStackMasters checks that in a dual-stack cluster, a control-plane node with static
+// addresses of both families registers both, and the certificates of all API servers have them.
+// etcd and the API server use one address.
 func TestDualStackMasters(t *testing.T) {
 	const networks = "podCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\nserviceCIDRs: [10.96.0.0/16, \"fd00:10:96::/112\"]\n"
 	for name, tt := range map[string]struct {
@@ -97,8 +97,8 @@ func TestDualStackMasters(t *testing.T) {
 	}
 }
 
-// The Site of a control-plane node is valid, and has the cluster's keys, kubeadm's
-// documents for this machine and the end of the time to initialize the cluster. Its
+// TestMasterSites checks that the Site of a control-plane node is valid, and has the cluster's
+// keys, kubeadm's documents for this machine and the end of the time to initialize the cluster. Its
 // public form has no key.
 func TestMasterSites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
@@ -167,8 +167,8 @@ func TestMasterSites(t *testing.T) {
 	}
 }
 
-// TestManifests: the directory keeps the document's manifests, as secret as the
-// other files, and the Sites of control-plane nodes contain them in order.
+// TestManifests checks that the directory keeps the document's manifests, as secret as the other
+// files, and the Sites of control-plane nodes contain them in order.
 func TestManifests(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

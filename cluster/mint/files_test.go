@@ -50,7 +50,7 @@ func TestNewMintingOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// A directory of another user is rejected as not secret, whatever its mode.
+// TestOwner checks that a directory of another user is rejected as not secret, whatever its mode.
 func TestOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -66,8 +66,8 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// The error about a full disk has the fix and the final name of the file, not its
-// temporary name.
+// TestWritingToAFullDisk checks that the error about a full disk has the fix and the final name of
+// the file, not its temporary name.
 func TestWritingToAFullDisk(t *testing.T) {
 	err := writing("shops", "pki/ca.key", &fs.PathError{Op: "write", Path: "/srv/.shops.minting/pki/.new-1", Err: syscall.ENOSPC})
 	if want := "writing shops/pki/ca.key: no space left on device; free some space and run the command again"; err.Error() != want {
@@ -86,7 +86,8 @@ func TestWritingToAFullDisk(t *testing.T) {
 	}
 }
 
-// The lock follows no symbolic link, even if one replaces the directory meanwhile.
+// TestLockFollowsNoLink checks that the lock follows no symbolic link, even if one replaces the
+// directory meanwhile.
 func TestLockFollowsNoLink(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(t.TempDir(), link); err != nil {
@@ -142,7 +143,8 @@ func TestNewSweeps(t *testing.T) {
 	}
 }
 
-// No two tokens have the same ID, since the cluster would know only one of them.
+// TestDrawTokenAgain checks that no two tokens have the same ID, since the cluster would know only
+// one of them.
 func TestDrawTokenAgain(t *testing.T) {
 	draws := []string{"aaaaaa.1", "bbbbbb.2", "cccccc.3"}
 	draw := func() (id, secret string) {

@@ -87,7 +87,8 @@ func same(a, b map[string]string) bool {
 	return true
 }
 
-// The same command again changes nothing; permitted changes of the document are added.
+// TestNewAgain checks that the same command again changes nothing, and that permitted changes of
+// the document are applied.
 func TestNewAgain(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "shops")
 	first := mustNew(t, dir, document)
@@ -122,7 +123,8 @@ func TestNewAgain(t *testing.T) {
 	}
 }
 
-// A document with changes of fixed fields, or of another cluster, is rejected.
+// TestNewRefuses checks that a document with changes of fixed fields, or of another cluster, is
+// rejected.
 func TestNewRefuses(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -155,7 +157,7 @@ func TestNewRefuses(t *testing.T) {
 	mustNew(t, dir, strings.Replace(document, "[{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12},", "[{name: m2, address: 192.168.7.12}, {name: m1, address: 192.168.7.11},", 1))
 }
 
-// A directory that was not minted, or was changed since, is rejected.
+// TestNewDirectory checks that a directory that was not minted, or was changed since, is rejected.
 func TestNewDirectory(t *testing.T) {
 	// Keep a reference to the file: otherwise the garbage collector closes it,
 	// which releases its lock.
@@ -296,8 +298,8 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 	}
 }
 
-// The error for a missing or replaced file has its name and the fix, in each command
-// that uses the file.
+// TestDamagedDirectory checks that the error for a missing or replaced file has its name and the
+// fix, in each command that uses the file.
 func TestDamagedDirectory(t *testing.T) {
 	const fix = "restore the directory from your copy of it"
 	for name, tt := range map[string]struct {
@@ -344,8 +346,8 @@ func TestMintedInTheFuture(t *testing.T) {
 	}
 }
 
-// An encrypted directory contains no secret in clear text, and Sites can be written
-// only with the key.
+// TestEncrypted checks that an encrypted directory contains no secret in clear text, and Sites can
+// be written only with the key.
 func TestEncrypted(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -396,7 +398,7 @@ func TestEncrypted(t *testing.T) {
 	}
 }
 
-// A worker's Site has only what it needs to join, and no key.
+// TestSites checks that a worker's Site has only what it needs to join, and no key.
 func TestSites(t *testing.T) {
 	dir, other := filepath.Join(t.TempDir(), "shops"), filepath.Join(t.TempDir(), "other")
 	mustNew(t, other, document)
@@ -455,8 +457,8 @@ func TestSites(t *testing.T) {
 	}
 }
 
-// The administrator's kubeconfig has a client certificate of the CA, and a context
-// for each API server.
+// TestAdminConfig checks that the administrator's kubeconfig has a client certificate of the CA,
+// and a context for each API server.
 func TestAdminConfig(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -475,9 +477,9 @@ func TestAdminConfig(t *testing.T) {
 	}
 }
 
-// TestRenewTokens: a cluster that was not switched on in time gets new tokens for
-// workers whose tokens have expired, also after an interruption, and the Sites of
-// control-plane nodes contain them.
+// TestRenewTokens checks that a cluster that was not switched on in time gets new tokens for
+// workers whose tokens have expired, also after an interruption, and the Sites of control-plane
+// nodes contain them.
 func TestRenewTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	change, err := newOf(dir, document, Options{Now: now()})
@@ -536,8 +538,8 @@ func TestRenewTokens(t *testing.T) {
 	}
 }
 
-// TestRecordOfAnotherVersion: a directory of an earlier edgebake is read and updated; one
-// of a later edgebake is rejected because of its version, whatever fields it has.
+// TestRecordOfAnotherVersion checks that a directory of an earlier edgebake is read and updated;
+// one of a later edgebake is rejected because of its version, whatever fields it has.
 func TestRecordOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "shops")
@@ -579,7 +581,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestRecordFields: earlier edgebakes reject unknown fields, so a new field needs a new
+// TestRecordFields checks that earlier edgebakes reject unknown fields, so a new field needs a new
 // version.
 func TestRecordFields(t *testing.T) {
 	t.Parallel()
@@ -594,8 +596,8 @@ func TestRecordFields(t *testing.T) {
 	}
 }
 
-// TestInventoryOfMany: spreadSeconds is not written if it has the default for the size of
-// the Inventory, since first boot of an earlier image does not know the field.
+// TestInventoryOfMany checks that spreadSeconds is not written if it has the default for the size
+// of the Inventory, since first boot of an earlier image does not know the field.
 func TestInventoryOfMany(t *testing.T) {
 	t.Parallel()
 	var sites []NodeSite

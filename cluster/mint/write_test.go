@@ -29,8 +29,8 @@ func TestWordsAreLater(t *testing.T) {
 	}
 }
 
-// TestBirthRenewsTokens: a cluster that was not switched on while its workers' tokens were
-// valid can still be initialized with --birth, and the workers can join it.
+// TestBirthRenewsTokens checks that a cluster that was not switched on while its workers' tokens
+// were valid can still be initialized with --birth, and the workers can join it.
 func TestBirthRenewsTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

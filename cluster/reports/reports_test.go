@@ -60,8 +60,8 @@ func encode(t *testing.T, v any) []byte {
 	return b
 }
 
-// TestReceive: the last report of each machine is kept, also after a restart, and
-// News gets only changes.
+// TestReceive checks that the last report of each machine is kept, also after a restart, and News
+// gets only changes.
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -90,8 +90,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveRejects: requests that first boot does not send are rejected with a
-// reason, and leave no file.
+// TestReceiveRejects checks that requests that first boot does not send are rejected with a reason,
+// and leave no file.
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -134,8 +134,7 @@ func TestReceiveRejects(t *testing.T) {
 	}
 }
 
-// TestFull: known machines can still report when there is no space for another
-// machine.
+// TestFull checks that known machines can still report when there is no space for another machine.
 func TestFull(t *testing.T) {
 	s := open(t, t.TempDir())
 	for i := range maxCommon {
@@ -150,7 +149,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestDiskFull: the receiver reports the error, and keeps the former report.
+// TestDiskFull checks that the receiver reports an error if it cannot write, and keeps the former
+// report.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -168,7 +168,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestIdentity: an identity is made once, its certificate has the names, and another
+// TestIdentity checks that an identity is made once, its certificate has the names, and another
 // name requires another identity.
 func TestIdentity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
@@ -233,8 +233,7 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestPage: the page shows reports as text, and rejects requests with another
-// host name.
+// TestPage checks that the page shows reports as text, and rejects requests with another host name.
 func TestPage(t *testing.T) {
 	s := open(t, t.TempDir())
 	evil := state("shop-1", ondisk.ResultFailed, ondisk.PhaseState{Name: "<i>join", Status: ondisk.PhaseFailed, Error: "<script>alert(1)</script>\x1b[2J", Fix: `"><img src=x onerror=x>`})
@@ -267,7 +266,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageOrder: names are sorted in natural order, and the page states when there is
+// TestPageOrder checks that names are sorted in natural order, and the page states when there is
 // nothing to do.
 func TestPageOrder(t *testing.T) {
 	told := func(node, result string) Summary { return Summary{Node: node, Result: result, Received: noon} }
@@ -287,7 +286,7 @@ func TestPageOrder(t *testing.T) {
 	}
 }
 
-// TestFilesOfOthers: files in the directory that are not reports are not touched.
+// TestFilesOfOthers checks that files in the directory that are not reports are not touched.
 func TestFilesOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"a.json": "{", "b.json": `{"state":{"node":"c","result":"done"}}`, "notes.txt": "x"} {
@@ -361,7 +360,7 @@ func (s *Store) now(t *testing.T, r Report) {
 	}
 }
 
-// TestRoom: only the shown fields of a report are kept, and all reports together have a
+// TestRoom checks that only the shown fields of a report are kept, and all reports together have a
 // limit.
 func TestRoom(t *testing.T) {
 	dir := t.TempDir()
@@ -453,7 +452,7 @@ func TestOwnURL(t *testing.T) {
 	}
 }
 
-// TestDirectoryOfReports: a machine's name cannot collide with another file in the
+// TestDirectoryOfReports checks that a machine's name cannot collide with another file in the
 // receiver's directory, and reports of an earlier version are moved.
 func TestDirectoryOfReports(t *testing.T) {
 	dir := t.TempDir()

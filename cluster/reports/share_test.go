@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Each address has its own limit of connections; after closing one, it may open another.
+// TestShare checks that each address has its own limit of connections; after closing one, it may
+// open another.
 func TestShare(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,7 +75,7 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestCrowd: at the limit, the connection that has been silent for longest is closed for
+// TestCrowd checks that at the limit, the connection that has been silent for longest is closed for
 // the next one.
 func TestCrowd(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")

@@ -99,7 +99,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestInterruptedPromises: only commands that remove their output report that nothing
+// TestInterruptedPromises checks that only commands that remove their output report that nothing
 // was left behind.
 func TestInterruptedPromises(t *testing.T) {
 	c := newCLI(t)

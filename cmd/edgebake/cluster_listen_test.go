@@ -71,8 +71,8 @@ func listening(t *testing.T, dir string, args ...string) *said {
 	return out
 }
 
-// TestClusterListen: with the printed lines a Site is valid and a machine reaches
-// the receiver; a browser shows the reports, in light and dark.
+// TestClusterListen checks that with the printed lines a Site is valid and a machine reaches the
+// receiver; a browser shows the reports, in light and dark.
 func TestClusterListen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	out := listening(t, dir, "--name", "127.0.0.1")
@@ -159,8 +159,8 @@ func TestClusterListen(t *testing.T) {
 	inTheme(t, chromium, "dark", "500,1000", lines[3]) // the size of a phone's screen
 }
 
-// TestClusterListenRejects: each error that prevents listening names the flag that
-// fixes it.
+// TestClusterListenRejects checks that each error that prevents listening names the flag that fixes
+// it.
 func TestClusterListenRejects(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	c := newCLI(t)

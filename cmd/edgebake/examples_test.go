@@ -91,8 +91,8 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "build", "image.yaml", "--locked", "--base", "kept.tar", "--output", "again.raw")
 }
 
-// TestExamples: every example of --help is a line of testdata/script/examples.txtar, where
-// it works. Booting machines and requests to running clusters are in test/e2e and
+// TestExamples checks that every example of --help is a line of testdata/script/examples.txtar,
+// where it works. Booting machines and requests to running clusters are in test/e2e and
 // test/cluster.
 func TestExamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "script", "examples.txtar"))
@@ -132,7 +132,7 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestMigrationNamesOurCommands: the commands of edgebake in docs/migrate.md exist.
+// TestMigrationNamesOurCommands checks that the commands of edgebake in docs/migrate.md exist.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")
 	if err != nil {

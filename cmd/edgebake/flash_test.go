@@ -35,7 +35,7 @@ func (c *cli) disk(name string, size int64) {
 	}
 }
 
-// TestFlashInterrupted: the message after an interrupt describes the state of the disk.
+// TestFlashInterrupted checks that the message after an interrupt describes the state of the disk.
 func TestFlashInterrupted(t *testing.T) {
 	c := flashable(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -92,8 +92,8 @@ func (l *living) kubeconfig(c *cli) {
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }
 
-// TestInitFromCluster: from a running cluster, init writes documents that build and stamp
-// accept.
+// TestInitFromCluster checks that from a running cluster, init writes documents that build and
+// stamp accept.
 func TestInitFromCluster(t *testing.T) {
 	c, l := newCLI(t), newLiving(t)
 	l.kubeconfig(c)
@@ -172,8 +172,8 @@ func TestInitFromCluster(t *testing.T) {
 	}
 }
 
-// TestInitFromClusterFails: nothing is written, and no token made, if the cluster cannot be
-// read.
+// TestInitFromClusterFails checks that nothing is written, and no token made, if the cluster cannot
+// be read.
 func TestInitFromClusterFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(l *living)

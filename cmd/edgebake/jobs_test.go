@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestJobsOfTheFleet: the containers of the Jobs in docs/fleet.md call existing commands
+// TestJobsOfTheFleet checks that the containers of the Jobs in docs/fleet.md call existing commands
 // with existing flags, on files below their mounts.
 func TestJobsOfTheFleet(t *testing.T) {
 	text, err := os.ReadFile("../../docs/fleet.md")

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestStampModes: each flag of stamp has an effect in at least one mode, and modes name
+// TestStampModes checks that each flag of stamp has an effect in at least one mode, and modes name
 // only existing flags.
 func TestStampModes(t *testing.T) {
 	stamp := newStamp(streams{In: strings.NewReader(""), Out: os.Stdout, Err: os.Stderr})

@@ -122,7 +122,7 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestBuildCountsAsReport: build, report and inspect print the same sizes of partitions,
+// TestBuildCountsAsReport checks that build, report and inspect print the same sizes of partitions,
 // and these add up.
 func TestBuildCountsAsReport(t *testing.T) {
 	c := reported(t)
@@ -155,8 +155,8 @@ func TestBuildCountsAsReport(t *testing.T) {
 	}
 }
 
-// TestReportPageExplainsItself: elements that open are marked as such, and the origin of an
-// input is described in words.
+// TestReportPageExplainsItself checks that elements that open are marked as such, and the origin of
+// an input is described in words.
 func TestReportPageExplainsItself(t *testing.T) {
 	c := reported(t)
 	raw, err := os.ReadFile("report.html")
@@ -170,7 +170,7 @@ func TestReportPageExplainsItself(t *testing.T) {
 	}
 }
 
-// TestReportInABrowser: Chromium shows the page, and every number on it is that of the
+// TestReportInABrowser checks that Chromium shows the page, and every number on it is that of the
 // JSON.
 func TestReportInABrowser(t *testing.T) {
 	chromium := desk.NeedProgram(t, "chromium", "chromium")

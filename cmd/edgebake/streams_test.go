@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestInterruptedWhileWaiting: Ctrl-C ends a command that waits for standard input.
+// TestInterruptedWhileWaiting checks that Ctrl-C ends a command that waits for standard input.
 func TestInterruptedWhileWaiting(t *testing.T) {
 	newCLI(t)
 	for _, args := range [][]string{{"validate", "-"}, {"init", "--join", "-"}, {"inventory", "import", "-", "--template", "site.yaml"}} {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestOffAStick: outside of an installer's initrd, the program explains itself and changes
-// nothing.
+// TestOffAStick checks that outside of an installer's initrd, the program explains itself and
+// changes nothing.
 func TestOffAStick(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "install.json")
 	for _, c := range []struct {

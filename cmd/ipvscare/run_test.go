@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSpread: only nodes that are booting delay their first request.
+// TestSpread checks that only nodes that are booting delay their first request.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
 		age, up time.Duration
@@ -45,7 +45,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestLvscareFlags: every flag and every environment variable of lvscare is accepted.
+// TestLvscareFlags checks that every flag and every environment variable of lvscare is accepted.
 func TestLvscareFlags(t *testing.T) {
 	line := `--vs 10.103.97.2:6443 --rs 10.0.0.1:6443 --rs 10.0.0.2:6443 --scheduler wlc -i lvscare --logger INFO --mode link
 		--interval 7s --ip 10.0.0.9 --masqueradebit 14 --health-path /healthz --health-schem https --health-req-method HEAD
@@ -216,7 +216,7 @@ problem: x: y
 	}
 }
 
-// TestCleanWithoutAConfiguration: recorded virtual servers are removed, whatever the
+// TestCleanWithoutAConfiguration checks that recorded virtual servers are removed, whatever the
 // configuration contains.
 func TestCleanWithoutAConfiguration(t *testing.T) {
 	for text, said := range map[string]string{
@@ -239,7 +239,7 @@ func TestCleanWithoutAConfiguration(t *testing.T) {
 	}
 }
 
-// TestWrongConfigurationIsSaidOnce: the program logs an invalid configuration once, and
+// TestWrongConfigurationIsSaidOnce checks that the program logs an invalid configuration once, and
 // waits for a valid one.
 func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ipvs.json")
@@ -275,8 +275,8 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	})
 }
 
-// TestStatusOfAStranger: the certificate of an API server may contain any number of hostile
-// names.
+// TestStatusOfAStranger checks that the certificate of an API server may contain any number of
+// hostile names.
 func TestStatusOfAStranger(t *testing.T) {
 	evil := "it is for \x1b]0;owned\a\x1b[2J\u009b2J\r\n10.0.0.1:6443 up" + strings.Repeat("x", 100_000)
 	var b bytes.Buffer

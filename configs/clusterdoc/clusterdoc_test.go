@@ -48,7 +48,8 @@ func TestClusterDefaults(t *testing.T) {
 	}
 }
 
-// An even number of masters is allowed, with a warning at its position.
+// TestClusterWarnings checks that an even number of masters is allowed, with a warning at its
+// position.
 func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
 	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive the loss of 0, no more than 1 would") {
@@ -102,7 +103,7 @@ func TestNodeSite(t *testing.T) {
 	}
 }
 
-// TestMachineFields: the fields of a machine of a Cluster are in its Site too.
+// TestMachineFields checks that the fields of a machine of a Cluster are in its Site too.
 func TestMachineFields(t *testing.T) {
 	c := mustCluster(t, smallCluster)
 	match := configs.Match{Serial: "PC0Q1234"}
@@ -128,7 +129,7 @@ func TestMachineFields(t *testing.T) {
 	}
 }
 
-// TestClusterReport: with the receiver's key each machine has its own URL. Values from
+// TestClusterReport checks that with the receiver's key each machine has its own URL. Values from
 // which no URL can be made are rejected.
 func TestClusterReport(t *testing.T) {
 	const doc = smallCluster + "nodes: [{name: a}, {name: b}]\nreport: {url: 'https://192.0.2.9:8443/', key: k3k3k3k3k3k3k3k3k3k3k3k3k3}\n"
@@ -172,8 +173,8 @@ nodes: [{name: a, network: {interfaces: [{name: eth0, addresses: [192.168.8.1/24
 	}
 }
 
-// The network of a control-plane node is checked like that of a worker: without DNS, the
-// name of a time server cannot be resolved.
+// TestNamesOnAMaster checks that the network of a control-plane node is checked like that of a
+// worker: without DNS, the name of a time server cannot be resolved.
 func TestNamesOnAMaster(t *testing.T) {
 	_, err := Parse("c", []byte(strings.Replace(smallCluster, "7.11}", "7.11, network: {interfaces: [{name: eth0, addresses: [192.168.7.11/24]}], ntp: [time.example.com]}}", 1)))
 	if err == nil || !strings.Contains(err.Error(), "masters[0].network.ntp[0]: time.example.com is a name") {
@@ -181,7 +182,8 @@ func TestNamesOnAMaster(t *testing.T) {
 	}
 }
 
-// Without a network plugin, each machine has a route to the pods of every other machine.
+// TestRoutesToPods checks that without a network plugin, each machine has a route to the pods of
+// every other machine.
 func TestRoutesToPods(t *testing.T) {
 	for route, ok := range map[string]bool{
 		"{to: 10.244.0.0/24, via: 192.168.7.11}":    true,
@@ -211,7 +213,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// For a Kubernetes newer than the schemas, unknown fields are only warnings.
+// TestFieldsOfALaterKubernetes checks that for a Kubernetes newer than the schemas, unknown fields
+// are only warnings.
 func TestFieldsOfALaterKubernetes(t *testing.T) {
 	doc := smallCluster + "---\napiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 60\nnewest: 1\n"
 	if _, err := Parse("c", []byte(doc)); err == nil || !strings.Contains(err.Error(), "c:10:1: KubeletConfiguration.newest: unknown field in Kubernetes v1.37") {
@@ -223,7 +226,7 @@ func TestFieldsOfALaterKubernetes(t *testing.T) {
 	}
 }
 
-// TestManagerRates: kube-controller-manager of a cluster that edgebake builds approves
+// TestManagerRates checks that kube-controller-manager of a cluster that edgebake builds approves
 // certificates fast enough for many machines, unless the Cluster sets another rate.
 func TestManagerRates(t *testing.T) {
 	const doc = "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\ncontrollerManager:\n  extraArgs:\n  - {name: %s, value: '7'}\n"

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Names and digests are encoded as the text from which they were parsed, and invalid
-// text is rejected: readers of a plan or a manifest need not check them.
+// TestRefsTravelAsText checks that names and digests are encoded as the text from which they were
+// parsed, and invalid text is rejected: readers of a plan or a manifest need not check them.
 func TestRefsTravelAsText(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	type pinned struct {

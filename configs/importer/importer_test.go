@@ -26,7 +26,7 @@ func importing(table string, columns map[string]string) (*configs.Inventory, err
 	return configs.ParsePublicInventory("i", out)
 }
 
-// TestImportNamesNodes: if a table has names, nodes get them even if the template has a
+// TestImportNamesNodes checks that if a table has names, nodes get them even if the template has a
 // nodeName template; a column nodeName has priority.
 func TestImportNamesNodes(t *testing.T) {
 	for _, c := range []struct {
@@ -99,7 +99,7 @@ func TestImportSaysOnce(t *testing.T) {
 	}
 }
 
-// TestImportWithAWrongTemplate: problems that all rows have because of the template are
+// TestImportWithAWrongTemplate checks that problems that all rows have because of the template are
 // reported only for the template.
 func TestImportWithAWrongTemplate(t *testing.T) {
 	for template, want := range map[string]string{
@@ -141,7 +141,7 @@ func TestImportWithAWrongTemplate(t *testing.T) {
 	}
 }
 
-// TestImportNamesRowAndColumn: problems name the row and the column of the table.
+// TestImportNamesRowAndColumn checks that problems name the row and the column of the table.
 func TestImportNamesRowAndColumn(t *testing.T) {
 	for _, c := range []struct {
 		table string
@@ -245,7 +245,8 @@ func TestImportOfFreeText(t *testing.T) {
 	}
 }
 
-// TestImportOfAddresses: the template names the interface, the table has its addresses.
+// TestImportOfAddresses checks that the template can name the interface, and the table its
+// addresses.
 func TestImportOfAddresses(t *testing.T) {
 	const site = `apiVersion: edgebake.io/v1alpha1
 kind: Site
@@ -339,7 +340,7 @@ func FuzzImport(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table string) { importing(table, nil) })
 }
 
-// TestImportOfThousands: 5,000 rows need at most 256 MiB.
+// TestImportOfThousands checks that 5,000 rows need at most 256 MiB.
 func TestImportOfThousands(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("name;serial;mac;address;gateway;labels.example.com/shop\n")

@@ -56,7 +56,7 @@ func TestWithoutLocalAddr(t *testing.T) {
 	}
 }
 
-// TestJSON: control characters are escaped in JSON, without a change of its value.
+// TestJSON checks that control characters are escaped in JSON, without a change of its value.
 func TestJSON(t *testing.T) {
 	want := map[string]string{"a\u009b2J": "b\x7f\x1b[2J\u0085 Größe\u202e\n\t"}
 	var b strings.Builder
@@ -74,8 +74,8 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestWriter: however a text is divided into writes, control characters are replaced, and
-// no other character is lost.
+// TestWriter checks that however a text is divided into writes, control characters are replaced,
+// and no other character is lost.
 func TestWriter(t *testing.T) {
 	const text, want = "a\x1b]0;x\a\u009b2J\r\nGrö\xffße\t€\n", "a?]0;x??2J\nGrö\ufffdße\t€\n"
 	for n := 1; n <= len(text); n++ {

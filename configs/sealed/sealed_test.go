@@ -76,7 +76,7 @@ func TestSealOpen(t *testing.T) {
 	}
 }
 
-// A text that is not a key is rejected, and a secret key is not quoted.
+// TestBadKeys checks that a text that is not a key is rejected, and a secret key is not quoted.
 func TestBadKeys(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

@@ -20,8 +20,8 @@ func within(t *testing.T, what string, work func()) {
 	}
 }
 
-// TestUnmarshalOthers: texts for which package yaml needs minutes and gigabytes are rejected
-// in linear time.
+// TestUnmarshalOthers checks that texts for which package yaml needs minutes and gigabytes are
+// rejected in linear time.
 func TestUnmarshalOthers(t *testing.T) {
 	distinct := func(n int) string {
 		var b strings.Builder
@@ -66,7 +66,7 @@ func TestUnmarshalOthers(t *testing.T) {
 	}
 }
 
-// TestUnmarshal: ordinary texts are decoded as by package yaml.
+// TestUnmarshal checks that ordinary texts are decoded as by package yaml.
 func TestUnmarshal(t *testing.T) {
 	for _, text := range []string{
 		"", "# nothing\n", "a: 1\nb: {c: [x, y], d: &d {e: f}}\ng: *d\nh: {<<: *d, i: 1}\n", "--- # first\na: b\n---\na: c\n", "[1, 2]\n", "x: '---'\n",
@@ -83,7 +83,8 @@ func TestUnmarshal(t *testing.T) {
 	}
 }
 
-// TestTooDense: each document is counted separately, and dashes in words are not counted.
+// TestTooDense checks that each document is counted separately, and dashes in words are not
+// counted.
 func TestTooDense(t *testing.T) {
 	object := "a: [b, c]\n- d\nwell-known: e-f\n"
 	if err := DenserThan([]byte(strings.Repeat("---\n"+object, 1000)), 6); err != nil {

@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestEncodingInParts: a list that is encoded in parts has the same bytes as one that is
+// TestEncodingInParts checks that a list that is encoded in parts has the same bytes as one that is
 // encoded at once.
 func TestEncodingInParts(t *testing.T) {
 	for _, n := range []int{1, itemsAtOnce - 1, itemsAtOnce, itemsAtOnce + 1, 3*itemsAtOnce + 7} {

@@ -47,8 +47,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// TestHostsDualStack: a name has a line for each family, and
-// each line is maintained and removed independently.
+// TestHostsDualStack checks that a name has a line for each family, and each line is maintained and
+// removed independently.
 func TestHostsDualStack(t *testing.T) {
 	const name = "apiserver.cluster.local"
 	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
@@ -99,7 +99,7 @@ func FuzzHosts(f *testing.F) {
 	})
 }
 
-// TestKeepHostsWithoutALock: the lock is not taken if the file has the line already.
+// TestKeepHostsWithoutALock checks that the lock is not taken if the file has the line already.
 func TestKeepHostsWithoutALock(t *testing.T) {
 	run, file := filepath.Join(t.TempDir(), "run"), filepath.Join(t.TempDir(), "hosts")
 	line := LineFor("apiserver.cluster.local", netip.MustParseAddr("10.103.97.2"))

@@ -86,8 +86,8 @@ func trackedClients(t *testing.T, vip netip.Addr) []netip.AddrPort {
 	return all
 }
 
-// TestUntrack: only the connections to the virtual address that are forwarded to one real
-// server are removed from connection tracking, whether or not the kernel can filter.
+// TestUntrack checks that connection tracking loses only the connections to the virtual address
+// that are forwarded to one real server, whether or not the kernel can filter.
 func TestUntrack(t *testing.T) {
 	for _, family := range []struct{ name, client, vip, dest, other string }{
 		{"IPv4", "192.0.2.50", "10.103.97.2", "192.0.2.11", "192.0.2.12"},
@@ -158,8 +158,8 @@ func TestUntrackInALargeTable(t *testing.T) {
 	}
 }
 
-// TestSocketsTo: socketsTo finds the sockets of this machine
-// that are connected to an address.
+// TestSocketsTo checks that socketsTo finds the sockets of this machine that are connected to an
+// address.
 func TestSocketsTo(t *testing.T) {
 	for _, listen := range []string{"127.0.0.1:0", "[::1]:0"} {
 		ln, err := net.Listen("tcp", listen)

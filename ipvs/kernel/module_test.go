@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestModuleIsLoadedNowAndThen: IP_VS is checked every few
-// seconds, and modprobe runs with growing pauses.
+// TestModuleIsLoadedNowAndThen checks that IP_VS is checked every few seconds, and modprobe runs
+// with growing pauses.
 func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	now, loads, asked, there := time.Now(), 0, 0, false
 	m := module{shown: func() bool { return there }, known: func() bool { asked++; return there }, load: func() { loads++ }}
@@ -42,7 +42,7 @@ func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	}
 }
 
-// TestModuleIsLoaded: modprobe succeeds.
+// TestModuleIsLoaded checks that IP_VS is available as soon as modprobe has loaded it.
 func TestModuleIsLoaded(t *testing.T) {
 	there := false
 	m := module{shown: func() bool { return there }, known: func() bool { return there }, load: func() { there = true }}

@@ -41,8 +41,8 @@ TCP nonsense
 	}
 }
 
-// TestReadConnsOfALargeTable: other programs' connections need no
-// memory, and each line is parsed once, at whatever byte a part ends.
+// TestReadConnsOfALargeTable checks that other programs' connections need no memory, and each line
+// is parsed once, at whatever byte a part ends.
 func TestReadConnsOfALargeTable(t *testing.T) {
 	const entries = 20000
 	var text bytes.Buffer

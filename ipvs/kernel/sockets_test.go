@@ -38,7 +38,7 @@ TCP 0A670065 A004 0A676102 192B 0A00000C 192B SYN_RECV         59
 	}
 }
 
-// TestSocketAddrs: addresses are parsed as this machine's kernel formats them.
+// TestSocketAddrs checks that addresses are parsed as this machine's kernel formats them.
 func TestSocketAddrs(t *testing.T) {
 	for file, listen := range map[string]string{procTCP: "127.0.0.1:0", procTCP6: "[::1]:0"} {
 		ln, err := net.Listen("tcp", listen)

@@ -41,8 +41,8 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// TestSysctlsUntracked: a kernel without connection tracking
-// for IPVS is reported, and the other settings are applied.
+// TestSysctlsUntracked checks that a kernel without connection tracking for IPVS is reported, and
+// the other settings are applied.
 func TestSysctlsUntracked(t *testing.T) {
 	dir, read := settingsDir(t, map[string]string{"vs/expire_nodest_conn": "0\n", "conf/all/arp_ignore": "1\n", "conf/all/arp_announce": "2\n"})
 	k := newSysctls(dir)

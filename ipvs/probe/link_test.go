@@ -180,7 +180,7 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-// TestSteadyLink: a PING allocates no memory.
+// TestSteadyLink checks that a PING allocates no memory.
 func TestSteadyLink(t *testing.T) {
 	c := &scripted{}
 	c.wrote.Grow(1 << 20)

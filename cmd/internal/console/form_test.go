@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPrintAsList: an empty list is printed as [] in JSON.
+// TestPrintAsList checks that an empty list is printed as [] in JSON.
 func TestPrintAsList(t *testing.T) {
 	var out bytes.Buffer
 	if err := Form("json").Print(Streams{Out: &out}, []string(nil), nil); err != nil || out.String() != "[]\n" {
@@ -14,7 +14,8 @@ func TestPrintAsList(t *testing.T) {
 	}
 }
 
-// TestJSONOnTerminals: printed JSON contains no control characters from disks or servers.
+// TestJSONOnTerminals checks that printed JSON contains no control characters from disks or
+// servers.
 func TestJSONOnTerminals(t *testing.T) {
 	var b bytes.Buffer
 	s := Streams{Out: &b, Err: io.Discard}.Printable(&Results{Writer: &b})
