@@ -12,11 +12,11 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost: it does not answer, and could come back as an API server of another cluster.
+	// Lost is set if it does not answer, and could come back as an API server of another cluster.
 	Lost bool
-	// Slow: it is down only because its answers are late.
+	// Slow is set if it is down only because its answers are late.
 	Slow bool
-	// Kept: it is down, but its existing connections are kept.
+	// Kept is set if it is down, but its existing connections are kept.
 	Kept bool
 }
 

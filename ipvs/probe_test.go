@@ -354,7 +354,8 @@ func (s *sensed) state() (State, time.Time) {
 	return s.health.State, s.at
 }
 
-// The clock of synctest starts in 2000.
+// bubbleCerts makes a CA and a server certificate that are valid in the year 2000, in which the
+// clock of synctest starts.
 func bubbleCerts(t testing.TB) (*ca, tls.Certificate) {
 	from, to := time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	c := newCA(t, from, to)

@@ -14,7 +14,7 @@ type flag struct {
 	since, until string
 	// managed is set if first boot sets the flag.
 	managed bool
-	// fixed describes who relies on the flag's default; "": nobody does.
+	// fixed is the reason why the flag must keep its default. It is "" if the flag may be set.
 	fixed string
 }
 

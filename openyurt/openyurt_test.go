@@ -81,7 +81,7 @@ func TestOpenYurtVersion(t *testing.T) {
 		{module, "(devel)", flag + "v1.6.1-0a1b2c3", ""},
 		{module, "(devel)", flag + "v1.7.0-shop", ""},
 		{module, "(devel)", flag, ""},
-		{module, "(devel)", flag + "v2.3.0", ""}, // numbering of somebody else
+		{module, "(devel)", flag + "v2.3.0", ""}, // a version number of a fork
 		{module, "(devel)", "-X example.com/x" + strings.TrimPrefix(flag, "-s -w -X github.com") + "v1.6.1", ""},
 		{module, "v1.6.2-0.20260601000000-0a1b2c3d4e5f", flag + "v1.6.1", ""}, // a commit after v1.6.1
 		{module, "v1.6.1", flag + "v1.7.0", ""},

@@ -26,29 +26,31 @@ import (
 
 // Errors of a cluster that answered.
 var (
-	// ErrPin: the cluster's CA is not the pinned one.
+	// ErrPin means that the cluster's CA is not the pinned one.
 	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")
-	// ErrSignature: cluster-info is signed with another secret.
+	// ErrSignature means that cluster-info is signed with another secret.
 	ErrSignature = errors.New("cluster-info is not signed with this token's secret")
-	// ErrToken: the cluster rejects the token, which is unknown or has expired.
+	// ErrToken means that the cluster rejects the token, which is unknown or has expired.
 	ErrToken = errors.New("the cluster does not accept the bootstrap token: it is unknown or expired")
 	// ErrStarting accompanies ErrToken if the API server is not ready: for some seconds after
 	// its start it knows no token.
 	ErrStarting = errors.New("the API server is not ready yet, and may not know its tokens")
 	// ErrReadyHidden accompanies ErrToken if the API server does not show whether it is ready.
 	ErrReadyHidden = errors.New("the API server does not show whether it is ready")
-	// ErrUnsigned: cluster-info has no signature for the token yet; the token may be valid.
+	// ErrUnsigned means that cluster-info has no signature for the token yet. The token may be
+	// valid.
 	ErrUnsigned = errors.New("cluster-info is not signed for this token yet")
-	// ErrNoClusterInfo: there is no cluster-info, or anonymous users may not read it.
+	// ErrNoClusterInfo means that there is no cluster-info, or that anonymous users may not read
+	// it.
 	ErrNoClusterInfo = errors.New("the cluster publishes no cluster-info")
-	// ErrAnonymous: the API server requires authentication even for cluster-info, so nobody can
-	// read it before joining.
+	// ErrAnonymous means that the API server requires authentication even for cluster-info, which
+	// machines therefore cannot read before they have joined.
 	ErrAnonymous = errors.New("the API server accepts no anonymous request for cluster-info")
-	// ErrCA: the API server's certificate is not signed by the given CA.
+	// ErrCA means that the API server's certificate is not signed by the given CA.
 	ErrCA = errors.New("the API server's certificate is not signed by the Site's CA (caCert)")
-	// ErrServerName: the certificate has none of the expected names.
+	// ErrServerName means that the certificate has none of the expected names.
 	ErrServerName = errors.New("the API server's certificate has none of the expected names")
-	// ErrNode: the server's certificate belongs to a node of the cluster.
+	// ErrNode means that the server's certificate belongs to a node of the cluster.
 	ErrNode = servercert.ErrNode
 )
 

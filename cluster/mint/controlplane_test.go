@@ -148,7 +148,7 @@ func TestMasterSites(t *testing.T) {
 		}
 	}
 
-	// After that time, a Site cannot initialize the cluster, until --birth allows it.
+	// After that time, no Site can initialize the cluster until --birth permits it again.
 	late := now().Add(200 * time.Hour)
 	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BirthUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)

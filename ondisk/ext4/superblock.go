@@ -85,7 +85,7 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0xe0, journalInode)
 	copy(b[0xec:], v.opts.HashSeed[:])
 	b[0xfc] = halfMD4Version
-	b[0xfd] = 1 // says that the journal inode is backed up below
+	b[0xfd] = 1 // the backup of the journal's inode, below, is valid
 	p16(0xfe, descSize)
 	p32(0x100, mountXattrACL)
 	p32(0x108, seconds) // created

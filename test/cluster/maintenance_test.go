@@ -111,7 +111,7 @@ func TestFullDatabase(t *testing.T) {
 		t.Errorf("not the leader: %+v", f)
 	}
 	// A member does not respond while it is defragmented, so another may become the leader. Each
-	// machine maintains etcd once a day; here it is always the leader's turn.
+	// machine maintains etcd once a day; here it is always the leader that does.
 	until(t, "the leader to make room", func() bool {
 		f := keep(leader())
 		return strings.Contains(said(f), "cleared etcd's alarm NOSPACE")

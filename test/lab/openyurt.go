@@ -163,7 +163,7 @@ func (c *Cluster) AddNodePools(ctx context.Context, version string, pools ...Nod
 // Verdict is what an Approver does with requests.
 type Verdict string
 
-// Verdicts: approve, deny or ignore requests.
+// These verdicts approve, deny or ignore requests.
 const (
 	Approve Verdict = "approve"
 	Deny    Verdict = "deny"

@@ -129,7 +129,7 @@ func drive(t *testing.T, bin, version string) string {
 		}
 	})
 
-	// Bootstrap: no port is open before both certificates exist.
+	// During bootstrap, no port is open before both certificates exist.
 	first := api.waitCSR(0)
 	say("first CSR: %s", first)
 	say("health before the client certificate: %s", h.settled("/v1/healthz"))

@@ -37,8 +37,8 @@ import (
 
 const results = "../results/ext4.md"
 
-// Each writer runs in its own process, so that its memory can be measured: this test binary runs
-// itself with childEnv set.
+// childEnv is set in the processes in which the test binary runs itself: one for each writer, so
+// that the memory of each can be measured.
 const childEnv = "EDGEBAKE_BENCH_CHILD"
 
 func TestMain(m *testing.M) {

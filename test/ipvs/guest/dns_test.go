@@ -128,7 +128,7 @@ func TestNames(t *testing.T) {
 	n.must("/bin/ipvsadm", "-C")
 	n.care()
 	n.expect("m1 m2")
-	// The name of a master that dies is looked up at once: its address may have changed.
+	// When an API server fails, its name is looked up at once, since its address may have changed.
 	m3.serve()
 	n.expect("m1 m2 m3")
 	dns.set(func() { dns.mute, dns.addrs = false, []netip.Addr{m1.addr} })
