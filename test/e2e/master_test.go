@@ -140,8 +140,8 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 	return w
 }
 
-// TestClusterFromImages makes a cluster from images alone: minted on a computer, its worker
-// switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS
+// TestClusterFromImages makes a cluster from images alone. Its keys are made on a computer, and its
+// worker is switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS
 // work, and the cluster's keys are only where kubeadm keeps them.
 func TestClusterFromImages(t *testing.T) {
 	nightly(t)
