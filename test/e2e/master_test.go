@@ -141,8 +141,8 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 }
 
 // TestClusterFromImages makes a cluster from images alone. Its keys are made on a computer, and its
-// worker is switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy and CoreDNS
-// work, and the cluster's keys are only where kubeadm keeps them.
+// worker is switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy
+// and CoreDNS work, and the cluster's keys are only where kubeadm keeps them.
 func TestClusterFromImages(t *testing.T) {
 	nightly(t)
 	p := need(t)
