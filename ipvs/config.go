@@ -113,6 +113,11 @@ func Metered() Profile {
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 
+// maxReady is the longest interval between requests for the probe's path that a large cluster's
+// nodes use (see fromConfig): with 1,000 nodes these requests would be a large part of an API
+// server's work.
+const maxReady = 30 * time.Second
+
 // parseConfig decodes and validates ipvs.json. It reports all problems at once.
 func parseConfig(name string, data []byte) ([]Server, error) {
 	var doc ondisk.IPVS
@@ -191,6 +196,7 @@ func FromVirtual(v ondisk.IPVSVirtual) (Server, error) {
 	}
 	s.BootSpread = max(time.Duration(v.SpreadSeconds)*time.Second, ondisk.BootSpread)
 	s.Profile.Spread = max(s.Profile.Spread, s.BootSpread)
+	s.Profile.Ready = max(s.Profile.Ready, min(3*s.BootSpread, maxReady))
 	vip := v.VIP
 	if vip == "" {
 		vip = DefaultVIP

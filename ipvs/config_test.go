@@ -183,15 +183,23 @@ func TestWatchedFile(t *testing.T) {
 }
 
 // TestSpreadOfVirtual checks that the nodes of a large cluster return over a longer time, also
-// after a boot. Those of a small cluster return over the time in the profile.
+// after a boot, and request /readyz less often. Those of a small cluster keep to the profile.
 func TestSpreadOfVirtual(t *testing.T) {
 	for _, tt := range []struct {
-		seconds      int
-		boot, spread time.Duration
-	}{{0, ondisk.BootSpread, DefaultSpread}, {10, 10 * time.Second, DefaultSpread}, {40, 40 * time.Second, 40 * time.Second}} {
-		s, err := FromVirtual(ondisk.IPVSVirtual{Masters: []string{"10.0.0.1:6443"}, SpreadSeconds: tt.seconds})
-		if err != nil || s.BootSpread != tt.boot || s.Profile.Spread != tt.spread {
-			t.Errorf("%d s: after a boot %s, return %s: %v", tt.seconds, s.BootSpread, s.Profile.Spread, err)
+		seconds             int
+		profile             string
+		boot, spread, ready time.Duration
+	}{
+		{0, "lan", ondisk.BootSpread, DefaultSpread, LAN().Ready},
+		{3, "lan", ondisk.BootSpread, DefaultSpread, LAN().Ready},
+		{5, "lan", 5 * time.Second, DefaultSpread, 15 * time.Second},
+		{10, "lan", 10 * time.Second, DefaultSpread, 30 * time.Second},
+		{40, "lan", 40 * time.Second, 40 * time.Second, 30 * time.Second},
+		{40, "metered", 40 * time.Second, 40 * time.Second, Metered().Ready},
+	} {
+		s, err := FromVirtual(ondisk.IPVSVirtual{Masters: []string{"10.0.0.1:6443"}, SpreadSeconds: tt.seconds, Profile: tt.profile})
+		if err != nil || s.BootSpread != tt.boot || s.Profile.Spread != tt.spread || s.Profile.Ready != tt.ready {
+			t.Errorf("%d s, %s: after a boot %s, return %s, /readyz every %s: %v", tt.seconds, tt.profile, s.BootSpread, s.Profile.Spread, s.Profile.Ready, err)
 		}
 	}
 	if _, err := FromVirtual(ondisk.IPVSVirtual{Masters: []string{"10.0.0.1:6443"}, SpreadSeconds: 601}); err == nil {
