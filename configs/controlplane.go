@@ -18,8 +18,8 @@ import (
 
 // SiteControlPlane describes the cluster to a control-plane node.
 type SiteControlPlane struct {
-	// ID is the ID of the cluster's keys, as in mint.json. etcd members with
-	// another ID are not accepted as members.
+	// ID is the ID of the cluster's keys, as in mint.json. Data of an etcd
+	// cluster with another ID is rejected.
 	ID string `yaml:"id" json:"id" check:"mintID"`
 	// Members are all control-plane nodes, including this one: the members of
 	// etcd.
@@ -41,8 +41,8 @@ type SiteControlPlane struct {
 	// /var/lib/edgebake/snapshots, or etcd-snapshot.db on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
 	// Said is the time (RFC 3339) at which continueFrom was requested. A
-	// machine carries out a request once, and none that is older than the last
-	// one.
+	// machine carries out each request once, and ignores requests older than
+	// the last one.
 	Said string `yaml:"said,omitempty" json:"said,omitempty" check:"date"`
 	// Kubeadm contains kubeadm's documents for this machine:
 	// ClusterConfiguration and InitConfiguration, and the configurations of
@@ -83,7 +83,7 @@ type ClusterKeys struct {
 	// ServiceAccount is the key that signs the tokens of service accounts.
 	ServiceAccount Secret `yaml:"serviceAccount" json:"serviceAccount"`
 	// Objects are created in the cluster once, by the first control-plane node
-	// that finds that nothing was published yet: the nodes' bootstrap tokens
+	// that finds no published objects: the nodes' bootstrap tokens
 	// (gzip, base64; `edgebake cluster sites` writes it).
 	Objects Secret `yaml:"objects,omitempty" json:"objects,omitempty"`
 	// Manifests are the manifests of the Cluster, in order (gzip, base64;

@@ -269,10 +269,11 @@ How documents are read:
 - Unknown fields, wrong types and fields given twice are errors.
 - A string may be written without quotes, even where it looks like a number:
   ` + "`version: 2.3.7`, `mode: 0644`" + `. A value that begins with ` + "`*`, `&`, `!`, `{` or `[`" + ` needs them.
-- Sizes are whole numbers with Mi, Gi or Ti, as in 512Mi, digests SHA-256 in hexadecimal digits,
-  dates RFC 3339 (` + "`2026-01-31T12:00:00Z`" + `).
-- Paths are seen from the folder of the document's file.
-- Secret strings are never printed, and never in a golden image, a log, the plan
+- Sizes are whole numbers with Mi, Gi or Ti: ` + "`512Mi`" + `.
+- Digests are SHA-256, in hexadecimal digits.
+- Dates are RFC 3339: ` + "`2026-01-31T12:00:00Z`" + `.
+- Relative paths start at the directory of the document's file.
+- Secret strings are never printed, and never written to a golden image, a log, the plan
   or a report.
 - "One of" unions (base, source, credentials) must have exactly one member.
 `)

@@ -16,19 +16,18 @@ type Image struct {
 	// Name is the image's name: lower-case letters, digits, -, _ and ., at
 	// most 63.
 	Name string `yaml:"name" json:"name" check:"imageName"`
-	// Arch is the processor architecture of the machines, as Go names it. With
-	// a list, e.g. [amd64, arm64], a build makes an image for each of them,
-	// NAME-ARCH.raw. {arch} stands for it in paths of the Image.
+	// Arch is the processor architecture of the machines, amd64 or arm64. With a
+	// list, e.g. [amd64, arm64], a build makes one image for each,
+	// NAME-ARCH.raw. In paths of the Image, {arch} is replaced by it.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64,default=amd64" list:"too"`
-	// SourceDate is the date (RFC 3339) of all files without a date of their
-	// own, so that a second build gives the same bytes. The node's clock never
-	// shows an earlier time. Set it once, to the current date.
+	// SourceDate is the date (RFC 3339) of all files that have no date, so that
+	// a second build gives the same bytes. The node's clock never shows an
+	// earlier time. Set it once, to the current date.
 	SourceDate string `yaml:"sourceDate,omitempty" json:"sourceDate,omitempty" jsonschema:"default=2026-01-01T00:00:00Z"`
 	// Hardware selects kernel and firmware. cloud is a small kernel for virtual
 	// machines. generic has the drivers, firmware and microcode of real machines
-	// with UEFI. raspberry-pi (arm64) is for Raspberry Pi boards, which have
-	// firmware of their own instead of UEFI: 4, and 5 with a kernel that has its
-	// drivers.
+	// with UEFI. raspberry-pi (arm64) is for Raspberry Pi boards, which have no
+	// UEFI: the 4, and the 5 if the kernel has its drivers.
 	Hardware string `yaml:"hardware,omitempty" json:"hardware,omitempty" jsonschema:"enum=cloud,enum=generic,enum=raspberry-pi,default=cloud"`
 	// NodeTypes are the node types that Sites may choose. Default: native, and
 	// with yurthub also edge and cloud. control-plane needs the control plane's
@@ -74,8 +73,7 @@ type Image struct {
 	Kernel Kernel `yaml:"kernel,omitempty" json:"kernel,omitempty"`
 	// Disk sets the partitions of the disk image.
 	Disk Disk `yaml:"disk,omitempty" json:"disk,omitempty"`
-	// Agents are edgebake's own programs on the node, if not the ones that
-	// came with edgebake.
+	// Agents replaces the programs for the node that come with edgebake.
 	Agents Agents `yaml:"agents,omitempty" json:"agents,omitempty"`
 }
 
@@ -129,7 +127,7 @@ type DebianBase struct {
 	Sources []string `yaml:"sources,omitempty" json:"sources,omitempty" check:"aptSource"`
 	// Keyrings are files with the keys that verify sources.
 	Keyrings []string `yaml:"keyrings,omitempty" json:"keyrings,omitempty" check:"path" path:"file"`
-	// Packages are installed in addition to those edgebake needs: NAME,
+	// Packages are installed in addition to those that edgebake needs: NAME,
 	// NAME=VERSION or NAME/SUITE, followed by " [ARCH]" for one architecture
 	// only.
 	Packages []string `yaml:"packages,omitempty" json:"packages,omitempty" check:"package" unique:"yes"`
@@ -172,7 +170,7 @@ type Source struct {
 	// containerd, BASE/v1.37.0/crictl-v1.37.0-linux-amd64.tar.gz for crictl.
 	URL *URLSource `yaml:"url,omitempty" json:"url,omitempty" oneof:"one"`
 	// File copies the programs from a directory, or from the directory bin in
-	// it. They must have their own names.
+	// it. The files must have the programs' names: kubelet, kubeadm and so on.
 	File *DirSource `yaml:"file,omitempty" json:"file,omitempty" oneof:"one"`
 }
 
@@ -290,7 +288,7 @@ type ImageStore struct {
 	KeepLayers bool `yaml:"keepLayers,omitempty" json:"keepLayers,omitempty"`
 	// MaxLayerSize is the maximum uncompressed size of a layer, e.g. 20Gi;
 	// default 8Gi. All layers of one image together may have four times that
-	// size, the sparse files of all images an eighth of it.
+	// size. The sparse files of all images together may have an eighth of it.
 	MaxLayerSize string `yaml:"maxLayerSize,omitempty" json:"maxLayerSize,omitempty" check:"size"`
 	// MaxFiles is the maximum number of files and directories in all images
 	// together; default 2000000.
@@ -314,7 +312,7 @@ type Registry struct {
 	// Host is the registry, as references name it: HOST or HOST:PORT.
 	Host string `yaml:"host" json:"host" check:"registry"`
 	// Mirrors are tried first, in order: HOST or HOST:PORT, optionally with a
-	// path, or the same as a URL.
+	// path, or a URL.
 	Mirrors []string `yaml:"mirrors,omitempty" json:"mirrors,omitempty" check:"mirror"`
 	// Insecure allows plain HTTP and certificates that cannot be verified.
 	Insecure bool `yaml:"insecure,omitempty" json:"insecure,omitempty"`
@@ -372,12 +370,12 @@ type Kernel struct {
 // Disk sets the partitions of the disk image. Sizes are whole numbers with Mi,
 // Gi or Ti, as in 512Mi.
 type Disk struct {
-	// Root is the size of the root file system, and the maximum size for an
-	// update's. Default: the content with some headroom, plus half the content
-	// again, at least 256Mi.
+	// Root is the size of the root file system; an update's must fit too.
+	// Default: the size of the contents plus some free space, plus half the
+	// contents again, at least 256Mi.
 	Root string `yaml:"root,omitempty" json:"root,omitempty" check:"partition"`
 	// Data is the size of the data partition before it grows to fill the
-	// device. Default: the content with some headroom.
+	// device. Default: the size of the contents plus some free space.
 	Data string `yaml:"data,omitempty" json:"data,omitempty" check:"partition"`
 	// Reserve keeps a second root partition of the same size, so that machines
 	// in the field can be updated; none is for tiny disks.

@@ -28,9 +28,9 @@ type Inventory struct {
 // InventorySite is one machine of an Inventory.
 type InventorySite struct {
 	// Name identifies the site in the Inventory: lower-case letters, digits, -
-	// and . (at most 63). Files made for the site have this name, and so has
-	// its node if neither the site nor defaults set nodeName. Default:
-	// nodeName, which then must not be a template.
+	// and . (at most 63). Files made for the site have this name. The node has
+	// it too, unless the site or defaults set nodeName. Default: nodeName,
+	// which then must not be a template.
 	Name string `yaml:"name,omitempty" json:"name,omitempty"`
 	// Match selects the machine. Every member that is set must match.
 	Match Match `yaml:"match" json:"match"`

@@ -62,16 +62,16 @@ type Site struct {
 	// control-plane (`edgebake cluster sites` writes such Sites).
 	NodeType string `yaml:"nodeType,omitempty" json:"nodeType,omitempty" jsonschema:"enum=native,enum=edge,enum=cloud,enum=control-plane,default=native"`
 	// Arch is the machine's processor architecture; stamping rejects an image
-	// for another. Default: any.
+	// for a different architecture. Default: any.
 	Arch string `yaml:"arch,omitempty" json:"arch,omitempty" jsonschema:"enum=amd64,enum=arm64"`
 	// NodePool is the node's OpenYurt pool; required for edge and cloud,
 	// invalid for native.
 	NodePool string `yaml:"nodePool,omitempty" json:"nodePool,omitempty" check:"nodePool"`
 	// NodeIP selects the node's address if the machine has several: a CIDR,
 	// e.g. 10.0.0.0/8, an address, or one of each family (10.0.0.0/8,fd00::/8).
-	// Of several addresses in it, the node uses the one that the route to the
-	// API servers uses, otherwise the lowest. Default: the address that the
-	// route to the API servers uses.
+	// If several addresses match, the node uses the one with the route to the
+	// API servers, otherwise the lowest. Default: the address with the route to
+	// the API servers.
 	NodeIP string `yaml:"nodeIP,omitempty" json:"nodeIP,omitempty" check:"nodeIP"`
 	// Labels are node labels set at registration. Labels a kubelet may not set
 	// are rejected.
@@ -79,8 +79,8 @@ type Site struct {
 	// Taints are node taints set at registration.
 	Taints []Taint `yaml:"taints,omitempty" json:"taints,omitempty" unique:"key,effect"`
 	// Organizations are added to yurthub's certificate (edge and cloud). Only
-	// a yurthub of OpenYurt before v1.7 (form staticPod) has a certificate of
-	// its own; stamping rejects organizations for other images. OpenYurt's
+	// a yurthub of OpenYurt before v1.7 (form staticPod) has its own
+	// certificate; stamping rejects organizations for other images. OpenYurt's
 	// approver accepts only openyurt:tenant:NAME.
 	Organizations []string `yaml:"organizations,omitempty" json:"organizations,omitempty" check:"organization" unique:"yes"`
 	// CRISocket is the container runtime's socket.
@@ -99,11 +99,12 @@ type Site struct {
 	// nodeType control-plane, rejected for others.
 	ControlPlane *SiteControlPlane `yaml:"controlPlane,omitempty" json:"controlPlane,omitempty"`
 
-	// SpreadSeconds is the time over which the machines of the cluster spread
-	// requests that all of them would send at once: the first requests after
-	// power-on, and, from 15 s up, the return to an API server while another
-	// one is up (3 to 600). Default: 3, and in an Inventory or Cluster of more
-	// than 300 machines a hundredth of their number.
+	// SpreadSeconds is the time (3 to 600) over which the machines of the
+	// cluster spread requests that all of them would otherwise send at once:
+	// the first ones after power-on and, if it is more than 15, those after an
+	// API server returns. ipvscare checks API servers less often if it is more
+	// than 3. Default: 3, and in an Inventory or Cluster of more than 300
+	// machines a hundredth of their number.
 	SpreadSeconds int `yaml:"spreadSeconds,omitempty" json:"spreadSeconds,omitempty" jsonschema:"minimum=3,maximum=600"`
 	// IPVS sets how API servers are probed and balanced.
 	IPVS IPVS `yaml:"ipvs,omitempty" json:"ipvs,omitempty"`
@@ -142,8 +143,8 @@ type Credentials struct {
 	// Token is a bootstrap token, e.g. abcdef.0123456789abcdef. It is never
 	// written to the node's disk and is wiped from the slot after the join.
 	Token Secret `yaml:"token,omitempty" json:"token,omitempty" check:"token"`
-	// Keys are the cluster's own, for nodeType control-plane. They are wiped
-	// from the slot once the machine is a control-plane node.
+	// Keys are the cluster's private keys and CAs, for nodeType control-plane.
+	// They are wiped from the slot once the machine is a control-plane node.
 	Keys *ClusterKeys `yaml:"keys,omitempty" json:"keys,omitempty"`
 }
 
@@ -231,7 +232,8 @@ type Interface struct {
 	// Addresses with prefix length, e.g. 192.168.7.20/24.
 	Addresses []string `yaml:"addresses,omitempty" json:"addresses,omitempty"`
 	// Gateway is the default router, inside one of the addresses' networks. If
-	// all addresses are single ones (/32, /128), it is any router on the link.
+	// all addresses have the prefix length /32 or /128, it is any router on the
+	// link.
 	Gateway string `yaml:"gateway,omitempty" json:"gateway,omitempty"`
 	// Metric of the default route, from the gateway or DHCP: the lowest one is
 	// used while its interface is up. Two gateways of a family need different

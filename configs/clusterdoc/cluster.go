@@ -83,8 +83,8 @@ type Receiver struct {
 
 // KubeProxy sets how Services are reached on each node.
 type KubeProxy struct {
-	// Mode is how kube-proxy balances Services. none leaves kube-proxy out,
-	// for a CNI plugin that replaces it.
+	// Mode is how kube-proxy balances Services. With none, the cluster has no
+	// kube-proxy, since a CNI plugin replaces it.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" jsonschema:"enum=iptables,enum=ipvs,enum=nftables,enum=none,default=iptables"`
 	// BindAddress is the IP address that kube-proxy listens on.
 	BindAddress string `yaml:"bindAddress,omitempty" json:"bindAddress,omitempty"`
@@ -95,12 +95,12 @@ type ControlPlaneNode struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name"`
 	// Address is the IP address at which the other control-plane nodes and all
-	// nodes reach it. It can never change.
+	// nodes reach it. It cannot be changed later.
 	Address string `yaml:"address" json:"address"`
 	// Match selects the machine, as in a Site. An Inventory and `edgebake site sign` require it.
 	Match configs.Match `yaml:"match,omitempty" json:"match,omitempty"`
-	// Network of the machine. Default: DHCP on every wired interface, with a
-	// reservation for address.
+	// Network of the machine. Default: DHCP on every wired interface; the DHCP
+	// server must always assign address to this machine.
 	Network configs.Network `yaml:"network,omitempty" json:"network,omitempty"`
 }
 
