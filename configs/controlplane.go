@@ -24,10 +24,10 @@ type SiteControlPlane struct {
 	// Members are all control-plane nodes, including this one: the members of
 	// etcd.
 	Members []ControlPlaneMember `yaml:"members" json:"members" unique:"name"`
-	// BirthUntil is the time (RFC 3339) until which the cluster may be
+	// BootstrapUntil is the time (RFC 3339) until which the cluster may be
 	// initialized: etcd starts empty once every member was seen without data.
 	// Without it, this machine only joins an existing cluster.
-	BirthUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
+	BootstrapUntil string `yaml:"birthUntil,omitempty" json:"birthUntil,omitempty" check:"date"`
 	// Absent lists members that never started: the cluster is initialized
 	// without them, and they join later. Remove it once the cluster runs.
 	Absent []string `yaml:"absent,omitempty" json:"absent,omitempty" unique:"yes"`
@@ -125,9 +125,9 @@ func (s *Site) Self() ControlPlaneMember {
 	panic("BUG: the member of a Site that was not validated")
 }
 
-// Birth returns BirthUntil as a time; zero if this Site may not initialize the cluster.
-func (c *SiteControlPlane) Birth() time.Time {
-	t, err := time.Parse(time.RFC3339, c.BirthUntil)
+// BootstrapEnd returns BootstrapUntil as a time; zero if this Site may not initialize the cluster.
+func (c *SiteControlPlane) BootstrapEnd() time.Time {
+	t, err := time.Parse(time.RFC3339, c.BootstrapUntil)
 	if err != nil {
 		return time.Time{}
 	}

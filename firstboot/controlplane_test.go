@@ -121,7 +121,7 @@ type controlPlane struct {
 type fakeMember struct {
 	mu      sync.Mutex
 	state   etcdmember.PeerState
-	ticket  string // the bootstrap permission in its Site
+	permit  string // the bootstrap permit in its Site
 	id      string // the ID of its etcd member
 	quorum  bool
 	members []map[string]any
@@ -158,7 +158,7 @@ func newControlPlane(t *testing.T, sites []mint.NodeSite) *controlPlane {
 	}
 	for _, s := range sites[1:] {
 		f := newFakeMember(t, keys.EtcdCA, w.ClusterTime)
-		f.ticket = controlplane.TicketID(s.Site)
+		f.permit = controlplane.PermitID(s.Site)
 		m.others[s.Site.Self().Address] = f
 	}
 	m.own = newFakeMember(t, keys.EtcdCA, w.ClusterTime)
@@ -188,7 +188,7 @@ func (f *fakeMember) clone(t *testing.T, etcdCA configs.KeyPair, now func() time
 	c := newFakeMember(t, etcdCA, now)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c.state, c.ticket, c.quorum, c.active, c.counts, c.next = f.state, f.ticket, f.quorum, f.active, f.counts, f.next
+	c.state, c.permit, c.quorum, c.active, c.counts, c.next = f.state, f.permit, f.quorum, f.active, f.counts, f.next
 	for _, m := range f.members {
 		c.members = append(c.members, maps.Clone(m))
 	}
@@ -257,9 +257,9 @@ func (f *fakeMember) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case f.state == etcdmember.Blank:
-		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.ticket, false), func() bool { return true }).ServeHTTP(w, r)
+		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.permit, false), func() bool { return true }).ServeHTTP(w, r)
 	case f.state == etcdmember.Spent:
-		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.ticket, true), func() bool { return true }).ServeHTTP(w, r)
+		etcdmember.ServeBlank(etcdmember.BlankAnswer(f.permit, true), func() bool { return true }).ServeHTTP(w, r)
 	case r.URL.Path == "/members" && f.state == etcdmember.Leaderless:
 		answer([]any{map[string]any{"name": "m2"}})
 	case r.URL.Path == "/members":
@@ -731,7 +731,7 @@ func TestSoleMasterIsBorn(t *testing.T) {
 		t.Errorf("objects: %q", m.Cluster.CreatedSecrets)
 	}
 	// etcd's IDs differ from those of another bootstrap with the same keys.
-	if want := etcdmember.Token(m.site.ControlPlane.ID, m.site.ControlPlane.Birth().UTC().Format(time.RFC3339)); m.clusterToken != want {
+	if want := etcdmember.Token(m.site.ControlPlane.ID, m.site.ControlPlane.BootstrapEnd().UTC().Format(time.RFC3339)); m.clusterToken != want {
 		t.Errorf("initial-cluster-token is %q, want %q", m.clusterToken, want)
 	}
 	if hosts := m.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
@@ -784,7 +784,7 @@ func TestProxyOfTheControlPlane(t *testing.T) {
 }
 
 // TestReflashedMasterStops: a control-plane node that was flashed again with the same Site,
-// after the end of its bootstrap permission, does not bootstrap again.
+// after the end of its bootstrap permit, does not bootstrap again.
 func TestReflashedMasterStops(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -793,8 +793,8 @@ func TestReflashedMasterStops(t *testing.T) {
 		late    bool
 		says    string
 	}{
-		"sole, late":                 {1, 0, true, "the birth ticket has expired (2026-11-27T09:00:00Z; this machine's clock shows 2026-11-28)"},
-		"all of them, late":          {3, etcdmember.Blank, true, "the birth ticket has expired"},
+		"sole, late":                 {1, 0, true, "the bootstrap permit has expired (2026-11-27T09:00:00Z; this machine's clock shows 2026-11-28)"},
+		"all of them, late":          {3, etcdmember.Blank, true, "the bootstrap permit has expired"},
 		"the others without quorum":  {3, etcdmember.InUse, false, "has no quorum"},
 		"the others without, late":   {3, etcdmember.InUse, true, "has no quorum"},
 		"the others are silent":      {3, etcdmember.Silent, false, ""},
@@ -1244,8 +1244,8 @@ func (m *controlPlane) withRequests(w mint.Requests) {
 		}
 		c.Said = w.RequestedAt.UTC().Format(time.RFC3339)
 	}
-	if !w.Birth.IsZero() {
-		c.BirthUntil = w.Birth.UTC().Format(time.RFC3339)
+	if !w.Bootstrap.IsZero() {
+		c.BootstrapUntil = w.Bootstrap.UTC().Format(time.RFC3339)
 	}
 	s.ControlPlane = &c
 	m.stampSite(&s)
@@ -1430,9 +1430,9 @@ func logHead(member, cluster uint64) []byte {
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(record))), record...)
 }
 
-// TestTicketIsForOneBirth: a machine that was flashed again does not bootstrap again: its
-// firmware has a record. A new permission is accepted, and an interrupted bootstrap continues.
-func TestTicketIsForOneBirth(t *testing.T) {
+// TestPermitIsForOneBootstrap: a machine that was flashed again does not bootstrap again: its
+// firmware has a record. A new permit is accepted, and an interrupted bootstrap continues.
+func TestPermitIsForOneBootstrap(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]string{"born": "", "cut off before the note": "firmware", "cut off behind it": "kubeadm writes " + controlplane.EtcdManifest} {
 		t.Run(name, func(t *testing.T) {
@@ -1459,12 +1459,12 @@ func TestTicketIsForOneBirth(t *testing.T) {
 
 			again := newControlPlane(t, sites)
 			again.Put(controlplane.BootstrappedVar, firmware)
-			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has already used this birth ticket") {
+			if err := again.boot(); err == nil || len(again.starts) > 0 || again.Has(controlplane.EtcdManifest) || !again.ConsoleHas("has already used this bootstrap permit") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, again.starts, strings.Join(again.Console, "\n"))
 			}
 			s := *again.site
 			c := *s.ControlPlane
-			c.BirthUntil = again.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
+			c.BootstrapUntil = again.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
 			s.ControlPlane = &c
 			again.stampSite(&s)
 			again.on()
@@ -1476,9 +1476,9 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	}
 }
 
-// TestLostDataIsNoBirth: once the API server has answered, a power cut may destroy etcd's data,
+// TestLostDataIsNoBootstrap: once the API server has answered, a power cut may destroy etcd's data,
 // but the cluster is not bootstrapped again.
-func TestLostDataIsNoBirth(t *testing.T) {
+func TestLostDataIsNoBootstrap(t *testing.T) {
 	t.Parallel()
 	for name, gone := range map[string]string{"the log": "/wal", "everything": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -1491,18 +1491,18 @@ func TestLostDataIsNoBirth(t *testing.T) {
 			}
 			m.starts, m.Console = nil, nil
 			m.on()
-			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("has already used this birth ticket") {
+			if err := m.boot(); err == nil || len(m.starts) > 0 || !m.ConsoleHas("has already used this bootstrap permit") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			s := *m.site
 			c := *s.ControlPlane
-			c.BirthUntil = m.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
+			c.BootstrapUntil = m.Now.Add(48 * time.Hour).UTC().Format(time.RFC3339)
 			s.ControlPlane = &c
 			m.stampSite(&s)
 			m.on()
 			m.bootDone()
 			if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " new") {
-				t.Errorf("with a new ticket, etcd was started as %q", m.starts)
+				t.Errorf("with a new permit, etcd was started as %q", m.starts)
 			}
 		})
 	}
@@ -1514,10 +1514,10 @@ func TestOldSeatNoteIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
-	m.Put(controlplane.MembershipFile, fmt.Sprintf(`{"version":1,"cluster":%q,"born":%q}`, m.site.ControlPlane.ID, controlplane.TicketKey(m.site)))
+	m.Put(controlplane.MembershipFile, fmt.Sprintf(`{"version":1,"cluster":%q,"born":%q}`, m.site.ControlPlane.ID, controlplane.PermitKey(m.site)))
 	m.on()
 	m.bootDone()
-	if note := controlplane.ReadMembership(m.Env()); note.Served != controlplane.TicketKey(m.site) || note.Bootstrapped != note.Served {
+	if note := controlplane.ReadMembership(m.Env()); note.Served != controlplane.PermitKey(m.site) || note.Bootstrapped != note.Served {
 		t.Errorf("%+v", note)
 	}
 }
@@ -1545,20 +1545,20 @@ func TestLostDataIsNotRestoredAgain(t *testing.T) {
 	}
 }
 
-// TestTicketsThatDiffer: blank machines whose Sites have different permissions, or one of which
-// has used its own, bootstrap nothing and report why: etcd derives its IDs from the permission.
-func TestTicketsThatDiffer(t *testing.T) {
+// TestPermitsThatDiffer: blank machines whose Sites have different permits, or one of which
+// has used its own, bootstrap nothing and report why: etcd derives its IDs from the permit.
+func TestPermitsThatDiffer(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
 	for name, tt := range map[string]struct {
 		set  func(m *controlPlane)
 		says string
 	}{
-		"another ticket": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "2026-12-24T12:00:00Z" },
-			"this machine's Site has another birth ticket (2026-11-27T09:00:00Z) than the Site of m3 (2026-12-24T12:00:00Z)"},
-		"no ticket":      {func(m *controlPlane) { m.others["192.0.2.13"].ticket = controlplane.NoTicketID }, "than the Site of m3 (none)"},
-		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].ticket = "" }, "m3 does not report a birth ticket"},
-		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Spent }, "m3 has already used this birth ticket"},
+		"another permit": {func(m *controlPlane) { m.others["192.0.2.13"].permit = "2026-12-24T12:00:00Z" },
+			"this machine's Site has another bootstrap permit (2026-11-27T09:00:00Z) than the Site of m3 (2026-12-24T12:00:00Z)"},
+		"no permit":      {func(m *controlPlane) { m.others["192.0.2.13"].permit = controlplane.NoPermitID }, "than the Site of m3 (none)"},
+		"an older image": {func(m *controlPlane) { m.others["192.0.2.13"].permit = "" }, "m3 does not report a bootstrap permit"},
+		"it is used":     {func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.Spent }, "m3 has already used this bootstrap permit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -1569,7 +1569,7 @@ func TestTicketsThatDiffer(t *testing.T) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			m.all(etcdmember.Blank)
-			m.others["192.0.2.13"].ticket = controlplane.TicketID(m.site)
+			m.others["192.0.2.13"].permit = controlplane.PermitID(m.site)
 			m.on()
 			m.bootDone()
 			if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " new") {
@@ -1579,15 +1579,15 @@ func TestTicketsThatDiffer(t *testing.T) {
 	}
 }
 
-// TestUsedTicketIsTold: a machine that has used its permission reports that to the others,
+// TestUsedPermitIsReported: a machine that has used its permit reports that to the others,
 // even after it has stopped and waits for a person.
-func TestUsedTicketIsTold(t *testing.T) {
+func TestUsedPermitIsReported(t *testing.T) {
 	t.Parallel()
 	for name, others := range map[string]etcdmember.PeerState{"others are off": etcdmember.Silent, "it has stopped": etcdmember.Blank} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Put(controlplane.BootstrappedVar, "\x07\x00\x00\x00"+controlplane.TicketKey(m.site))
+			m.Put(controlplane.BootstrappedVar, "\x07\x00\x00\x00"+controlplane.PermitKey(m.site))
 			m.all(others)
 			m.Patience = 8 * time.Minute
 			told := map[bool]etcdmember.Peer{}
@@ -1607,10 +1607,10 @@ func TestUsedTicketIsTold(t *testing.T) {
 				}
 				return sleep(ctx, d)
 			}
-			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("already used this birth ticket") {
+			if err := m.Run(New(e)); err == nil || len(m.starts) > 0 || !m.ConsoleHas("already used this bootstrap permit") {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
-			if want := (etcdmember.Peer{State: etcdmember.Spent, Ticket: controlplane.TicketID(m.site)}); told[others == etcdmember.Blank] != want {
+			if want := (etcdmember.Peer{State: etcdmember.Spent, Permit: controlplane.PermitID(m.site)}); told[others == etcdmember.Blank] != want {
 				t.Errorf("the others are told %+v, want %+v", told, want)
 			}
 		})
@@ -1673,7 +1673,7 @@ func TestRestoreASnapshot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := newControlPlane(t, mintedSites(t, 3))
-			m.Now = m.Now.Add(200 * time.Hour) // after the end of the permission
+			m.Now = m.Now.Add(200 * time.Hour) // after the end of the permit
 			m.Cluster.NoClusterInfo = false
 			m.withRequests(mint.Requests{ContinueFrom: "m1", Restore: sum})
 			if tt.old {
@@ -1780,9 +1780,9 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 	}
 }
 
-// TestCarriedOutIsNoBirth: data that a request brought does not come from this disk's bootstrap.
+// TestCarriedOutIsNoBootstrap: data that a request brought does not come from this disk's bootstrap.
 // If it is lost, that must not count as an interrupted bootstrap.
-func TestCarriedOutIsNoBirth(t *testing.T) {
+func TestCarriedOutIsNoBootstrap(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
@@ -1826,8 +1826,8 @@ func TestBeginsOverALoglessDatabase(t *testing.T) {
 	t.Parallel()
 	sites := mintedSites(t, 3)
 	for name, set := range map[string]func(m *controlPlane){
-		"birth": func(m *controlPlane) { m.all(etcdmember.Blank) },
-		"join":  func(m *controlPlane) { m.quorum(); m.Cluster.NoClusterInfo = false },
+		"bootstrap": func(m *controlPlane) { m.all(etcdmember.Blank) },
+		"join":      func(m *controlPlane) { m.quorum(); m.Cluster.NoClusterInfo = false },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -2032,9 +2032,9 @@ func TestPowerCutOfRestore(t *testing.T) {
 	}
 }
 
-// TestBirthWithoutAnAbsentMaster: one control-plane node never worked. The others
+// TestBootstrapWithoutAnAbsentMaster: one control-plane node never worked. The others
 // bootstrap without it if their Sites request that.
-func TestBirthWithoutAnAbsentMaster(t *testing.T) {
+func TestBootstrapWithoutAnAbsentMaster(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.others["192.0.2.12"].state = etcdmember.Blank

@@ -527,15 +527,15 @@ func TestRejoinIsSeenReady(t *testing.T) {
 // bearAgain recreates the cluster, empty and with the same keys. ipvscare
 // then sends no traffic to its API servers.
 func (w *world) bearAgain() {
-	w.Cluster.Births++
+	w.Cluster.Recreations++
 	w.Cluster.Nodes = map[string]*api.Node{}
 	w.Cluster.Down[worldtest.Endpoint] = true
 }
 
 // wantJoined checks the records of the cluster that first boot and ipvscare have.
-func (w *world) wantJoined(births int) {
+func (w *world) wantJoined(recreations int) {
 	w.T.Helper()
-	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", births), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", births), ServiceUID: fmt.Sprint("service-", births)}
+	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", recreations), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", recreations), ServiceUID: fmt.Sprint("service-", recreations)}
 	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != *want {
 		w.T.Errorf("the note is %+v, want %+v", got, want)
 	}
@@ -610,8 +610,8 @@ func (w *world) asIPVScare() {
 		}
 		j := conf.Servers[0].Joined
 		n := c.Nodes[j.Node]
-		info := !c.NoClusterInfo && j.ClusterInfo == fmt.Sprint("info-", c.Births)
-		own := accepted && (n != nil && j.NodeUID == n.Metadata.UID || j.ServiceUID == fmt.Sprint("service-", c.Births))
+		info := !c.NoClusterInfo && j.ClusterInfo == fmt.Sprint("info-", c.Recreations)
+		own := accepted && (n != nil && j.NodeUID == n.Metadata.UID || j.ServiceUID == fmt.Sprint("service-", c.Recreations))
 		c.Down[worldtest.Endpoint] = !info && !own
 	}
 	guard()
@@ -627,32 +627,32 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 		return "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(w.Cluster.CAPEM)), "\n", "\n  ")
 	}
 	for name, tt := range map[string]struct {
-		world  func(*testing.T) *world
-		lines  []string
-		births int
-		change func(*world)
-		said   string // message if it does not join again
+		world       func(*testing.T) *world
+		lines       []string
+		recreations int
+		change      func(*world)
+		said        string // message if it does not join again
 	}{
 		"the same cluster-info":  {},
-		"made anew":              {births: 1},
-		"made anew, unit":        {births: 1, world: func(t *testing.T) *world { return edgeWorld(t) }, lines: edge},
-		"made anew, static pod":  {births: 1, world: podWorld, lines: edge},
-		"made anew, no time":     {births: 1, change: func(w *world) { w.ClockSynced = false }},
-		"made anew, not pinned":  {births: 1, change: func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) }},
-		"made anew, two of them": {births: 1, change: func(w *world) { w.Cluster.Down["192.0.2.12:6443"] = true }},
+		"made anew":              {recreations: 1},
+		"made anew, unit":        {recreations: 1, world: func(t *testing.T) *world { return edgeWorld(t) }, lines: edge},
+		"made anew, static pod":  {recreations: 1, world: podWorld, lines: edge},
+		"made anew, no time":     {recreations: 1, change: func(w *world) { w.ClockSynced = false }},
+		"made anew, not pinned":  {recreations: 1, change: func(w *world) { w.Stamp(worldtest.SlotDevice, unpin(w.Site(worldtest.WithToken))) }},
+		"made anew, two of them": {recreations: 1, change: func(w *world) { w.Cluster.Down["192.0.2.12:6443"] = true }},
 		"hidden": {change: func(w *world) {
 			w.Cluster.NoClusterInfo = true
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, withCA(w)))
 		}},
-		"made anew, no token": {births: 1, said: "FAILED discovery: this node's certificate has expired", change: func(w *world) {
+		"made anew, no token": {recreations: 1, said: "FAILED discovery: this node's certificate has expired", change: func(w *world) {
 			w.Stamp(worldtest.SlotDevice, w.Site())
 		}},
-		"made anew, no token and no time": {births: 1, said: "follows no time server", change: func(w *world) {
+		"made anew, no token and no time": {recreations: 1, said: "follows no time server", change: func(w *world) {
 			w.Stamp(worldtest.SlotDevice, w.Site())
 			w.ClockSynced = false
 		}},
-		"made anew, another token": {births: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.TokenRevoked = true }},
-		"made anew, the clock is wrong": {births: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate is valid
+		"made anew, another token": {recreations: 1, said: "the cluster does not accept the bootstrap token", change: func(w *world) { w.Cluster.TokenRevoked = true }},
+		"made anew, the clock is wrong": {recreations: 1, said: "its start timed out", change: func(w *world) { // by the cluster's clock the certificate is valid
 			w.ClockSkew, w.ClockSynced = w.Now.Sub(worldtest.WorldStart)-time.Hour, false
 		}},
 	} {
@@ -665,7 +665,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 			w.mustBoot()
 			noted := w.Get(member.JoinedCluster)
 			w.Now, w.ClockSynced = w.Now.AddDate(3, 0, 0), true
-			w.Cluster.Births += tt.births
+			w.Cluster.Recreations += tt.recreations
 			delete(w.Cluster.Nodes, "edge-sn0042")
 			w.Stamp(worldtest.SlotDevice, w.Site(append(tt.lines, worldtest.WithToken)...))
 			if tt.change != nil {
@@ -679,7 +679,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 				t.Fatalf("joined again: %v, %v\n%s", joined, err, strings.Join(w.Console, "\n"))
 			}
 			if tt.said == "" {
-				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.NoClusterInfo && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.births)) {
+				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.NoClusterInfo && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.recreations)) {
 					t.Errorf("it notes %+v", now)
 				}
 				return
@@ -696,7 +696,7 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 func TestNotBornAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*worldtest.Cluster){
-		"cluster-info made anew": func(c *worldtest.Cluster) { c.Births++ },
+		"cluster-info made anew": func(c *worldtest.Cluster) { c.Recreations++ },
 		"Node deleted":           func(c *worldtest.Cluster) { delete(c.Nodes, "edge-sn0042") },
 		"cluster-info hidden":    func(c *worldtest.Cluster) { c.NoAnonymous = true },
 	} {
@@ -859,7 +859,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Cluster.Births++ // changes cluster-info's UID
+	w.Cluster.Recreations++ // changes cluster-info's UID
 	w.PowerOn()
 	w.mustBoot()
 	w.wantNoted(ondisk.IPVSJoined{ClusterInfo: "info-1", Node: "edge-sn0042", NodeUID: "node-0", ServiceUID: "service-1"})
@@ -903,7 +903,7 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 		w := nativeWorld(t, lines...)
 		w.mustBoot()
 		before := w.Get(member.JoinedCluster)
-		w.Cluster.Births++
+		w.Cluster.Recreations++
 		w.Cluster.Nodes["edge-sn0042"].Metadata.UID = "node-1"
 		w.PowerOn()
 		w.Patience = time.Minute
@@ -925,7 +925,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 	w.mustBoot()
 	reborn := worldtest.NewClusterOf(t, w.Cluster.CA, w.Cluster.Key)
 	reborn.Attach(w.World)
-	reborn.Births = 7
+	reborn.Recreations = 7
 	e := w.Env()
 	_, n, err := member.OwnNode(t.Context(), e, "edge-sn0042")
 	if err != nil {

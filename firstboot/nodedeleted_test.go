@@ -89,7 +89,7 @@ func TestNodeOfAWorkerIsDeleted(t *testing.T) {
 		"deleted":                 {func(w *world) {}, 1, true},
 		"deleted, and offline":    {func(w *world) { w.Offline = true }, 0, false},
 		"refused since":           {func(w *world) { w.Cluster.NodeCreationDenied = true }, 1, false},
-		"in another cluster":      {func(w *world) { w.Cluster.Births++ }, 0, false},
+		"in another cluster":      {func(w *world) { w.Cluster.Recreations++ }, 0, false},
 		"before there was a note": {func(w *world) { os.Remove(w.HostPath(member.JoinedCluster)) }, 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -31,16 +31,16 @@ func (m *controlPlane) all(s etcdmember.PeerState) {
 // follows the table: etcd never starts blank if the others have had a cluster.
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
-	const late = 200 * time.Hour // the birth ticket has expired
+	const late = 200 * time.Hour // the bootstrap permit has expired
 	ownSeat := func(o map[string]any) bool {
 		return strings.Contains(fmt.Sprint(o["peerURLs"]), "https://192.0.2.11:2380")
 	}
-	t.Run("birth", func(t *testing.T) {
+	t.Run("bootstrap", func(t *testing.T) {
 		t.Parallel()
 		m := newControlPlane(t, mintedSites(t, 3))
 		m.all(etcdmember.Blank)
 		m.cutThenRows(t, []peersRow{
-			{"all are blank still", func(*controlPlane) {}, "birth", "start"},
+			{"all are blank still", func(*controlPlane) {}, "bootstrap", "start"},
 			{"all are blank, late", func(m *controlPlane) { m.Now = m.Now.Add(late) }, "stop", "start"},
 			{"a quorum lives, with this seat", func(m *controlPlane) { m.quorum() }, "join", "start"},
 			{"a quorum lives, without it", func(m *controlPlane) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
@@ -139,7 +139,7 @@ func (m *controlPlane) decides() string {
 		return "nothing"
 	}
 	d := all[len(all)-1][1]
-	ends, starts := map[string]string{"birth": " new\n", "join": " existing\n", "start": "has data\n"}[d]
+	ends, starts := map[string]string{"bootstrap": " new\n", "join": " existing\n", "start": "has data\n"}[d]
 	if controlplane.Decided(m.Env()) != starts {
 		return d + ", but etcd is let start: " + fmt.Sprint(!starts)
 	}

@@ -23,12 +23,12 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 	if err != nil {
 		return nil, fmt.Errorf("writing the control-plane nodes' Sites: %w", err)
 	}
-	birth := o.record.birth(now)
+	bootstrap := o.record.bootstrapUntil(now)
 	var out []NodeSite
 	var errs []error
 	for i := range o.cluster.Masters {
 		m := &o.cluster.Masters[i]
-		site, err := o.cluster.ControlPlaneSite(m, o.record.ID, o.record.CAHash, birth)
+		site, err := o.cluster.ControlPlaneSite(m, o.record.ID, o.record.CAHash, bootstrap)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, err))
 			continue
@@ -38,7 +38,7 @@ func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSit
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w", m.Name, probs))
 			continue
 		}
-		out = append(out, NodeSite{m.Name, birth, site})
+		out = append(out, NodeSite{m.Name, bootstrap, site})
 	}
 	return out, errors.Join(errs...)
 }
@@ -50,9 +50,9 @@ type Requests struct {
 	Restore      string   // SHA-256 of a snapshot that ContinueFrom starts with instead of its data
 	// RequestedAt is the time of the request to continue, which is carried out only once.
 	RequestedAt time.Time
-	// Birth is the end of the period in which etcd may start empty; zero: as recorded in the
+	// Bootstrap is the end of the period in which etcd may start empty; zero: as recorded in the
 	// directory.
-	Birth time.Time
+	Bootstrap time.Time
 }
 
 // Apply writes the requests into the control-plane nodes' Sites.
@@ -61,9 +61,9 @@ func (w Requests) Apply(masters []NodeSite) error {
 	for i := range masters {
 		m := &masters[i]
 		c := m.Site.ControlPlane
-		if !w.Birth.IsZero() {
-			m.Expires = birthTime(w.Birth)
-			c.BirthUntil = m.Expires.Format(time.RFC3339)
+		if !w.Bootstrap.IsZero() {
+			m.Expires = wholeSeconds(w.Bootstrap)
+			c.BootstrapUntil = m.Expires.Format(time.RFC3339)
 		}
 		c.Absent, c.ContinueFrom, c.Restore = w.Absent, w.ContinueFrom, w.Restore
 		if w.ContinueFrom != "" {
@@ -116,8 +116,8 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 	return k, errors.Join(append(errs, err)...)
 }
 
-// birthTime rounds a time down to seconds, the precision of Sites and the record.
-func birthTime(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
+// wholeSeconds rounds a time down to seconds, the precision of Sites and the record.
+func wholeSeconds(t time.Time) time.Time { return t.UTC().Truncate(time.Second) }
 
 // RenewTokens makes new tokens for the workers whose tokens have expired, and returns the workers'
 // names. It must not be used once the cluster is bootstrapped: a running cluster does not get these
@@ -180,9 +180,9 @@ func saveRequestTime(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// allowBirth records the time until which the cluster may be bootstrapped, and returns the record.
+// allowBootstrap records the time until which the cluster may be bootstrapped, and returns the record.
 // Control-plane nodes that find a running cluster join it instead of bootstrapping one.
-func allowBirth(dir string, now, until time.Time) (*Record, error) {
+func allowBootstrap(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {
 		return nil, err
@@ -192,6 +192,6 @@ func allowBirth(dir string, now, until time.Time) (*Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	record.Births = append(record.Births, Birth{Issued: birthTime(now), Until: birthTime(until)})
+	record.Bootstraps = append(record.Bootstraps, Bootstrap{Issued: wholeSeconds(now), Until: wholeSeconds(until)})
 	return record, record.write(dir)
 }

@@ -129,7 +129,7 @@ func TestMasterSites(t *testing.T) {
 			t.Errorf("the documents lack %s:\n%s", want, docs)
 		}
 	}
-	if site.ControlPlane.Birth() != sites[1].Expires || site.ControlPlane.ID == "" {
+	if site.ControlPlane.BootstrapEnd() != sites[1].Expires || site.ControlPlane.ID == "" {
 		t.Errorf("%+v", site.ControlPlane)
 	}
 	if tokens, err := manifest.Unpack(site.Credentials.Keys.Objects); err != nil || len(tokens) != 1 || strings.Count(tokens[0].Text, "name: bootstrap-token-") != 1 {
@@ -148,21 +148,21 @@ func TestMasterSites(t *testing.T) {
 		}
 	}
 
-	// After that time, no Site can initialize the cluster until --birth permits it again.
+	// After that time, no Site can initialize the cluster until --bootstrap permits it again.
 	late := now().Add(200 * time.Hour)
-	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BirthUntil != "" {
+	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BootstrapUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)
 	}
 	if sites[0].Site.Credentials.Keys.Objects.Reveal() != "" {
 		t.Error("expired tokens are published")
 	}
-	if _, err := allowBirth(dir, late, late.Add(time.Hour)); err != nil {
+	if _, err := allowBootstrap(dir, late, late.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || !sites[0].Site.ControlPlane.Birth().Equal(late.Add(time.Hour).Truncate(time.Second)) {
+	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || !sites[0].Site.ControlPlane.BootstrapEnd().Equal(late.Add(time.Hour).Truncate(time.Second)) {
 		t.Fatalf("%v, %+v", err, sites)
 	}
-	if r, err := Load(dir); err != nil || len(r.Births) != 2 {
+	if r, err := Load(dir); err != nil || len(r.Bootstraps) != 2 {
 		t.Errorf("the record has %+v, %v", r, err)
 	}
 }

@@ -57,9 +57,9 @@ type Record struct {
 	Tokens   []Token `json:"tokens,omitempty"`
 	// Manifests are the files of the document's manifests, in the document's order.
 	Manifests []File `json:"manifests,omitempty"`
-	// Births are the periods in which the cluster may be bootstrapped, latest last. They are also
+	// Bootstraps are the periods in which the cluster may be bootstrapped, latest last. They are also
 	// in the control-plane nodes' Sites.
-	Births []Birth `json:"births,omitempty"`
+	Bootstraps []Bootstrap `json:"births,omitempty"`
 	// RequestedAt is the time of the last request to continue.
 	RequestedAt time.Time `json:"said,omitzero"`
 	// AdminUntil is when admin.conf expires.
@@ -75,16 +75,16 @@ type File struct {
 	SHA256 string `json:"sha256"` // of its unencrypted contents
 }
 
-// Birth is a period in which etcd may start empty. It is also in the control-plane nodes' Sites.
-type Birth struct {
+// Bootstrap is a period in which etcd may start empty. It is also in the control-plane nodes' Sites.
+type Bootstrap struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
 }
 
-// birth returns the time until which the cluster may be bootstrapped; zero if that time has passed.
-func (r *Record) birth(now time.Time) time.Time {
-	if n := len(r.Births); n > 0 && now.Before(r.Births[n-1].Until) {
-		return r.Births[n-1].Until
+// bootstrapUntil returns the time until which the cluster may be bootstrapped; zero if it has passed.
+func (r *Record) bootstrapUntil(now time.Time) time.Time {
+	if n := len(r.Bootstraps); n > 0 && now.Before(r.Bootstraps[n-1].Until) {
+		return r.Bootstraps[n-1].Until
 	}
 	return time.Time{}
 }
@@ -203,7 +203,7 @@ func mint(dir string, c *clusterdoc.File, recipients []string, o Options) (*Chan
 	now := o.Now
 	fail := func(err error) (*Change, error) { return nil, fmt.Errorf("minting %s: %w", c.Name, err) }
 	record := &Record{ID: rand.Text(), Created: now.UTC().Truncate(time.Second), Recipients: recipients, Fixed: fixed(c), Kubernetes: c.KubernetesVersion, Document: digest(c.Text)}
-	record.Births = []Birth{{Issued: record.Created, Until: record.Created.Add(c.TokenLifetime())}}
+	record.Bootstraps = []Bootstrap{{Issued: record.Created, Until: record.Created.Add(c.TokenLifetime())}}
 	files := map[string][]byte{fileDocument: c.Text}
 	for i, m := range o.Manifests {
 		f := manifestFile(i, m)

@@ -491,7 +491,7 @@ func TestRenewTokens(t *testing.T) {
 	}
 	before := contents(t, dir)
 	late := change.Record.Tokens[0].Expires.Add(time.Hour)
-	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--birth TIME") {
+	if _, err := Sites(dir, sealed.Identity{}, late); err == nil || !strings.Contains(err.Error(), "--bootstrap TIME") {
 		t.Errorf("expired: %v", err)
 	}
 	// The state after a power cut before the record is written.

@@ -95,7 +95,7 @@ func nodeSite(dir string, record *Record, c *clusterdoc.Cluster, n *clusterdoc.N
 			continue
 		}
 		if !now.Before(t.Expires) {
-			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s; if the cluster runs, make one with `edgebake cluster token mint`; if it was never initialized, add --birth TIME", n.Name, t.Expires.Format(time.RFC3339))
+			return nil, fmt.Errorf("writing the Site of %s: its token expired at %s; if the cluster runs, make one with `edgebake cluster token mint`; if it was never initialized, add --bootstrap TIME", n.Name, t.Expires.Format(time.RFC3339))
 		}
 		_, token, err := readToken(dir, t, id)
 		if err != nil {

@@ -25,7 +25,7 @@ type SitesOptions struct {
 	Output    string // directory for the Sites; empty: sites/ in the minted directory
 	Inventory string // file for one Inventory of all workers, written instead of their Sites
 	Identity  sealed.Identity
-	Birth     time.Duration // how long etcd may start empty; 0: as recorded in the directory
+	Bootstrap time.Duration // how long etcd may start empty; 0: as recorded in the directory
 	Requests  Requests
 	Snapshot  string // file of the snapshot that Requests.ContinueFrom starts with
 	Force     bool   // replace existing files
@@ -60,7 +60,7 @@ func WriteSites(dir string, o SitesOptions) (*WrittenSites, error) {
 	if w.Ending, err = Endings(dir, o.Now); err != nil {
 		return w, err
 	}
-	if o.Birth > 0 {
+	if o.Bootstrap > 0 {
 		if w.Renewed, err = RenewTokens(dir, o.Identity, o.Now); err != nil {
 			return w, err
 		}
@@ -132,8 +132,8 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 		}
 		o.Requests.Restore, w.ForeignSnapshot = snapshot.SHA256, !snapshot.Ours
 	}
-	if o.Birth > 0 {
-		o.Requests.Birth = o.Now.Add(o.Birth)
+	if o.Bootstrap > 0 {
+		o.Requests.Bootstrap = o.Now.Add(o.Bootstrap)
 	}
 	o.Requests.RequestedAt = said
 	return masters, o.Requests.Apply(masters)
@@ -141,9 +141,9 @@ func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]N
 
 // siteFile is a Site to be written.
 type siteFile struct {
-	path  string
-	text  []byte
-	birth bool // set for a control-plane node; recorded in the minted directory before the file is written
+	path      string
+	text      []byte
+	bootstrap bool // set for a control-plane node; recorded in the minted directory before the file is written
 }
 
 // begin writes the file under a temporary name; Commit renames it.
@@ -216,7 +216,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 		}
 	}()
 	for _, f := range files {
-		if !f.birth {
+		if !f.bootstrap {
 			continue
 		}
 		begun, err := f.begin(o.Force)
@@ -230,8 +230,8 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 			return err
 		}
 	}
-	if o.Birth > 0 {
-		if _, err := allowBirth(minted, o.Now, o.Requests.Birth); err != nil {
+	if o.Bootstrap > 0 {
+		if _, err := allowBootstrap(minted, o.Now, o.Requests.Bootstrap); err != nil {
 			return err
 		}
 	}
@@ -241,7 +241,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 		}
 	}
 	for _, f := range files {
-		if f.birth {
+		if f.bootstrap {
 			continue
 		}
 		begun, err := f.begin(o.Force)

@@ -29,19 +29,19 @@ func TestWordsAreLater(t *testing.T) {
 	}
 }
 
-// TestBirthRenewsTokens checks that a cluster that was not switched on while its workers' tokens
-// were valid can still be initialized with --birth, and the workers can join it.
-func TestBirthRenewsTokens(t *testing.T) {
+// TestBootstrapRenewsTokens checks that a cluster that was not switched on while its workers' tokens
+// were valid can still be initialized with --bootstrap, and the workers can join it.
+func TestBootstrapRenewsTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {
 		t.Fatal(err)
 	}
 	late := now().AddDate(1, 0, 0)
-	if _, err := WriteSites(dir, SitesOptions{Now: late}); err == nil || !strings.Contains(err.Error(), "--birth TIME") {
+	if _, err := WriteSites(dir, SitesOptions{Now: late}); err == nil || !strings.Contains(err.Error(), "--bootstrap TIME") {
 		t.Errorf("with tokens that have expired: %v", err)
 	}
 	for i, want := range []int{1, 0} {
-		w, err := WriteSites(dir, SitesOptions{Now: late.Add(time.Duration(i) * time.Hour), Birth: 48 * time.Hour, Force: true})
+		w, err := WriteSites(dir, SitesOptions{Now: late.Add(time.Duration(i) * time.Hour), Bootstrap: 48 * time.Hour, Force: true})
 		if err != nil || len(w.Renewed) != want {
 			t.Errorf("run %d: renewed %q, %v", i, w.Renewed, err)
 		}

@@ -85,17 +85,20 @@ already depend on them.`,
 	}
 	f := c.Flags()
 	dirFlag(c, &out, "output", "", "directory to write to: a new or empty one, or the directory of this cluster")
-	f.SetNormalizeFunc(outIsOutput)
+	f.SetNormalizeFunc(formerFlags)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
 	takesDocument(s, c, 0, nil)
 	return c
 }
 
-// outIsOutput accepts --out, an earlier name of --output.
-func outIsOutput(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-	if name == "out" {
+// formerFlags accepts --out and --birth, the earlier names of --output and --bootstrap.
+func formerFlags(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	switch name {
+	case "out":
 		name = "output"
+	case "birth":
+		name = "bootstrap"
 	}
 	return pflag.NormalizedName(name)
 }
@@ -158,9 +161,9 @@ would have the cluster's keys.
 
 A new cluster may start with an empty etcd as long as its tokens are valid
 (tokenTTL). Control-plane nodes whose Sites are written later, or that are flashed
-again later, only join a living cluster. --birth TIME allows etcd to start empty for
-that time: for a cluster that was not switched on in time, or whose data is lost.
-Workers whose tokens have expired get new ones. DIR/mint.json records this.
+again later, only join a living cluster. --bootstrap TIME lets etcd start empty for
+that time from now: for a cluster that was not switched on in time, or whose data is
+lost. Workers whose tokens have expired get new ones. DIR/mint.json records this.
 
 Two flags are for lost control-plane nodes:
 
@@ -176,7 +179,7 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 		Example: `  edgebake cluster sites shops
   edgebake cluster sites shops --inventory inventory.yaml
   edgebake cluster sites shops --identity key.txt --output sites
-  edgebake cluster sites shops --birth 48h
+  edgebake cluster sites shops --bootstrap 48h
   edgebake cluster sites shops --continue-from m1 --output lost`,
 		Args: args(1, 1, "the directory of a minted cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
@@ -200,10 +203,10 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 	}
 	f := c.Flags()
 	dirFlag(c, &o.Output, "output", "", "directory to write to (default DIR/sites)")
-	f.SetNormalizeFunc(outIsOutput)
+	f.SetNormalizeFunc(formerFlags)
 	fileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
-	f.Var((*span)(&o.Birth), "birth", "let etcd start empty for this time from now, e.g. 48h")
+	f.Var((*span)(&o.Bootstrap), "bootstrap", "let etcd start empty for this time from now, e.g. 48h")
 	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
 	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node with whose data the cluster continues after etcd has lost its quorum")
 	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node named by --continue-from starts with", "db")
@@ -214,13 +217,13 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 // checkSites checks the flags of cluster sites.
 func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	var errs []error
-	if c.Flags().Changed("birth") && (o.Birth <= 0 || o.Birth > maxBirth) {
-		errs = append(errs, usageError{fmt.Errorf("--birth %s: give the time within which the cluster must be initialized, at most %d days, e.g. 48h", (*span)(&o.Birth), maxBirth/(24*time.Hour))})
+	if c.Flags().Changed("bootstrap") && (o.Bootstrap <= 0 || o.Bootstrap > maxBootstrap) {
+		errs = append(errs, usageError{fmt.Errorf("--bootstrap %s: give the time within which the cluster must be initialized, at most %d days, e.g. 48h", (*span)(&o.Bootstrap), maxBootstrap/(24*time.Hour))})
 	}
 	if o.Inventory != "" {
 		return errors.Join(append(errs, rejectUnused(c,
 			unused{flags: []string{"output"}, purpose: "Sites, and --inventory writes one Inventory to the file that it names: choose one"},
-			unused{flags: []string{"birth", "absent", "continue-from", "restore"}, purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
+			unused{flags: []string{"bootstrap", "absent", "continue-from", "restore"}, purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
 	}
 	if record, err := mint.Load(dir); err == nil && len(record.Recipients) > 0 && o.Output == "" {
 		errs = append(errs, usageError{fmt.Errorf("the secrets in %s are encrypted, but Sites contain tokens and keys unencrypted: name a directory for them with --output", dir)})
@@ -228,9 +231,9 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	return errors.Join(errs...)
 }
 
-// maxBirth is the upper limit of --birth. Once the birth time has passed, a control-plane node that
-// is flashed again cannot start a new, empty cluster.
-const maxBirth = 31 * 24 * time.Hour
+// maxBootstrap is the upper limit of --bootstrap. Once that time has passed, a control-plane node
+// that is flashed again cannot start a new, empty cluster.
+const maxBootstrap = 31 * 24 * time.Hour
 
 // imageToStamp returns the image that the Image in the current directory builds. If that image does
 // not exist, first is the command that must run before stamping.
@@ -282,7 +285,7 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 		}
 		s.Note("The Sites of control-plane nodes contain the cluster's keys. With these Sites, %s continues with %s, and all other nodes join it.\n", c.ContinueFrom, with)
 	} else if until := w.Sites[0].Expires; until.IsZero() {
-		s.Note("The cluster can no longer be initialized with these Sites: control-plane nodes only join an existing cluster. --birth TIME allows it again.\n")
+		s.Note("The cluster can no longer be initialized with these Sites: control-plane nodes only join an existing cluster. --bootstrap TIME allows it again.\n")
 	} else {
 		s.Note("The Sites of control-plane nodes contain the cluster's keys. The cluster can be initialized with them until %s.\n", until.Format(time.RFC3339))
 	}

@@ -43,8 +43,8 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 }
 
 // ControlPlaneSite returns the Site of one control-plane node, without credentials. The Cluster
-// must be valid. birth is the time until which the cluster may be initialized; zero means never.
-func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth time.Time) (*configs.Site, error) {
+// must be valid. bootstrap is the time until which the cluster may be initialized; zero means never.
+func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, bootstrap time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Match, s.Network = m.Match, m.Network
 	s.IPVS.Disabled = true
@@ -53,8 +53,8 @@ func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, birth ti
 	for _, o := range f.Masters {
 		c.Members = append(c.Members, configs.ControlPlaneMember{Name: o.Name, Address: o.Address})
 	}
-	if !birth.IsZero() {
-		c.BirthUntil = birth.UTC().Format(time.RFC3339)
+	if !bootstrap.IsZero() {
+		c.BootstrapUntil = bootstrap.UTC().Format(time.RFC3339)
 	}
 	docs, err := f.controlPlaneDocuments(m)
 	if err != nil {

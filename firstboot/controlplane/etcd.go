@@ -142,7 +142,7 @@ func (t *etcdStarter) run(ctx context.Context) error {
 			continue
 		}
 		if !v.Disk.WAL {
-			t.answerBlank(ctx, etcdmember.BlankAnswer(v.TicketID, v.Ticket == etcdmember.UsedTicket || v.Request.Restored))
+			t.answerBlank(ctx, etcdmember.BlankAnswer(v.PermitID, v.Permit == etcdmember.UsedPermit || v.Request.Restored))
 		}
 		if err := t.e.Sleep(ctx, decideInterval); err != nil {
 			return run.Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
@@ -181,12 +181,12 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 		return dataChanged, restoreSnapshot(ctx, t.e, t.active)
 	case etcdmember.SetAside:
 		return t.setAside(d)
-	case etcdmember.Birth:
+	case etcdmember.Bootstrap:
 		t.e.Console("bootstrapping an empty etcd: " + d.Why)
 		if err := SetAsideLogless(t.e); err != nil {
 			return startWaits, err
 		}
-		if err := t.useTicket(); err != nil {
+		if err := t.usePermit(); err != nil {
 			return startWaits, err
 		}
 		return etcdStarted, t.start(ctx, "new", everyMember(t.site))
@@ -247,7 +247,7 @@ func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (s
 // view reads the state of the disk, and asks the other control-plane nodes for theirs.
 func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	self := t.site.Self()
-	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Ticket: ticket(t.e, t.site), TicketID: TicketID(t.site), Dates: ticketDates(t.e, t.site),
+	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Permit: permit(t.e, t.site), PermitID: PermitID(t.site), Dates: permitDates(t.e, t.site),
 		Request: etcdmember.Request{ContinueFrom: t.site.ControlPlane.ContinueFrom, Restore: t.site.ControlPlane.Restore != "", Restored: restoredBefore(t.e, t.site), Absent: t.site.ControlPlane.Absent}}
 	var err error
 	if v.Disk, err = etcdDisk(t.e); err != nil {
@@ -413,7 +413,7 @@ func (t *etcdStarter) start(ctx context.Context, state, members string, more ...
 		{Name: "initial-cluster-state", Value: state},
 		// etcd uses the token only at a bootstrap. It is equal on all machines, whatever
 		// their image, and different for each bootstrap.
-		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, TicketID(t.site))},
+		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, PermitID(t.site))},
 	}, more...))
 }
 

@@ -18,9 +18,9 @@ type membership struct {
 	Version int `json:"version"`
 	// Cluster is the id of the Site's cluster.
 	Cluster string `json:"cluster"`
-	// Bootstrapped is the bootstrap permission that was used to bootstrap etcd on this disk.
+	// Bootstrapped is the bootstrap permit that was used to bootstrap etcd on this disk.
 	Bootstrapped string `json:"born,omitempty"`
-	// Served is the Site's bootstrap permission when this data last served this machine's API
+	// Served is the Site's bootstrap permit when this data last served this machine's API
 	// server. Without it, the bootstrap may have been interrupted, and continues.
 	Served string `json:"lived,omitempty"`
 	// Continued is the Site's request to continue, once this machine has carried it out: it has
@@ -60,9 +60,9 @@ func (n membership) hasCarriedOut(site *configs.Site) bool {
 	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.SaidAt()))
 }
 
-// notServedYet reports whether Served differs from the Site's bootstrap permission.
+// notServedYet reports whether Served differs from the Site's bootstrap permit.
 func (n membership) notServedYet(site *configs.Site) bool {
-	return n.Cluster == site.ControlPlane.ID && n.Served != TicketKey(site)
+	return n.Cluster == site.ControlPlane.ID && n.Served != PermitKey(site)
 }
 
 // saveServed records that etcd's data serves this machine's API server: the bootstrap is
@@ -72,7 +72,7 @@ func saveServed(e *machine.Env, site *configs.Site) error {
 	if !n.notServedYet(site) {
 		return nil
 	}
-	n.Served = TicketKey(site)
+	n.Served = PermitKey(site)
 	return n.write(e)
 }
 

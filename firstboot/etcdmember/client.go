@@ -17,7 +17,7 @@ import (
 // maxAnswer bounds how many bytes of an answer are read; each member in it takes a few hundred.
 const maxAnswer = 1 << 20
 
-// AskPeer asks a node's port 2380 for its state, its bootstrap permission and the member IDs in
+// AskPeer asks a node's port 2380 for its state, its bootstrap permit and the member IDs in
 // its data. Answers of other programs count as none. etcd needs no quorum for its answer.
 func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
@@ -25,9 +25,9 @@ func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []
 		if json.Unmarshal(body, &a) == nil {
 			switch a.Seat {
 			case seatBlank:
-				return Peer{State: Blank, Ticket: a.Ticket}, nil
+				return Peer{State: Blank, Permit: a.Permit}, nil
 			case seatSpent:
-				return Peer{State: Spent, Ticket: a.Ticket}, nil
+				return Peer{State: Spent, Permit: a.Permit}, nil
 			}
 		}
 	}
@@ -57,11 +57,11 @@ func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []
 // others return 404, since its peers' etcd exits on an unexpected answer.
 const BlankPath = "/edgebake/seat"
 
-// Answer is the answer at BlankPath. Older programs, without bootstrap permissions, only accept
+// Answer is the answer at BlankPath. Older programs, without bootstrap permits, only accept
 // exactly {"seat":"blank"}. To them this is no answer, so they wait.
 type Answer struct {
 	Seat   string `json:"seat"`
-	Ticket string `json:"ticket"`
+	Permit string `json:"ticket"`
 }
 
 const (
@@ -70,12 +70,12 @@ const (
 )
 
 // BlankAnswer returns the answer of a machine without data. spent: its
-// bootstrap permission has been used before.
-func BlankAnswer(ticket string, spent bool) Answer {
+// bootstrap permit has been used before.
+func BlankAnswer(permit string, spent bool) Answer {
 	if spent {
-		return Answer{seatSpent, ticket}
+		return Answer{seatSpent, permit}
 	}
-	return Answer{seatBlank, ticket}
+	return Answer{seatBlank, permit}
 }
 
 // ServeBlank returns the HTTP handler of a control-plane node without data. It answers only

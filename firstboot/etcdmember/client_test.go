@@ -23,7 +23,7 @@ func TestLook(t *testing.T) {
 		"a web server":     {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) }), Silent},
 		"an error":         {http.NotFoundHandler(), Silent},
 		"no members":       {members404("[]"), Silent},
-		"newborn":          {members404(`[{"id":1,"peerURLs":["https://m1:2380"],"name":"m1"}]`), Leaderless},
+		"bootstrapping":    {members404(`[{"id":1,"peerURLs":["https://m1:2380"],"name":"m1"}]`), Leaderless},
 		"lived":            {members404(`[{"id":1,"name":"m1","clientURLs":[]},{"id":2,"clientURLs":["https://m2:2379"]}]`), InUse},
 		"another's answer": {http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"seat":"taken"}`)) }), Silent},
 		"far too much":     {members404("[" + strings.Repeat(" ", maxAnswer) + "]"), Silent},

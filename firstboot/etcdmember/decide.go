@@ -10,9 +10,9 @@
 // Maintenance maintains the databases of running members.
 //
 // Invariants:
-//   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permission
-//     (the birth ticket in the docs), and only if it has seen every other control-plane node
-//     as blank with the same permission, or as leaderless.
+//   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permit,
+//     and only if it has seen every other control-plane node as blank with the same permit, or
+//     as leaderless.
 //   - A lost control-plane node that was once a member prevents a bootstrap forever. A node
 //     that does not answer delays it.
 //   - Data of another cluster is never started, and a membership whose machine is running is
@@ -43,7 +43,7 @@ const (
 	// InUse: a member has a client URL, so the cluster has accepted
 	// writes, with or without a quorum now.
 	InUse
-	// Spent: first boot there answers that the node has no data, and that the bootstrap permission
+	// Spent: first boot there answers that the node has no data, and that the bootstrap permit
 	// or request in its Site was already used. It bootstraps nothing.
 	Spent
 )
@@ -52,9 +52,9 @@ const (
 type Peer struct {
 	Name  string
 	State PeerState
-	// Ticket is the bootstrap permission in its Site if it is Blank or Spent; empty if
-	// its program does not support permissions.
-	Ticket string
+	// Permit is the bootstrap permit in its Site if it is Blank or Spent; empty if
+	// its program does not support permits.
+	Permit string
 }
 
 // Member is an etcd member as a quorum lists it.
@@ -94,17 +94,17 @@ const (
 	Alive
 )
 
-// Ticket is the state of the one-time bootstrap permission in the Site.
-type Ticket int
+// Permit is the state of the one-time bootstrap permit in the Site.
+type Permit int
 
-// States of a bootstrap permission.
+// States of a bootstrap permit.
 const (
-	NoTicket Ticket = iota
-	ValidTicket
-	ExpiredTicket
-	// UsedTicket: with this permission, this machine has bootstrapped the cluster or was
+	NoPermit Permit = iota
+	ValidPermit
+	ExpiredPermit
+	// UsedPermit: with this permit, this machine has bootstrapped the cluster or was
 	// in it, and the data is gone from its disk.
-	UsedTicket
+	UsedPermit
 )
 
 // Request is the operator's explicit request in the Site.
@@ -140,10 +140,10 @@ type View struct {
 	// DeadLearner is the ID of another machine's learner that has never started, and to which no
 	// member was connected for LearnerTimeout; empty if there is none.
 	DeadLearner string
-	Ticket      Ticket
-	// TicketID identifies this Site's bootstrap permission, to compare it with those of the peers.
-	TicketID string
-	// Dates describes the end of the permission and this machine's time, which may be wrong.
+	Permit      Permit
+	// PermitID identifies this Site's bootstrap permit, to compare it with those of the peers.
+	PermitID string
+	// Dates describes the end of the permit and this machine's time, which may be wrong.
 	Dates   string
 	Request Request
 	// Counted: etcd of the named node is running without a quorum, and has listed this disk's
@@ -159,8 +159,8 @@ const (
 	Wait  Action = iota // decide again later
 	Stop                // decide again later, and ask a person for help
 	Start               // start etcd with the data on the disk
-	// Birth: start etcd with initial-cluster-state new.
-	Birth
+	// Bootstrap: start etcd with initial-cluster-state new.
+	Bootstrap
 	// Join: remove the former memberships, add a learner, start etcd with
 	// initial-cluster-state existing, promote the learner.
 	Join
@@ -173,7 +173,7 @@ const (
 )
 
 func (a Action) String() string {
-	return [...]string{"wait", "stop", "start", "birth", "join", "force-new-cluster", "restore", "set-aside"}[a]
+	return [...]string{"wait", "stop", "start", "bootstrap", "join", "force-new-cluster", "restore", "set-aside"}[a]
 }
 
 // Decision is an Action with its parameters and its reason.
@@ -263,14 +263,14 @@ func (v View) blank() Decision {
 	case len(lived) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete one and lose written data", list(lived)),
 			Fix: "switch the other control-plane nodes on until more than half of all run; if they are permanently lost, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
-	case len(silent) > 0 && v.Ticket == UsedTicket:
-		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has already used this birth ticket or was a member, and its data is gone: it can only join the others, and %s not seen yet", list(silent)),
+	case len(silent) > 0 && v.Permit == UsedPermit:
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has already used this bootstrap permit or was a member, and its data is gone: it can only join the others, and %s not seen yet", list(silent)),
 			Fix: "switch the other control-plane nodes on; if their data is lost too, " + spentFix}
 	case len(silent) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is bootstrapped only after every control-plane node was seen, since one that is off could hold its data", list(silent)),
 			Fix: "switch every control-plane node on; if one is dead on arrival, declare it absent in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
 	}
-	if d, wait := v.tickets(); wait {
+	if d, wait := v.permits(); wait {
 		return d
 	}
 	switch {
@@ -279,49 +279,49 @@ func (v View) blank() Decision {
 	case len(risen) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the Site lists %s as absent, but it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
-	switch v.Ticket {
-	case NoTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the Site has no birth ticket: they may all have been flashed again",
-			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--birth 48h`)"}
-	case ExpiredTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the birth ticket has expired (" + v.Dates + "): they may all have been flashed again",
-			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--birth 48h`)"}
-	case UsedTicket:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has already used this birth ticket or was a member, and its data is gone",
+	switch v.Permit {
+	case NoPermit:
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the Site has no bootstrap permit: they may all have been flashed again",
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--bootstrap 48h`)"}
+	case ExpiredPermit:
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and the bootstrap permit has expired (" + v.Dates + "): they may all have been flashed again",
+			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--bootstrap 48h`)"}
+	case UsedPermit:
+		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has already used this bootstrap permit or was a member, and its data is gone",
 			Fix: spentFix}
 	}
-	return Decision{Do: Birth, Why: "every control-plane node was seen blank or newborn, and the birth ticket is valid"}
+	return Decision{Do: Bootstrap, Why: "every control-plane node was seen blank or bootstrapping, and the bootstrap permit is valid"}
 }
 
-// tickets delays a bootstrap while the blank nodes have different bootstrap permissions, or one
-// of them has already used its own: etcd's cluster ID depends on the permission.
-func (v View) tickets() (d Decision, wait bool) {
+// permits delays a bootstrap while the blank nodes have different bootstrap permits, or one
+// of them has already used its own: etcd's cluster ID depends on the permit.
+func (v View) permits() (d Decision, wait bool) {
 	var older, other []string
 	for _, p := range v.Peers {
 		switch {
 		case p.State != Blank && p.State != Spent || v.absent(p.Name):
-		case p.Ticket == "":
+		case p.Permit == "":
 			older = append(older, p.Name)
-		case p.Ticket != v.TicketID:
-			other = append(other, fmt.Sprintf("%s (%s)", p.Name, p.Ticket))
+		case p.Permit != v.PermitID:
+			other = append(other, fmt.Sprintf("%s (%s)", p.Name, p.Permit))
 		}
 	}
 	spent := slices.DeleteFunc(v.in(Spent), v.absent)
 	switch {
 	case len(older) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not report a birth ticket: its image is older than this one", list(older)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not report a bootstrap permit: its image is older than this one", list(older)),
 			Fix: "write the same image to every control-plane node"}, true
 	case len(other) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("this machine's Site has another birth ticket (%s) than the Site of %s", v.TicketID, list(other)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine's Site has another bootstrap permit (%s) than the Site of %s", v.PermitID, list(other)),
 			Fix: "stamp the Sites of one run of `edgebake cluster sites` onto every control-plane node"}, true
 	case len(spent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s has already used this birth ticket or was a member, and its data is gone: a birth ticket can be used only once", list(spent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s has already used this bootstrap permit or was a member, and its data is gone: a bootstrap permit can be used only once", list(spent)),
 			Fix: spentFix}, true
 	}
 	return Decision{}, false
 }
 
-const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`--birth 48h`), with new Sites for every control-plane node"
+const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`--bootstrap 48h`), with new Sites for every control-plane node"
 
 // join decides how to join a running cluster.
 func (v View) join() Decision {

@@ -11,7 +11,7 @@ import (
 func peers(states ...PeerState) []Peer {
 	var out []Peer
 	for i, s := range states {
-		out = append(out, Peer{Name: fmt.Sprintf("m%d", i+2), State: s, Ticket: "today"})
+		out = append(out, Peer{Name: fmt.Sprintf("m%d", i+2), State: s, Permit: "today"})
 	}
 	return out
 }
@@ -34,92 +34,92 @@ func TestTable(t *testing.T) {
 		v    View
 		want string
 	}{
-		"data":                         {View{Disk: Disk{WAL: true}}, "start"},
-		"data, whatever peers show":    {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank)}, "start"},
-		"data of a learner":            {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start"},
-		"data, another is learner":     {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2+ m3")}, "start"},
-		"data of another cluster":      {View{Disk: Disk{WAL: true, Cluster: "other"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
-		"another's, continue here":     {View{Disk: Disk{WAL: true, Cluster: "other"}, Request: Request{ContinueFrom: "m1"}}, "stop"},
-		"data that nobody noted":       {View{Disk: Disk{WAL: true, Cluster: "none"}}, "stop"},
-		"not noted, continue here":     {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "stop"},
-		"not noted, continued here":    {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "stop"},
-		"not noted, restore here":      {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1", Restore: true}}, "set-aside"},
-		"data, others are born anew":   {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "8"}, "stop"},
-		"data, same etcd":              {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "7"}, "start"},
-		"data, name was added anew":    {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
-		"data, name is learner anew":   {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1+ m2 m3")}, "stop"},
-		"blank, one is absent":         {View{Peers: peers(Blank, Silent), Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "birth"},
-		"blank, another is absent":     {View{Peers: peers(Silent, Silent), Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "wait"},
-		"blank, absent, no ticket":     {View{Peers: peers(Blank, Silent), Request: Request{Absent: []string{"m3"}}}, "stop"},
-		"blank, absent one answers":    {View{Peers: peers(Blank, Blank), Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "stop"},
-		"blank, absent one has lived":  {View{Peers: peers(Blank, InUse), Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "stop"},
-		"blank, absent itself":         {View{Peers: peers(Leaderless, Leaderless), Ticket: ValidTicket, Request: Request{Absent: []string{"m1"}}}, "wait"},
-		"blank, absent itself, joins":  {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{Absent: []string{"m1"}}}, "join"},
-		"continue there, old member":   {View{Disk: Disk{WAL: true, Member: "9"}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2 m1"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
-		"restore here, blank":          {View{Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "restore"},
-		"restore here, old data":       {View{Disk: Disk{WAL: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "set-aside"},
-		"restore here, done":           {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "start"},
-		"restore here, quorum lives":   {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1", Restore: true}}, "join"},
-		"restored before, blank":       {View{Peers: peers(Silent, Silent), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
-		"restored before, data":        {View{Disk: Disk{WAL: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "start"},
-		"restored before, not noted":   {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
-		"restored before, others live": {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "join"},
-		"restore there, not yet":       {View{Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2", Restore: true}}, "wait"},
-		"restore there, old data":      {View{Disk: Disk{WAL: true, Member: "7", Etcd: "7"}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Etcd: "8", Request: Request{ContinueFrom: "m2", Restore: true}}, "set-aside"},
-		"blank, seat lives":            {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Former: Alive}, "stop"},
-		"blank, seat is watched":       {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Former: Watched, FormerWhy: "a minute"}, "wait"},
-		"blank, quorum":                {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
-		"blank, quorum, seat is gone":  {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3")}, "join"},
-		"blank, quorum, half joined":   {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m2 m3"), Member{ID: "9", PeerURLs: []string{"https://m1:2380"}, Learner: true})}, "join remove 9"},
-		"blank, another joins":         {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3+")}, "wait"},
-		"blank, dead learner":          {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9"}, "join remove 1 9"},
-		"blank, learner not started":   {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted)}, "wait"},
-		"blank, another learner":       {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "8"}, "wait"},
-		"dead learner, seat lives":     {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9", Former: Alive}, "stop"},
-		"blank, lived without quorum":  {View{Peers: peers(InUse, Silent), Ticket: ValidTicket}, "stop"},
-		"blank, lived beside blank":    {View{Peers: peers(Blank, InUse), Ticket: ValidTicket}, "stop"},
-		"blank, all blank":             {View{Peers: peers(Blank, Blank), Ticket: ValidTicket}, "birth"},
-		"blank, other ticket":          {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, "yesterday"}}, Ticket: ValidTicket}, "wait"},
-		"blank, unknown ticket":        {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, ""}}, Ticket: ValidTicket}, "wait"},
-		"blank, one has used it":       {View{Peers: peers(Blank, Spent), Ticket: ValidTicket}, "wait"},
-		"blank, other ticket, absent":  {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Silent, ""}}, Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "birth"},
-		"blank, spent is absent":       {View{Peers: peers(Blank, Spent), Ticket: ValidTicket, Request: Request{Absent: []string{"m3"}}}, "stop"},
-		"blank, newborn beside blank":  {View{Peers: []Peer{{"m2", Leaderless, ""}, {"m3", Blank, "today"}}, Ticket: ValidTicket}, "birth"},
-		"used up, one is silent":       {View{Peers: peers(Silent, Blank), Ticket: UsedTicket}, "wait"},
-		"spent beside a quorum":        {View{Peers: peers(InUse, Spent), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
-		"spent beside one that lived":  {View{Peers: peers(InUse, Spent), Ticket: ValidTicket}, "stop"},
-		"restore there, spent":         {View{Peers: peers(Spent, Blank), Request: Request{ContinueFrom: "m2", Restore: true}}, "wait"},
-		"blank, newborn":               {View{Peers: peers(Leaderless, Blank), Ticket: ValidTicket}, "birth"},
-		"blank, all reflashed":         {View{Peers: peers(Blank, Blank), Ticket: ExpiredTicket}, "stop"},
-		"blank, ticket is used up":     {View{Peers: peers(Blank, Blank), Ticket: UsedTicket}, "stop"},
-		"sole, ticket is used up":      {View{Ticket: UsedTicket}, "stop"},
-		"ticket is used up, joins":     {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Ticket: UsedTicket}, "join"},
-		"blank, no ticket":             {View{Peers: peers(Blank, Blank)}, "stop"},
-		"blank, one silent":            {View{Peers: peers(Blank, Silent), Ticket: ValidTicket}, "wait"},
-		"blank, newborn, one silent":   {View{Peers: peers(Leaderless, Silent), Ticket: ValidTicket}, "wait"},
-		"sole, ticket":                 {View{Ticket: ValidTicket}, "birth"},
-		"sole, expired":                {View{Ticket: ExpiredTicket}, "stop"},
-		"sole, no ticket":              {View{}, "stop"},
-		"two masters, other lived":     {View{Peers: peers(InUse), Ticket: ValidTicket}, "stop"},
-		"continue here":                {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "force-new-cluster"},
-		"continue here, done":          {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "start"},
-		"continue here, blank":         {View{Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1"}, Ticket: ValidTicket}, "stop"},
-		"continue here, reflashed":     {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Request: Request{ContinueFrom: "m1"}}, "join remove 1"},
-		"continue here, quorum lives":  {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2"), Request: Request{ContinueFrom: "m1"}}, "start"},
-		"continue here, lives without": {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1"}}, "stop"},
-		"continue there, not yet":      {View{Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2"}, Ticket: ValidTicket}, "wait"},
-		"continue there, data":         {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2"}}, "wait"},
-		"continue there, joins":        {View{Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "join"},
-		"continue there, old data":     {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
-		"continue there, joined":       {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2 m1"), Request: Request{ContinueFrom: "m2"}}, "start"},
-		"continued there, power cut":   {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "start"},
-		"continued there, not counted": {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(InUse, Silent), Request: Request{ContinueFrom: "m2"}}, "wait"},
-		"counted, but has not joined":  {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "wait"},
-		"continued there, dropped":     {View{Disk: Disk{WAL: true, Member: "9", Continued: true}, Peers: peers(InUse, Silent), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
-		"continued there, not noted":   {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "stop"},
-		"continue from a stranger":     {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Request: Request{ContinueFrom: "m9"}}, "stop"},
+		"data":                               {View{Disk: Disk{WAL: true}}, "start"},
+		"data, whatever peers show":          {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank)}, "start"},
+		"data of a learner":                  {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1+ m2 m3")}, "start"},
+		"data, another is learner":           {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2+ m3")}, "start"},
+		"data of another cluster":            {View{Disk: Disk{WAL: true, Cluster: "other"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
+		"another's, continue here":           {View{Disk: Disk{WAL: true, Cluster: "other"}, Request: Request{ContinueFrom: "m1"}}, "stop"},
+		"data that nobody noted":             {View{Disk: Disk{WAL: true, Cluster: "none"}}, "stop"},
+		"not noted, continue here":           {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "stop"},
+		"not noted, continued here":          {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "stop"},
+		"not noted, restore here":            {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1", Restore: true}}, "set-aside"},
+		"data, others are bootstrapped anew": {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "8"}, "stop"},
+		"data, same etcd":                    {View{Disk: Disk{WAL: true, Member: "1", Etcd: "7"}, Quorum: true, Members: members("m1 m2 m3"), Etcd: "7"}, "start"},
+		"data, name was added anew":          {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1 m2 m3")}, "stop"},
+		"data, name is learner anew":         {View{Disk: Disk{WAL: true, Member: "9"}, Quorum: true, Members: members("m1+ m2 m3")}, "stop"},
+		"blank, one is absent":               {View{Peers: peers(Blank, Silent), Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "bootstrap"},
+		"blank, another is absent":           {View{Peers: peers(Silent, Silent), Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "wait"},
+		"blank, absent, no permit":           {View{Peers: peers(Blank, Silent), Request: Request{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent one answers":          {View{Peers: peers(Blank, Blank), Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent one has lived":        {View{Peers: peers(Blank, InUse), Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "stop"},
+		"blank, absent itself":               {View{Peers: peers(Leaderless, Leaderless), Permit: ValidPermit, Request: Request{Absent: []string{"m1"}}}, "wait"},
+		"blank, absent itself, joins":        {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{Absent: []string{"m1"}}}, "join"},
+		"continue there, old member":         {View{Disk: Disk{WAL: true, Member: "9"}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2 m1"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
+		"restore here, blank":                {View{Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "restore"},
+		"restore here, old data":             {View{Disk: Disk{WAL: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "set-aside"},
+		"restore here, done":                 {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true}}, "start"},
+		"restore here, quorum lives":         {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1", Restore: true}}, "join"},
+		"restored before, blank":             {View{Peers: peers(Silent, Silent), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
+		"restored before, data":              {View{Disk: Disk{WAL: true}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "start"},
+		"restored before, not noted":         {View{Disk: Disk{WAL: true, Cluster: "none"}, Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "stop"},
+		"restored before, others live":       {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1", Restore: true, Restored: true}}, "join"},
+		"restore there, not yet":             {View{Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2", Restore: true}}, "wait"},
+		"restore there, old data":            {View{Disk: Disk{WAL: true, Member: "7", Etcd: "7"}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Etcd: "8", Request: Request{ContinueFrom: "m2", Restore: true}}, "set-aside"},
+		"blank, seat lives":                  {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Former: Alive}, "stop"},
+		"blank, seat is watched":             {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Former: Watched, FormerWhy: "a minute"}, "wait"},
+		"blank, quorum":                      {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
+		"blank, quorum, seat is gone":        {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3")}, "join"},
+		"blank, quorum, half joined":         {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m2 m3"), Member{ID: "9", PeerURLs: []string{"https://m1:2380"}, Learner: true})}, "join remove 9"},
+		"blank, another joins":               {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3+")}, "wait"},
+		"blank, dead learner":                {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9"}, "join remove 1 9"},
+		"blank, learner not started":         {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted)}, "wait"},
+		"blank, another learner":             {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "8"}, "wait"},
+		"dead learner, seat lives":           {View{Peers: peers(InUse, InUse), Quorum: true, Members: append(members("m1 m2"), unstarted), DeadLearner: "9", Former: Alive}, "stop"},
+		"blank, lived without quorum":        {View{Peers: peers(InUse, Silent), Permit: ValidPermit}, "stop"},
+		"blank, lived beside blank":          {View{Peers: peers(Blank, InUse), Permit: ValidPermit}, "stop"},
+		"blank, all blank":                   {View{Peers: peers(Blank, Blank), Permit: ValidPermit}, "bootstrap"},
+		"blank, other permit":                {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, "yesterday"}}, Permit: ValidPermit}, "wait"},
+		"blank, unknown permit":              {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Blank, ""}}, Permit: ValidPermit}, "wait"},
+		"blank, one has used it":             {View{Peers: peers(Blank, Spent), Permit: ValidPermit}, "wait"},
+		"blank, other permit, absent":        {View{Peers: []Peer{{"m2", Blank, "today"}, {"m3", Silent, ""}}, Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "bootstrap"},
+		"blank, spent is absent":             {View{Peers: peers(Blank, Spent), Permit: ValidPermit, Request: Request{Absent: []string{"m3"}}}, "stop"},
+		"blank, bootstrapping beside blank":  {View{Peers: []Peer{{"m2", Leaderless, ""}, {"m3", Blank, "today"}}, Permit: ValidPermit}, "bootstrap"},
+		"used up, one is silent":             {View{Peers: peers(Silent, Blank), Permit: UsedPermit}, "wait"},
+		"spent beside a quorum":              {View{Peers: peers(InUse, Spent), Quorum: true, Members: members("m1 m2 m3")}, "join remove 1"},
+		"spent beside one that lived":        {View{Peers: peers(InUse, Spent), Permit: ValidPermit}, "stop"},
+		"restore there, spent":               {View{Peers: peers(Spent, Blank), Request: Request{ContinueFrom: "m2", Restore: true}}, "wait"},
+		"blank, bootstrapping":               {View{Peers: peers(Leaderless, Blank), Permit: ValidPermit}, "bootstrap"},
+		"blank, all reflashed":               {View{Peers: peers(Blank, Blank), Permit: ExpiredPermit}, "stop"},
+		"blank, permit is used up":           {View{Peers: peers(Blank, Blank), Permit: UsedPermit}, "stop"},
+		"sole, permit is used up":            {View{Permit: UsedPermit}, "stop"},
+		"permit is used up, joins":           {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m2 m3"), Permit: UsedPermit}, "join"},
+		"blank, no permit":                   {View{Peers: peers(Blank, Blank)}, "stop"},
+		"blank, one silent":                  {View{Peers: peers(Blank, Silent), Permit: ValidPermit}, "wait"},
+		"blank, bootstrapping, one silent":   {View{Peers: peers(Leaderless, Silent), Permit: ValidPermit}, "wait"},
+		"sole, permit":                       {View{Permit: ValidPermit}, "bootstrap"},
+		"sole, expired":                      {View{Permit: ExpiredPermit}, "stop"},
+		"sole, no permit":                    {View{}, "stop"},
+		"two masters, other lived":           {View{Peers: peers(InUse), Permit: ValidPermit}, "stop"},
+		"continue here":                      {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "force-new-cluster"},
+		"continue here, done":                {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m1"}}, "start"},
+		"continue here, blank":               {View{Peers: peers(Silent, InUse), Request: Request{ContinueFrom: "m1"}, Permit: ValidPermit}, "stop"},
+		"continue here, reflashed":           {View{Peers: peers(InUse, InUse), Quorum: true, Members: members("m1 m2 m3"), Request: Request{ContinueFrom: "m1"}}, "join remove 1"},
+		"continue here, quorum lives":        {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m1 m2"), Request: Request{ContinueFrom: "m1"}}, "start"},
+		"continue here, lives without":       {View{Disk: Disk{WAL: true}, Quorum: true, Members: members("m2 m3"), Request: Request{ContinueFrom: "m1"}}, "stop"},
+		"continue there, not yet":            {View{Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2"}, Permit: ValidPermit}, "wait"},
+		"continue there, data":               {View{Disk: Disk{WAL: true}, Peers: peers(Silent, Blank), Request: Request{ContinueFrom: "m2"}}, "wait"},
+		"continue there, joins":              {View{Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "join"},
+		"continue there, old data":           {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
+		"continue there, joined":             {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Quorum: true, Members: members("m2 m1"), Request: Request{ContinueFrom: "m2"}}, "start"},
+		"continued there, power cut":         {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "start"},
+		"continued there, not counted":       {View{Disk: Disk{WAL: true, Continued: true}, Peers: peers(InUse, Silent), Request: Request{ContinueFrom: "m2"}}, "wait"},
+		"counted, but has not joined":        {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "wait"},
+		"continued there, dropped":           {View{Disk: Disk{WAL: true, Member: "9", Continued: true}, Peers: peers(InUse, Silent), Quorum: true, Members: members("m2"), Request: Request{ContinueFrom: "m2"}}, "set-aside"},
+		"continued there, not noted":         {View{Disk: Disk{WAL: true, Cluster: "none", Continued: true}, Peers: peers(InUse, Silent), Counted: true, Request: Request{ContinueFrom: "m2"}}, "stop"},
+		"continue from a stranger":           {View{Disk: Disk{WAL: true}, Peers: peers(InUse, Blank), Request: Request{ContinueFrom: "m9"}}, "stop"},
 	} {
-		tt.v.Self, tt.v.PeerURL, tt.v.Cluster, tt.v.TicketID = "m1", "https://m1:2380", "shops", "today"
+		tt.v.Self, tt.v.PeerURL, tt.v.Cluster, tt.v.PermitID = "m1", "https://m1:2380", "shops", "today"
 		switch tt.v.Disk.Cluster {
 		case "":
 			tt.v.Disk.Cluster = "shops"
@@ -143,17 +143,17 @@ var writesImage = regexp.MustCompile(`write the image|flash`)
 // TestNeverTwice enumerates all views of three control-plane nodes. A new etcd is never
 // started if one is running or may have data.
 func TestNeverTwice(t *testing.T) {
-	n, births := 0, 0
+	n, bootstraps := 0, 0
 	states := []PeerState{Silent, Blank, Leaderless, InUse, Spent}
 	for _, a := range states {
 		for _, b := range states {
-			for _, ticket := range []Ticket{NoTicket, ValidTicket, ExpiredTicket, UsedTicket} {
+			for _, permit := range []Permit{NoPermit, ValidPermit, ExpiredPermit, UsedPermit} {
 				for bits := range 1 << 11 {
 					for _, from := range []string{"", "m1", "m2", "m9"} {
-						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Ticket: ticket, Request: Request{ContinueFrom: from, Restore: bits&2 > 0},
-							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops", TicketID: "today"}
+						v := View{Self: "m1", PeerURL: "https://m1:2380", Peers: peers(a, b), Permit: permit, Request: Request{ContinueFrom: from, Restore: bits&2 > 0},
+							Disk: Disk{WAL: bits&1 > 0, Continued: bits&4 > 0}, Quorum: bits&8 > 0, Cluster: "shops", PermitID: "today"}
 						if bits&1024 > 0 {
-							v.Peers[1].Ticket = "yesterday"
+							v.Peers[1].Permit = "yesterday"
 						}
 						v.Disk.Cluster = []string{"shops", "other", "", "shops"}[bits>>5&3]
 						if bits&128 > 0 {
@@ -180,10 +180,10 @@ func TestNeverTwice(t *testing.T) {
 						}
 						alive := v.Quorum || a == InUse || b == InUse
 						switch d.Do {
-						case Birth:
-							births++
-							if v.Disk.WAL || alive || a == Silent || b == Silent || a == Spent || b == Spent || b == Blank && bits&1024 > 0 || ticket != ValidTicket || from != "" {
-								t.Errorf("a birth with %+v", v)
+						case Bootstrap:
+							bootstraps++
+							if v.Disk.WAL || alive || a == Silent || b == Silent || a == Spent || b == Spent || b == Blank && bits&1024 > 0 || permit != ValidPermit || from != "" {
+								t.Errorf("a bootstrap with %+v", v)
 							}
 						case ForceNewCluster:
 							if !v.Disk.WAL || from != "m1" || v.Request.Restore || v.Quorum {
@@ -222,7 +222,7 @@ func TestNeverTwice(t *testing.T) {
 			}
 		}
 	}
-	if births == 0 {
-		t.Errorf("no birth in %d views", n)
+	if bootstraps == 0 {
+		t.Errorf("no bootstrap in %d views", n)
 	}
 }

@@ -62,7 +62,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) decision
 		// keys are verified with the CA of old before anything is accepted.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
-		c.Said, c.BirthUntil = next.ControlPlane.Said, next.ControlPlane.BirthUntil
+		c.Said, c.BootstrapUntil = next.ControlPlane.Said, next.ControlPlane.BootstrapUntil
 		site.ControlPlane = &c
 	}
 	rest := *next

@@ -313,7 +313,7 @@ func (c *Cluster) clusterInfo(w http.ResponseWriter, r *http.Request) {
 			}
 			data["jws-kubeconfig-abcdef"] = sign(signed, "abcdef", TestSecret)
 		}
-		c.answer(w, object{"metadata": object{"uid": fmt.Sprint("info-", c.Births)}, "data": data})
+		c.answer(w, object{"metadata": object{"uid": fmt.Sprint("info-", c.Recreations)}, "data": data})
 	}
 }
 
@@ -397,7 +397,7 @@ func (c *Cluster) kubernetesService(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	c.answer(w, object{"metadata": object{"uid": fmt.Sprint("service-", c.Births)}})
+	c.answer(w, object{"metadata": object{"uid": fmt.Sprint("service-", c.Recreations)}})
 }
 
 // services lists Services in two pages. The first page is empty.

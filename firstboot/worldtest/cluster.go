@@ -33,7 +33,7 @@ func (c *Cluster) clone(t *testing.T) *Cluster {
 	defer c.Mu.Unlock()
 	n := &Cluster{
 		T: t, CA: c.CA, Key: c.Key, CAPEM: c.CAPEM, Pin: c.Pin, Names: c.Names, TLS: c.TLS, Now: c.Now, Issued: c.Issued,
-		Down: maps.Clone(c.Down), Births: c.Births, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*api.Node{}, NotReady: c.NotReady,
+		Down: maps.Clone(c.Down), Recreations: c.Recreations, ServiceReadDenied: c.ServiceReadDenied, registrations: maps.Clone(c.registrations), Applied: slices.Clone(c.Applied), AllApplied: c.AllApplied, ApplyMarker: maps.Clone(c.ApplyMarker), markerMode: c.markerMode, UploadedConfigs: maps.Clone(c.UploadedConfigs), Annotations: maps.Clone(c.Annotations), CreatedPaths: slices.Clone(c.CreatedPaths), MarkerPatchFails: c.MarkerPatchFails, ApplyFails: c.ApplyFails, unsigned: c.unsigned, TokenRevoked: c.TokenRevoked, Nodes: map[string]*api.Node{}, NotReady: c.NotReady,
 		HubServerCSR: c.HubServerCSR, HubClientCSR: c.HubClientCSR, NodeRevives: c.NodeRevives, NoRBAC: c.NoRBAC, NoNodePool: c.NoNodePool, NodePoolType: c.NodePoolType,
 		NodeCreationDenied: c.NodeCreationDenied, LabelChangeDenied: c.LabelChangeDenied, NodePoolVersion: c.NodePoolVersion, ConversionFails: c.ConversionFails,
 		requests: slices.Clone(c.requests), NoClusterInfo: c.NoClusterInfo, SignatureStale: c.SignatureStale, KubeletStats: c.KubeletStats, CreatedSecrets: slices.Clone(c.CreatedSecrets), CreatedRBAC: slices.Clone(c.CreatedRBAC), Version: c.Version,
@@ -131,8 +131,8 @@ type Cluster struct {
 	requests          []string
 	// ServiceReadDenied: nodes may not read Services.
 	ServiceReadDenied bool
-	// Births counts how often the cluster was recreated with the same keys.
-	Births int
+	// Recreations counts how often the cluster was recreated with the same keys.
+	Recreations int
 	// ExtraCAs has additional CAs in cluster-info (PEM).
 	ExtraCAs []byte
 	// registrations counts the registrations of each Node.
@@ -392,7 +392,7 @@ func (c *Cluster) register(name, joinConf, machineID string) {
 		return
 	}
 	n := &api.Node{}
-	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.Births)
+	n.Metadata.Name, n.Metadata.UID = name, fmt.Sprint("node-", c.Recreations)
 	if c.registrations == nil {
 		c.registrations = map[string]int{}
 	}

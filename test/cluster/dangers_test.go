@@ -32,7 +32,7 @@ func TestDangers(t *testing.T) {
 			e.decide(0, etcdmember.Wait)
 			e.start(0, e.all(), "new")
 			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
-			e.birth(1, 2)
+			e.bootstrap(1, 2)
 			if !e.has(0, "k", "kept") {
 				t.Error("etcd has changed: the wiped member is not let in again")
 			}
@@ -46,13 +46,13 @@ func TestDangers(t *testing.T) {
 			e.stop(0)
 			e.stop(2)
 			e.wipe(0)
-			e.birth(1)
+			e.bootstrap(1)
 			until(t, "m2 to answer", func() bool { return e.probe(1) == etcdmember.InUse })
 			e.decide(0, etcdmember.Stop)
 			e.stop(1)
 			e.start(0, e.all(), "new")
 			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
-			e.birth(1)
+			e.bootstrap(1)
 			if e.has(0, "late", "acknowledged") || !e.has(0, "k", "kept") {
 				t.Error("etcd has changed: the acknowledged write is not lost")
 			}
@@ -61,7 +61,7 @@ func TestDangers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEtcds(t)
-			e.birth(0, 1, 2)
+			e.bootstrap(0, 1, 2)
 			e.put(0, "k", "kept")
 			for i := range 3 {
 				until(t, "all to have it", func() bool { return e.has(i, "k", "kept") })
@@ -83,7 +83,7 @@ func (e *etcds) probe(i int) etcdmember.PeerState {
 // on its own machine.
 func TestForcedAgainAfterJoins(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "kept")
 	e.put(0, "l", "later")
 	e.wipe(1)

@@ -32,7 +32,7 @@ type etcds struct {
 	client  [3]string
 	running [3]*exec.Cmd
 	request etcdmember.Request
-	ticket  string  // ID of the permission to bootstrap that all Sites have
+	permit  string  // ID of the bootstrap permit that all Sites have
 	unseen  [3]bool // members that the deciding master cannot reach
 	// continued is set if the request to continue was carried out on this disk.
 	continued [3]bool
@@ -50,7 +50,7 @@ func newEtcds(t *testing.T) *etcds {
 // etcdsAt returns members that listen on these six ports.
 func etcdsAt(t *testing.T, ports []int) *etcds {
 	t.Helper()
-	e := &etcds{t: t, program: needEtcd(t), dir: t.TempDir(), ticket: "first"}
+	e := &etcds{t: t, program: needEtcd(t), dir: t.TempDir(), permit: "first"}
 	for i, port := range ports {
 		url := fmt.Sprintf("http://127.0.0.1:%d", port)
 		if i < 3 {
@@ -85,7 +85,7 @@ func (e *etcds) start(i int, cluster, state string, more ...string) {
 	defer log.Close()
 	cmd := exec.Command(e.program, "--name", name(i), "--data-dir", e.disk(i), "--unsafe-no-fsync",
 		"--listen-client-urls", e.client[i], "--advertise-client-urls", e.client[i], "--listen-peer-urls", e.peer[i], "--initial-advertise-peer-urls", e.peer[i],
-		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", etcdmember.Token("test", e.ticket),
+		"--initial-cluster", cluster, "--initial-cluster-state", state, "--initial-cluster-token", etcdmember.Token("test", e.permit),
 		"--heartbeat-interval", "500", "--election-timeout", "5000")
 	cmd.Args = append(cmd.Args, more...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -96,7 +96,7 @@ func (e *etcds) start(i int, cluster, state string, more ...string) {
 	e.running[i] = cmd
 }
 
-func (e *etcds) birth(members ...int) {
+func (e *etcds) bootstrap(members ...int) {
 	e.t.Helper()
 	for _, i := range members {
 		e.start(i, e.all(), "new")
@@ -164,7 +164,7 @@ func (e *etcds) has(i int, key, value string) bool {
 // view returns the i-th master's view, from real probes.
 func (e *etcds) view(i int) etcdmember.View {
 	e.t.Helper()
-	v := etcdmember.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Ticket: etcdmember.ValidTicket, TicketID: e.ticket, Request: e.request}
+	v := etcdmember.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Permit: etcdmember.ValidPermit, PermitID: e.permit, Request: e.request}
 	v.Disk.Cluster, v.Disk.Continued = "test", e.continued[i]
 	var err error
 	v.Disk.WAL, v.Disk.Member, v.Disk.Etcd, err = etcdmember.ReadLog(filepath.Join(e.disk(i), "member", "wal"))
@@ -209,7 +209,7 @@ func (e *etcds) blank(i int) (stop func()) {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	s := &http.Server{Handler: etcdmember.ServeBlank(etcdmember.BlankAnswer(e.ticket, false), func() bool { return true })}
+	s := &http.Server{Handler: etcdmember.ServeBlank(etcdmember.BlankAnswer(e.permit, false), func() bool { return true })}
 	go func() { _ = s.Serve(l) }() // ends with Close
 	e.t.Cleanup(func() { s.Close() })
 	return func() { s.Close() }
@@ -220,14 +220,14 @@ func (e *etcds) blank(i int) (stop func()) {
 // existed.
 func TestTwoWiped(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "acknowledged")
 	for i := range 3 {
 		e.stop(i)
 	}
 	e.wipe(0)
 	e.wipe(1)
-	e.birth(0, 1)
+	e.bootstrap(0, 1)
 	if e.has(0, "k", "acknowledged") {
 		t.Fatal("etcd has changed: two wiped members found the write again")
 	}
@@ -244,21 +244,21 @@ func TestTwoWiped(t *testing.T) {
 	stop()
 }
 
-// TestBirth checks that blank masters bootstrap the cluster once all have been seen, in any order.
-func TestBirth(t *testing.T) {
+// TestBootstrap checks that blank masters bootstrap the cluster once all have been seen, in any order.
+func TestBootstrap(t *testing.T) {
 	e := newEtcds(t)
 	e.decide(0, etcdmember.Wait) // no other master is reachable
 	stop := e.blank(1)
 	e.decide(0, etcdmember.Wait) // one is missing
 	stopToo := e.blank(2)
-	e.decide(0, etcdmember.Birth)
-	e.birth(0)
-	until(t, "the newborn member to answer", func() bool {
+	e.decide(0, etcdmember.Bootstrap)
+	e.bootstrap(0)
+	until(t, "the bootstrapping member to answer", func() bool {
 		return e.probe(0) == etcdmember.Leaderless
 	})
-	e.decide(1, etcdmember.Birth)
+	e.decide(1, etcdmember.Bootstrap)
 	stop()
-	e.birth(1)
+	e.bootstrap(1)
 	until(t, "two of three to have a leader", func() bool { return e.view(2).Quorum })
 	stopToo()
 	// m3 was never a running member: it joins like a replacement.
@@ -303,7 +303,7 @@ func (e *etcds) replaceFrom(i, other int) {
 // power cut after any step must leave a state from which the next decision continues.
 func TestReplacedMaster(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "kept")
 	e.wipe(0)
 	d := e.decide(0, etcdmember.Join)
@@ -320,8 +320,8 @@ func TestReplacedMaster(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	// etcd reads the cluster token only when it bootstraps. So the machines of a running cluster
-	// may have Sites with another ticket, or programs that derive another token from it.
-	e.ticket = "another"
+	// may have Sites with another permit, or programs that derive another token from it.
+	e.permit = "another"
 	e.replace(0)
 	if !e.has(0, "k", "kept") {
 		t.Error("the replaced master lacks what was written")
@@ -362,11 +362,11 @@ func TestDeadLearner(t *testing.T) {
 }
 
 // TestReflashedBehindAPartition checks a reflashed master that cannot reach the others. It waits,
-// even with a valid ticket (permission to bootstrap), and the others keep running. It joins when it
+// even with a valid bootstrap permit, and the others keep running. It joins when it
 // reaches one of them.
 func TestReflashedBehindAPartition(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "before")
 	e.wipe(0)
 	e.unseen = [3]bool{1: true, 2: true}
@@ -384,7 +384,7 @@ func TestReflashedBehindAPartition(t *testing.T) {
 // although the list has its name: the log has another member's ID.
 func TestOldDiskPutBack(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "v")
 	until(t, "m1 to have its own log", func() bool {
 		v := e.view(0)
@@ -410,22 +410,22 @@ func TestOldDiskPutBack(t *testing.T) {
 	}
 }
 
-// TestAnotherBirth bootstraps all masters again with another ticket (permission to bootstrap), and
-// starts one with its old disk: it has other IDs and stops. With the first ticket again the IDs are
+// TestAnotherBootstrap bootstraps all masters again with another bootstrap permit, and
+// starts one with its old disk: it has other IDs and stops. With the first permit again the IDs are
 // equal. Then neither the decision nor etcd detects the old disk, and etcd mixes two histories.
-func TestAnotherBirth(t *testing.T) {
-	for ticket, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
-		t.Run(ticket, func(t *testing.T) {
+func TestAnotherBootstrap(t *testing.T) {
+	for permit, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
+		t.Run(permit, func(t *testing.T) {
 			t.Parallel()
 			e := newEtcds(t)
-			e.birth(0, 1, 2)
+			e.bootstrap(0, 1, 2)
 			e.put(2, "k", "first")
 			until(t, "all to have it", func() bool { return e.has(0, "k", "first") })
 			e.stop(2)
 			e.wipe(0)
 			e.wipe(1)
-			e.ticket = ticket
-			e.birth(0, 1)
+			e.permit = permit
+			e.bootstrap(0, 1)
 			e.put(0, "k", "second")
 			if d := e.decide(2, want); want == etcdmember.Stop && !strings.Contains(d.Why, "run another etcd") {
 				t.Error(d.Why)
@@ -441,7 +441,7 @@ func TestAnotherBirth(t *testing.T) {
 				return err == nil && strings.Contains(string(log), "cluster ID mismatch")
 			})
 			if _, err := e.kv(2, "range", map[string]string{"key": "k"}); err == nil {
-				t.Error("a member of the former birth serves")
+				t.Error("a member of the former bootstrap serves")
 			}
 			if !e.has(1, "k", "second") {
 				t.Error("the others lack what was written")
@@ -450,13 +450,13 @@ func TestAnotherBirth(t *testing.T) {
 	}
 }
 
-// TestTwoTickets checks that blank machines with two different tickets do not bootstrap.
-func TestTwoTickets(t *testing.T) {
+// TestTwoPermits checks that blank machines with two different permits do not bootstrap.
+func TestTwoPermits(t *testing.T) {
 	e := newEtcds(t)
 	e.blank(1)
-	e.ticket = "second"
+	e.permit = "second"
 	e.blank(2)
-	if d := e.decide(0, etcdmember.Wait); !strings.Contains(d.Why, "another birth ticket (second) than the Site of m2 (first)") {
+	if d := e.decide(0, etcdmember.Wait); !strings.Contains(d.Why, "another bootstrap permit (second) than the Site of m2 (first)") {
 		t.Error(d.Why)
 	}
 }
@@ -464,7 +464,7 @@ func TestTwoTickets(t *testing.T) {
 // TestActiveMember checks that another member can report whether a member's machine is running.
 func TestActiveMember(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "v")
 	v := e.view(1)
 	id := ""
@@ -494,7 +494,7 @@ func TestActiveMember(t *testing.T) {
 // the others once, and they join it, one of them with data that is moved aside.
 func TestContinueFromOne(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "kept")
 	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
 	// A member writes a commit to its log only with the next write, and --force-new-cluster
@@ -592,7 +592,7 @@ func TestSnapshot(t *testing.T) {
 // proves nothing.
 func TestMembersNeedQuorum(t *testing.T) {
 	e := newEtcds(t)
-	e.birth(0, 1, 2)
+	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "v")
 	e.stop(1)
 	e.stop(2)

@@ -13,10 +13,10 @@ import (
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
-// TestBirthOverALoglessDatabase shows that etcd accepts no writes if it starts with a database but
+// TestBootstrapOverALoglessDatabase shows that etcd accepts no writes if it starts with a database but
 // without a log: it skips everything that the database records as applied. First boot moves such a
 // database aside before a bootstrap and a join.
-func TestBirthOverALoglessDatabase(t *testing.T) {
+func TestBootstrapOverALoglessDatabase(t *testing.T) {
 	e := newEtcds(t)
 	alone := "m1=" + e.peer[0]
 	writes := func() bool {

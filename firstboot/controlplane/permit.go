@@ -11,48 +11,48 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// A bootstrap permission and a request to restore can be used once. MembershipFile records their
+// A bootstrap permit and a request to restore can be used once. MembershipFile records their
 // use in case etcd's data is lost, UEFI variables in case the disk is rewritten.
 const (
 	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 )
 
-// ticket returns the state of the Site's bootstrap permission.
-func ticket(e *machine.Env, site *configs.Site) etcdmember.Ticket {
-	switch until := site.ControlPlane.Birth(); {
+// permit returns the state of the Site's bootstrap permit.
+func permit(e *machine.Env, site *configs.Site) etcdmember.Permit {
+	switch until := site.ControlPlane.BootstrapEnd(); {
 	case until.IsZero():
-		return etcdmember.NoTicket
+		return etcdmember.NoPermit
 	case !e.Now().Before(until):
-		return etcdmember.ExpiredTicket
+		return etcdmember.ExpiredPermit
 	}
-	word, note := TicketKey(site), ReadMembership(e)
+	word, note := PermitKey(site), ReadMembership(e)
 	// A bootstrap on this disk that was interrupted before etcd served continues.
 	if note.Served == word || firmwareRecord(e, BootstrappedVar) == word && note.Bootstrapped != word {
-		return etcdmember.UsedTicket
+		return etcdmember.UsedPermit
 	}
-	return etcdmember.ValidTicket
+	return etcdmember.ValidPermit
 }
 
-// ticketDates describes the dates by which the permission was judged. It has no time of
+// permitDates describes the dates by which the permit was judged. It has no time of
 // day, since every changed text is reported again.
-func ticketDates(e *machine.Env, site *configs.Site) string {
-	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.Birth().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
+func permitDates(e *machine.Env, site *configs.Site) string {
+	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.BootstrapEnd().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
 
-// NoTicketID is the TicketID for a Site without a bootstrap permission.
-const NoTicketID = "none"
+// NoPermitID is the PermitID for a Site without a bootstrap permit.
+const NoPermitID = "none"
 
-// TicketID identifies a bootstrap permission within its cluster.
-func TicketID(site *configs.Site) string {
-	if until := site.ControlPlane.Birth(); !until.IsZero() {
+// PermitID identifies a bootstrap permit within its cluster.
+func PermitID(site *configs.Site) string {
+	if until := site.ControlPlane.BootstrapEnd(); !until.IsZero() {
 		return until.UTC().Format(time.RFC3339)
 	}
-	return NoTicketID
+	return NoPermitID
 }
 
-// TicketKey identifies a bootstrap permission across all clusters.
-func TicketKey(site *configs.Site) string { return site.ControlPlane.ID + " " + TicketID(site) }
+// PermitKey identifies a bootstrap permit across all clusters.
+func PermitKey(site *configs.Site) string { return site.ControlPlane.ID + " " + PermitID(site) }
 
 // firmwareRecord returns the key that this machine last recorded in a UEFI variable.
 func firmwareRecord(e *machine.Env, variable string) string {
@@ -63,10 +63,10 @@ func firmwareRecord(e *machine.Env, variable string) string {
 	return string(b[4:])
 }
 
-// useTicket records the bootstrap of the cluster by this machine, on the disk and then in the
+// usePermit records the bootstrap of the cluster by this machine, on the disk and then in the
 // firmware. A failure of the firmware is only logged.
-func (t *etcdStarter) useTicket() error {
-	word := TicketKey(t.site)
+func (t *etcdStarter) usePermit() error {
+	word := PermitKey(t.site)
 	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: word, RequestedAt: ReadMembership(t.e).RequestedAt}
 	if err := note.write(t.e); err != nil {
 		return err

@@ -21,19 +21,19 @@ func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	return minted, golden, lab.VMConfig{Name: "m1", Image: w.stamp(golden, minted, "m1"), Guest: 0, CPUs: 1, Memory: 2560, Lockstep: w.lab.NewLockstep()}
 }
 
-// birthAgain stamps a new ticket (permission to bootstrap) onto the control-plane node's image.
-func (w *world) birthAgain(golden, minted, image string) {
+// bootstrapAgain stamps a new bootstrap permit onto the control-plane node's image.
+func (w *world) bootstrapAgain(golden, minted, image string) {
 	w.t.Helper()
 	again := filepath.Join(w.lab.Dir, "again")
-	w.must(w.bin, "cluster", "sites", minted, "--birth", "48h", "--output", again)
+	w.must(w.bin, "cluster", "sites", minted, "--bootstrap", "48h", "--output", again)
 	w.must(w.bin, "stamp", golden, filepath.Join(again, "m1.yaml"), "--output", image, "--force")
 }
 
-// TestTicketIsForOneBirth reflashes a sole control-plane node while its Site still permits a
+// TestPermitIsForOneBootstrap reflashes a sole control-plane node while its Site still permits a
 // bootstrap. The machine stops, because its firmware has a record of the first bootstrap. It
-// bootstraps again only on request. Another machine may bootstrap with a ticket that it has not
+// bootstraps again only on request. Another machine may bootstrap with a permit that it has not
 // used.
-func TestTicketIsForOneBirth(t *testing.T) {
+func TestPermitIsForOneBootstrap(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
 	minted, golden, config := w.soleMaster()
@@ -46,10 +46,10 @@ func TestTicketIsForOneBirth(t *testing.T) {
 	same := config
 	same.KeepVars = true
 	vm := w.start(same)
-	mark := w.expect(vm, 0, `FAILED seat: .*this machine has already used this birth ticket`)
-	w.expect(vm, mark, `to fix: .*--birth 48h`)
+	mark := w.expect(vm, 0, `FAILED seat: .*this machine has already used this bootstrap permit`)
+	w.expect(vm, mark, `to fix: .*--bootstrap 48h`)
 	vm.Cut()
-	w.birthAgain(golden, minted, config.Image)
+	w.bootstrapAgain(golden, minted, config.Image)
 	born(w.start(same))
 	born(w.start(config))
 }
@@ -81,7 +81,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 	w.expect(worker, 0, `edgebake-test: .* up `)
 	master.Cut()
 
-	w.birthAgain(golden, minted, config.Image)
+	w.bootstrapAgain(golden, minted, config.Image)
 	master = w.start(config)
 	if now := w.ready(master, first); now.Metadata.UID == first.Metadata.UID {
 		t.Error("the cluster that was born again has the Node of the former one")
