@@ -717,7 +717,7 @@ func (m *controlPlane) ends() {
 	}
 }
 
-func TestSoleMasterIsBorn(t *testing.T) {
+func TestSoleMasterBootstraps(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
@@ -813,7 +813,7 @@ func TestReflashedMasterStops(t *testing.T) {
 			if err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 				t.Fatalf("%v, etcd was started as %q", err, m.starts)
 			}
-			if tt.says != "" && (!m.ConsoleHas("FAILED seat") || !m.ConsoleHas(tt.says)) || tt.says == "" && !m.ConsoleHas("not seen yet") {
+			if tt.says != "" && (!m.ConsoleHas("FAILED etcd-start") || !m.ConsoleHas(tt.says)) || tt.says == "" && !m.ConsoleHas("not seen yet") {
 				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 		})
@@ -887,9 +887,9 @@ func TestForeignEtcdIsNotServed(t *testing.T) {
 	}
 }
 
-// TestLivingSeatIsNotTaken: two machines have one Site. The second takes over the membership
+// TestLivingMemberIsNotReplaced: two machines have one Site. The second takes over the membership
 // of the first only if the first is not running.
-func TestLivingSeatIsNotTaken(t *testing.T) {
+func TestLivingMemberIsNotReplaced(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		node, active, renews bool
@@ -956,7 +956,7 @@ func TestDeadLearner(t *testing.T) {
 				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.Console, "\n"))
 			}
 			if waited := m.Now.Sub(began); !left && waited < etcdmember.LearnerTimeout {
-				t.Errorf("its seat was given up after %s", waited)
+				t.Errorf("its member was removed after %s", waited)
 			}
 		})
 	}
@@ -1508,9 +1508,9 @@ func TestLostDataIsNoBootstrap(t *testing.T) {
 	}
 }
 
-// TestOldSeatNoteIsCompleted: a former release's record does not show that the data has served
+// TestOldMembershipIsCompleted: a former release's record does not show that the data has served
 // the API server. The next boot, with the data in place, adds this.
-func TestOldSeatNoteIsCompleted(t *testing.T) {
+func TestOldMembershipIsCompleted(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
@@ -1601,7 +1601,7 @@ func TestUsedPermitIsReported(t *testing.T) {
 			e := m.Env()
 			sleep := e.Sleep
 			e.Sleep = func(ctx context.Context, d time.Duration) error {
-				stopped := m.ConsoleHas("FAILED seat")
+				stopped := m.ConsoleHas("FAILED etcd-start")
 				if _, ok := told[stopped]; !ok && listening != nil {
 					told[stopped], _ = etcdmember.AskPeer(t.Context(), m.peerOf(listening), "https://192.0.2.11:2380")
 				}
@@ -2291,10 +2291,10 @@ func TestPowerCutOfReplacement(t *testing.T) {
 	machine.quorum()
 	machine.cutAnywhere(t, 40, func(m *controlPlane, when string) {
 		members := m.others["192.0.2.12"].members
-		seats := slices.DeleteFunc(slices.Clone(members), func(o map[string]any) bool {
+		own := slices.DeleteFunc(slices.Clone(members), func(o map[string]any) bool {
 			return !slices.Contains(o["peerURLs"].([]string), "https://192.0.2.11:2380")
 		})
-		if len(members) != 3 || len(seats) != 1 || seats[0]["isLearner"] != nil {
+		if len(members) != 3 || len(own) != 1 || own[0]["isLearner"] != nil {
 			m.T.Errorf("%s: members %v", when, members)
 		}
 		if len(m.starts) != 1 || !strings.HasSuffix(m.starts[0], " existing") {

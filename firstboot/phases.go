@@ -99,15 +99,15 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 		controlplane.KeysPhase(active),                     // before anything is signed
 		controlplane.EndpointPhase(site),                   // before the first client of this node's API server
 		join.ImagesPhase(),                                 // before kubelet needs them
-		controlplane.CertificatesPhase(active),             // EtcdPhase authenticates with them
-		controlplane.EtcdPhase(active),                     // at each boot, before etcd can start
+		controlplane.CertificatesPhase(active),             // EtcdStartPhase authenticates with them
+		controlplane.EtcdStartPhase(active),                // at each boot, before etcd can start
 		controlplane.Phase(active),                         // kubelet, and with it the control plane
 		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is for one start
 		controlplane.PublishPhase(active),                  // publishes the data that nodes need to join; once per cluster
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
-		controlplane.TurnPhase(active),                     // releases the Lease if the disk was rewritten during an update
+		controlplane.UpdateLeasePhase(active),              // releases the Lease if the disk was rewritten during an update
 		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
 		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
 		controlplane.DocumentsPhase(active),                // the Site's documents may have changed since the bootstrap uploaded them

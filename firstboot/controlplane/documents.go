@@ -40,7 +40,7 @@ const (
 )
 
 // ResetFiles are the files that a reset removes. Snapshots and data that was set aside stay.
-var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile, TurnFile}
+var ResetFiles = []string{ClusterManifests, DocumentsMark, DocumentsFile, MadeFile, UpdateLeaseFile}
 
 // DocumentsOf returns a hash of the Site's kubeadm documents that apply to the whole cluster.
 func DocumentsOf(site *configs.Site) (string, error) {

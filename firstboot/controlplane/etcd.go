@@ -46,10 +46,10 @@ const (
 	askTimeout = 8 * time.Second
 )
 
-// EtcdPhase starts etcd, once package etcdmember has decided how.
-func EtcdPhase(active *site.Active) run.Phase {
+// EtcdStartPhase starts etcd, once package etcdmember has decided how.
+func EtcdStartPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "seat", Doc: "it is decided how etcd starts", Timeout: time.Hour,
+		Name: "etcd-start", Doc: "it is decided how etcd starts", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if Decided(e) {
 				return run.Done, nil
@@ -103,7 +103,7 @@ func etcdClient(e *machine.Env) (*http.Client, error) {
 	return &http.Client{Timeout: askTimeout, Transport: &http.Transport{DialContext: e.Dial, TLSClientConfig: conf, IdleConnTimeout: askTimeout}}, nil
 }
 
-// etcdStarter carries out EtcdPhase in one pass.
+// etcdStarter carries out EtcdStartPhase in one pass.
 type etcdStarter struct {
 	e      *machine.Env
 	active *site.Active

@@ -1,5 +1,5 @@
 // Package etcdmember decides whether a control-plane node (a master) may start etcd,
-// and how. In names and messages, a seat is a node's membership in etcd.
+// and how.
 //
 // All control-plane nodes are stamped with the same keys and the same list of nodes, so each
 // could start an empty etcd with the cluster's ID. If the cluster exists, or existed before,

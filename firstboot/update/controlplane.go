@@ -55,18 +55,18 @@ func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk
 	if !s.controlPlane() {
 		return s.admitKubelet(ctx, e, next)
 	}
-	if err := controlplane.NewTurn(e, s.active.Site).Free(ctx); err != nil {
+	if err := controlplane.NewUpdateLease(e, s.active.Site).Free(ctx); err != nil {
 		return &busy{err}
 	}
 	return nil
 }
 
-// takeTurn keeps other control-plane nodes from being updated until endTurn.
-func (u *job) takeTurn(ctx context.Context, e *machine.Env) error {
-	turn := controlplane.NewTurn(e, u.sys.active.Site)
-	err := turn.Take(ctx)
+// takeLease keeps other control-plane nodes from being updated until releaseLease.
+func (u *job) takeLease(ctx context.Context, e *machine.Env) error {
+	lease := controlplane.NewUpdateLease(e, u.sys.active.Site)
+	err := lease.Take(ctx)
 	if err == nil {
-		err = turn.Healthy(ctx) // while this machine holds the Lease, no other one stops its etcd member
+		err = lease.Healthy(ctx) // while this machine holds the Lease, no other one stops its etcd member
 	}
 	if err != nil {
 		return &busy{err}
@@ -81,15 +81,15 @@ func (u *job) snapshot(ctx context.Context, e *machine.Env) error {
 		return fmt.Errorf("control-plane nodes are updated only after a snapshot of etcd: %w", err)
 	}
 	u.note("the snapshot is " + path)
-	if err := controlplane.NewTurn(e, u.sys.active.Site).Healthy(ctx); err != nil {
+	if err := controlplane.NewUpdateLease(e, u.sys.active.Site).Healthy(ctx); err != nil {
 		return &busy{err}
 	}
 	return nil
 }
 
-// endTurn lets other control-plane nodes be updated.
-func endTurn(ctx context.Context, e *machine.Env) error {
-	if !e.Exists(controlplane.TurnFile) {
+// releaseLease lets other control-plane nodes be updated.
+func releaseLease(ctx context.Context, e *machine.Env) error {
+	if !e.Exists(controlplane.UpdateLeaseFile) {
 		return nil
 	}
 	image, err := site.ImageInfo(e)
@@ -101,7 +101,7 @@ func endTurn(ctx context.Context, e *machine.Env) error {
 		return run.Advise(errors.New("letting other control-plane nodes be updated: this machine has no control-plane node's Site"),
 			"stamp it, or: kubectl -n kube-system delete lease "+controlplane.LeaseName)
 	}
-	return controlplane.NewTurn(e, active.Site).End(ctx)
+	return controlplane.NewUpdateLease(e, active.Site).End(ctx)
 }
 
 // pending reports whether the new system boots next.

@@ -260,7 +260,7 @@ func TestUpdateOfAControlPlane(t *testing.T) {
 	if err := m.update(); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.done(); got != "cost done, retire done, root done, turn done, snapshot done, esp done, reboot done" || !m.rebooted || m.snapshots() != 1 {
+	if got := m.done(); got != "cost done, retire done, root done, update-lease done, snapshot done, esp done, reboot done" || !m.rebooted || m.snapshots() != 1 {
 		t.Errorf("%s; restarted %v, %d snapshots", got, m.rebooted, m.snapshots())
 	}
 	release := func() error { return Release(t.Context(), m.env()) }
@@ -343,7 +343,7 @@ func TestControlPlaneWaits(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || errors.As(err, new(*busy)) != c.busy || run.Advice(err) == "" {
 				t.Errorf("%v (%s)", err, run.Advice(err))
 			}
-			if m.has(planFile) != c.changed || m.has(entryB) || m.rebooted || m.holder() == "m1" || m.has(controlplane.TurnFile) {
+			if m.has(planFile) != c.changed || m.has(entryB) || m.rebooted || m.holder() == "m1" || m.has(controlplane.UpdateLeaseFile) {
 				t.Errorf("begun: %v, entry: %v, held by %q", m.has(planFile), m.has(entryB), m.holder())
 			}
 			m.bootable()
@@ -388,7 +388,7 @@ func TestPowerCutsOfAControlPlane(t *testing.T) {
 				t.Errorf("%s: the new system boots next, and %q holds the Lease", when, m.holder())
 			}
 			if !entry {
-				if err := Release(t.Context(), m.env()); err != nil || m.holder() != "" || m.has(controlplane.TurnFile) {
+				if err := Release(t.Context(), m.env()); err != nil || m.holder() != "" || m.has(controlplane.UpdateLeaseFile) {
 					t.Errorf("%s: %v, held by %q", when, err, m.holder())
 				}
 			}

@@ -64,19 +64,19 @@ func Release(ctx context.Context, e *machine.Env) error {
 		if described != nil {
 			described = fmt.Errorf("describing the new system on the EFI system partition: %w", described)
 		}
-		if err := errors.Join(cordoned, endTurn(ctx, e), images, described); err != nil {
+		if err := errors.Join(cordoned, releaseLease(ctx, e), images, described); err != nil {
 			return err
 		}
 		return e.RemoveAll(Dir)
 	}
 	switch s := settled(e); {
 	case s != nil && s.Status == ondisk.UpdateInterrupted:
-		return errors.Join(cordoned, endTurn(ctx, e)) // the same command continues it
+		return errors.Join(cordoned, releaseLease(ctx, e)) // the same command continues it
 	case s == nil || s.Status != ondisk.UpdateFailed:
 		return cordoned // the new system boots at the next restart
 	}
 	// The plan stays, since Status needs it to report the result.
-	return errors.Join(cordoned, endTurn(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
+	return errors.Join(cordoned, releaseLease(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
 // describe replaces image.json on the EFI system partition with that of the

@@ -96,7 +96,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	}
 	err = updateLocked(ctx, e, o, tell)
 	release()
-	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.TurnFile) && !pending(e)) {
+	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.UpdateLeaseFile) && !pending(e)) {
 		// systemd restarts this unit until the Node is schedulable and other
 		// control-plane nodes may be updated.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
@@ -114,7 +114,7 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 		}
 		back := uncordon(context.WithoutCancel(ctx), e)
 		if !pending(e) {
-			back = errors.Join(back, endTurn(context.WithoutCancel(ctx), e))
+			back = errors.Join(back, releaseLease(context.WithoutCancel(ctx), e))
 		}
 		if back != nil {
 			e.Log.Warn("ending the update", "error", back)
@@ -313,7 +313,7 @@ func (u *job) phases() []run.Phase {
 	}
 	if u.sys.controlPlane() {
 		// After all steps that take long or wait for a person: the other nodes wait for this machine.
-		phases = append(phases, run.Phase{Name: "turn", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeTurn},
+		phases = append(phases, run.Phase{Name: "update-lease", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeLease},
 			run.Phase{Name: "snapshot", Doc: "a snapshot of etcd exists", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
 	phases = append(phases, run.Phase{Name: "esp", Doc: "the new system boots next, on trial", Timeout: 24 * time.Hour, Run: u.writeBoot})

@@ -283,7 +283,7 @@ func (e *etcds) replaceFrom(i, other int) {
 	via := etcdmember.Client{HTTP: client, URL: e.client[other]}
 	ctx := e.t.Context()
 	for _, id := range d.Remove {
-		until(e.t, "the old seat to be removed", func() bool { return via.Remove(ctx, id) == nil })
+		until(e.t, "the old member to be removed", func() bool { return via.Remove(ctx, id) == nil })
 	}
 	var self etcdmember.Member
 	until(e.t, "the learner to be added", func() bool {
@@ -311,7 +311,7 @@ func TestReplacedMaster(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	via := etcdmember.Client{HTTP: http.DefaultClient, URL: e.client[1]}
-	until(t, "the old seat to be removed", func() bool { return via.Remove(t.Context(), d.Remove[0]) == nil })
+	until(t, "the old member to be removed", func() bool { return via.Remove(t.Context(), d.Remove[0]) == nil })
 	if d = e.decide(0, etcdmember.Join); len(d.Remove) != 0 { // power cut after the removal
 		t.Errorf("%+v", d)
 	}

@@ -82,10 +82,10 @@ func TestClusterOfThree(t *testing.T) {
 
 	m3 = master(2)
 	before["m3"] = w.ready(m3, before["m3"])
-	passed("written anew, it has taken its seat again")
+	passed("written anew, it has become a member again")
 	m2.Cut()
 	w.writes(m1)
-	passed("with another one dead, the cluster takes writes: the new seat votes")
+	passed("with another one dead, the cluster takes writes: the new member votes")
 	pod, err := w.c.WaitPod(t.Context(), shop1, "hello")
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestClusterOfThree(t *testing.T) {
 	w.keysOn(w.disk(m2), minted, 1)
 	w.keysOn(w.disk(shop1), minted, 0)
 	m1 = master(0) // m2 stays off
-	w.expect(m1, 0, `FAILED seat: the cluster has been in use \(m3\), and has no quorum`)
+	w.expect(m1, 0, `FAILED etcd-start: the cluster has been in use \(m3\), and has no quorum`)
 	passed("with two of three lost, the one that was written anew stops")
 	for _, vm := range []*lab.VM{m1, m3} {
 		vm.Cut()

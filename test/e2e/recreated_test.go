@@ -39,14 +39,14 @@ func TestPermitIsForOneBootstrap(t *testing.T) {
 	minted, golden, config := w.soleMaster()
 	born := func(vm *lab.VM) {
 		mark := w.expect(vm, 0, `edgebake: bootstrapping an empty etcd`)
-		w.expect(vm, mark, `seat: done`)
+		w.expect(vm, mark, `etcd-start: done`)
 		vm.Cut()
 	}
 	born(w.start(config))
 	same := config
 	same.KeepVars = true
 	vm := w.start(same)
-	mark := w.expect(vm, 0, `FAILED seat: .*this machine has already used this bootstrap permit`)
+	mark := w.expect(vm, 0, `FAILED etcd-start: .*this machine has already used this bootstrap permit`)
 	w.expect(vm, mark, `to fix: .*--bootstrap 48h`)
 	vm.Cut()
 	w.bootstrapAgain(golden, minted, config.Image)

@@ -32,7 +32,7 @@ func (m *controlPlane) all(s etcdmember.PeerState) {
 func TestPowerCutThenTheTable(t *testing.T) {
 	t.Parallel()
 	const late = 200 * time.Hour // the bootstrap permit has expired
-	ownSeat := func(o map[string]any) bool {
+	ownMember := func(o map[string]any) bool {
 		return strings.Contains(fmt.Sprint(o["peerURLs"]), "https://192.0.2.11:2380")
 	}
 	t.Run("bootstrap", func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestPowerCutThenTheTable(t *testing.T) {
 		m.cutThenRows(t, []peersRow{
 			{"all are blank still", func(*controlPlane) {}, "bootstrap", "start"},
 			{"all are blank, late", func(m *controlPlane) { m.Now = m.Now.Add(late) }, "stop", "start"},
-			{"a quorum lives, with this seat", func(m *controlPlane) { m.quorum() }, "join", "start"},
+			{"a quorum lives, with this member", func(m *controlPlane) { m.quorum() }, "join", "start"},
 			{"a quorum lives, without it", func(m *controlPlane) { f := m.quorum(); f.members = f.members[1:] }, "join", "stop"},
 			{"they have lived, and have no quorum", func(m *controlPlane) { m.all(etcdmember.InUse) }, "stop", "start"},
 			{"one has lived, one is blank", func(m *controlPlane) { m.others["192.0.2.13"].state = etcdmember.InUse }, "stop", "start"},
@@ -58,11 +58,11 @@ func TestPowerCutThenTheTable(t *testing.T) {
 		m.quorum()
 		m.cutThenRows(t, []peersRow{
 			{"as they were", func(*controlPlane) {}, "join", "start"},
-			{"its new seat was removed meanwhile", func(m *controlPlane) {
+			{"its new member was removed meanwhile", func(m *controlPlane) {
 				f := m.others["192.0.2.12"]
 				var kept []map[string]any
 				for _, o := range f.members {
-					if !ownSeat(o) {
+					if !ownMember(o) {
 						kept = append(kept, o)
 					}
 				}

@@ -25,12 +25,12 @@ const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
 	// LeaseName is the name of the Lease, in kube-system.
 	LeaseName = "edgebake-update"
-	// TurnFile exists while this machine may hold the Lease. It is in the directory of an update.
-	TurnFile = ondisk.StateDir + "/update/turn"
+	// UpdateLeaseFile exists while this machine may hold the Lease. It is in the directory of an update.
+	UpdateLeaseFile = ondisk.StateDir + "/update/turn"
 	// microTime is the format of times in a Lease.
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
-	// turnTime bounds all requests of one operation on the Lease.
-	turnTime = 30 * time.Second
+	// leaseTimeout bounds all requests of one operation on the Lease.
+	leaseTimeout = 30 * time.Second
 )
 
 const emptyLease = `apiVersion: coordination.k8s.io/v1
@@ -49,21 +49,21 @@ type lease struct {
 	} `json:"spec"`
 }
 
-// Turn gives one control-plane node at a time the right to be updated.
-type Turn struct {
+// UpdateLease gives one control-plane node at a time the right to be updated.
+type UpdateLease struct {
 	e    *machine.Env
 	site *configs.Site
 }
 
-// NewTurn returns the Turn of this machine, which must have a control-plane node's Site.
-func NewTurn(e *machine.Env, site *configs.Site) Turn { return Turn{e, site} }
+// NewUpdateLease returns the UpdateLease of this machine, which must have a control-plane Site.
+func NewUpdateLease(e *machine.Env, site *configs.Site) UpdateLease { return UpdateLease{e, site} }
 
-func (t Turn) self() string { return t.site.Self().Name }
+func (t UpdateLease) self() string { return t.site.Self().Name }
 
 // Free returns an error if this machine may not be updated now: another one is being
 // updated, or an etcd member is not healthy.
-func (t Turn) Free(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, turnTime)
+func (t UpdateLease) Free(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, err := adminClient(t.e, t.site)
 	if err != nil {
@@ -82,8 +82,8 @@ func (t Turn) Free(ctx context.Context) error {
 }
 
 // Healthy returns all problems of etcd as an error; nil if it is healthy.
-func (t Turn) Healthy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, turnTime)
+func (t UpdateLease) Healthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	etcd, err := etcdClient(t.e)
 	if err != nil {
@@ -93,7 +93,7 @@ func (t Turn) Healthy(ctx context.Context) error {
 	return t.healthy(ctx, etcd)
 }
 
-func (t Turn) healthy(ctx context.Context, etcd *http.Client) error {
+func (t UpdateLease) healthy(ctx context.Context, etcd *http.Client) error {
 	var named []string
 	for _, m := range t.site.ControlPlane.Members {
 		if !slices.Contains(t.site.ControlPlane.Absent, m.Name) {
@@ -108,7 +108,7 @@ func (t Turn) healthy(ctx context.Context, etcd *http.Client) error {
 }
 
 // taken returns an error that says why the Lease cannot be taken; nil if it can.
-func (t Turn) taken(ctx context.Context, etcd *http.Client, l lease) error {
+func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) error {
 	holder := l.Spec.HolderIdentity
 	if holder == "" || holder == t.self() {
 		return nil
@@ -126,8 +126,8 @@ func (t Turn) taken(ctx context.Context, etcd *http.Client, l lease) error {
 }
 
 // Take acquires the Lease for this machine.
-func (t Turn) Take(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, turnTime)
+func (t UpdateLease) Take(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, err := adminClient(t.e, t.site)
 	if err != nil {
@@ -138,7 +138,7 @@ func (t Turn) Take(ctx context.Context) error {
 		return err
 	}
 	defer etcd.CloseIdleConnections()
-	if err := t.e.WriteFile(TurnFile, nil, machine.Mode(0o600)); err != nil {
+	if err := t.e.WriteFile(UpdateLeaseFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("recording that this machine takes the Lease of updates: %w", err)
 	}
 	for {
@@ -167,18 +167,18 @@ func makeLease(ctx context.Context, c *api.Client) error {
 }
 
 // End releases the Lease, if this machine may hold it.
-func (t Turn) End(ctx context.Context) error {
-	if !t.e.Exists(TurnFile) {
+func (t UpdateLease) End(ctx context.Context) error {
+	if !t.e.Exists(UpdateLeaseFile) {
 		return nil
 	}
 	if err := t.release(ctx); err != nil {
 		return err
 	}
-	return t.e.Remove(TurnFile)
+	return t.e.Remove(UpdateLeaseFile)
 }
 
-func (t Turn) release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, turnTime)
+func (t UpdateLease) release(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	c, err := adminClient(t.e, t.site)
 	if err == nil {
@@ -234,13 +234,13 @@ func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
 	return l, nil
 }
 
-// TurnPhase releases the Lease if this machine holds it, but no update is under way:
+// UpdateLeasePhase releases the Lease if this machine holds it, but no update is under way:
 // the disk was rewritten during the update.
-func TurnPhase(active *site.Active) run.Phase {
+func UpdateLeasePhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "turn", Doc: "the other control-plane nodes may be updated, unless this one is", Timeout: time.Minute,
+		Name: "update-lease", Doc: "the other control-plane nodes may be updated, unless this one is", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
-			if e.Exists(TurnFile) {
+			if e.Exists(UpdateLeaseFile) {
 				return run.Done, nil // the end of the update releases it
 			}
 			c, err := adminClient(e, active.Site)
@@ -258,6 +258,6 @@ func TurnPhase(active *site.Active) run.Phase {
 			}
 			return run.Done, nil
 		},
-		Run: func(ctx context.Context, e *machine.Env) error { return NewTurn(e, active.Site).release(ctx) },
+		Run: func(ctx context.Context, e *machine.Env) error { return NewUpdateLease(e, active.Site).release(ctx) },
 	}
 }

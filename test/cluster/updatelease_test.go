@@ -34,17 +34,17 @@ func TestUpdateLease(t *testing.T) {
 	}
 	m.serve(0)
 	m.note(0, "first") // wait until the API server serves
-	turns := map[string]controlplane.Turn{}
+	leases := map[string]controlplane.UpdateLease{}
 	for i := range 3 {
-		turns[name(i)] = m.turn(i)
+		leases[name(i)] = m.updateLease(i)
 	}
 	for round := range 3 {
 		var mu sync.Mutex
 		var took []string
 		var all sync.WaitGroup
-		for who, turn := range turns {
+		for who, lease := range leases {
 			all.Go(func() {
-				err := turn.Take(t.Context())
+				err := lease.Take(t.Context())
 				mu.Lock()
 				defer mu.Unlock()
 				switch {
@@ -60,22 +60,22 @@ func TestUpdateLease(t *testing.T) {
 			t.Fatalf("round %d: these are updated at the same time: %q", round, took)
 		}
 		holder := took[0]
-		t.Logf("round %d: it is the turn of %s", round, holder)
-		if err := turns[holder].Take(t.Context()); err != nil {
-			t.Errorf("its own turn, again: %v", err)
+		t.Logf("round %d: the holder is %s", round, holder)
+		if err := leases[holder].Take(t.Context()); err != nil {
+			t.Errorf("its own Lease, again: %v", err)
 		}
-		for who, turn := range turns {
+		for who, lease := range leases {
 			if who == holder {
 				continue
 			}
-			if err := turn.End(t.Context()); err != nil { // the update was tried
+			if err := lease.End(t.Context()); err != nil { // the update was tried
 				t.Errorf("%s: %v", who, err)
 			}
-			if err := turn.Take(t.Context()); err == nil {
-				t.Errorf("%s takes the turn of %s", who, holder)
+			if err := lease.Take(t.Context()); err == nil {
+				t.Errorf("%s takes the Lease of %s", who, holder)
 			}
 		}
-		if err := turns[holder].End(t.Context()); err != nil {
+		if err := leases[holder].End(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -85,9 +85,9 @@ func TestUpdateLease(t *testing.T) {
 	}
 }
 
-// turn returns the Turn of the i-th master. Its machine has only its credentials. Each master asks
-// the first API server and its own member of etcd.
-func (m *masters) turn(i int) controlplane.Turn {
+// updateLease returns the UpdateLease of the i-th master. Its machine has only its credentials. Each
+// master asks the first API server and its own member of etcd.
+func (m *masters) updateLease(i int) controlplane.UpdateLease {
 	m.t.Helper()
 	root := m.t.TempDir()
 	put := func(path string, data []byte) {
@@ -137,7 +137,7 @@ func (m *masters) turn(i int) controlplane.Turn {
 	}
 	// 192.0.2.11 is the address in kubeadm's certificates.
 	self := configs.ControlPlaneMember{Name: name(i), Address: "192.0.2.11"}
-	return controlplane.NewTurn(e, &configs.Site{NodeName: self.Name, NodeType: configs.NodeControlPlane, Masters: []string{"192.0.2.11:6443"},
+	return controlplane.NewUpdateLease(e, &configs.Site{NodeName: self.Name, NodeType: configs.NodeControlPlane, Masters: []string{"192.0.2.11:6443"},
 		ControlPlane: &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{self}}})
 }
 

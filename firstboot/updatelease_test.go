@@ -35,8 +35,8 @@ func trio(t *testing.T) *controlPlane {
 	return m
 }
 
-// TestTurn checks when a control-plane node may be updated.
-func TestTurn(t *testing.T) {
+// TestUpdateLeaseIsFree checks when a control-plane node may be updated.
+func TestUpdateLeaseIsFree(t *testing.T) {
 	t.Parallel()
 	base := trio(t)
 	files := base.Files()
@@ -74,8 +74,8 @@ func TestTurn(t *testing.T) {
 			m.own = base.own.clone(t, m.site.Credentials.Keys.EtcdCA, m.ClusterTime)
 			m.own.id = "1"
 			c.prepare(m)
-			turn := controlplane.NewTurn(m.Env(), m.site)
-			err := turn.Free(t.Context())
+			lease := controlplane.NewUpdateLease(m.Env(), m.site)
+			err := lease.Free(t.Context())
 			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%v; want %q", err, c.want)
 			}
@@ -86,21 +86,21 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestTakeTurn: the Lease is acquired once, cannot be acquired by others, and is released.
-func TestTakeTurn(t *testing.T) {
+// TestTakeUpdateLease: the Lease is acquired once, cannot be acquired by others, and is released.
+func TestTakeUpdateLease(t *testing.T) {
 	t.Parallel()
 	m := trio(t)
-	turn := controlplane.NewTurn(m.Env(), m.site)
+	lease := controlplane.NewUpdateLease(m.Env(), m.site)
 	holder := func() string {
 		m.Cluster.Mu.Lock()
 		defer m.Cluster.Mu.Unlock()
 		return m.Cluster.UpdateLease.Holder
 	}
-	if err := turn.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil {
-		t.Errorf("without a turn: %v, %v", err, m.Cluster.UpdateLease)
+	if err := lease.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil {
+		t.Errorf("without the Lease: %v, %v", err, m.Cluster.UpdateLease)
 	}
 	for range 2 { // an update that is run again
-		if err := turn.Take(t.Context()); err != nil || holder() != "m1" || !m.Has(controlplane.TurnFile) {
+		if err := lease.Take(t.Context()); err != nil || holder() != "m1" || !m.Has(controlplane.UpdateLeaseFile) {
 			t.Fatalf("%v, held by %q", err, holder())
 		}
 	}
@@ -109,49 +109,49 @@ func TestTakeTurn(t *testing.T) {
 		t.Errorf("first boot has ended the update")
 	}
 	for range 2 {
-		if err := turn.End(t.Context()); err != nil || holder() != "" || m.Has(controlplane.TurnFile) {
+		if err := lease.End(t.Context()); err != nil || holder() != "" || m.Has(controlplane.UpdateLeaseFile) {
 			t.Fatalf("%v, held by %q", err, holder())
 		}
 	}
 	// Another machine acquires the Lease first.
 	m.Cluster.LeaseRace = func(l *worldtest.UpdateLease) { l.Holder = "m2" }
-	if err := turn.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 is being updated") || holder() != "m2" {
+	if err := lease.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 is being updated") || holder() != "m2" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
-	if err := turn.End(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.TurnFile) {
+	if err := lease.End(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	// Another field of the Lease is changed meanwhile.
 	m.Cluster.UpdateLease.Holder = ""
 	m.Cluster.LeaseRace = func(*worldtest.UpdateLease) {}
-	if err := turn.Take(t.Context()); err != nil || holder() != "m1" {
+	if err := lease.Take(t.Context()); err != nil || holder() != "m1" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	m.Cluster.LeaseRace = func(*worldtest.UpdateLease) {}
-	if err := turn.End(t.Context()); err != nil || holder() != "" {
+	if err := lease.End(t.Context()); err != nil || holder() != "" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	// A person deletes the Lease.
-	if err := turn.Take(t.Context()); err != nil {
+	if err := lease.Take(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	m.Cluster.UpdateLease = nil
-	if err := turn.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.TurnFile) {
+	if err := lease.End(t.Context()); err != nil || m.Cluster.UpdateLease != nil || m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("without the Lease: %v", err)
 	}
-	// The API server does not answer, but TurnFile shows that this machine may hold the Lease.
+	// The API server does not answer, but UpdateLeaseFile shows that this machine may hold the Lease.
 	m.Cluster.AllDown(true)
-	if err := turn.Take(t.Context()); err == nil || !m.Has(controlplane.TurnFile) {
+	if err := lease.Take(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v", err)
 	}
-	if err := turn.End(t.Context()); err == nil || !m.Has(controlplane.TurnFile) {
+	if err := lease.End(t.Context()); err == nil || !m.Has(controlplane.UpdateLeaseFile) {
 		t.Errorf("%v", err)
 	}
 }
 
-// TestTurnOfAWrittenDisk: the disk of a machine was rewritten during its update. It
+// TestUpdateLeaseOfAWrittenDisk: the disk of a machine was rewritten during its update. It
 // must not prevent the updates of the others.
-func TestTurnOfAWrittenDisk(t *testing.T) {
+func TestUpdateLeaseOfAWrittenDisk(t *testing.T) {
 	t.Parallel()
 	m := newControlPlane(t, mintedSites(t, 3))
 	m.Cluster.NoClusterInfo = false
