@@ -113,7 +113,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 					t.Error("and it was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
-				for n := 1; form == "unit"; n++ { // the most complex form
+				for n := 1; form == "unit"; n += everyCut() { // the most complex form
 					cut := w.clone(t)
 					cut.RejectedKubeletArg, cut.PowerCutAt = w.RejectedKubeletArg, n
 					if cut.boot() == nil {

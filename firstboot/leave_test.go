@@ -193,7 +193,7 @@ func TestPowerCutWhileMoving(t *testing.T) {
 				t.Fatalf("it left after %d effects: %v", left, whole.EffectNames)
 			}
 			followed := map[[32]byte]bool{}
-			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n++ {
+			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n += everyCut() {
 				cut := w.clone(t)
 				cut.PowerCutAt = n + 1
 				if err := cut.boot(); err == nil {

@@ -265,7 +265,7 @@ func cutSinceReady(t *testing.T, w *world, look func(cut *world, ignition, at st
 	t.Helper()
 	whole := w.clone(t)
 	whole.mustBoot()
-	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n++ {
+	for n := slices.Index(whole.EffectNames, "write "+member.ReadyMark); n < len(whole.EffectNames); n += everyCut() {
 		cut := w.clone(t)
 		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err != nil { // an error of the report stops nothing
