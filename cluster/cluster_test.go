@@ -37,7 +37,7 @@ func TestExcludeVIP(t *testing.T) {
 		t.Error(got, err)
 	}
 	if _, err := excludeVIP("mode: [", "10.103.97.2"); err == nil {
-		t.Error("took what is no YAML")
+		t.Error("text that is not YAML was accepted")
 	}
 }
 

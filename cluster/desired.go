@@ -216,7 +216,7 @@ func (c *Client) missingRights(ctx context.Context, rules []openyurt.Rule) ([]st
 	case binding == nil:
 		lacks = append(lacks, "there is no ClusterRoleBinding "+hubName)
 	case !bindsNodes(binding.Object):
-		lacks = append(lacks, "ClusterRoleBinding "+hubName+" does not bind it to system:nodes")
+		lacks = append(lacks, "ClusterRoleBinding "+hubName+" does not bind the ClusterRole to system:nodes")
 	}
 	return lacks, nil
 }
@@ -284,7 +284,7 @@ func proxyObject(vip string) desiredObject {
 // excludeVIP adds the VIP to ipvs.excludeCIDRs in kube-proxy's configuration if the mode is ipvs.
 // Every other line is kept as it is.
 func excludeVIP(text, vip string) (string, error) {
-	const doing = "reading config.conf of configmaps kube-proxy in namespace kube-system"
+	const doing = "reading config.conf of ConfigMap kube-proxy in namespace kube-system"
 	addr, err := netip.ParseAddr(vip)
 	if err != nil {
 		return "", fmt.Errorf("the VIP %q is not an IP address", vip)

@@ -184,9 +184,9 @@ func (p *preflight) apiServer(ctx context.Context, master string, site *configs.
 			p.proven[site.Credentials.Token] = proof{client: p.found}
 		}
 	case errors.Is(err, api.ErrPin), errors.Is(err, api.ErrCA):
-		p.fail(name, "", describeError(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the cluster's own masters into masters")
+		p.fail(name, "", describeError(err), "write the CA hash of this cluster into caCertHashes (`kubeadm token create --print-join-command` prints it), or the addresses of the cluster's API servers into masters")
 	case errors.Is(err, api.ErrServerName):
-		p.fail(name, "", describeError(err), "name the API server as its certificate does, or renew the API server's certificate with this name (kubeadm: apiServer.certSANs)")
+		p.fail(name, "", describeError(err), "use a name in the Site that the API server's certificate has, or add this name to the certificate (kubeadm: apiServer.certSANs)")
 	case notThisToken(err):
 		// The token is wrong. Its own check reports the details.
 		p.fail(name, "", describeError(err), "mint a token and write it into the Site: edgebake cluster token mint --node NAME, or kubeadm token create")
@@ -206,13 +206,13 @@ func notThisToken(err error) bool {
 // names and without repetitions.
 func describeError(err error) string {
 	if all := joined.Errors(err); len(all) > 1 {
-		var said []string
+		var texts []string
 		for _, e := range all {
-			if text := describeError(e); !slices.Contains(said, text) {
-				said = append(said, text)
+			if text := describeError(e); !slices.Contains(texts, text) {
+				texts = append(texts, text)
 			}
 		}
-		return strings.Join(said, "; ")
+		return strings.Join(texts, "; ")
 	}
 	var untrusted *tls.CertificateVerificationError
 	var timeout net.Error
@@ -234,7 +234,7 @@ func describeError(err error) string {
 	text := err.Error()
 	if of := (*url.Error)(nil); !wrongCertificate && errors.As(err, &of) {
 		text = of.Err.Error()
-	} else if _, rest, ok := strings.Cut(text, " for the cluster: "); ok {
+	} else if before, rest, ok := strings.Cut(text, " for cluster-info: "); ok && strings.HasPrefix(before, "asking the API server ") {
 		text = rest
 	}
 	return strings.Join(strings.Fields(text), " ")
@@ -341,11 +341,11 @@ func (p *preflight) token(ctx context.Context, s PreflightSite) {
 	case err != nil:
 		p.fail(name, "", withoutFix(strings.TrimPrefix(err.Error(), "checking token "+id+": ")), fix)
 	case len(t.Problems) > 0:
-		var said []string
+		var problems []string
 		for _, problem := range t.Problems {
-			said = append(said, withoutFix(problem))
+			problems = append(problems, withoutFix(problem))
 		}
-		p.fail(name, "", strings.Join(said, "; "), fix)
+		p.fail(name, "", strings.Join(problems, "; "), fix)
 	case !t.Expires.IsZero() && t.Expires.Before(p.Now.Add(p.ShipWithin)):
 		p.fail(name, "", fmt.Sprintf("expires on %s, and the machines may be switched on until %s (--ship-within)", stamp(t.Expires), stamp(p.Now.Add(p.ShipWithin))), fix)
 	case t.Expires.IsZero():

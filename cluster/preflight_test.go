@@ -92,11 +92,11 @@ func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	checks := Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master), unpinned("two", "bbbbbb.bbbbbbbbbbbbbbbb", master)},
 		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: time.Minute})
 	if len(i.shown) == 0 {
-		t.Error("the first token was not shown: the test proves nothing")
+		t.Error("the first token was not sent: the test proves nothing")
 	}
 	for _, shown := range i.shown {
 		if shown != "Bearer aaaaaa.aaaaaaaaaaaaaaaa" {
-			t.Errorf("it was shown %s", shown)
+			t.Errorf("the server got %s", shown)
 		}
 	}
 	state := map[string]string{}
@@ -118,7 +118,7 @@ func TestPreflightEnds(t *testing.T) {
 	Preflight(t.Context(), []PreflightSite{unpinned("one", "aaaaaa.aaaaaaaaaaaaaaaa", master)},
 		PreflightOptions{Now: time.Now(), Kubelet: "v1.36.3", Dial: (&net.Dialer{}).DialContext, Timeout: 2 * time.Second})
 	if took := time.Since(start); took > 3*time.Minute {
-		t.Errorf("it took %v", took)
+		t.Errorf("the call took %v", took)
 	}
 }
 
@@ -276,7 +276,7 @@ func TestPreflightCertificateNames(t *testing.T) {
 		t.Errorf("%+v", k)
 	}
 	if len(i.shown) > 0 {
-		t.Errorf("it was shown %q", i.shown)
+		t.Errorf("the server got %q", i.shown)
 	}
 }
 
@@ -308,7 +308,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 		"no slices":         {role("endpointslices"), bound, "endpointslices.discovery.k8s.io"},
 		"no settings":       {role("configmaps"), bound, "does not grant get, list, watch of configmaps"},
 		"no binding":        {role(""), nil, "there is no ClusterRoleBinding yurt-hub"},
-		"another's binding": {role(""), other, "does not bind it to system:nodes"},
+		"another's binding": {role(""), other, "does not bind the ClusterRole to system:nodes"},
 		"wider":             {rbac("ClusterRole", "", hubName, map[string]any{"rules": []any{map[string]any{"apiGroups": anyList("*"), "resources": anyList("*"), "verbs": anyList("*")}}}), bound, ""},
 	} {
 		s, c := newStore(t)
@@ -323,7 +323,7 @@ func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 		checks := Preflight(t.Context(), []PreflightSite{site}, PreflightOptions{Client: c, Now: time.Now(), Dial: (&net.Dialer{}).DialContext, Timeout: time.Second})
 		i := slices.IndexFunc(checks, func(k Check) bool { return k.Name == "yurthub's rights" })
 		if i < 0 {
-			t.Fatalf("%s: nothing is said of the rights: %+v", name, checks)
+			t.Fatalf("%s: there is no check of the rights: %+v", name, checks)
 		}
 		k := checks[i]
 		if (k.State == CheckOK) != (tt.want == "") || !strings.Contains(k.Detail, tt.want) || (k.Fix == "") != (tt.want == "") {

@@ -299,17 +299,17 @@ func (r *Rollout) admit(all []*updateNode, server string) error {
 		bad("the image is for %s, and these nodes have another architecture: %s: add %s=%s to the selectors", r.Info.Arch, l, archLabel, r.Info.Arch)
 	}
 	if l := names(func(n *updateNode) bool { return n.controlPlane }); l != "" && !r.Info.ControlPlaneUpdates {
-		bad("the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: %s: exclude them with the selectors (!%s)", l, api.ControlPlaneLabel)
+		bad("the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: %s: exclude them with the selectors (!%s)", l, api.ControlPlaneLabel)
 	} else if l := names(func(n *updateNode) bool {
 		return n.controlPlane && semver.MajorMinor(n.kubelet) != semver.MajorMinor(r.Info.Kubernetes)
 	}); l != "" {
 		bad("the image has Kubernetes %s, but these control-plane nodes have another minor version: %s: control-plane nodes accept only patch releases; exclude them with the selectors (!%s)", r.Info.Kubernetes, l, api.ControlPlaneLabel)
 	}
 	if l := names(func(n *updateNode) bool { return n.answered && n.answer.Serial > r.Info.UpdateSerial }); l != "" {
-		bad("the image has the serial %d, and these nodes run one with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
+		bad("the image has serial %d, but these nodes run an image with a higher serial: %s: raise updates.serial", r.Info.UpdateSerial, l)
 	}
 	if len(nodes) > 0 && names(func(n *updateNode) bool { return n.answered }) == "" {
-		bad("none of the %s has answered yet (annotation %s): nodes accept orders once they run an image of this edgebake, and within 15 minutes after they start", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
+		bad("none of the %s has announced yet that it accepts orders (annotation %s): a node does so within 15 minutes after it starts, if its image supports orders", configs.Count(len(nodes), "node"), order.AnnotationAnswer)
 	}
 	other := r.otherUpdates(all)
 	for _, golden := range slices.Sorted(maps.Keys(other)) {

@@ -86,7 +86,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 		f.step()
 		now = now.Add(time.Second)
 	}
-	f.t.Fatal("the rollout does not end")
+	f.t.Fatal("the rollout did not end in time")
 	return nil
 }
 
@@ -209,7 +209,7 @@ func TestRollout(t *testing.T) {
 	refusals := 2
 	f.Evicted = func(path string) int {
 		if path != "/api/v1/namespaces/default/pods/web" || !f.cordonedUnlocked("shop-1") {
-			t.Errorf("%s is evicted", path)
+			t.Errorf("%s was evicted", path)
 		}
 		if refusals--; refusals >= 0 {
 			return http.StatusTooManyRequests
@@ -229,10 +229,10 @@ func TestRollout(t *testing.T) {
 		}
 	}
 	if strings.Join(done, " ") != "shop-1 shop-2 shop-10" || !slices.Contains(f.told, "shop-1 "+UpdateDraining) {
-		t.Errorf("told %q", f.told)
+		t.Errorf("the reported rows are %q", f.told)
 	}
 	if !f.Cordoned("shop-10") {
-		t.Error("it uncordoned what somebody else had cordoned")
+		t.Error("the rollout uncordoned a node that somebody else had cordoned")
 	}
 	f.Change("shop-10", fleettest.Object{"spec": fleettest.Object{"unschedulable": nil}})
 	f.clean()
@@ -288,7 +288,7 @@ func TestRolloutBudget(t *testing.T) {
 		f.clean()
 		// The budget stays used up if the command is repeated.
 		if err := f.simulate(r, nil); err == nil {
-			t.Errorf("%+v: run again, it succeeded", c)
+			t.Errorf("%+v: the second run succeeded, want an error", c)
 		}
 	}
 }
@@ -317,7 +317,7 @@ func TestRolloutKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		if runs < 3 {
-			t.Errorf("it was killed %d times only", runs-1)
+			t.Errorf("the rollout was killed only %d times", runs-1)
 		}
 		break
 	}
@@ -354,7 +354,7 @@ func TestRolloutRings(t *testing.T) {
 	}
 	first := slices.IndexFunc(f.told, func(l string) bool { return strings.HasPrefix(l, "s-") })
 	if first < slices.Index(f.told, "c-1 "+UpdateDone) || first < slices.Index(f.told, "c-2 "+UpdateDone) {
-		t.Errorf("told %q", f.told)
+		t.Errorf("the reported rows are %q", f.told)
 	}
 	f.clean()
 }
@@ -458,7 +458,7 @@ func TestRolloutLeaves(t *testing.T) {
 		}
 		return 0
 	})
-	for _, want := range []string{"1 failed: a-1", "1 node not Ready and skipped: away", "1 node without support for orders skipped: old"} {
+	for _, want := range []string{"1 failed: a-1", "1 node skipped, since not Ready: away", "1 node skipped, without support for orders in the image: old"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -482,7 +482,7 @@ func TestRolloutAdmit(t *testing.T) {
 	all, _ := Selector("")
 	r := rollout(func(r *Rollout) { r.Rings = []Ring{all} })
 	_, err := f.client.CheckRollout(t.Context(), r)
-	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm", "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: master",
+	for _, want := range []string{"kubelet v1.37.2 is newer than the API server v1.36.5", "these nodes have another architecture: arm", "the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: master",
 		"a higher serial: newer", "another update is under way, to the image with the golden digest cdcdcdcdcdcd, on other"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -495,7 +495,7 @@ func TestRolloutAdmit(t *testing.T) {
 	}
 	f = newFleet(t)
 	f.Node("silent", nil, nil)
-	if _, err := f.client.CheckRollout(t.Context(), rollout(nil)); err == nil || !strings.Contains(err.Error(), "none of the 1 node has answered yet") {
+	if _, err := f.client.CheckRollout(t.Context(), rollout(nil)); err == nil || !strings.Contains(err.Error(), "none of the 1 node has announced yet") {
 		t.Error(err)
 	}
 	f.add(fleettest.Works, nil, "a-1", "a-10", "a-2")
@@ -518,6 +518,6 @@ func TestShare(t *testing.T) {
 		}
 	}
 	if p := share("5%"); p.of(10) != 1 || p.of(1000) != 50 || p.String() != "5%" || (Share{}).of(9) != 1 {
-		t.Error("shares are counted wrongly")
+		t.Error("a percentage gives the wrong number")
 	}
 }

@@ -106,7 +106,7 @@ func TestRolloutAdmitControlPlane(t *testing.T) {
 	}{
 		{"v1.37.1", true, ""},
 		{"v1.36.5", true, "the image has Kubernetes v1.37.2, but these control-plane nodes have another minor version: m1: control-plane nodes accept only patch releases"},
-		{"v1.37.1", false, "the image is not for control-plane nodes (nodeTypes), or an earlier edgebake made it, but the selectors match these: m1: exclude them"},
+		{"v1.37.1", false, "the image does not support control-plane nodes (nodeTypes), or was made by an older edgebake, but the selectors match control-plane nodes: m1: exclude them"},
 	} {
 		f := newStill(t)
 		f.Version = "v1.37.2"

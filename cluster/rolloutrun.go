@@ -54,7 +54,7 @@ func (r *Rollout) row(n *updateNode, ring string) UpdateRow {
 	case row.State == UpdateRestarts:
 		row.Detail = n.answer.State
 	case row.State == UpdateNone:
-		row.Detail = "its image takes no orders: update it by hand once"
+		row.Detail = "its image does not support orders: update it by hand once"
 	}
 	if n.halt != "" {
 		row.Detail = strings.TrimPrefix(row.Detail+"; "+n.halt, "; ")
@@ -443,10 +443,10 @@ func (p *rolloutPlan) result(r *Rollout) error {
 		errs = append(errs, errors.New(what+": see edgebake cluster update --status; --retry sends the order again"))
 	}
 	if l := p.states[UpdateNotReady]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%s not Ready and skipped: %s: run the same command again later", configs.Count(len(l), "node"), few(l)))
+		errs = append(errs, fmt.Errorf("%s skipped, since not Ready: %s: run the same command again later", configs.Count(len(l), "node"), few(l)))
 	}
 	if l := p.states[UpdateNone]; len(l) > 0 {
-		errs = append(errs, fmt.Errorf("%s without support for orders skipped: %s: update them by hand once", configs.Count(len(l), "node"), few(l)))
+		errs = append(errs, fmt.Errorf("%s skipped, without support for orders in the image: %s: update them by hand once", configs.Count(len(l), "node"), few(l)))
 	}
 	return errors.Join(errs...)
 }

@@ -55,7 +55,7 @@ func tokenOf(obj *unstructured.Unstructured, now time.Time) Token {
 		problem("its Secret %s has no token-id: revoke it and mint another", obj.GetName())
 		t.ID = api.TokenID(obj.GetName())
 	case obj.GetName() != want:
-		problem("its Secret is called %s, and the API server looks for %s: revoke it and mint another", obj.GetName(), want)
+		problem("its Secret is named %s, but the API server looks for %s: revoke it and mint another", obj.GetName(), want)
 	}
 	if _, _, err := api.SplitToken(t.ID + "." + data["token-secret"]); err != nil {
 		problem("id and secret are not of the form abcdef.0123456789abcdef: revoke it and mint another")

@@ -135,7 +135,7 @@ func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check,
 	}
 	if len(lacks) > 0 {
 		f.State = CheckUnknown
-		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; nodes of edgebake then verify the name kubernetes, which the certificates of yurthubs have too"
+		f.Detail = "it lacks " + strings.Join(lacks, " and ") + "; edgebake's nodes then accept the name kubernetes, which the certificates of yurthubs have too"
 		f.Fix = certSANsStep(lacks)
 	}
 	return f, nil
@@ -170,9 +170,9 @@ func (c *Client) managerAdvice(ctx context.Context) ([]Check, error) {
 	if err != nil {
 		return nil, err
 	}
-	if room := podRoom(args); room > 0 && len(list) >= room*3/4 {
+	if capacity := podRoom(args); capacity > 0 && len(list) >= capacity*3/4 {
 		out = append(out, Check{Name: "the pod network has space for more nodes", State: CheckUnknown,
-			Detail: fmt.Sprintf("--cluster-cidr=%s of kube-controller-manager has space for %d nodes, and the cluster has %d; pods do not start on nodes without a part of it", flagOf(args, "cluster-cidr"), room, len(list)),
+			Detail: fmt.Sprintf("--cluster-cidr=%s of kube-controller-manager has space for %d nodes, and the cluster has %d; pods do not start on nodes without a part of it", flagOf(args, "cluster-cidr"), capacity, len(list)),
 			Fix:    podRoomStep()})
 	}
 	return out, nil
@@ -194,7 +194,7 @@ func podRoom(args []string) int {
 	if flagOf(args, "allocate-node-cidrs") != "true" {
 		return 0
 	}
-	room := 0
+	capacity := 0
 	for _, cidr := range strings.Split(flagOf(args, "cluster-cidr"), ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(cidr))
 		if err != nil {
@@ -209,11 +209,11 @@ func podRoom(args []string) int {
 				return 0
 			}
 		}
-		if n := 1 << max(0, min(mask-p.Bits(), 30)); room == 0 || n < room {
-			room = n
+		if n := 1 << max(0, min(mask-p.Bits(), 30)); capacity == 0 || n < capacity {
+			capacity = n
 		}
 	}
-	return room
+	return capacity
 }
 
 // managerLabel selects the pods of kube-controller-manager.
@@ -278,10 +278,10 @@ func (c *Client) managerChecks(ctx context.Context) ([]Check, error) {
 		ours := runs(containerArgs(p.Object, "spec", "containers"), openyurt.NodeLifecycle)
 		switch {
 		case ours && theirs:
-			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and "+openyurt.Manager+" both run it"
+			f.State, f.Detail = CheckFailed, "kube-controller-manager ("+p.GetName()+") and "+openyurt.Manager+" both run this controller"
 			f.Fix = lifecycleFix(version, true)
 		case !ours && !theirs:
-			f.State, f.Detail = CheckFailed, "neither runs it: a failed node would stay Ready"
+			f.State, f.Detail = CheckFailed, "neither kube-controller-manager nor "+openyurt.Manager+" runs this controller: a failed node would stay Ready"
 			f.Fix = lifecycleFix(version, false)
 		}
 	}

@@ -264,7 +264,7 @@ func parseVIP(s string) (netip.AddrPort, error) {
 	case ap.Port() == 0:
 		return netip.AddrPort{}, fmt.Errorf("%q has port 0", s)
 	case a.Zone() != "":
-		return netip.AddrPort{}, fmt.Errorf("%q has a zone", s)
+		return netip.AddrPort{}, fmt.Errorf("%q has an IPv6 zone, which is not supported", s)
 	case a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast():
 		return netip.AddrPort{}, fmt.Errorf("%q cannot be a virtual address: use one that no host owns, e.g. %s", s, DefaultVIP)
 	}

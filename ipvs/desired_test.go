@@ -68,7 +68,7 @@ func FuzzDiff(f *testing.F) {
 			case kernel.Sever:
 				severed[op.Dest.Addr] = true
 				if want != nil && indexDest(want.Dests, op.Dest.Addr) >= 0 {
-					t.Fatalf("%s: it is wanted", op)
+					t.Fatalf("%s removes a real server that is wanted", op)
 				}
 			case kernel.DelDest:
 				if !severed[op.Dest.Addr] {
@@ -80,7 +80,7 @@ func FuzzDiff(f *testing.F) {
 				t.Fatal(err)
 			}
 			if both && serving(have) == 0 {
-				t.Fatalf("nobody serves after %s", op)
+				t.Fatalf("no API server serves after %s", op)
 			}
 		}
 		if !equalService(have, want) {

@@ -239,7 +239,7 @@ func (g *group) loadCA() {
 		err = nil // not written yet, or being replaced
 	}
 	if err != nil {
-		err = fmt.Errorf("%w; keeping the previous authorities", err)
+		err = fmt.Errorf("%w; keeping the previous CA certificates", err)
 	}
 	g.d.logChange(g.vip.String()+": authorities", err)
 	if r == nil {

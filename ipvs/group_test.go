@@ -95,10 +95,10 @@ func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w.masters[1].stop()
 	w.eventually("two are out", serve(w.masters[2:]...))
 	if took := time.Since(began); took > files.HostsTimeout/2 {
-		t.Errorf("both were out after %s", took)
+		t.Errorf("both API servers were removed after %s", took)
 	}
 	if w.ours() != "" {
-		t.Errorf("it wrote to the file of which another program holds the lock: %s", w.ours())
+		t.Errorf("the daemon wrote to a hosts file that another program has locked: %s", w.ours())
 	}
 	release()
 	w.eventually("the name is back", func() bool { return w.ours() == "10.103.97.201 apiserver.cluster.local" })
@@ -131,7 +131,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took > files.HostsTimeout/2 {
-			t.Errorf("it took %s", took)
+			t.Errorf("the change took %s", took)
 		}
 	}
 	replace(all[0])
@@ -142,7 +142,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 		t.Errorf("the lines are %s, noted: %v", w.ours(), got)
 	}
 	if _, locked := lockedBy(w.run, all[2].VIP); !locked {
-		t.Error("another daemon could take a virtual server of which something is left")
+		t.Error("another daemon could maintain a virtual server whose rules are not removed yet")
 	}
 	// A configuration that cannot be applied changes nothing.
 	taken := testServer(t, 9)
@@ -152,7 +152,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.daemon.replace(w.ctx, []Server{all[0], all[2], taken}); err == nil {
-		t.Error("a virtual server that another process keeps was taken")
+		t.Error("the daemon maintains a virtual server that another process maintains")
 	}
 	unlock()
 	replace(all[0], all[1])
@@ -162,7 +162,7 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	w.eventually("and its note", func() bool { return len(noted(w.run)) == 2 })
 	w.eventually("and its lock", func() bool { _, locked := lockedBy(w.run, all[2].VIP); return !locked })
 	if _, locked := lockedBy(w.run, all[1].VIP); !locked {
-		t.Error("the lock of the second is free")
+		t.Error("the lock of the second virtual server is free")
 	}
 }
 
@@ -196,6 +196,6 @@ func TestStatusWhileItStarts(t *testing.T) {
 	}
 	st := g.status()
 	if !st.Learned || len(st.Masters) != 1 || !st.Masters[0].Serving {
-		t.Errorf("it took over %+v", st)
+		t.Errorf("the daemon took over %+v", st)
 	}
 }

@@ -120,9 +120,9 @@ func (j *Joined) askAsNode(ctx context.Context, t probe.Target) (node, service s
 
 // judge returns the outcome for an API server that showed none of the recorded objects.
 func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
-	err := fmt.Errorf("cluster-info: %s, it was %s; Node %s: %s, it was %s", info, j.ClusterInfo, j.Node, node, j.NodeUID)
+	err := fmt.Errorf("UID of cluster-info: %s, recorded: %s; of Node %s: %s, recorded: %s", info, j.ClusterInfo, j.Node, node, j.NodeUID)
 	if j.ServiceUID != "" {
-		err = fmt.Errorf("%w; Service default/kubernetes: %s, it was %s", err, service, j.ServiceUID)
+		err = fmt.Errorf("%w; of Service default/kubernetes: %s, recorded: %s", err, service, j.ServiceUID)
 	}
 	noNode := node.status == 200 || node.status == 404 // the Node of another machine, or none
 	switch {

@@ -191,12 +191,12 @@ func TestPublishingTakesLong(t *testing.T) {
 	w.m.start()
 	w.eventually("it is asked", func() bool { return w.says.count() > before+6 })
 	if !w.serves("0")() {
-		t.Errorf("before its Service is there: %s", w.kernel.text())
+		t.Errorf("before the Service exists: %s", w.kernel.text())
 	}
 	w.says.setService(newSvc)
 	w.eventually("it is another's", w.serves(""))
 	if w.said("trusting it as an API server of the cluster") > 0 {
-		t.Error("it was let through")
+		t.Error("the API server was accepted")
 	}
 }
 
@@ -248,7 +248,7 @@ func TestExcusedOnce(t *testing.T) {
 		w.eventually("it serves again", w.serves("1"))
 	}
 	if n := w.said("trusting it as an API server of the cluster"); n != 1 {
-		t.Errorf("said %d times", n)
+		t.Errorf("the message was logged %d times", n)
 	}
 	// If the recorded UIDs change, it must match the new ones.
 	s := w.s
@@ -260,7 +260,7 @@ func TestExcusedOnce(t *testing.T) {
 	w.m.start()
 	w.eventually("it is asked", func() bool { return w.says.count() > before+4 })
 	if !w.serves("0")() {
-		t.Errorf("it showed nothing of what is noted now: %s", w.kernel.text())
+		t.Errorf("the API server showed none of the recorded UIDs: %s", w.kernel.text())
 	}
 }
 
@@ -397,7 +397,7 @@ func TestBornAgain(t *testing.T) {
 	w.m.start()
 	w.eventually("it is asked", func() bool { return w.says.count() > before+4 })
 	if !w.serves("0")() {
-		t.Errorf("before it showed its cluster: %s", w.kernel.text())
+		t.Errorf("before the API server showed its cluster: %s", w.kernel.text())
 	}
 	w.says.set(newInfo, "404")
 	w.eventually("it is another's", w.serves(""))
@@ -472,11 +472,11 @@ func TestSameClusterComesBack(t *testing.T) {
 	w.eventually("it is well", func() bool { return w.said("is up, it was down") == 2 })
 	for _, was := range w.kernel.since(mark) {
 		if !strings.Contains(was, "=1") {
-			t.Errorf("the last one, which answers: %s", was)
+			t.Errorf("the only API server that answers: %s", was)
 		}
 	}
 	if !w.serves("1")() {
-		t.Errorf("it is well: %s", w.kernel.text())
+		t.Errorf("the API server is up again, but the rules are %s", w.kernel.text())
 	}
 }
 

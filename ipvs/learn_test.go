@@ -74,7 +74,7 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 			w.daemon.logChange(subject, errors.New("as it was")) // from an earlier read
 			time.Sleep(10 * s.Profile.Retry)                     // the learner searches for an API server
 			if p := w.daemon.Status().Problems; !slices.Contains(p, subject+": as it was") || w.said(subject+": fixed") > 0 {
-				t.Errorf("nobody was asked; problems: %q", p)
+				t.Errorf("no API server was asked; problems: %q", p)
 			}
 			begin := time.Now()
 			if what == "the CA" {
@@ -137,7 +137,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 			w.stop()
 			w.start(former)
 			if learned() {
-				t.Error("the list is back after a boot")
+				t.Error("the learned list is used again after a boot")
 			}
 		})
 	}
@@ -191,10 +191,10 @@ func TestLearnedAreDown(t *testing.T) {
 	now := time.Now()
 	lastUp := now
 	if g.checkLearned(&lastUp, now.Add(allDownAfter/2)) || g.list.allDown {
-		t.Error("too early")
+		t.Error("the learned list is given up too early")
 	}
 	if !g.checkLearned(&lastUp, now.Add(2*allDownAfter)) || !g.list.allDown {
-		t.Error("not noticed")
+		t.Error("the learned list is not given up")
 	}
 	g.members[configured].health.State = Up
 	if g.checkLearned(&lastUp, now.Add(3*allDownAfter)) || !g.list.allDown {
@@ -202,6 +202,6 @@ func TestLearnedAreDown(t *testing.T) {
 	}
 	g.members[learned].health.State = Up
 	if !g.checkLearned(&lastUp, now.Add(4*allDownAfter)) || g.list.allDown {
-		t.Error("a learned one that is up again does not count")
+		t.Error("a learned API server that is up again does not count")
 	}
 }

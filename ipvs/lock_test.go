@@ -32,7 +32,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if w.kernel.text() != before {
-		t.Error("it changed the rules")
+		t.Error("the second daemon changed the rules")
 	}
 	all, err := ReadStatus(w.run)
 	if err != nil || len(all) != 1 || all[0].PID != os.Getpid() {
@@ -49,7 +49,7 @@ func TestSecondDaemonIsRefused(t *testing.T) {
 		t.Errorf("process %d still has the lock", pid)
 	}
 	if _, err := ReadStatus(w.run); err == nil || !strings.Contains(err.Error(), "ipvscare is not running") {
-		t.Errorf("status of nobody: %v", err)
+		t.Errorf("status without a daemon: %v", err)
 	}
 	w.start(s) // the next process can start at once
 }
@@ -88,7 +88,7 @@ func TestSquatter(t *testing.T) {
 	cmd := exec.Command("flock", "-n", lockPath(w.run, s.VIP), "sleep", "60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied") {
-		t.Errorf("somebody else can lock: %v %s", err, out)
+		t.Errorf("another process got the lock: %v %s", err, out)
 	}
 	w.start(s)
 }
@@ -107,7 +107,7 @@ func TestRunDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := files.UseRunDir(dir); err == nil || !strings.Contains(err.Error(), "can be written to by others") {
-		t.Errorf("a directory for everybody: %v", err)
+		t.Errorf("a directory that all users may write to: %v", err)
 	}
 	link := filepath.Join(top, "link")
 	if err := os.Symlink("/etc", link); err != nil {
@@ -121,7 +121,7 @@ func TestRunDir(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := files.UseRunDir(dir); err == nil || !strings.Contains(err.Error(), "belongs to user 65534") {
-			t.Errorf("somebody else's directory: %v", err)
+			t.Errorf("another user's directory: %v", err)
 		}
 	}
 }
@@ -231,7 +231,7 @@ func TestRejectedReloadLetsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.replace(t.Context(), []Server{one, two}); err == nil {
-		t.Fatal("the second cannot be noted")
+		t.Fatal("the second virtual server could not be recorded")
 	}
 	for _, s := range []Server{one, two} {
 		release, err := d.claim(t.Context(), s.VIP)

@@ -88,7 +88,7 @@ func (g *group) resolve(ctx context.Context) bool {
 		}
 		g.d.logChange(g.lookingUp(m.Host), err)
 	}
-	g.d.logChange(fmt.Sprintf("%s: answers of DNS", g.vip), g.keepNames())
+	g.d.logChange(fmt.Sprintf("%s: storing the answers of DNS", g.vip), g.keepNames())
 	return changed
 }
 

@@ -68,7 +68,7 @@ func TestNamesOutliveABoot(t *testing.T) {
 	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
 	g, _ := namesGroup(t, state, z.lookup, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
 	if !g.resolve(t.Context()) {
-		t.Fatal("nothing was found")
+		t.Fatal("no name was resolved")
 	}
 	g, lines := namesGroup(t, state, deadDNS, "a.example:6443", "b.example:6443", "192.0.2.14:6443")
 	if got := g.list.names["a.example"]; !slices.Equal(got, addrs("192.0.2.11", "192.0.2.12")) {
@@ -80,7 +80,7 @@ func TestNamesOutliveABoot(t *testing.T) {
 	if !slices.ContainsFunc(*lines, func(l string) bool {
 		return strings.Contains(l, "looking up b.example") && strings.Contains(l, "keeping its last addresses [192.0.2.13]")
 	}) {
-		t.Errorf("it does not say with what it goes on: %q", *lines)
+		t.Errorf("the log does not name the addresses that stay in use: %q", *lines)
 	}
 	// A name that is no longer in the list is forgotten with the next answer.
 	delete(z, "ip4 b.example")

@@ -78,7 +78,7 @@ func TestHostChanges(t *testing.T) {
 					for _, s := range tt.after {
 						want[s.VIP.String()] = strings.ToLower(s.Host)
 						if s.Host != "" && w.said("removed the line of "+s.Host+" from") > 0 {
-							t.Errorf("the line of %s went for a while", s.Host)
+							t.Errorf("the line of %s was missing for a while", s.Host)
 						}
 					}
 					w.eventually("the notes say so", func() bool {

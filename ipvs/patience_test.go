@@ -20,17 +20,17 @@ func TestLatency(t *testing.T) {
 		l.add(0)
 	}
 	if got := l.timeout(130*time.Millisecond, 4*time.Second); got > 131*time.Millisecond {
-		t.Errorf("a near API server is doubted after %s", got)
+		t.Errorf("a nearby API server counts as late after %s", got)
 	}
 	l.add(2 * time.Second)
 	if got := l.timeout(130*time.Millisecond, 4*time.Second); got < 2*time.Second {
-		t.Errorf("after an answer that took 2 s, doubt begins after %s", got)
+		t.Errorf("after an answer that took 2 s, the API server counts as late after %s", got)
 	}
 	for range 30 {
 		l.add(time.Millisecond)
 	}
 	if got := l.timeout(130*time.Millisecond, 4*time.Second); got > 200*time.Millisecond {
-		t.Errorf("it does not forget: %s", got)
+		t.Errorf("the slow answer is not forgotten: %s", got)
 	}
 	for range 100 {
 		l.add(time.Hour)
@@ -82,7 +82,7 @@ func TestSlowServer(t *testing.T) {
 						t.Errorf("%q", s.events)
 					}
 					if st := s.health.State; st == Down && !s.health.slow() {
-						t.Errorf("it is down, and not for being slow: %s", s.health.Outcome)
+						t.Errorf("the API server is down for another reason than slowness: %s", s.health.Outcome)
 					}
 					s.mu.Unlock()
 					time.Sleep(tt.lag) // pending data arrives
@@ -93,7 +93,7 @@ func TestSlowServer(t *testing.T) {
 					}
 					time.Sleep(tt.lag + within)
 					if st, _ := s.state(); st != Up {
-						t.Errorf("it is %s %s after it is as fast as before", st, within)
+						t.Errorf("the API server is %s %s after it became fast again", st, within)
 					}
 				})
 			}
@@ -248,7 +248,7 @@ func TestUrgentReturn(t *testing.T) {
 			s.others.Store(false)
 			time.Sleep(5 * time.Second)
 			if st, _ := s.state(); st != Up {
-				t.Errorf("it is %s", st)
+				t.Errorf("the API server is %s", st)
 			}
 		})
 	}

@@ -400,14 +400,14 @@ func TestSensing(t *testing.T) {
 					time.Sleep(10 * time.Second)
 					st, at := s.state()
 					if st != Down {
-						t.Fatalf("it is %s after 10 s: %v", st, s.events)
+						t.Fatalf("the API server is %s after 10 s: %v", st, s.events)
 					}
 					worst = max(worst, at.Sub(broke))
 					f.fix(m)
 					s.idle.Store(true)
 					time.Sleep(5 * time.Second)
 					if st, _ = s.state(); st != Up {
-						t.Fatalf("it is %s 5 s after it healed: %v", st, s.events)
+						t.Fatalf("the API server is %s 5 s after it recovered: %v", st, s.events)
 					}
 					if want := []string{"up (ready)", "down (" + f.outcome + ")", "up (ready)"}; fmt.Sprint(s.events) != fmt.Sprint(want) {
 						t.Errorf("got %q, want %q", s.events, want)
@@ -419,7 +419,7 @@ func TestSensing(t *testing.T) {
 					f.break_(m)
 					time.Sleep(10 * time.Second)
 					if st, at = s.state(); st != Down {
-						t.Fatalf("it is %s 10 s after it broke again: %v", st, s.events)
+						t.Fatalf("the API server is %s 10 s after it failed again: %v", st, s.events)
 					}
 					worstAgain = max(worstAgain, at.Sub(broke))
 				})
@@ -427,7 +427,7 @@ func TestSensing(t *testing.T) {
 			t.Logf("worst of 25: %s, and soon after it came back: %s", worst, worstAgain)
 			worst = max(worst, worstAgain)
 			if worst > f.within {
-				t.Errorf("it took %s to notice, more than %s", worst, f.within)
+				t.Errorf("the failure was noticed after %s, more than %s", worst, f.within)
 			}
 		})
 	}
@@ -446,7 +446,7 @@ func TestStranger(t *testing.T) {
 		defer s.stop(m)
 		time.Sleep(10*time.Minute + 3*time.Second)
 		if got := fmt.Sprint(s.events); got != "[up (ready)]" {
-			t.Errorf("it believed %s", got)
+			t.Errorf("the identity check accepted %s", got)
 		}
 		if dials, asks := m.dials.Load(), s.asks.Load(); asks < 7 || asks > 11 || dials > asks+2 {
 			t.Errorf("%d requests over %d connections in ten minutes", asks, dials)
@@ -455,12 +455,12 @@ func TestStranger(t *testing.T) {
 		m.kill()
 		time.Sleep(5 * time.Second)
 		if st, at := s.state(); st != Down || at.Sub(broke) > 300*time.Millisecond {
-			t.Errorf("it is %s, %s after the kill", st, at.Sub(broke))
+			t.Errorf("the API server is %s, %s after it was killed", st, at.Sub(broke))
 		}
 		m.dead.Store(false)
 		time.Sleep(10 * time.Second)
 		if st, _ := s.state(); st != Up {
-			t.Errorf("it is %s after it healed: %v", st, s.events)
+			t.Errorf("the API server is %s after it recovered: %v", st, s.events)
 		}
 	})
 }
@@ -656,7 +656,7 @@ func TestHealth(t *testing.T) {
 		h.observe(probe.Refused, now.Add(time.Hour))
 		h.observe(probe.OK, now.Add(time.Hour))
 		if h.observe(probe.OK, now.Add(time.Hour)); h.State != Up {
-			t.Error("it is not forgiven")
+			t.Error("the failure is not forgotten")
 		}
 	})
 }

@@ -253,9 +253,9 @@ func (w *world) start(servers ...Server) {
 	case <-ready:
 	case err := <-w.done:
 		w.cancel = nil
-		w.t.Fatalf("it ended: %v", err)
+		w.t.Fatalf("the daemon ended: %v", err)
 	case <-time.After(patience):
-		w.t.Fatal("never ready")
+		w.t.Fatal("the daemon did not become ready")
 	}
 }
 
@@ -304,7 +304,7 @@ func TestDaemon(t *testing.T) {
 		}
 		last := w.kernel.steps[len(w.kernel.steps)-2:]
 		if !strings.HasPrefix(last[0], "update-dest") || !strings.Contains(last[0], "weight 0") || !strings.HasPrefix(last[1], "del-dest") {
-			t.Errorf("it went by %q", last)
+			t.Errorf("the last steps are %q, want weight 0 and the removal", last)
 		}
 	})
 	mark := w.kernel.mark()
@@ -316,7 +316,7 @@ func TestDaemon(t *testing.T) {
 	})
 	for _, was := range w.kernel.since(mark) { // the removal of the failed one is complete now
 		if !strings.Contains(was, "=1") {
-			t.Errorf("the last one went: %s", was)
+			t.Errorf("the last real server was removed: %s", was)
 		}
 	}
 
@@ -448,11 +448,11 @@ func TestDaemonWithoutIPVS(t *testing.T) {
 	select {
 	case err := <-w.done:
 		if err != ErrRestart {
-			t.Errorf("it ended with %v", err)
+			t.Errorf("the daemon ended with %v", err)
 		}
 		w.cancel = nil
 	case <-time.After(patience):
-		t.Error("it did not notice that IP_VS came")
+		t.Error("the daemon did not notice that IP_VS was loaded")
 	}
 }
 
@@ -478,7 +478,7 @@ func TestOneVirtualServerFails(t *testing.T) {
 	k.want = []kernel.Service{{VIP: six, Scheduler: "rr"}, {VIP: four, Scheduler: "rr", Dests: []kernel.Dest{{Addr: addrAt(1), Weight: 1}}}}
 	k.tick(false)
 	if m.text() == "" {
-		t.Error("the other virtual server is not made")
+		t.Error("the other virtual server was not made")
 	}
 }
 
@@ -506,7 +506,7 @@ func TestRouteIsRestored(t *testing.T) {
 		restored := false
 		m.change(func() { _, restored = m.Routes[vip.Addr()] })
 		if !restored {
-			t.Error("it is not restored within a second")
+			t.Error("the rule was not restored within a second")
 		}
 		cancel()
 	})

@@ -105,7 +105,7 @@ func TestStarvedServer(t *testing.T) {
 				time.Sleep(tt.back)
 				for _, s := range all {
 					if st, _ := s.state(); st != Up {
-						t.Errorf("it is %s %s after it is well", st, tt.back)
+						t.Errorf("the API server is %s %s after it recovered", st, tt.back)
 						break
 					}
 				}

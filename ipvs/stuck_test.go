@@ -47,7 +47,7 @@ func TestMeteredSensing(t *testing.T) {
 					time.Sleep(2 * time.Minute)
 					st, at := s.state()
 					if st != Down || at.Sub(broke) > tt.most {
-						t.Errorf("it is %s after %s, want down within %s: %v", st, at.Sub(broke), tt.most, s.events)
+						t.Errorf("the API server is %s after %s, want down within %s: %v", st, at.Sub(broke), tt.most, s.events)
 					}
 				})
 			}

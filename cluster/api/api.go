@@ -343,7 +343,7 @@ func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
 		certs = append(certs, c)
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("parsing CA certificates: there is none")
+		return nil, errors.New("parsing CA certificates: no certificate found")
 	}
 	return certs, nil
 }

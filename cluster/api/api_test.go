@@ -255,7 +255,7 @@ func TestDiscoverSparesTheOthers(t *testing.T) {
 		}
 		cancel()
 		if err := <-ended; err == nil {
-			t.Error("it found a cluster")
+			t.Error("the discovery found a cluster, want an error")
 		}
 	})
 }
@@ -377,7 +377,7 @@ func TestDiscoverSilentMasterDoesNotHoldUpTheOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if took := time.Since(start); took > d.Timeout/4 {
-		t.Errorf("it took %v", took)
+		t.Errorf("the call took %v", took)
 	}
 }
 
@@ -428,10 +428,10 @@ func TestDiscoverRefuses(t *testing.T) {
 				t.Fatalf("%v", err)
 			}
 			if strings.Contains(err.Error(), secret) {
-				t.Error("the error holds the secret")
+				t.Error("the error contains the token's secret")
 			}
 			if (tc.want == ErrPin || tc.want == ErrNode || d.SkipPins) && len(tc.m.bearers) > 0 {
-				t.Error("the token was shown to a server that nothing vouches for")
+				t.Error("the token was sent to an unverified server")
 			}
 		})
 	}
@@ -445,7 +445,7 @@ func TestClientMeetsANode(t *testing.T) {
 	for _, ways := range []*Transports{nil, new(Transports)} {
 		c := &Client{Server: "https://" + addr, CA: ca.pem, ServerName: "kubernetes", Token: token, Dial: (&net.Dialer{}).DialContext, Transports: ways}
 		if err := c.Get(t.Context(), "/version", nil); !errors.Is(err, ErrNode) || len(m.bearers) > 0 {
-			t.Errorf("%v; it was shown %q", err, m.bearers)
+			t.Errorf("%v; the server got %q", err, m.bearers)
 		}
 	}
 }
@@ -488,10 +488,10 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	m := &master{ca: append(append([]byte(nil), ca.pem...), evil.pem...), sig: unsigned}
 	_, err := Discover(t.Context(), discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1"))))
 	if err == nil {
-		t.Fatal("it was believed")
+		t.Fatal("the unverified answer was accepted")
 	}
 	if len(m.bearers) > 0 {
-		t.Error("the token was shown")
+		t.Error("the token was sent")
 	}
 }
 
@@ -507,7 +507,7 @@ func TestNeighbourOfThePinnedCA(t *testing.T) {
 			t.Errorf("found %v, %v", f != nil, err)
 		}
 		if len(m.bearers) > 0 {
-			t.Error("the token was shown")
+			t.Error("the token was sent")
 		}
 		f, err = Discover(t.Context(), discovery(ca, serve(t, m, ca.serving(t, "127.0.0.1"))))
 		if err != nil || string(f.CA) != string(ca.pem) {
@@ -628,7 +628,7 @@ users:
 	}
 	for _, bad := range []string{"", "clusters: []", "clusters: [{name: x}]", "- a", "\x00", "a: [", "clusters: {a: b}"} {
 		if _, err := SetServer([]byte(bad), "https://x:1", ""); err == nil {
-			t.Errorf("%q was taken", bad)
+			t.Errorf("%q was accepted", bad)
 		}
 	}
 }
@@ -638,7 +638,7 @@ func TestContextEndsARequest(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := Discover(ctx, discovery(ca, dead)); err == nil {
-		t.Error("it went on")
+		t.Error("Discover succeeded with a cancelled context")
 	}
 }
 
@@ -683,7 +683,7 @@ func FuzzJWS(f *testing.F) {
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))
 		if want := base64.RawURLEncoding.EncodeToString(mac.Sum(nil)); !strings.HasPrefix(sig, h+"..") || sig[len(h)+2:] != want {
-			t.Errorf("%q passed for %q", sig, payload)
+			t.Errorf("signature %q was accepted for %q", sig, payload)
 		}
 	})
 }
@@ -711,7 +711,7 @@ func TestDiscoverKnownCA(t *testing.T) {
 				t.Fatalf("%+v, %v", f, err)
 			}
 			if (tc.want == ErrCA || tc.want == ErrServerName) && len(tc.m.bearers) > 0 {
-				t.Error("the token was shown to a server that nothing vouches for")
+				t.Error("the token was sent to an unverified server")
 			}
 			if tc.want == nil && tc.m.requests != 1 {
 				t.Errorf("it made %d requests, expected 1", tc.m.requests)

@@ -153,7 +153,7 @@ func Discover(ctx context.Context, d Discovery) (*Found, error) {
 			}
 			answers++
 			forgetSession(d.Masters[r.i], r.err)
-			errs[r.i] = fmt.Errorf("asking the API server %s for the cluster: %w", d.Masters[r.i], bounded{r.err})
+			errs[r.i] = fmt.Errorf("asking the API server %s for cluster-info: %w", d.Masters[r.i], bounded{r.err})
 			ask()
 		}
 	}

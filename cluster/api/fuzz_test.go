@@ -98,7 +98,7 @@ func FuzzChain(f *testing.F) {
 		}
 		again, err := ParseCerts(kept)
 		if err != nil {
-			t.Fatalf("what was kept: %v", err)
+			t.Fatalf("parsing the shortened kubeconfig: %v", err)
 		}
 		for _, c := range again {
 			if !strings.EqualFold(Pin(c), strings.TrimSpace(pin)) {

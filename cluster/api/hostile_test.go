@@ -33,7 +33,7 @@ func TestAKubeconfigThatIsABurden(t *testing.T) {
 		{"aliases, unsigned", bomb.String() + "clusters: [{name: *a9}]\n", unsigned, ErrUnsigned.Error()},
 		{"nested, unsigned", "clusters: " + strings.Repeat("[", 100_000), unsigned, ErrUnsigned.Error()},
 		{"equal keys, unsigned", equal, unsigned, ErrUnsigned.Error()},
-		{"no CA, unsigned", "certificate-authority-data: YQ==\n", unsigned, "there is none"},
+		{"no CA, unsigned", "certificate-authority-data: YQ==\n", unsigned, "no certificate found"},
 		{"many items of another form", "clusters: [" + strings.Repeat("a,", 30_000) + "]\n", signed, "more"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestAKubeconfigThatIsABurden(t *testing.T) {
 			}
 			// The answer itself, as JSON and as a string, needs some memory.
 			if got := after.TotalAlloc - before.TotalAlloc; got > 64<<20 {
-				t.Errorf("it took %d bytes of memory", got)
+				t.Errorf("the call used %d bytes of memory", got)
 			}
 		})
 	}

@@ -41,11 +41,11 @@ func lowerAlnum(s string) bool {
 func verifyJWS(sig, payload, id, secret string) error {
 	header, rest, ok := strings.Cut(sig, ".")
 	if !ok {
-		return errors.New("verifying cluster-info: its signature has no parts")
+		return errors.New("verifying cluster-info: its signature is not a JWS")
 	}
 	detached, mac, ok := strings.Cut(rest, ".")
 	if !ok || detached != "" {
-		return errors.New("verifying cluster-info: its signature is not detached")
+		return errors.New("verifying cluster-info: its signature must be a detached JWS, without a payload")
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(header)
 	if err != nil {
@@ -82,7 +82,7 @@ func CheckSignature(data map[string]string, token string) error {
 	}
 	sig, ok := data[SignaturePrefix+id]
 	if !ok {
-		return errors.New("it has no signature of this token")
+		return errors.New("cluster-info has no signature for this token")
 	}
 	return verifyJWS(sig, data[kubeconfigKey], id, secret)
 }

@@ -107,7 +107,7 @@ func (o *opened) keys(now time.Time) (*configs.ClusterKeys, error) {
 		text := read(f.Name)
 		// If a run was interrupted by a power cut, the manifest may be newer than the record.
 		if text != "" && digest([]byte(text)) != f.SHA256 {
-			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest of the last update: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
+			errs = append(errs, fmt.Errorf("reading %s: %s is not the manifest that the last `edgebake cluster new` recorded: run `edgebake cluster new` again, with the current manifests", o.dir, f.Name))
 		}
 		manifests = append(manifests, manifest.File{Name: o.cluster.Manifests[i], Text: text})
 	}

@@ -214,7 +214,7 @@ func TestManifests(t *testing.T) {
 		if encryptTo == nil {
 			sites, err := ControlPlaneSites(dir, sealed.Identity{}, now())
 			if err == nil {
-				t.Errorf("objects that are none were taken: %+v", sites)
+				t.Errorf("invalid objects were accepted: %+v", sites)
 			}
 			cni.Text, app.Text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: net}\n", "apiVersion: v1\nkind: Namespace\nmetadata: {name: app}\n"
 			if c := update("[net/objects.yaml, app/objects.yaml]", cni, app); !c.Updated {

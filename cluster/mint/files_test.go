@@ -79,7 +79,7 @@ func TestWritingToAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := newOf(filepath.Join(parent, "shops", "berlin"), document, Options{Now: now()}); err == nil {
-		t.Error("minted below a file")
+		t.Error("minting into a path below a file succeeded")
 	}
 	if got := contents(t, parent); len(got) != 1 {
 		t.Errorf("%v", got)
@@ -95,7 +95,7 @@ func TestLockFollowsNoLink(t *testing.T) {
 	}
 	if held, err := lock(link); err == nil {
 		held.Close()
-		t.Error("locked what a link names")
+		t.Error("the target of a symbolic link was locked")
 	}
 }
 

@@ -461,7 +461,7 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	now := fixed(c)
 	if now.Name != record.Fixed.Name {
-		return fmt.Errorf("minting %s: %s contains the keys of cluster %s, and keys are never used twice; name another directory with --output", now.Name, dir, record.Fixed.Name)
+		return fmt.Errorf("minting %s: %s contains the keys of cluster %s, which cannot be used for another cluster; name another directory with --output", now.Name, dir, record.Fixed.Name)
 	}
 	var probs configs.Problems
 	changed := func(path string, was, is any) {

@@ -151,7 +151,7 @@ func TestNewRefuses(t *testing.T) {
 		}
 	}
 	if !same(was, contents(t, dir)) {
-		t.Error("a refused document changed the directory")
+		t.Error("a rejected document changed the directory")
 	}
 	// The order of masters does not matter.
 	mustNew(t, dir, strings.Replace(document, "[{name: m1, address: 192.168.7.11}, {name: m2, address: 192.168.7.12},", "[{name: m2, address: 192.168.7.12}, {name: m1, address: 192.168.7.11},", 1))
@@ -322,11 +322,11 @@ func TestDamagedDirectory(t *testing.T) {
 		}
 		for by, site := range map[string]func(string, sealed.Identity, time.Time) ([]NodeSite, error){"a master": ControlPlaneSites, "a worker": Sites} {
 			if _, err := site(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), fix) || strings.Contains(err.Error(), ".age") {
-				t.Errorf("%s, the Site of %s: %v", name, by, err)
+				t.Errorf("%s, the Site written by %s: %v", name, by, err)
 			}
 		}
 		if _, err := newOf(dir, document, Options{Now: now()}); tt.again != (err != nil && strings.Contains(err.Error(), tt.want)) {
-			t.Errorf("%s, new again: %v", name, err)
+			t.Errorf("%s, minted again: %v", name, err)
 		}
 	}
 }
@@ -374,7 +374,7 @@ func TestEncrypted(t *testing.T) {
 	for name, text := range contents(t, dir) {
 		for _, secret := range secrets {
 			if strings.Contains(text, secret) {
-				t.Errorf("%s holds %q in clear", name, secret)
+				t.Errorf("%s contains %q unencrypted", name, secret)
 			}
 		}
 	}
@@ -423,7 +423,7 @@ func TestSites(t *testing.T) {
 		tokens[s.Site.Credentials.Token.Reveal()] = true
 	}
 	if len(tokens) != 2 {
-		t.Error("two nodes have one token")
+		t.Error("two nodes have the same token")
 	}
 	if a, b := sites[0].Site.Report, sites[1].Site.Report; a.URL != "https://192.0.2.9:8443/a/"+filepath.Base(a.URL) || len(a.URL) < 50 || filepath.Base(a.URL) == filepath.Base(b.URL) || a.CACert == "" {
 		t.Errorf("reports go to %+v and %+v", a, b)
@@ -433,7 +433,7 @@ func TestSites(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Count(string(text), "BEGIN CERTIFICATE") != 1 {
-		t.Errorf("the receiver's certificate is there for each machine:\n%s", text)
+		t.Errorf("the receiver's certificate is repeated for each machine:\n%s", text)
 	}
 	inv, err := configs.ParseInventory("inventory.yaml", text)
 	if err != nil {

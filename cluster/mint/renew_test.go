@@ -107,7 +107,7 @@ func TestRenew(t *testing.T) {
 		}
 		for name, ca := range map[string]*x509.Certificate{"former": old, "new": renewed} {
 			if err := accepts(ca, leaf.cert, late); err != nil {
-				t.Errorf("%s: who trusts the %s one: %v", crt, name, err)
+				t.Errorf("%s: verifying with the %s CA: %v", crt, name, err)
 			}
 		}
 		if after := now().AddDate(11, 0, 0); accepts(renewed, leaf.cert, after) != nil || accepts(old, leaf.cert, after) == nil {
@@ -243,6 +243,6 @@ func TestSnapshotOfTheFormerCA(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if strings.Contains(contents(t, dir)["pki/ca.crt"], former) {
-		t.Error("the former CA is the new one")
+		t.Error("the old CA equals the new one")
 	}
 }

@@ -59,7 +59,7 @@ func open(dir string, id sealed.Identity, now time.Time) (*opened, error) {
 	}
 	// If a run was interrupted by a power cut, the document may be newer than the record.
 	if digest(text) != record.Document {
-		return nil, fmt.Errorf("reading %s: %s is not the document of the last update: run `edgebake cluster new` again, with the current document", dir, fileDocument)
+		return nil, fmt.Errorf("reading %s: %s is not the document that the last `edgebake cluster new` recorded: run `edgebake cluster new` again, with the current document", dir, fileDocument)
 	}
 	c, err := clusterdoc.Parse(fileDocument, text)
 	if err != nil {
@@ -154,16 +154,16 @@ func headerNode(text []byte, cluster string) string {
 // Header returns the comment at the top of a Site's file.
 func (s *NodeSite) Header(cluster string) string {
 	if s.Site.NodeType == configs.NodeControlPlane {
-		born := "With it the machine only joins an existing cluster."
+		effect := "With it the machine only joins an existing cluster."
 		if from := s.Site.ControlPlane.ContinueFrom; from != "" {
-			born = "With it etcd continues with the data of " + from + "; all other nodes join it."
+			effect = "With it etcd continues with the data of " + from + "; all other nodes join it."
 		} else if !s.Expires.IsZero() {
-			born = "Until " + s.Expires.Format(time.RFC3339) + " it may initialize the cluster, with an empty etcd."
+			effect = "Until " + s.Expires.Format(time.RFC3339) + " it may initialize the cluster, with an empty etcd."
 		}
 		return strings.Join([]string{
 			"# The Site of control-plane node " + s.Name + " of cluster " + cluster + ".",
 			"# It contains the cluster's keys: anyone who has it controls the cluster.",
-			"# " + born,
+			"# " + effect,
 			"",
 		}, "\n")
 	}
@@ -181,7 +181,7 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	var each, matches []*yaml.Node
 	for _, s := range sites {
 		if s.Site.Match.IsZero() {
-			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: add it to the Cluster document (nodes, match)", s.Name))
+			errs = append(errs, fmt.Errorf("writing the Inventory: node %s has no match: add one to its entry in the Cluster document (nodes)", s.Name))
 			continue
 		}
 		site := *s.Site

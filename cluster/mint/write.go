@@ -175,7 +175,7 @@ func changedSites(dir, cluster string, sites []NodeSite, force bool) ([]siteFile
 		case err == nil && bytes.Equal(old, f.text):
 			continue
 		case err == nil && !force:
-			errs = append(errs, fmt.Errorf("%s exists and differs; --force replaces it", f.path))
+			errs = append(errs, fmt.Errorf("%s exists with other contents; --force replaces it", f.path))
 		case err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR): // creating the directory reports that error
 			errs = append(errs, fmt.Errorf("writing the Site of %s: %w: remove it, or name another directory with --output", site.Name, err))
 		}
@@ -193,7 +193,7 @@ func (s *NodeSite) checkSize(size int) error {
 	if size <= limit {
 		return nil
 	}
-	fix := "give the machine fewer settings"
+	fix := "shorten the machine's settings in the Cluster document"
 	if keys := s.Site.Credentials.Keys; keys != nil {
 		fix = fmt.Sprintf("the Cluster's packed manifests have %d KiB, and its nodes' tokens %d; remove large manifests from the Cluster, and `kubectl apply` them once the cluster runs",
 			len(keys.Manifests.Reveal())>>10, len(keys.Objects.Reveal())>>10)
@@ -209,9 +209,9 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 		return fmt.Errorf("writing Sites: %w", err)
 	}
 	defer undo()
-	var born []*file.Output
+	var outputs []*file.Output
 	defer func() {
-		for _, f := range born {
+		for _, f := range outputs {
 			f.Discard()
 		}
 	}()
@@ -223,7 +223,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 		if err != nil {
 			return err
 		}
-		born = append(born, begun)
+		outputs = append(outputs, begun)
 	}
 	if o.Requests.ContinueFrom != "" {
 		if err := saveRequestTime(minted, o.Requests.RequestedAt); err != nil {
@@ -235,7 +235,7 @@ func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 			return err
 		}
 	}
-	for _, f := range born {
+	for _, f := range outputs {
 		if err := f.Commit(); err != nil {
 			return err
 		}

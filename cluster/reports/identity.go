@@ -92,7 +92,7 @@ func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) 
 	}
 	for _, name := range names {
 		if err := id.Certificate.Leaf.VerifyHostname(name); err != nil {
-			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites contain it; use one of these names, or another directory (--dir) and new Sites",
+			return nil, fmt.Errorf("--name %s: the certificate in %s is for %s, and Sites already contain this certificate; use one of these names, or another directory (--dir) and new Sites",
 				name, dir, strings.Join(Names(id), ", "))
 		}
 	}

@@ -100,7 +100,7 @@ func view(all []Summary, now time.Time) pageView {
 	switch {
 	case len(v.Rows) == 0 || failed+waiting > 0:
 	case running > 0:
-		v.Calm = "no machine has failed or waits for something."
+		v.Calm = "no machine has failed or is waiting."
 	default:
 		v.Calm = "all machines have joined."
 	}

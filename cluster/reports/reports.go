@@ -185,8 +185,8 @@ func load(dir string) (map[string]Report, error) {
 // Errors of a report for which there is no space, or that was sent to the wrong URL.
 var (
 	ErrFull   = fmt.Errorf("the limit of %d machines or %d MiB of reports is reached; remove the files of machines that no longer exist", MaxNodes, maxBytes>>20)
-	ErrCommon = fmt.Errorf("the limit of %d machines or %d MiB of reports to the receiver's common URL is reached, all from machines that were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
-	ErrSender = fmt.Errorf("the limit of %d machines at one address is reached, all of which were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxOfSender, expiry/(24*time.Hour))
+	ErrCommon = fmt.Errorf("the receiver's common URL has reached its limit of %d machines or %d MiB of reports, all from machines that were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
+	ErrSender = fmt.Errorf("%d machines already report from this IP address, which is the limit, and all of them were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxOfSender, expiry/(24*time.Hour))
 	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 

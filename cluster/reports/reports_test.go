@@ -316,7 +316,7 @@ func TestInventedMachines(t *testing.T) {
 	}
 	s.now(t, Report{State: state("new", ondisk.ResultRunning), From: "198.51.100.7:9", Received: at.Add(time.Hour)})
 	if _, there := s.all["n0"]; there {
-		t.Error("the sender's oldest machine stays")
+		t.Error("the sender's oldest machine was not dropped")
 	}
 	for _, name := range []string{"real", "ready", "new", "n1"} {
 		if _, there := s.all[name]; !there {
@@ -328,13 +328,13 @@ func TestInventedMachines(t *testing.T) {
 	}
 	s.now(t, Report{State: state("another", ondisk.ResultRunning), From: "192.0.2.8:1", Received: at.Add(3 * time.Hour)})
 	if _, there := s.all["real"]; there || len(s.all) != maxCommon {
-		t.Errorf("the oldest that was never Ready stays, or %d machines", len(s.all))
+		t.Errorf("the oldest machine that was never Ready was not dropped, or there are %d machines", len(s.all))
 	}
 	if _, err := os.Stat(fileOf(dir, "real")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its file stays: %v", err)
+		t.Errorf("the file of the dropped machine still exists: %v", err)
 	}
 	if _, there := s.all["ready"]; !there || !open(t, dir).all["ready"].Ready {
-		t.Error("a machine that was Ready is forgotten")
+		t.Error("a machine that was Ready was dropped")
 	}
 }
 
@@ -349,7 +349,7 @@ func TestReportsOfBefore(t *testing.T) {
 	s := open(t, dir)
 	s.bytes += maxBytes // as if other reports had been sent
 	if err := s.Add(Report{State: state("invented", ondisk.ResultRunning), Received: s.all["shop-1"].Received}); !errors.Is(err, ErrFull) || s.all["shop-1"].State.Node == "" {
-		t.Errorf("a machine that was Ready is forgotten: %v", err)
+		t.Errorf("a machine that was Ready was dropped: %v", err)
 	}
 }
 
@@ -389,7 +389,7 @@ func TestRoom(t *testing.T) {
 	s.all["old"] = Report{State: state("old", ondisk.ResultDone), Ready: true, size: maxCommonBytes}
 	s.bytes += maxCommonBytes
 	if err := s.Add(Report{State: state("shop-3", ondisk.ResultRunning)}); !errors.Is(err, ErrCommon) {
-		t.Errorf("no room: %v", err)
+		t.Errorf("when the limit is reached: %v", err)
 	}
 	own := Report{State: state("shop-4", ondisk.ResultRunning), Own: true, Received: noon}
 	if err := s.Add(own); err != nil {
@@ -399,7 +399,7 @@ func TestRoom(t *testing.T) {
 	s.bytes += maxBytes
 	own.State.Node = "shop-5"
 	if err := s.Add(own); !errors.Is(err, ErrFull) {
-		t.Errorf("no room: %v", err)
+		t.Errorf("when the limit is reached: %v", err)
 	}
 }
 
@@ -420,12 +420,12 @@ func TestOwnURL(t *testing.T) {
 		s.all[fmt.Sprintf("invented-%d", i)] = Report{State: state("invented", ondisk.ResultDone), Ready: true, Received: at}
 	}
 	if code, text := send(t, h, "/secret", encode(t, state("by-hand", ondisk.ResultRunning))); code != http.StatusInsufficientStorage || !strings.Contains(text, "report.key") {
-		t.Errorf("the common URL has no bound: %d %s", code, text)
+		t.Errorf("the common URL has no limit: %d %s", code, text)
 	}
 	own := clusterdoc.ReportPath(identity.Key, "shop-1")
 	waits := ondisk.PhaseState{Name: "join", Status: ondisk.PhaseRunning, Waiting: "an API server to answer"}
 	if code, text := send(t, h, own, encode(t, state("shop-1", ondisk.ResultRunning, waits))); code != http.StatusNoContent {
-		t.Fatalf("a machine with its own URL is kept out: %d %s", code, text)
+		t.Fatalf("a machine with its own URL was rejected: %d %s", code, text)
 	}
 	if len(s.all) != MaxNodes {
 		t.Errorf("%d machines", len(s.all))
@@ -433,7 +433,7 @@ func TestOwnURL(t *testing.T) {
 	s = open(t, dir)
 	h = s.Receiver(identity, func() time.Time { return at })
 	if code, text := send(t, h, "/secret", encode(t, state("shop-1", ondisk.ResultDone))); code != http.StatusForbidden || !strings.Contains(text, "its own URL") {
-		t.Errorf("another speaks for it: %d %s", code, text)
+		t.Errorf("another machine's report was accepted for it: %d %s", code, text)
 	}
 	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
@@ -474,7 +474,7 @@ func TestDirectoryOfReports(t *testing.T) {
 		t.Errorf("mint.json is %s %v", b, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "shop-1.json")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the report of before stays: %v", err)
+		t.Errorf("the old report still exists: %v", err)
 	}
 	s.now(t, Report{State: state("shop-1", ondisk.ResultFailed), Received: noon.Add(time.Hour)})
 	write("shop-1.json", string(old)) // a restored copy

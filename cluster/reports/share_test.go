@@ -44,7 +44,7 @@ func TestShare(t *testing.T) {
 		case <-closed:
 			return nil
 		case <-time.After(time.Minute):
-			t.Fatal("neither taken nor turned away in a minute")
+			t.Fatal("the connection was neither accepted nor rejected within a minute")
 			return nil
 		}
 	}
@@ -52,17 +52,17 @@ func TestShare(t *testing.T) {
 	for i := range 5 {
 		c := dial("127.0.0.1")
 		if (c != nil) != (i < 3) {
-			t.Fatalf("connection %d: taken: %v", i+1, c != nil)
+			t.Fatalf("connection %d: accepted: %v", i+1, c != nil)
 		}
 		open = append(open, c)
 	}
 	if dial("127.0.0.2") == nil {
-		t.Error("another address is turned away")
+		t.Error("a connection from another address was rejected")
 	}
 	open[1].Close()
 	open[1].Close() // a second Close has no effect
 	if dial("127.0.0.1") == nil || dial("127.0.0.1") != nil {
-		t.Error("one was closed: one other may be opened")
+		t.Error("after a connection was closed, another one was rejected")
 	}
 	for text, want := range map[string]string{"[2001:db8::1:2]:9": "2001:db8::/64", "[2001:db8::3:4]:9": "2001:db8::/64", "[::ffff:192.0.2.1]:9": "192.0.2.1/32"} {
 		addr, err := net.ResolveTCPAddr("tcp", text)
@@ -112,11 +112,11 @@ func TestCrowd(t *testing.T) {
 	}
 	third, server := dial()
 	if !closed(second) || closed(first) || closed(third) {
-		t.Error("not the longest silent one is closed")
+		t.Error("another connection than the longest idle one was closed")
 	}
 	server.Close()
 	dial()
 	if closed(first) {
-		t.Error("one is closed though there was room")
+		t.Error("a connection was closed although the limit was not reached")
 	}
 }

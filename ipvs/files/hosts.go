@@ -62,17 +62,17 @@ func (h HostsLine) applyTo(text []byte) []byte {
 func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1
 	for line := range bytes.Lines(text) {
-		words, comment := hostsFields(line)
-		named := len(words) > 1 && slices.ContainsFunc(words[1:], func(w string) bool { return strings.EqualFold(w, h.name) })
+		fields, comment := hostsFields(line)
+		named := len(fields) > 1 && slices.ContainsFunc(fields[1:], func(w string) bool { return strings.EqualFold(w, h.name) })
 		switch {
-		case named && comment == HostsMark && h.sameFamily(words[0]):
+		case named && comment == HostsMark && h.sameFamily(fields[0]):
 			if marked < 0 {
 				marked = len(lines)
 			}
 			continue
-		case named && h.addr.IsValid() && words[0] == h.addr.String():
+		case named && h.addr.IsValid() && fields[0] == h.addr.String():
 			satisfied = satisfied || foreign < 0
-		case named && foreign < 0 && h.sameFamily(words[0]):
+		case named && foreign < 0 && h.sameFamily(fields[0]):
 			foreign = len(lines)
 		}
 		lines = append(lines, line)
@@ -95,18 +95,18 @@ func NamesAt(path string, addrs ...netip.Addr) []string {
 	}
 	var names []string
 	for line := range bytes.Lines(text) {
-		words, comment := hostsFields(line)
-		if len(words) < 2 || comment != HostsMark {
+		fields, comment := hostsFields(line)
+		if len(fields) < 2 || comment != HostsMark {
 			continue
 		}
-		if a, err := netip.ParseAddr(words[0]); err == nil && slices.Contains(addrs, a) {
-			names = append(names, words[1:]...)
+		if a, err := netip.ParseAddr(fields[0]); err == nil && slices.Contains(addrs, a) {
+			names = append(names, fields[1:]...)
 		}
 	}
 	return names
 }
 
-func hostsFields(line []byte) (words []string, comment string) {
+func hostsFields(line []byte) (fields []string, comment string) {
 	s := strings.TrimRight(string(line), "\r\n")
 	if i := strings.IndexByte(s, '#'); i >= 0 {
 		s, comment = s[:i], strings.TrimSpace(s[i:])

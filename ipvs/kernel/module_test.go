@@ -14,7 +14,7 @@ func TestModuleIsLoadedNowAndThen(t *testing.T) {
 		t.Helper()
 		for end := now.Add(d); now.Before(end); now = now.Add(5 * time.Second) {
 			if m.ready(now) {
-				t.Fatal("it is there")
+				t.Fatal("IP_VS is loaded already")
 			}
 		}
 	}
@@ -38,7 +38,7 @@ func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	// If another program loads it, that is noticed at once.
 	m.next, there = now.Add(time.Hour), true
 	if !m.ready(now) {
-		t.Error("it is not seen")
+		t.Error("the loaded module was not noticed")
 	}
 }
 
@@ -47,6 +47,6 @@ func TestModuleIsLoaded(t *testing.T) {
 	there := false
 	m := module{shown: func() bool { return there }, known: func() bool { return there }, load: func() { there = true }}
 	if !m.ready(time.Now()) {
-		t.Error("it is not there")
+		t.Error("IP_VS is not found")
 	}
 }

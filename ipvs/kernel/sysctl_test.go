@@ -50,7 +50,7 @@ func TestSysctlsUntracked(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if read("vs/expire_nodest_conn") != "1" {
-		t.Error("the rest was not set")
+		t.Error("the other settings were not made")
 	}
 	// Without the module, no setting is reported as missing.
 	if err := os.RemoveAll(filepath.Join(dir, "ipv4/vs")); err != nil {

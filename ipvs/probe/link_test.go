@@ -111,10 +111,10 @@ func TestFrames(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	if c := (&Spec{}).Judge(all[0], Skew{}); c != Draining {
-		t.Errorf("it is judged %s", c)
+		t.Errorf("the outcome is %s", c)
 	}
 	if c := (&Spec{}).Judge(all[2], Skew{}); c != ServerError {
-		t.Errorf("a reset stream is judged %s", c)
+		t.Errorf("the outcome of a reset stream is %s", c)
 	}
 	// The reader acknowledges SETTINGS and PING.
 	r := http2.NewFramer(nil, &c.wrote)
@@ -163,7 +163,7 @@ func TestFrames(t *testing.T) {
 			}
 		case *http2.SettingsFrame:
 			if v, ok := f.Value(http2.SettingEnablePush); !ok || v != 0 {
-				t.Error("push is not off")
+				t.Error("SETTINGS does not disable server push")
 			}
 			got = append(got, "SETTINGS")
 		case *http2.WindowUpdateFrame:

@@ -82,10 +82,10 @@ func TestSessions(t *testing.T) {
 	serving.Store(certificate(other))
 	target.Roots = roots(other)
 	if ask(t, target) {
-		t.Error("it resumed the session of the former certificate")
+		t.Error("the session of the old certificate was resumed")
 	}
 	if !ask(t, target) {
-		t.Error("it did not resume the session of the new certificate")
+		t.Error("the session of the new certificate was not resumed")
 	}
 	target.Roots = roots(ca)
 	var alien *IdentityError
