@@ -34,7 +34,7 @@ func TestDangers(t *testing.T) {
 			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
 			e.bootstrap(1, 2)
 			if !e.has(0, "k", "kept") {
-				t.Error("etcd has changed: the wiped member is not let in again")
+				t.Error("etcd's behaviour has changed: it rejects the wiped member")
 			}
 			if v := e.view(1); len(v.Members) != 3 {
 				t.Errorf("members: %+v", v.Members)
@@ -54,7 +54,7 @@ func TestDangers(t *testing.T) {
 			until(t, "the wiped member to listen", func() bool { return e.probe(0) != etcdmember.Silent })
 			e.bootstrap(1)
 			if e.has(0, "late", "acknowledged") || !e.has(0, "k", "kept") {
-				t.Error("etcd has changed: the acknowledged write is not lost")
+				t.Error("etcd's behaviour has changed: the acknowledged write is not lost")
 			}
 		},
 	} {
@@ -102,7 +102,7 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 		return err == nil && strings.Contains(string(log), "the member has been permanently removed")
 	})
 	if v := e.view(1); len(v.Members) != 1 {
-		t.Errorf("etcd has changed: forced again, it has the members %+v", v.Members)
+		t.Errorf("etcd's behaviour has changed: after a second --force-new-cluster it has the members %+v", v.Members)
 	}
 
 	e.wipe(1)
@@ -119,6 +119,6 @@ func TestForcedAgainAfterJoins(t *testing.T) {
 	e.put(0, "l", "open")
 	e.replaceFrom(1, 0)
 	if !e.has(1, "k", "kept") {
-		t.Error("who joins afterwards lacks what was kept")
+		t.Error("a member that joins afterwards lacks the kept data")
 	}
 }

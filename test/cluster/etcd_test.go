@@ -229,7 +229,7 @@ func TestTwoWiped(t *testing.T) {
 	e.wipe(1)
 	e.bootstrap(0, 1)
 	if e.has(0, "k", "acknowledged") {
-		t.Fatal("etcd has changed: two wiped members found the write again")
+		t.Fatal("etcd's behaviour has changed: two wiped members have the write again")
 	}
 	e.wipe(0)
 	e.wipe(1)
@@ -265,7 +265,7 @@ func TestBootstrap(t *testing.T) {
 	e.replace(2)
 	e.put(2, "k", "v")
 	if !e.has(0, "k", "v") {
-		t.Error("a write through m3 is not at m1")
+		t.Error("m1 does not have a write made through m3")
 	}
 }
 
@@ -324,7 +324,7 @@ func TestReplacedMaster(t *testing.T) {
 	e.permit = "another"
 	e.replace(0)
 	if !e.has(0, "k", "kept") {
-		t.Error("the replaced master lacks what was written")
+		t.Error("the replaced master lacks the written data")
 	}
 	e.decide(0, etcdmember.Start)
 }
@@ -343,7 +343,7 @@ func TestDeadLearner(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 	if _, err := via.AddLearner(t.Context(), e.peer[0]); err == nil {
-		t.Fatal("etcd has changed: it takes two learners")
+		t.Fatal("etcd's behaviour has changed: it accepts two learners")
 	}
 	learner := v.Members[slices.IndexFunc(v.Members, func(m etcdmember.Member) bool { return m.Learner })]
 	if active, err := via.Active(t.Context(), learner.ID); err != nil || active || !learner.NeverStarted() {
@@ -356,7 +356,7 @@ func TestDeadLearner(t *testing.T) {
 	until(t, "the learner to be removed", func() bool { return via.Remove(t.Context(), learner.ID) == nil })
 	e.replaceFrom(0, 1)
 	if !e.has(0, "k", "kept") {
-		t.Error("the one that joined lacks what was written")
+		t.Error("the member that joined lacks the written data")
 	}
 	e.replaceFrom(2, 1) // switched on later
 }
@@ -376,7 +376,7 @@ func TestReflashedBehindAPartition(t *testing.T) {
 	e.unseen[1] = false
 	e.replace(0)
 	if !e.has(0, "k", "meanwhile") {
-		t.Error("it lacks what was written while it was cut off")
+		t.Error("the member lacks the data written while it was disconnected")
 	}
 }
 
@@ -441,10 +441,10 @@ func TestAnotherBootstrap(t *testing.T) {
 				return err == nil && strings.Contains(string(log), "cluster ID mismatch")
 			})
 			if _, err := e.kv(2, "range", map[string]string{"key": "k"}); err == nil {
-				t.Error("a member of the former bootstrap serves")
+				t.Error("a member of an earlier bootstrap serves")
 			}
 			if !e.has(1, "k", "second") {
-				t.Error("the others lack what was written")
+				t.Error("the other members lack the written data")
 			}
 		})
 	}
@@ -486,7 +486,7 @@ func TestActiveMember(t *testing.T) {
 	e.blank(0) // the response of a second machine at the same address does not count
 	until(t, "m1 to be missed", func() bool { return !active() })
 	if _, err := via.Active(t.Context(), "m1"); err == nil {
-		t.Error("a name is taken for an id")
+		t.Error("a name was accepted as a member ID")
 	}
 }
 
@@ -512,7 +512,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.decide(0, etcdmember.ForceNewCluster)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
 	if !e.has(0, "k", "kept") {
-		t.Fatal("what the named member had is lost")
+		t.Fatal("the data of the member in continueFrom is lost")
 	}
 	e.stop(0)
 	e.start(0, e.all(), "existing")
@@ -522,7 +522,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.wipe(2)
 	e.replaceFrom(2, 0)
 	if !e.has(2, "k", "kept") || !e.has(1, "l", "after") {
-		t.Error("those that joined lack what was written")
+		t.Error("the members that joined lack the written data")
 	}
 	if v := e.view(1); len(v.Members) != 3 {
 		t.Errorf("members: %+v", v.Members)
@@ -545,7 +545,7 @@ func TestContinueFromOne(t *testing.T) {
 	e.decide(2, etcdmember.Start)
 	e.start(1, e.all(), "existing")
 	if !e.has(1, "l", "after") {
-		t.Error("what was written after is lost")
+		t.Error("the data written afterwards is lost")
 	}
 	// If the power was cut before it recorded that the request was carried out, it drops the others
 	// once more and does not count them as members. They join again.
@@ -574,17 +574,17 @@ func TestSnapshot(t *testing.T) {
 	run(t, etcdutl, etcdmember.RestoreArgs(file, e.disk(0), "m1", e.peer[0], "id-0123")[1:]...)
 	wal, member, cluster, err := etcdmember.ReadLog(filepath.Join(e.disk(0), "member", "wal"))
 	if err != nil || !wal || member == "" || cluster == "" {
-		t.Fatalf("the log of what was restored: %v %q %q %v", wal, member, cluster, err)
+		t.Fatalf("the restored write-ahead log: %v %q %q %v", wal, member, cluster, err)
 	}
 	e.start(0, "m1="+e.peer[0], "existing")
 	if !e.has(0, "k", strings.Repeat("v", 300_000)) {
-		t.Error("the snapshot lacks what was written")
+		t.Error("the snapshot lacks the written data")
 	}
 	// The others join the restored member, whatever data they had.
 	e.request = etcdmember.Request{ContinueFrom: "m1", Restore: true}
 	e.replaceFrom(1, 0)
 	if !e.has(1, "k", strings.Repeat("v", 300_000)) {
-		t.Error("a member that joined lacks what was restored")
+		t.Error("a member that joined lacks the restored data")
 	}
 }
 
@@ -601,7 +601,7 @@ func TestMembersNeedQuorum(t *testing.T) {
 		return err != nil
 	})
 	if s := e.probe(0); s != etcdmember.InUse {
-		t.Errorf("m1 without a quorum looks like %d", s)
+		t.Errorf("the state of m1 without a quorum is %d", s)
 	}
 	e.wipe(2)
 	e.decide(2, etcdmember.Stop)

@@ -160,7 +160,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 				return p
 			}
 		}
-		t.Fatal("there is no such phase")
+		t.Fatal("the phase does not exist")
 		return phases.Phase{}
 	}
 	look := func(want phases.Verdict, when string) {
@@ -176,7 +176,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 
 	enrol(time.Now().Add(-time.Hour))
 	if again, unclear := member.CheckRecreated(ctx, e, spec); again || !member.CannotShow(e, unclear) {
-		t.Errorf("born again: %v, unclear: %v", again, unclear)
+		t.Errorf("the cluster was recreated: %v, unclear: %v", again, unclear)
 	}
 	p := phase()
 	if v, err := p.Look(ctx, e); err != nil || v != phases.Todo {
@@ -184,7 +184,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	}
 	spec.Credentials.Token = configs.NewSecret(token.Reveal()[:7] + "aaaaaaaaaaaaaaaa")
 	if err := p.Run(ctx, e); err == nil || member.ReadJoinedCluster(e) == nil {
-		t.Errorf("another token: %v, noted %v", err, member.ReadJoinedCluster(e))
+		t.Errorf("with another token: %v, recorded: %v", err, member.ReadJoinedCluster(e))
 	}
 	spec.Credentials.Token = token
 	until(t, "the token to be accepted", func() bool {
@@ -195,7 +195,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 		return err == nil
 	})
 	if member.ReadJoinedCluster(e) != nil {
-		t.Error("what was noted of the cluster is still there")
+		t.Error("the record of the cluster still exists")
 	}
 	look(phases.Done, "afterwards")
 
@@ -203,6 +203,6 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	spec.Credentials.Token = configs.Secret{}
 	look(phases.Done, "without a token")
 	if member.ReadJoinedCluster(e) == nil {
-		t.Error("without a token the note is gone")
+		t.Error("without a token the record is gone")
 	}
 }

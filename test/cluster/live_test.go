@@ -168,7 +168,7 @@ func TestTokenProblems(t *testing.T) {
 		"bada01": {map[string]string{"usage-bootstrap-authentication": "", "usage-bootstrap-signing": "false"}, []string{"lacks the usage authentication", "lacks the usage signing"}},
 		"bada02": {map[string]string{"auth-extra-groups": "system:bootstrappers:others"}, []string{"lacks the group system:bootstrappers:kubeadm:default-node-token"}},
 		"bada03": {map[string]string{"token-secret": "short"}, []string{"not of the form"}},
-		"bada04": {map[string]string{"token-id": "bada05"}, []string{"its Secret is called bootstrap-token-bada04"}},
+		"bada04": {map[string]string{"token-id": "bada05"}, []string{"its Secret is named bootstrap-token-bada04"}},
 		"bada06": {map[string]string{"expiration": "tomorrow"}, []string{`"tomorrow" is not a time`}},
 	} {
 		data := map[string]string{"token-id": id, "token-secret": "0123456789abcdef", "expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339),

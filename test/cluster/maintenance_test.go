@@ -36,7 +36,7 @@ func TestBootstrapOverALoglessDatabase(t *testing.T) {
 	e.start(0, alone, "new")
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		if writes() {
-			t.Fatal("etcd has changed: it takes writes over a database without a log")
+			t.Fatal("etcd's behaviour has changed: it accepts writes with a database that has no write-ahead log")
 		}
 	}
 	e.stop(0)
@@ -101,7 +101,7 @@ func TestFullDatabase(t *testing.T) {
 	away := (leader() + 1) % 3
 	e.stop(away)
 	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "rejects writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
-		t.Errorf("while one is away: %+v", f)
+		t.Errorf("while one member does not answer: %+v", f)
 	}
 	e.start(away, e.all(), "new", quota...)
 	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })

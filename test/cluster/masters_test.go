@@ -206,7 +206,7 @@ func TestFirstMasterDies(t *testing.T) {
 	m.die(1)
 	m.note(0, "third")
 	if m.uid(2, defaultConfigMaps+"third") != m.uid(0, defaultConfigMaps+"third") {
-		t.Error("two masters show two clusters")
+		t.Error("the two masters belong to different clusters")
 	}
 	if now := m.uid(0, "/api/v1/namespaces/kube-system"); now != system {
 		t.Errorf("the cluster is another one: %s, was %s", now, system)

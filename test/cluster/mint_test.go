@@ -135,7 +135,7 @@ apiServer: {certSANs: [apiserver.cluster.local, 10.103.97.2, 192.0.2.11, 192.0.2
 		out := run(t, p.Kubeadm, "init", "phase", "certs", "all", "--config", config)
 		for _, ca := range []string{`Using existing ca certificate authority`, `Using existing front-proxy-ca certificate authority`, `Using existing etcd/ca certificate authority`, `Using the existing "sa" key`} {
 			if !strings.Contains(out, ca) {
-				t.Errorf("kubeadm did not say %q:\n%s", ca, out)
+				t.Errorf("kubeadm's output lacks %q:\n%s", ca, out)
 			}
 		}
 	}
@@ -149,7 +149,7 @@ apiServer: {certSANs: [apiserver.cluster.local, 10.103.97.2, 192.0.2.11, 192.0.2
 	out := run(t, p.Kubeadm, "certs", "check-expiration", "--config", config, "--cert-dir", pki)
 	for _, name := range []string{"apiserver ", "etcd-ca", "front-proxy-ca", "etcd-server"} {
 		if !strings.Contains(out, name) {
-			t.Errorf("check-expiration does not know %s:\n%s", name, out)
+			t.Errorf("the output of check-expiration lacks %s:\n%s", name, out)
 		}
 	}
 	for leaf, ca := range map[string]string{"apiserver.crt": "ca.crt", "apiserver-kubelet-client.crt": "ca.crt", "front-proxy-client.crt": "front-proxy-ca.crt", "etcd/server.crt": "etcd/ca.crt", "etcd/peer.crt": "etcd/ca.crt"} {

@@ -145,7 +145,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 	idle := carryOut()
 	t.Logf("%d bytes for an idle look: %.2f MB a day at 12.5 minutes, %.2f MB at an hour", idle, float64(idle)*24*60/12.5/1e6, float64(idle)*24/1e6)
 	if idle == 0 || idle > 12_000 {
-		t.Errorf("%d bytes for an idle look", idle)
+		t.Errorf("%d bytes for a look without an order", idle)
 	}
 	if err := lc.Patch(ctx, "/api/v1/nodes/"+name, map[string]any{"metadata": map[string]any{"annotations": map[string]string{
 		order.AnnotationOrder: "https://192.0.2.1/x.raw.zst@sha256:" + strings.Repeat("ab", 32)}}}); err != nil {
@@ -168,6 +168,6 @@ func TestOrderOfARealCluster(t *testing.T) {
 	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]string{order.AnnotationOrder: "x"}}}
 	if err := c.MergePatch(ctx, "/api/v1/nodes/ordered-2", patch); api.Code(err) != 403 {
 		b, _ := json.Marshal(annotations("ordered-2"))
-		t.Errorf("another's Node was patched: %v, %s", err, b)
+		t.Errorf("another machine's Node was patched: %v, %s", err, b)
 	}
 }

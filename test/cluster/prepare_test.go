@@ -130,7 +130,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		}
 	}
 	if strings.Contains(shown.String(), "nodepools.apps.openyurt.io there") {
-		t.Error("a pool that is there is to be made")
+		t.Error("the plan makes a pool that exists")
 	}
 	if err := c.Prepare(ctx, plan); err != nil {
 		t.Fatal(err)

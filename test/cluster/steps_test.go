@@ -87,7 +87,7 @@ func TestPrintedStep(t *testing.T) {
 	}
 	kept, err := os.ReadFile(home + "/before-edgebake/apiserver.crt")
 	if err != nil || string(kept) != string(before) {
-		t.Errorf("what was there is not kept: %v", err)
+		t.Errorf("the old files were not kept: %v", err)
 	}
 	now, err := os.ReadFile(kubernetes + "/pki/apiserver.crt")
 	if err != nil {

@@ -50,19 +50,19 @@ func TestUpdateLease(t *testing.T) {
 				switch {
 				case err == nil:
 					took = append(took, who)
-				case !strings.Contains(err.Error(), "is being updated, since 20"):
+				case !strings.Contains(err.Error(), "has been updating since 20"):
 					t.Errorf("round %d: %s: %v", round, who, err)
 				}
 			})
 		}
 		all.Wait()
 		if len(took) != 1 {
-			t.Fatalf("round %d: these are updated at the same time: %q", round, took)
+			t.Fatalf("round %d: these nodes are updated at the same time: %q", round, took)
 		}
 		holder := took[0]
-		t.Logf("round %d: the holder is %s", round, holder)
+		t.Logf("round %d: %s holds the Lease", round, holder)
 		if err := leases[holder].Take(t.Context()); err != nil {
-			t.Errorf("its own Lease, again: %v", err)
+			t.Errorf("acquiring its own Lease again: %v", err)
 		}
 		for who, lease := range leases {
 			if who == holder {
@@ -72,7 +72,7 @@ func TestUpdateLease(t *testing.T) {
 				t.Errorf("%s: %v", who, err)
 			}
 			if err := lease.Take(t.Context()); err == nil {
-				t.Errorf("%s takes the Lease of %s", who, holder)
+				t.Errorf("%s acquired the Lease of %s", who, holder)
 			}
 		}
 		if err := leases[holder].End(t.Context()); err != nil {
@@ -205,12 +205,12 @@ func TestHealthyEtcd(t *testing.T) {
 		own, err = etcd(0).AddLearner(t.Context(), e.peer[2])
 		return err == nil
 	})
-	becomes(0, "has no vote yet")
+	becomes(0, "is not a voting member yet")
 	if members, err = etcd(0).Members(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	e.start(2, etcdmember.InitialCluster(members, own, "m3"), "existing")
-	becomes(0, "the member of etcd on m3 has no vote yet")
+	becomes(0, "the member of etcd on m3 is not a voting member yet")
 	until(t, "the learner to catch up", func() bool { return etcd(0).Promote(t.Context(), own.ID) == nil })
 	becomes(0, "")
 }

@@ -24,7 +24,7 @@ const (
 // this computer, and switches the worker on before the cluster exists.
 func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
 	if arch != "amd64" {
-		return errors.New("the demo of a cluster is for amd64: of another architecture there is the node alone (make demo)")
+		return errors.New("the demo of a whole cluster supports only amd64; the demo of one node (make demo) also supports arm64")
 	}
 	d := demo{out: out, start: time.Now(), arch: arch}
 	ctx, cancel := context.WithCancel(ctx)
@@ -72,7 +72,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 		vm.EachLine = func(line lab.Line) { d.followAs(vm.Name+"  ", line) }
 		return l.StartVM(ctx, vm)
 	}
-	d.step("Switching the worker on: there is no cluster that it could join", "until it says so")
+	d.step("Switching the worker on: there is no cluster yet that it could join", "until it reports that")
 	shop, err := start(lab.VMConfig{Name: worker, Guest: 1})
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func main() {
 	defer stop()
 	keep := flag.Bool("keep", false, "keep cluster and node running until Ctrl-C")
 	arch := flag.String("arch", "amd64", "architecture of the node: amd64 or arm64")
-	cluster := flag.Bool("cluster", false, "a cluster from images alone: one control-plane node and one worker")
+	cluster := flag.Bool("cluster", false, "show a whole cluster made from images: one control-plane node and one worker")
 	flag.Parse()
 	show := run
 	if *cluster {
@@ -57,7 +57,7 @@ func main() {
 func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error) {
 	d := demo{out: out, start: time.Now(), arch: arch}
 	if _, err := os.Stat("configs/examples/quickstart.yaml"); err != nil {
-		return errors.New("run it from the root of the repository, as `make demo` does")
+		return errors.New("run this from the root of the repository, as `make demo` does")
 	}
 
 	// Run the probe in the background, because it takes a while to detect that KVM hangs.
@@ -87,13 +87,13 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	}
 
 	d.step("Getting a control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler",
-		"the first time 3 to 5 minutes: they are compiled too; then nothing")
+		"the first time 3 to 5 minutes: they are compiled too; later no time")
 	progs, err := lab.CachedPrograms(ctx, lab.KubernetesVersion, d.out)
 	if err != nil {
 		return err
 	}
 
-	d.step("Starting it on this computer's loopback", "about 15 seconds")
+	d.step("Starting the control plane on this computer's loopback address", "about 15 seconds")
 	l, err := lab.New(dir, out)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 	}
 
 	stamped := filepath.Join(dir, "node.raw")
-	d.step("Stamping a site onto a copy of the image: who the node is, and its way into the cluster", "under a second")
+	d.step("Stamping a Site onto a copy of the image: the node's name, its API servers and its token", "under a second")
 	site, err := lab.Site{Cluster: cluster, NodeName: node}.YAML()
 	if err != nil {
 		return err
@@ -254,12 +254,12 @@ func (d *demo) follow(l lab.Line) { d.followAs("", l) }
 
 // followAs is like follow, with the machine's name before each line.
 func (d *demo) followAs(name string, l lab.Line) {
-	_, said, ok := strings.Cut(l.Text, "edgebake: ")
+	_, text, ok := strings.Cut(l.Text, "edgebake: ")
 	if strings.Contains(l.Text, "starting Boot") {
-		said, ok = "the firmware starts the loader; kernel and systemd say nothing while all is well", true
+		text, ok = "the firmware starts the boot loader; kernel and systemd print only errors", true
 	}
 	if ok {
-		fmt.Fprintf(d.out, "  %6.1f s  %s%s\n", l.At.Seconds(), name, said)
+		fmt.Fprintf(d.out, "  %6.1f s  %s%s\n", l.At.Seconds(), name, text)
 	}
 }
 

@@ -28,7 +28,7 @@ import (
 func Oracle(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath(name); err != nil {
-		desk.Lacks(t, "the oracle %s is missing", name)
+		desk.Lacks(t, "the program %s is missing", name)
 	}
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {
@@ -233,7 +233,7 @@ func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 		return
 	}
 	if !strings.Contains(string(out), "=== RUN") {
-		desk.Lacks(t, "no namespaces here: %v\n%s", err, out)
+		desk.Lacks(t, "this computer does not allow user namespaces: %v\n%s", err, out)
 	}
 	t.Errorf("%v\n%s", err, out)
 }

@@ -251,7 +251,7 @@ func (w *world) saysOnNode(vm *lab.VM, script string, wants ...string) {
 	w.t.Logf("on the node:\n%s", said)
 	for _, want := range wants {
 		if !strings.Contains(said, want) {
-			w.t.Errorf("the node does not say %q", want)
+			w.t.Errorf("the node's output lacks %q", want)
 		}
 	}
 }

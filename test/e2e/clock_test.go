@@ -40,7 +40,7 @@ func TestClockAhead(t *testing.T) {
 	w.until(master, "the API server's certificate is not valid yet", func() error {
 		_, err := w.c.Node(t.Context(), "m1")
 		if err == nil {
-			t.Fatal("it is valid: the test makes no sense")
+			t.Fatal("the certificate is still valid: the test proves nothing")
 		}
 		if !strings.Contains(err.Error(), "not yet valid") {
 			return err

@@ -403,7 +403,7 @@ func TestNodeJoinsAndComesBack(t *testing.T) {
 	}
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID {
-		t.Error("after the reboot it is another Node: it has enrolled anew")
+		t.Error("after the reboot the Node has another UID: the machine joined again")
 	}
 	w.podRuns(vm, "hello")
 	w.podRuns(vm, "if-not-present")

@@ -168,7 +168,7 @@ func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	}
 	i := slices.IndexFunc(posts, func(p lab.NodePost) bool { return p.Name == name && p.User == "system:node:"+name })
 	if i < 0 {
-		w.t.Fatalf("no API server was asked by the node to make Node %s: %+v", name, posts)
+		w.t.Fatalf("the node did not create its Node %s at an API server: %+v", name, posts)
 	}
 	w.t.Logf("first POST of Node %s: at %s, by %s (%s), answered with %d, labels %v",
 		name, posts[i].At.Format(time.TimeOnly), posts[i].User, posts[i].Client, posts[i].Code, posts[i].Labels)
@@ -208,7 +208,7 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 		`(?m)^boot: enabled active$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out) {
-			w.t.Errorf("the node does not say %s", want)
+			w.t.Errorf("the node's output lacks %s", want)
 		}
 	}
 	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
@@ -307,7 +307,7 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 	link(true)
 	after := w.readyAfter(vm, node)
 	if after.Metadata.UID != node.Metadata.UID {
-		w.t.Error("after the reboot it is another Node: it has enrolled anew")
+		w.t.Error("after the reboot the Node has another UID: the machine joined again")
 	}
 	w.podRuns(vm, "greeter")
 	again := w.pod("greeter")
@@ -315,7 +315,7 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 		w.t.Error("after the reboot it is another pod")
 	}
 	if n := again.Status.ContainerStatuses[0].RestartCount - pod.Status.ContainerStatuses[0].RestartCount; n < 1 {
-		w.t.Error("the cluster has not been told that the pod was started again")
+		w.t.Error("the pod's restart was not reported to the cluster")
 	}
 }
 
@@ -329,7 +329,7 @@ func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	w.t.Logf("%6.1f s from power-on: the cluster takes the node for lost", vm.Serial.Note("").At.Seconds())
+	w.t.Logf("%6.1f s from power-on: the cluster treats the node as lost", vm.Serial.Note("").At.Seconds())
 }
 
 // hubCached checks on the disk of a stopped machine that yurthub has cached kubelet's responses,
@@ -356,9 +356,9 @@ func (w *edgeWorld) hubCached(disk string) {
 	const cache = "lib/edgebake/persist/kubernetes/cache/kubelet"
 	kept, err := data.ReadDir(cache)
 	if err != nil || len(kept) == 0 {
-		w.t.Errorf("yurthub has kept nothing of what kubelet asked: %v, %v", kept, err)
+		w.t.Errorf("yurthub cached nothing for kubelet: %v, %v", kept, err)
 	}
-	w.t.Logf("kept for kubelet: %v", kept)
+	w.t.Logf("cached for kubelet: %v", kept)
 }
 
 // TestEdgeNodeCutForTenMinutes checks ten minutes without the link, then a reboot.
@@ -449,7 +449,7 @@ func TestConvertAndRevert(t *testing.T) {
 			w.throughHub(vm)
 		}
 		if now := w.pod("greeter"); now.Metadata.UID != pod.Metadata.UID || now.Status.ContainerStatuses[0].RestartCount != pod.Status.ContainerStatuses[0].RestartCount {
-			t.Error("the pod did not run on")
+			t.Error("the pod did not keep running")
 		}
 	}
 	thereAndBack := func(script string) {
@@ -463,7 +463,7 @@ func TestConvertAndRevert(t *testing.T) {
 		t.Logf("revert:\n%s", out)
 		t.Logf("reverted in %.1f s", time.Since(start).Seconds())
 		if regexp.MustCompile(`(?m)^flags: .*openyurt|^active$|^cache$`).MatchString(out) {
-			t.Error("the revert has left something")
+			t.Error("the revert has left files")
 		}
 		check(false)
 	}
@@ -541,7 +541,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	}
 	w.expect(vm, mark, "kubectl (label|delete) node cloud1")
 	if err := w.c.Patch(t.Context(), "/api/v1/nodes/cloud1", map[string]any{"metadata": map[string]any{"labels": map[string]string{lab.LabelEdgeWorker: "false"}}}); err == nil {
-		t.Error("an administrator may label Nodes here: OpenYurt's webhook would refuse it")
+		t.Error("an administrator could label the Node, which OpenYurt's webhook would reject")
 	}
 	w.expect(vm, mark, "set labels of the Site that the Node cloud1 lacked: .*"+regexp.QuoteMeta(lab.LabelNodePool+"="+core))
 	w.expect(vm, mark, "edgebake: node cloud1 is Ready")
@@ -550,7 +550,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	w.firstPost("cloud1", "false", core)
 	w.throughHub(vm)
 	if _, err := w.c.Node(t.Context(), "edge1"); !lab.NotFound(err) {
-		t.Errorf("Node edge1 is back: %v", err)
+		t.Errorf("the Node edge1 exists again: %v", err)
 	}
 	w.off(vm)
 	w.noSecret(vm, w.disk(vm))

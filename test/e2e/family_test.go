@@ -20,7 +20,7 @@ func TestIPv6Site(t *testing.T) {
 	w.cut(vm, func() bool { return true })
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID {
-		t.Error("after the cut it is another Node: it has enrolled anew")
+		t.Error("after the power cut the Node has another UID: the machine joined again")
 	}
 }
 

@@ -85,12 +85,12 @@ ls /run/edgebake/yurthub /var/lib/kubelet/pki | sed 's/^/left: /'
 		`(?m)^to-hub: .*"kubelet"`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out) {
-			t.Errorf("the node does not say %s", want)
+			t.Errorf("the node's output lacks %s", want)
 		}
 	}
 	for _, bad := range []string{`(?m)^to-master: .*"kubelet"`, `(?m)^left: .*(bootstrap|kubelet-client)`} {
 		if regexp.MustCompile(bad).MatchString(out) {
-			t.Errorf("the node says %s", bad)
+			t.Errorf("the node's output has %s", bad)
 		}
 	}
 	pod := w.greeter(vm)

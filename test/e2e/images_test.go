@@ -150,7 +150,7 @@ journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Remov
 		}
 	}
 	if slices.Contains(after, spareImage) {
-		w.t.Error("kubelet has deleted no image at all: the spare one is there")
+		w.t.Error("kubelet has deleted no image: the spare one still exists")
 	}
 }
 
@@ -205,7 +205,7 @@ df -B1 --output=used /var | tail -n 1
 while read -r _ _ dev _ _ _ _ _ _ sectors _; do case $dev in vda) echo $((sectors * 512)); esac; done </proc/diskstats
 ctr -n k8s.io images ls -q`))
 		if len(told) < 2 {
-			t.Fatalf("the node says %q", told)
+			t.Fatalf("the node's output is %q", told)
 		}
 		for i, v := range []*int64{&run.used, &run.written} {
 			if *v, err = strconv.ParseInt(told[i], 10, 64); err != nil {

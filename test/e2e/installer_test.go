@@ -125,7 +125,7 @@ func TestInstallerNetbootHTTPS(t *testing.T) {
 	w.expect(vm, 0, `Start HTTP Boot`)
 	w.expect(vm, 0, `(?i)No bootable option|failed to (load|start) Boot.*HTTP|Unable to establish`)
 	if said := vm.Serial.Tail(1000); strings.Contains(said, "edgebake: ") {
-		t.Errorf("it booted from a server that it does not know:\n%s", said)
+		t.Errorf("the machine booted from a server that it does not trust:\n%s", said)
 	}
 	vm.Cut()
 }
@@ -218,7 +218,7 @@ func (w *world) empty(path string) {
 	defer f.Close()
 	b := make([]byte, 64<<20)
 	if _, err := io.ReadFull(f, b); err != nil || len(bytes.TrimLeft(b, "\x00")) > 0 {
-		w.t.Errorf("somebody wrote to %s: %v", path, err)
+		w.t.Errorf("%s was changed: %v", path, err)
 	}
 }
 

@@ -43,7 +43,7 @@ func TestCorrectedSite(t *testing.T) {
 		t.Fatal(err)
 	}
 	mark = w.expect(vm, mark, `edgebake: another Site was found`)
-	mark = w.expect(vm, mark, `edgebake: took the Site of stick /dev/sd`)
+	mark = w.expect(vm, mark, `edgebake: using the Site of stick /dev/sd`)
 	w.expect(vm, mark, `edgebake: FAILED discovery: .*caCertHashes`)
 	w.off(vm)
 
@@ -65,7 +65,7 @@ func TestCorrectedSite(t *testing.T) {
 
 	w.must(w.bin, "stamp", joined, w.site(0, lab.Site{NodeName: name, Address: "192.0.2.77/24", Gateway: "192.0.2.1"}), "--in-place")
 	vm = w.start(lab.VMConfig{Name: name, Image: joined})
-	w.expect(vm, 0, `edgebake: the new network settings reach no API server: the former ones are back`)
+	w.expect(vm, 0, `edgebake: the new network settings do not reach an API server: the previous settings are back`)
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID || again.Status.Addresses[0].Address != w.net.GuestAddr(0).String() {
 		t.Errorf("it is Node %s at %v, was %s", again.Metadata.UID, again.Status.Addresses, node.Metadata.UID)
@@ -180,13 +180,13 @@ func (w *world) secureBoot(arch, document string) {
 	if err := vm.Plug(w.t.Context(), w.stick(w.site(0, lab.Site{NodeName: "box1"}))); err != nil {
 		w.t.Fatal(err)
 	}
-	w.expect(vm, 0, `edgebake: took the Site of stick /dev/sd`)
+	w.expect(vm, 0, `edgebake: using the Site of stick /dev/sd`)
 	w.ready(vm, nil)
 	seen := w.mustOnNode(vm, secureBootSeen)
 	w.t.Logf("on %s:\n%s", vm.Node, seen)
 	for _, want := range []string{`(?m)^SecureBoot: +6 +0 +0 +0 +1$`, `(?i)secure boot enabled`, `\[integrity\]|\[confidentiality\]`} {
 		if !regexp.MustCompile(want).MatchString(seen) {
-			w.t.Errorf("nothing like %q", want)
+			w.t.Errorf("the output lacks %q", want)
 		}
 	}
 	w.off(vm)
@@ -199,7 +199,7 @@ func (w *world) secureBoot(arch, document string) {
 	vm = w.start(lab.VMConfig{Arch: arch, Name: "box2", Image: spoilt, Secure: true})
 	w.expect(vm, 0, `(?i)bad shim signature|security violation|security policy violation|access denied`)
 	if out := vm.Serial.Tail(1000); strings.Contains(out, "edgebake: ") {
-		w.t.Errorf("it booted a kernel that was changed:\n%s", out)
+		w.t.Errorf("the machine booted a changed kernel:\n%s", out)
 	}
 	vm.Cut()
 }

@@ -195,7 +195,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again := w.ready(master, before); again.Metadata.UID != before.Metadata.UID {
-		t.Error("after the power cut it is another cluster")
+		t.Error("after the power cut the cluster has another identity")
 	}
 
 	const later = "/api/v1/namespaces/kube-public/configmaps"
@@ -214,10 +214,10 @@ func TestClusterFromImages(t *testing.T) {
 	restored := w.start(lab.VMConfig{Name: "m1", Image: disk, Guest: 0, CPUs: 1, Memory: 2560, Lockstep: clock})
 	w.expect(restored, 0, `edgebake: restoring etcd from a snapshot`)
 	if again := w.ready(restored, before); again.Metadata.UID != before.Metadata.UID {
-		t.Error("what was restored is another cluster")
+		t.Error("the restored cluster has another identity")
 	}
 	if err := w.c.Get(t.Context(), later+"/later", new(lab.Object)); !lab.NotFound(err) {
-		t.Errorf("what was written after the snapshot is there: %v", err)
+		t.Errorf("data written after the snapshot exists: %v", err)
 	}
 }
 

@@ -57,7 +57,7 @@ func TestClusterOfThree(t *testing.T) {
 	}
 	shop1, m3 := worker(0), master(2)
 	w.expect(shop1, 0, lab.WaitsForAPIServer.String())
-	w.expect(m3, 0, `m1, m2 not seen yet`)
+	w.expect(m3, 0, `no answer yet from m1, m2`)
 	m1, m2 := master(0), master(1)
 	for _, vm := range []*lab.VM{m1, m2, m3} {
 		w.expect(vm, 0, `edgebake: bootstrapping an empty etcd`)
@@ -114,12 +114,12 @@ func TestClusterOfThree(t *testing.T) {
 	w.must(p.bin, "stamp", golden, filepath.Join(lost, "m1.yaml"), "--output", images["m1"], "--force")
 	images["m3"] = disk
 	m1, m3 = master(0), master(2)
-	w.expect(m3, 0, `edgebake: etcd continues from this machine alone`)
+	w.expect(m3, 0, `edgebake: etcd continues with this machine's data alone`)
 	w.ready(m3, before["m3"])
 	w.ready(m1, before["m1"])
 	w.writes(m3)
 	if err := w.c.Get(t.Context(), "/api/v1/namespaces/default/pods/hello", new(lab.Object)); err != nil {
-		t.Errorf("what the third had written: %v", err)
+		t.Errorf("reading the third machine's write: %v", err)
 	}
 	passed("named by a person, the third continues alone, and the other has joined it")
 	w.on(shop1)

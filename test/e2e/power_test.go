@@ -128,7 +128,7 @@ func (w *world) firstBoot(guest int, name string) (*lab.Recording, moments) {
 	w.t.Logf("%d writes and flushes; the join begins at %d and ends at %d, Ready is said at %d; %d flushes since the join began",
 		m.end, m.join, m.joined, m.ready, len(m.flushes))
 	if len(m.flushes) < 10 || m.ready <= m.join || m.ready >= m.end {
-		w.t.Fatal("this is no record of a first boot")
+		w.t.Fatal("the record of writes has no first boot")
 	}
 	return rec, m
 }
@@ -194,7 +194,7 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 		if blame == "" || try == emulatorTries {
 			return ran, err
 		}
-		w.t.Logf("BOOTED ANEW from the same disk, try %d of %d: the emulator failed this one: %s", try+1, emulatorTries, blame)
+		w.t.Logf("BOOTED AGAIN from the same disk, try %d of %d: the emulator failed in this one: %s", try+1, emulatorTries, blame)
 	}
 }
 
@@ -234,7 +234,7 @@ func (w *world) wayBack(rec *lab.Recording) error {
 	}
 	enrolled := member.Enrolled(&machine.Env{Root: root, Clock: machine.Clock{Now: time.Now}})
 	if enrolled != nil && token != nil {
-		return fmt.Errorf("it has no way into the cluster: %w; %w", enrolled, token)
+		return fmt.Errorf("the machine has no credentials to join: %w; %w", enrolled, token)
 	}
 	return nil
 }

@@ -84,7 +84,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 	w.bootstrapAgain(golden, minted, config.Image)
 	master = w.start(config)
 	if now := w.ready(master, first); now.Metadata.UID == first.Metadata.UID {
-		t.Error("the cluster that was born again has the Node of the former one")
+		t.Error("the new cluster has a Node of the old one")
 	}
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
 	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // has been running since before the new bootstrap

@@ -55,7 +55,7 @@ func TestAnotherRoot(t *testing.T) {
 	vm = w.start(lab.VMConfig{Name: name, Image: disk})
 	again := w.ready(vm, node)
 	if again.Metadata.UID != node.Metadata.UID {
-		t.Error("from its other root the machine has enrolled anew")
+		t.Error("on its other root the machine joined again")
 	}
 	w.podRuns(vm, "hello")
 	is := w.aboutNode(vm)
@@ -139,7 +139,7 @@ func TestUpdate(t *testing.T) {
 
 	again := w.ordered(vm, node, url, "second")
 	if again.Metadata.UID != node.Metadata.UID {
-		t.Error("from its other root the machine has enrolled anew")
+		t.Error("on its other root the machine joined again")
 	}
 	w.podRuns(vm, "hello")
 	is := w.aboutNode(vm)
@@ -621,7 +621,7 @@ func (a about) want(t *testing.T, want map[string]string) {
 		t.Errorf("units failed: %s", a["failed"])
 	}
 	if t.Failed() {
-		t.Logf("the node says: %q", a)
+		t.Logf("the node's facts: %q", a)
 	}
 }
 

@@ -107,7 +107,7 @@ func updateMasters(t *testing.T, names ...string) {
 		w.until(masters[0], name+" is there", func() error {
 			err := w.c.Get(t.Context(), configMaps+"/"+name, new(lab.Object))
 			if lab.NotFound(err) {
-				t.Fatalf("%s was acknowledged, and is lost", name)
+				t.Fatalf("the write %s was acknowledged, but is lost", name)
 			}
 			return err
 		})

@@ -45,10 +45,10 @@ var sourceDate = time.Unix(1767225600, 0).UTC()
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	out := flag.String("o", filepath.Join("build", "images"), "folder of the OCI layout")
-	archs := flag.String("arch", "amd64", "architectures, with commas: amd64, arm64")
+	out := flag.String("o", filepath.Join("build", "images"), "directory of the OCI layout")
+	archs := flag.String("arch", "amd64", "architectures, separated by commas: amd64, arm64")
 	control := flag.Bool("control-plane", false, "make the images of a control plane instead, from the Go module proxy")
-	added := flag.Bool("addons", false, "make those of kube-proxy and CoreDNS instead, from the Go module proxy and from Debian")
+	added := flag.Bool("addons", false, "make the images of kube-proxy and CoreDNS instead, from the Go module proxy and from Debian")
 	kubernetes := flag.String("kubernetes", lab.KubernetesVersion, "the version of the control plane")
 	flag.Parse()
 	make := run
@@ -169,8 +169,8 @@ func compile(ctx context.Context, pkg, arch string) ([]byte, error) {
 	file := filepath.Join(dir, "program")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, "github.com/edgebake/edgebake/test/"+pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("compiling %s: %w\n%s", pkg, err, said)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("compiling %s: %w\n%s", pkg, err, output)
 	}
 	return os.ReadFile(file)
 }

@@ -24,7 +24,7 @@ const netfilterSuite = "trixie"
 // netfilter returns nft, iptables and their libraries from Debian's packages, as in upstream's
 // kube-proxy image. The result is cached, so the same cache gives the same image.
 func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writer) ([]byte, error) {
-	fmt.Fprintln(log, "taking nft and iptables for kube-proxy from Debian")
+	fmt.Fprintln(log, "fetching nft and iptables for kube-proxy from Debian")
 	sha, err := cache.Make(ctx, "test/images netfilter 1 "+netfilterSuite+" "+arch, func(ctx context.Context, w io.Writer) error {
 		mode := "unshare"
 		if os.Geteuid() == 0 {
@@ -36,15 +36,15 @@ func netfilter(ctx context.Context, cache *fetch.Cache, arch string, log io.Writ
 			"--include=nftables,iptables", `--aptopt=APT::Install-Recommends "false"`, netfilterSuite, "-")
 		cmd.Dir = "/"
 		cmd.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", sourceDate.Unix()), "LC_ALL=C.UTF-8")
-		var said bytes.Buffer
-		cmd.Stdout, cmd.Stderr = w, &said
+		var stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = w, &stderr
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("mmdebstrap: %w\n%s", err, said.Bytes())
+			return fmt.Errorf("mmdebstrap: %w\n%s", err, stderr.Bytes())
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("taking nft and iptables from Debian: %w", err)
+		return nil, fmt.Errorf("fetching nft and iptables from Debian: %w", err)
 	}
 	made, err := os.Open(cache.BlobPath(sha))
 	if err != nil {
@@ -68,7 +68,7 @@ func programsOnly(root io.Reader) ([]byte, error) {
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading what mmdebstrap made: %w", err)
+			return nil, fmt.Errorf("reading mmdebstrap's tar: %w", err)
 		}
 		name := path.Clean(strings.TrimPrefix(h.Name, "./"))
 		if !slices.ContainsFunc([]string{"usr/sbin/", "usr/lib/", "usr/lib64/"}, func(dir string) bool { return strings.HasPrefix(name, dir) }) ||
@@ -77,7 +77,7 @@ func programsOnly(root io.Reader) ([]byte, error) {
 		}
 		data, err := io.ReadAll(r)
 		if err != nil {
-			return nil, fmt.Errorf("reading %s of what mmdebstrap made: %w", name, err)
+			return nil, fmt.Errorf("reading %s in mmdebstrap's tar: %w", name, err)
 		}
 		kept = append(kept, entry{tar.Header{Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Mode: h.Mode, Size: int64(len(data))}, data})
 	}

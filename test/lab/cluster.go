@@ -191,7 +191,7 @@ func (l *Lab) StartTunedCluster(ctx context.Context, progs *Programs, network Ne
 		{"certificates", c.makePKI},
 		{"API servers", c.startAPIServers},
 		{"controller manager and scheduler", c.startControllers},
-		{"what joining nodes read", c.openToNodes},
+		{"objects that joining nodes read", c.openToNodes},
 	} {
 		start := time.Now()
 		if err := step.do(ctx); err != nil {

@@ -48,7 +48,7 @@ func TestStaleTranslation(t *testing.T) {
 		if strings.Contains(tt.console, "Kernel panic") != (err != nil) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err != nil && strings.Contains(err.Error(), "the emulator's fault") != (tt.want != "") {
+		if err != nil && strings.Contains(err.Error(), "the emulator failed") != (tt.want != "") {
 			t.Errorf("%s: blamed wrongly: %v", name, err)
 		}
 	}

@@ -182,7 +182,7 @@ func TestProcessesEndWithTheLab(t *testing.T) {
 	select {
 	case <-p.Done():
 	default:
-		t.Error("a process lives on")
+		t.Error("a process still runs")
 	}
 }
 

@@ -106,7 +106,7 @@ var nodeRules = map[string]any{
 			},
 			map[string]any{
 				"expression": "variables.wasEdge == variables.edge || request.userInfo.username.startsWith('system:node:')",
-				"message":    LabelEdgeWorker + " is changed by nodes alone",
+				"message":    LabelEdgeWorker + " can only be changed by nodes",
 			},
 		},
 	},
@@ -416,11 +416,11 @@ func (c *Cluster) NodePosts() ([]NodePost, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading what API server %d was asked: %w", n+1, err)
+			return nil, fmt.Errorf("reading the audit log of API server %d: %w", n+1, err)
 		}
 		some, err := nodePosts(b, n)
 		if err != nil {
-			return nil, fmt.Errorf("reading what API server %d was asked: %w", n+1, err)
+			return nil, fmt.Errorf("reading the audit log of API server %d: %w", n+1, err)
 		}
 		posts = append(posts, some...)
 	}

@@ -29,7 +29,7 @@ func (c *Cluster) Greeter(ctx context.Context, name, image, node string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	// The API server rejects the pod until the controller manager has created the service account.
-	return c.lab.poll(ctx, "pod "+name+" to be taken", c.other, func(ctx context.Context) (bool, error) {
+	return c.lab.poll(ctx, "pod "+name+" to be accepted", c.other, func(ctx context.Context) (bool, error) {
 		err := c.Create(ctx, podsPath, map[string]any{
 			"apiVersion": "v1", "kind": "Pod",
 			"metadata": map[string]any{"name": name},

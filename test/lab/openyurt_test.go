@@ -53,7 +53,7 @@ func TestHubRequest(t *testing.T) {
 		}
 	}
 	if _, got := hubRequest([]byte("no PEM"), client, strings.Split(forClient, ",")); got {
-		t.Error("took what is no request")
+		t.Error("an event that is not a request was accepted")
 	}
 }
 
@@ -68,7 +68,7 @@ func TestNodePosts(t *testing.T) {
 		t.Errorf("%+v", posts)
 	}
 	if _, err := nodePosts([]byte("{"), 0); err == nil {
-		t.Error("took half an event")
+		t.Error("an incomplete event was accepted")
 	}
 }
 

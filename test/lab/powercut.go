@@ -177,7 +177,7 @@ func readRecord(log record) ([]entry, error) {
 	le := binary.LittleEndian
 	sector := int64(le.Uint32(head[24:]))
 	if le.Uint64(head) != logMagic || sector < 512 || sector > 4096 {
-		return nil, errors.New("reading the record of writes: it is not one")
+		return nil, errors.New("reading the record of writes: the file is not such a record")
 	}
 	var entries []entry
 	for pos := sector; ; {

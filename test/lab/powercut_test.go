@@ -85,7 +85,7 @@ func TestRecordingCutsAnywhere(t *testing.T) {
 		}
 	}
 	if _, err := r.Cut(1, func() bool { return true }); err == nil {
-		t.Error("a cut went back in time")
+		t.Error("a cut before an earlier one succeeded")
 	}
 }
 
@@ -129,7 +129,7 @@ func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
 	}
 	clear(want[:sector])
 	if !bytes.Equal(all, want) {
-		t.Error("with nothing lost the disk is not what was written")
+		t.Error("the disk differs from what was written although nothing was lost")
 	}
 
 	least := make(ram, 1<<20)
@@ -141,7 +141,7 @@ func TestPowerCutLosesWhatWasNotFlushed(t *testing.T) {
 		t.Errorf("a flushed write (%d) or one with FUA (%d) was lost", least[sector], least[2*page])
 	}
 	if least[3*page] != 0 || loss.Dropped == 0 {
-		t.Errorf("a write that was never flushed stands: %d; %+v", least[3*page], loss)
+		t.Errorf("a write that was never flushed was always kept: %d; %+v", least[3*page], loss)
 	}
 
 	// The record can be replayed if it is cut short anywhere.

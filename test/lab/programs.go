@@ -44,7 +44,7 @@ func FindRelease(kubernetes string) (Release, error) {
 			return r, nil
 		}
 	}
-	return Release{}, fmt.Errorf("the lab makes no control plane of Kubernetes %s: it knows %v", kubernetes, Releases())
+	return Release{}, fmt.Errorf("the lab cannot make a control plane of Kubernetes %s, only of %v", kubernetes, Releases())
 }
 
 // Programs has the paths of the programs of a control plane.

@@ -32,7 +32,7 @@ type old struct {
 func (vm *VM) Recorded() (int64, error) {
 	fi, err := os.Stat(vm.writes())
 	if err != nil {
-		return 0, fmt.Errorf("looking at the record of %s: %w", vm.Name, err)
+		return 0, fmt.Errorf("reading the record of the writes of %s: %w", vm.Name, err)
 	}
 	return fi.Size(), nil
 }
@@ -41,7 +41,7 @@ func (vm *VM) Recorded() (int64, error) {
 // again.
 func (vm *VM) Recording() (*Recording, error) {
 	if !vm.cfg.Record || vm.Running() {
-		return nil, fmt.Errorf("opening the record of %s: it is running, or not recorded", vm.Name)
+		return nil, fmt.Errorf("opening the record of the writes of %s: the machine is running, or its writes are not recorded", vm.Name)
 	}
 	r := &Recording{Disk: vm.settled()}
 	var err error
@@ -87,7 +87,7 @@ func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 	var loss Loss
 	promised := lastFlush(r.entries[:n])
 	if promised < r.done {
-		return loss, fmt.Errorf("cutting after entry %d: an earlier cut came later", n)
+		return loss, fmt.Errorf("cutting the power after entry %d: the power was cut after a later entry before", n)
 	}
 	if err := r.takeBack(); err != nil {
 		return loss, err
@@ -104,7 +104,7 @@ func (r *Recording) Cut(n int, lose func() bool) (Loss, error) {
 		}
 		was := make([]byte, e.n)
 		if _, err := r.disk.ReadAt(was, e.to); err != nil && err != io.EOF {
-			return loss, fmt.Errorf("reading what a write replaces: %w", err)
+			return loss, fmt.Errorf("reading the bytes that a write replaces: %w", err)
 		}
 		r.undo = append(r.undo, old{e.to, was})
 		if err := e.write(r.log, r.disk); err != nil {
@@ -119,7 +119,7 @@ func (r *Recording) takeBack() error {
 	for len(r.undo) > 0 {
 		last := r.undo[len(r.undo)-1]
 		if _, err := r.disk.WriteAt(last.data, last.at); err != nil {
-			return fmt.Errorf("taking back a write: %w", err)
+			return fmt.Errorf("undoing a write: %w", err)
 		}
 		r.undo = r.undo[:len(r.undo)-1]
 	}

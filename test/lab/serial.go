@@ -195,7 +195,7 @@ type FatalError struct {
 func (e *FatalError) Error() string {
 	blame := ""
 	if e.Emulator != "" {
-		blame = "; the emulator's fault: " + e.Emulator
+		blame = "; the emulator failed: " + e.Emulator
 	}
 	return fmt.Sprintf("the machine gave up after %.1f s (%q%s); its last lines:\n%s", e.Line.At.Seconds(), e.Line.Text, blame, e.Tail)
 }

@@ -206,7 +206,7 @@ func (vm *VM) Reset(ctx context.Context) error { return vm.command(ctx, "system_
 func (vm *VM) Plug(ctx context.Context, image string) error {
 	driver := map[string]string{qemu.USB: "usb-storage", qemu.SCSI: "scsi-hd"}[vm.cfg.Sticks]
 	if driver == "" {
-		return fmt.Errorf("plugging %s into %s: it has no place for sticks", image, vm.Name)
+		return fmt.Errorf("plugging %s into %s: the machine was started without Sticks", image, vm.Name)
 	}
 	path, err := filepath.Abs(image)
 	if err != nil {
@@ -289,7 +289,7 @@ func (vm *VM) ask(ctx context.Context, name string, arguments map[string]any, in
 				return fmt.Errorf("sending %s to QEMU: %w", name, err)
 			}
 			if answer.Error != nil {
-				return fmt.Errorf("sending %s to QEMU: it says %s", name, answer.Error.Desc)
+				return fmt.Errorf("sending %s to QEMU: it answered %s", name, answer.Error.Desc)
 			}
 			if answer.Return != nil {
 				last = answer.Return
@@ -320,7 +320,7 @@ func (vm *VM) RawDisk(ctx context.Context, path string) error {
 // FindInFile returns the offsets at which a byte string occurs in a file.
 func FindInFile(path string, what []byte) ([]int64, error) {
 	if len(what) == 0 {
-		return nil, errors.New("searching for nothing")
+		return nil, errors.New("searching a disk: the bytes to search for are empty")
 	}
 	f, err := os.Open(path)
 	if err != nil {

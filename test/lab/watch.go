@@ -158,7 +158,7 @@ func (c *Cluster) WaitPod(ctx context.Context, vm *VM, name string) (*Object, er
 		pod = Object{}
 		err := c.Get(ctx, "/api/v1/namespaces/default/pods/"+name, &pod)
 		if NotFound(err) {
-			return false, hopeless{fmt.Errorf("pod %s was removed, and nobody makes it again", name)}
+			return false, hopeless{fmt.Errorf("pod %s was removed, and no controller creates it again", name)}
 		}
 		if err != nil {
 			return false, err

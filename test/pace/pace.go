@@ -32,7 +32,7 @@ const (
 func Takes(t testing.TB, quiet time.Duration) {
 	t.Helper()
 	if testing.Short() {
-		t.Skipf("with -short; it takes %v on a quiet machine", quiet)
+		t.Skipf("skipped with -short: it takes %v on a quiet machine", quiet)
 	}
 	takes(t, quiet)
 }
@@ -94,7 +94,7 @@ func limit() (time.Time, bool, error) {
 		return time.Time{}, false, fmt.Errorf("%s is %q: want seconds since 1970", Until, s)
 	}
 	if os.Getenv(Record) == "" {
-		return time.Time{}, false, fmt.Errorf("%s is set and %s is not: name the file that keeps what tests took", Until, Record)
+		return time.Time{}, false, fmt.Errorf("%s is set, but %s is not: set it to the file that records the times of the tests", Until, Record)
 	}
 	return time.Unix(sec, 0), true, nil
 }

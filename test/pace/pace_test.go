@@ -42,7 +42,7 @@ func TestTakes(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := run(t, c.quiet, c.left); got != c.want {
-				t.Errorf("it ran: %v, want %v", got, c.want)
+				t.Errorf("the test ran: %v, want %v", got, c.want)
 			}
 			b, err := os.ReadFile(file)
 			if err != nil {

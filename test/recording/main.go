@@ -137,7 +137,7 @@ func (r *recorder) run(ctx context.Context, args ...string) error {
 func (r *recorder) record(ctx context.Context) (err error) {
 	document, err := os.ReadFile("configs/examples/quickstart.yaml")
 	if err != nil {
-		return errors.New("run it from the root of the repository")
+		return errors.New("run this from the root of the repository")
 	}
 	if _, err := os.Stat("build/images/index.json"); err != nil {
 		return errors.New("there are no container images in build/images: run `make demo` first")
@@ -176,8 +176,8 @@ func (r *recorder) record(ctx context.Context) (err error) {
 	r.show(remark, "The machine is switched on. Nobody logs in.")
 	vm, err := l.StartVM(ctx, lab.VMConfig{Name: node, Image: filepath.Join(dir, node+".raw"), Arch: "amd64", Disk: 8 << 30, Net: network,
 		Accel: cmp.Or(os.Getenv("EDGEBAKE_ACCEL"), qemu.TCG), EachLine: func(line lab.Line) {
-			if _, said, ok := strings.Cut(line.Text, "edgebake: "); ok {
-				r.show(console, fmt.Sprintf("%5.0f s  %s", line.At.Seconds(), said))
+			if _, text, ok := strings.Cut(line.Text, "edgebake: "); ok {
+				r.show(console, fmt.Sprintf("%5.0f s  %s", line.At.Seconds(), text))
 			}
 		}})
 	if err != nil {

@@ -39,7 +39,7 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	// Make this process a subreaper: processes that a test leaves behind become its children, so
 	// that it can end them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		fmt.Fprintf(out, "looking after the tests' processes: %v\n", err)
+		fmt.Fprintf(out, "ending the tests' processes: %v\n", err)
 		return 1
 	}
 	defer endChildren()
@@ -70,7 +70,7 @@ func run(ctx context.Context, out io.Writer, args []string) int {
 	case err != nil:
 		return 1
 	case read != nil:
-		fmt.Fprintf(out, "reading what go test says: %v\n", read)
+		fmt.Fprintf(out, "reading the output of go test: %v\n", read)
 		return 1
 	}
 	return 0

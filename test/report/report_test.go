@@ -51,7 +51,7 @@ FAILED: c
 1 tests passed, 3 failed
 `
 	if got := out.String(); got != want {
-		t.Errorf("it says\n%s\nwant\n%s", got, want)
+		t.Errorf("the report is\n%s\nwant\n%s", got, want)
 	}
 }
 

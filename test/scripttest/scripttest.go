@@ -53,7 +53,7 @@ func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Co
 		},
 		"namespaces": func(ts *testscript.TestScript, _ bool, args []string) {
 			if out, err := exec.Command("unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt").CombinedOutput(); err != nil {
-				desk.Lacks(tb(ts), "no namespaces here: %v\n%s", err, out)
+				desk.Lacks(tb(ts), "this computer does not allow user namespaces: %v\n%s", err, out)
 			}
 		},
 	}

@@ -66,12 +66,12 @@ func TestReveals(t *testing.T) {
 	})
 	for rel, where := range found {
 		if reveals[rel] == "" {
-			t.Errorf("%s reveals a secret: say what for in the list of this test, if it must", where)
+			t.Errorf("%s reveals a secret: if it must, add it with a reason to the list in this test", where)
 		}
 	}
 	for rel := range reveals {
 		if found[rel] == "" {
-			t.Errorf("%s reveals no secret any more: take it off the list", rel)
+			t.Errorf("%s does not reveal a secret: remove it from the list", rel)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func section(t *testing.T, words string) string {
 	}
 	_, after, ok := strings.Cut(string(text), words)
 	if !ok {
-		t.Fatalf("ARCHITECTURE.md does not say %q", words)
+		t.Fatalf("ARCHITECTURE.md lacks %q", words)
 	}
 	after, _, _ = strings.Cut(after, "\n\n")
 	return after
@@ -157,7 +157,7 @@ func TestKernelInterfaces(t *testing.T) {
 		})
 	})
 	if got := fmt.Sprint(users); got != "map[/proc/net:[ipvs/kernel/proc.go] netlink:[ipvs/kernel/kernel_linux.go]]" {
-		t.Errorf("%s: ARCHITECTURE.md says otherwise", got)
+		t.Errorf("%s: ARCHITECTURE.md differs", got)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestYAMLIsChecked(t *testing.T) {
 	})
 	for rel := range trees {
 		if !used[rel] {
-			t.Errorf("%s decodes nothing any more: take it off the list", rel)
+			t.Errorf("%s does not decode YAML: remove it from the list", rel)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestSecretsStayWithUs(t *testing.T) {
 			}
 			switch what := names[x.Name] + "." + s.Sel.Name; what {
 			case "os/exec.Command", "os/exec.CommandContext", "os.Environ", "os.StartProcess", "syscall.Exec", "syscall.ForkExec", "syscall.StartProcess", "syscall.Environ":
-				t.Errorf("%s uses %s, whose child gets EDGEBAKE_KEY_PASSWORD and the like: take procgroup.Command or procgroup.Environ", at(s), what)
+				t.Errorf("%s uses %s, which passes secrets such as EDGEBAKE_KEY_PASSWORD to the child: use procgroup.Command or procgroup.Environ", at(s), what)
 			}
 			return true
 		})

@@ -42,14 +42,14 @@ func TestNothingIsSkippedSilently(t *testing.T) {
 				return true
 			}
 			if seen[rel] = true; skips[rel] == "" {
-				t.Errorf("%s skips by itself: call test/desk instead, which fails in CI", at(call))
+				t.Errorf("%s calls t.Skip: call package test/desk instead, which fails in CI", at(call))
 			}
 			return true
 		})
 	})
 	for file := range skips {
 		if !seen[file] {
-			t.Errorf("%s skips nothing any more: take it off the list", file)
+			t.Errorf("%s does not skip tests: remove it from the list", file)
 		}
 	}
 }

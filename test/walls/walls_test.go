@@ -220,7 +220,7 @@ func TestMayImport(t *testing.T) {
 	for _, p := range list(t) {
 		name := strings.TrimPrefix(p.ImportPath, self+"/")
 		if !matches(described, name) {
-			t.Errorf("%s is not in ARCHITECTURE.md's table of packages: say there what it is for", name)
+			t.Errorf("%s is not in ARCHITECTURE.md's table of packages: add it there, with its purpose", name)
 		}
 		may, ok := importsOf(name)
 		if !ok {
@@ -267,7 +267,7 @@ func TestForbiddenDeps(t *testing.T) {
 	}
 	for _, p := range pkgs {
 		if strings.HasPrefix(p.ImportPath, self+"/builder") && slices.Contains(p.Deps, self+"/firstboot") {
-			t.Errorf("%s carries firstboot: that binary is an input, or arm64 images could not be built on amd64", p.ImportPath)
+			t.Errorf("%s embeds firstboot, which must be an input: otherwise arm64 images could not be built on amd64", p.ImportPath)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func TestAnswers(t *testing.T) {
 			w.conn.Close()
 		}
 		if mine == 0 {
-			t.Error("no watch was on the draining master")
+			t.Error("no watch was connected to the draining master")
 		}
 		m2.mode("")
 		n.expect("m1 m2 m3")
@@ -87,7 +87,7 @@ func TestAnswers(t *testing.T) {
 		m1.awaitServing()
 		n.expect("") // a foreign server now: no master serves
 		if _, _, err := n.ask(vip, time.Second); err == nil {
-			t.Error("an alien got a connection")
+			t.Error("a server of another cluster got a connection")
 		}
 		for _, m := range []*machine{m1, m2} {
 			m.kill()
@@ -130,7 +130,7 @@ func TestAnswers(t *testing.T) {
 			count := func(what string) int { return n.log.count(fmt.Sprintf("API server %s:6443 is %s", m.addr, what)) }
 			const said = " (ready, but this node's clock does not match"
 			if ups := count("up, it was unknown"+said) + count("up, it was down"+said); ups != 1+count("down, it was up") {
-				t.Errorf("it should say once of %s that the clock does not match:\n%s", m.name, n.log)
+				t.Errorf("the log must say once that the clock does not match %s:\n%s", m.name, n.log)
 			}
 		}
 	})

@@ -118,7 +118,7 @@ func TestNames(t *testing.T) {
 		n.stays("m1 m2 m3", 1500*time.Millisecond)
 	}
 	if n.log.count("looking up masters.example") == 0 {
-		t.Error("it does not say that the name cannot be looked up")
+		t.Error("the log does not say that the name cannot be looked up")
 	}
 	// While look-ups hang, a dead master is still removed.
 	m3.kill()

@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 				t.Errorf("a new connection failed %s after the removal", last-removed.Sub(at))
 			}
 			if ok == 0 {
-				t.Error("no connection went well")
+				t.Error("no connection succeeded")
 			}
 			for _, w := range watches {
 				if w.master == "m2" {

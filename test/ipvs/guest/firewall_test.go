@@ -110,7 +110,7 @@ func TestFirewall(t *testing.T) {
 			w.close()
 		}
 		if b, err := n.procFile("nf_conntrack"); err == nil && strings.Contains(string(b), "src=10.103.0.11 dst=10.103.97") {
-			t.Errorf("connection tracking still knows the dead master:\n%s", b)
+			t.Errorf("connection tracking still has entries of the dead master:\n%s", b)
 		}
 		l.masters[0].netem(0, 0)
 		n.expect("m1 m2")

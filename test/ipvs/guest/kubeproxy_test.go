@@ -69,7 +69,7 @@ func TestKubeProxy(t *testing.T) {
 				t.Errorf("rules were missing for %s after the flush, more than %s", gap, restored)
 			}
 			if ok == 0 {
-				t.Error("no connection went well")
+				t.Error("no connection succeeded")
 			}
 			for _, w := range watches {
 				if flushed {

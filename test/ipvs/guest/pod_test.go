@@ -59,7 +59,7 @@ func TestStaticPod(t *testing.T) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.cmd.Process.Pid))
 	check(err)
 	if !strings.Contains(string(b), "CapEff:\t0000000000001000\n") {
-		t.Errorf("it has other capabilities than NET_ADMIN:\n%s", b)
+		t.Errorf("the process has other capabilities than NET_ADMIN:\n%s", b)
 	}
 	// Another program replaces the file.
 	check(os.WriteFile(n.dir+"/etc/new", []byte("127.0.0.1 localhost\n10.1.1.1 printer\n"), 0o644))
@@ -78,7 +78,7 @@ func TestStaticPod(t *testing.T) {
 	n.expect("m2")
 	n.breaks(w)
 	if out := n.log.String(); strings.Contains(out, "permitted") || strings.Contains(out, "read-only") {
-		t.Errorf("it was not allowed something:\n%s", out)
+		t.Errorf("the process lacked a permission:\n%s", out)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestRepair(t *testing.T) {
 				return n.rules() == foreign && n.source("10.103.97.2") == "10.103.0.101"
 			}
 			if !right() {
-				t.Fatalf("not right before: %s", n.rules())
+				t.Fatalf("the rules were wrong before the change: %s", n.rules())
 			}
 			at := time.Now()
 			n.must(tt.argv...)
@@ -60,7 +60,7 @@ func TestRepair(t *testing.T) {
 		n.expect("m1 m2 m3")
 		t.Logf("RESULT repair what=flushed ms=%d", time.Since(at).Milliseconds())
 		if strings.Contains(n.rules(), "0A60000A") {
-			t.Error("another's virtual server was made again")
+			t.Error("ipvscare made another program's virtual server again")
 		}
 	})
 	l.run("sysctl", func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestLife(t *testing.T) {
 		n.must("/bin/ipvsadm", "-A", "-t", "10.96.0.10:53", "-s", "wrr")
 		clean := []string{"/bin/ipvscare", "clean", "--config", n.dir + "/ipvs.json", "--hosts", n.dir + "/hosts", "--run-dir", n.dir + "/run"}
 		if out, err := n.output(clean...); err == nil {
-			t.Errorf("clean worked under a running daemon: %s", out)
+			t.Errorf("clean succeeded while the daemon was running: %s", out)
 		}
 		n.stopProcess()
 		n.must(clean...)
@@ -229,7 +229,7 @@ func TestLife(t *testing.T) {
 		n.care()
 		n.expect("m1 m2 m3")
 		if r := n.rules(); strings.Contains(r, "0A676103") {
-			t.Errorf("the forgotten one is left: %s", r)
+			t.Errorf("the rules of the removed virtual server are left: %s", r)
 		}
 	})
 }
@@ -284,7 +284,7 @@ func TestList(t *testing.T) {
 	n.expect("m1 m2 m3")
 	l.run("a CA file that is none changes nothing", func(t *testing.T) {
 		check(os.WriteFile(v.CAFile, []byte("nonsense"), 0o644))
-		eventually(t, "it says so", func() bool { return n.log.count("keeping the previous authorities") > 0 })
+		eventually(t, "it says so", func() bool { return n.log.count("keeping the previous CA certificates") > 0 })
 		n.stays("m1 m2 m3", time.Second)
 		l.virtual() // writes the file again
 	})

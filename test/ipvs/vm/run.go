@@ -42,7 +42,7 @@ var ErrFailed = errors.New("tests failed in the guest")
 // EmulatorError means that the guest failed because of a fault of QEMU.
 type EmulatorError struct{ Fault string }
 
-func (e *EmulatorError) Error() string { return "the emulator's fault: " + e.Fault }
+func (e *EmulatorError) Error() string { return "the emulator failed: " + e.Fault }
 
 // Run builds the guest and runs tests in it. line is called with each line of the guest's output.
 // If the guest fails although no test has failed, the error is not ErrFailed.
