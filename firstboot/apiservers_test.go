@@ -60,10 +60,10 @@ func TestSlipInMasters(t *testing.T) {
 				}
 				for _, m := range []string{"192.0.2.11:6443", "192.0.2.13:6443", slip} {
 					if !strings.Contains(w.Get(ondisk.IPVSConfig), m) {
-						t.Errorf("ipvscare does not know %s:\n%s", m, w.Get(ondisk.IPVSConfig))
+						t.Errorf("ipvscare's configuration lacks %s:\n%s", m, w.Get(ondisk.IPVSConfig))
 					}
 				}
-				if !w.ConsoleHas("no API server of the Site could be verified (" + slip + "): the former ones stay") {
+				if !w.ConsoleHas("no API server of the Site could be verified (" + slip + "): the previous ones stay") {
 					t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
@@ -77,7 +77,7 @@ func TestSlipInMasters(t *testing.T) {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.11:6443") {
-				t.Errorf("a stranger drove out the masters:\n%s", w.Get(ondisk.IPVSConfig))
+				t.Errorf("an API server of another cluster replaced the masters:\n%s", w.Get(ondisk.IPVSConfig))
 			}
 			// The list was correct after all.
 			w.Cluster.OtherClusters = nil
@@ -86,10 +86,10 @@ func TestSlipInMasters(t *testing.T) {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, "192.0.2.11:6443") || !strings.Contains(conf, slip) {
-				t.Errorf("the former masters stay:\n%s", conf)
+				t.Errorf("the old masters are still in ipvscare's configuration:\n%s", conf)
 			}
 			if w.Joins != 1 {
-				t.Errorf("%d joins", w.Joins)
+				t.Errorf("kubeadm joined %d times", w.Joins)
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func TestSlipInMastersOffline(t *testing.T) {
 	w.PowerOn()
 	w.Offline, w.Patience = true, 5*time.Minute
 	if err := w.boot(); err == nil {
-		t.Fatal("it was done, offline")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	w.PowerOn()
 	w.Offline, w.Patience = false, 30*time.Minute
@@ -158,7 +158,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 	wantName := func(t *testing.T, w *world, want string) {
 		t.Helper()
 		if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != want {
-			t.Errorf("kubelet goes to %s (%q), expected %q; %v", server, name, want, err)
+			t.Errorf("kubelet connects to %s (%q), want %q; %v", server, name, want, err)
 		}
 	}
 	start := func(t *testing.T) *world {
@@ -195,7 +195,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		wantName(t, w, "")
 		w.PowerOn()
 		if w.mustBoot(); slices.Contains(w.EffectNames, "restart kubelet.service") {
-			t.Errorf("kubelet is restarted again: %s", w.EffectNames)
+			t.Errorf("kubelet was restarted once more: %s", w.EffectNames)
 		}
 	})
 	t.Run("first boot runs again until it is back", func(t *testing.T) {
@@ -204,7 +204,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if w.Units[ondisk.UnitAgain] != "" {
-			t.Errorf("with all masters there the timer is %s", w.Units[ondisk.UnitAgain])
+			t.Errorf("all masters answer, but the timer is %s", w.Units[ondisk.UnitAgain])
 		}
 		w.PowerOn()
 		w.Cluster.Down[third] = true
@@ -238,7 +238,7 @@ func TestMasterComesBackWithoutTheName(t *testing.T) {
 		}
 		w.PowerOn()
 		if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart kubelet.service") {
-			t.Errorf("and then again: %v %s", err, w.EffectNames)
+			t.Errorf("kubelet was restarted a second time: %v %s", err, w.EffectNames)
 		}
 	})
 	t.Run("only the endpoint's name", func(t *testing.T) {
@@ -283,19 +283,19 @@ func TestYurthubsEndpointIsLookedAtAgain(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-		t.Error("yurthub is restarted while that master is still away")
+		t.Error("yurthub was restarted while that master still does not answer")
 	}
 	w.Cluster.Down[third] = false
 	w.namedAs(third, "kubernetes")
 	w.PowerOn()
 	w.mustBoot()
 	if strings.Contains(w.Get(hub.EnvFile), "https://apiserver.cluster.local:6443") || !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-		t.Errorf("yurthub may be led to a master that it does not take:\n%s", w.Get(hub.EnvFile))
+		t.Errorf("yurthub's arguments have a master that it rejects:\n%s", w.Get(hub.EnvFile))
 	}
 	w.PowerOn()
 	w.mustBoot()
 	if slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-		t.Error("and once more")
+		t.Error("yurthub was restarted once more")
 	}
 }
 
@@ -318,10 +318,10 @@ func TestFormerMastersAreAWay(t *testing.T) {
 		return source(ctx, to)
 	}
 	if err := w.Run(New(e)); err == nil {
-		t.Fatal("offline, and done")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if !w.Has(ondisk.HealthyFile) {
-		t.Errorf("there is a way to the masters in use, and the boot is not said to be healthy:\n%s", w.Log.String())
+		t.Errorf("the masters have a route, but the boot is not marked as healthy:\n%s", w.Log.String())
 	}
 }
 
@@ -336,9 +336,9 @@ func TestFormerMastersAreNoneOfTheOtherCluster(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.withMasters(slip, worldtest.WithToken), own, worldtest.NewCluster(t).Pin, 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
-		t.Fatal("it moved to a cluster that does not answer")
+		t.Fatal("the machine moved to a cluster that does not answer")
 	}
-	if !w.ConsoleHas("the other cluster to accept the Site's token ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
+	if !w.ConsoleHas("the Site's cluster to accept the token ("+slip+")") || w.ConsoleHas("belongs to another cluster") || w.ConsoleHas("192.0.2.11:6443") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -378,7 +378,7 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.Get(ondisk.IPVSConfig) != conf {
-				t.Error("ipvscare is told another list, and drops what it has learned")
+				t.Error("ipvscare's configuration has another list, so ipvscare drops the learned one")
 			}
 			w.Now, w.ClockSynced = w.Now.AddDate(2, 0, 0), true
 			w.Cluster.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -387,7 +387,7 @@ func TestAllAPIServersWereReplaced(t *testing.T) {
 			w.PowerOn()
 			w.Patience = time.Hour
 			if w.mustBoot(); w.Joins != 2 {
-				t.Errorf("%d joins", w.Joins)
+				t.Errorf("kubeadm joined %d times", w.Joins)
 			}
 		})
 	}
@@ -428,7 +428,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 		w.mustBoot()
 		for _, m := range []string{siteMasters[0], learnedMaster, slip} {
 			if conf := w.Get(ondisk.IPVSConfig); strings.Count(conf, m) != 1 {
-				t.Errorf("ipvscare does not know %s:\n%s", m, conf)
+				t.Errorf("ipvscare's configuration lacks %s:\n%s", m, conf)
 			}
 		}
 		w.Put(ondisk.IPVSLearned, `{"version":1,"servers":[{"vip":"10.103.97.2:6443"}]}`) // as ipvscare does
@@ -438,7 +438,7 @@ func TestSlipInMastersOfANodeThatLearned(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if conf := w.Get(ondisk.IPVSConfig); strings.Contains(conf, learnedMaster) || strings.Contains(conf, siteMasters[0]) || !strings.Contains(conf, slip) {
-		t.Errorf("the former API servers stay:\n%s", conf)
+		t.Errorf("the old API servers are still in ipvscare's configuration:\n%s", conf)
 	}
 }
 
@@ -508,10 +508,10 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	w.FSUUIDs = map[string][16]byte{"/dev/vda3": {1}, "/dev/vda5": {1}} // and these UUIDs do not change
 	w.PowerOn()
 	w.mustBoot()
-	warnings := []string{"the VIP 10.103.97.2 is in the cluster's service range", "former ones stay in use too"}
+	warnings := []string{"the VIP 10.103.97.2 is in the cluster's service range", "previous ones stay in use too"}
 	for _, words := range warnings {
 		if !w.ConsoleHas(words) {
-			t.Fatalf("it does not say %q:\n%s", words, strings.Join(w.Console, "\n"))
+			t.Fatalf("the console does not have %q:\n%s", words, strings.Join(w.Console, "\n"))
 		}
 	}
 	if count(w.EffectNames, "run tune2fs") != 2 {
@@ -530,7 +530,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 		w.mustBoot()
 		for _, words := range warnings {
 			if w.ConsoleHas(words) {
-				t.Errorf("it says once more: %s", words)
+				t.Errorf("the message is repeated: %s", words)
 			}
 		}
 		if count(w.EffectNames, ondisk.UnitIPVSCare) != 0 || count(w.EffectNames, "run tune2fs") != 0 {
@@ -541,7 +541,7 @@ func TestMarksLastUntilPowerOff(t *testing.T) {
 	ended()
 	w.Cluster.Down["198.51.100.92:6443"] = true
 	w.Stamp(worldtest.SlotDevice, w.withMasters("198.51.100.92:6443"))
-	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the former ones stay") {
+	if w.mustBoot(); !w.ConsoleHas("(198.51.100.92:6443): the previous ones stay") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// ipvscare is not restarted while it serves the endpoint, even if the phase has other work.
@@ -565,7 +565,7 @@ func TestMarksAreNotInRunDir(t *testing.T) {
 	t.Parallel()
 	for _, mark := range []string{network.AskedNTP, join.ReportedVIP, member.ReportedFormer, site.UUIDTried(ondisk.LabelData), join.RefusedArgs} {
 		if strings.HasPrefix(mark, ondisk.RunDir+"/") {
-			t.Errorf("%s goes when first boot ends", mark)
+			t.Errorf("%s was removed at the end of first boot", mark)
 		}
 	}
 }

@@ -93,9 +93,9 @@ func TestTwoMachinesClaimOneSite(t *testing.T) {
 		"no UUID, and another card": w.another(t, "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", otherMAC),
 	} {
 		if err := other.boot(); err == nil {
-			t.Errorf("%s: it went on", name)
+			t.Errorf("%s: first boot succeeded, want an error", name)
 		}
-		if !other.ConsoleHas("another machine has taken its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.ConsoleHas("delete claims.txt from the stick") {
+		if !other.ConsoleHas("another machine already uses its Site berlin (MAC "+ownMAC+", serial SN0042, UUID "+ownUUID) || !other.ConsoleHas("delete claims.txt from the stick") {
 			t.Errorf("%s:\n%s", name, strings.Join(other.Console, "\n"))
 		}
 		if bytes.Contains(other.Slots[worldtest.SlotDevice].Written(), []byte(worldtest.TestToken)) || other.Joins != 0 {
@@ -133,7 +133,7 @@ func TestACardGoesFromBoardToBoard(t *testing.T) {
 		if err := slot.WriteClaim(other.Slots[stickDev], claims[0]); err != nil {
 			t.Fatal(err)
 		}
-		if err := other.boot(); (err == nil) != same || other.ConsoleHas("another machine has taken its Site berlin") == same {
+		if err := other.boot(); (err == nil) != same || other.ConsoleHas("another machine already uses its Site berlin") == same {
 			t.Errorf("serial %q: %v\n%s", serial, err, strings.Join(other.Console, "\n"))
 		}
 	}
@@ -191,13 +191,13 @@ func TestStickWithoutNotes(t *testing.T) {
 	t.Parallel()
 	w := first(t, 0, bySerial)
 	w.mustBoot()
-	if s := w.State(); s.Node != "berlin" || w.ConsoleHas("does not note") {
+	if s := w.State(); s.Node != "berlin" || w.ConsoleHas("recording on stick") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 	w = first(t, 4096, bySerial)
 	w.ReadOnly = map[string]bool{stickDev: true}
 	w.mustBoot()
-	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("cannot record that this machine has taken the Site berlin") {
+	if s := w.State(); s.Node != "berlin" || !w.ConsoleHas("recording on stick /dev/sdb1 that this machine uses the Site berlin") {
 		t.Errorf("node %s\n%s", s.Node, strings.Join(w.Console, "\n"))
 	}
 }
@@ -217,7 +217,7 @@ func TestPowerCutInAClaim(t *testing.T) {
 		cut := w.clone(t)
 		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.EffectNames[n])
+			t.Fatalf("cut at %s: the machine continued after the power cut", whole.EffectNames[n])
 		}
 		cut.PowerOn()
 		cut.mustBoot()

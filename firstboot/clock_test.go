@@ -30,16 +30,16 @@ func TestClockBehind(t *testing.T) {
 			w.SetClock(wakeUp)
 			w.mustBoot()
 			if born := w.Cluster.CA.NotBefore; w.Now.Before(born) || w.Now.After(w.ClusterTime()) {
-				t.Errorf("the clock says %s, the cluster was born on %s", w.Now, born)
+				t.Errorf("the clock shows %s, but the cluster was made on %s", w.Now, born)
 			}
 			if !strings.Contains(w.Log.String(), "no time server answers") {
-				t.Error("a time server was not even tried")
+				t.Error("no time server was asked")
 			}
 			w.PowerOn()
 			w.SetClock(wakeUp)
 			w.Offline = true
 			if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil || w.Joins != 1 {
-				t.Errorf("%v; the clock says %s, enrolled: %v, joins: %d\n%s", err, w.Now, member.Enrolled(w.Env()), w.Joins, strings.Join(w.Console, "\n"))
+				t.Errorf("%v; the clock shows %s, enrolled: %v, joins: %d\n%s", err, w.Now, member.Enrolled(w.Env()), w.Joins, strings.Join(w.Console, "\n"))
 			}
 			// The API servers' certificates were renewed while the machine was off.
 			w.Offline = false
@@ -48,7 +48,7 @@ func TestClockBehind(t *testing.T) {
 			w.SetClock(wakeUp)
 			w.mustBoot()
 			if renewed := worldtest.WorldStart.AddDate(0, 7, -1); w.Now.Before(renewed) {
-				t.Errorf("the clock says %s, the API servers' certificates begin after %s", w.Now, renewed)
+				t.Errorf("the clock shows %s, but the API servers' certificates are valid from %s", w.Now, renewed)
 			}
 		})
 	}
@@ -64,7 +64,7 @@ func TestOwnCertificateShowsTheTime(t *testing.T) {
 	w.SetClock(wakeUp)
 	w.Offline = true
 	if err := w.boot(); err == nil || member.Enrolled(w.Env()) != nil {
-		t.Errorf("%v; the clock says %s\n%s", err, w.Now, strings.Join(w.Console, "\n"))
+		t.Errorf("%v; the clock shows %s\n%s", err, w.Now, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -84,10 +84,10 @@ func TestStrangersMoveNoClock(t *testing.T) {
 			w.SetClock(wakeUp)
 			err := w.boot()
 			if last := time.Unix(1767225600, 0).Add(2 * time.Hour); err == nil || w.Now.After(last) {
-				t.Errorf("%v: the clock says %s", err, w.Now)
+				t.Errorf("%v: the clock shows %s", err, w.Now)
 			}
 			if name == "no pin" && !w.ConsoleHas("correct the wrong clock") {
-				t.Errorf("nobody was told\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the console has no message about it\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -138,7 +138,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 			}
 			w.Put(own, w.Cluster.ClientFrom("system:node:edge-sn0042", early, early.AddDate(1, 0, 0)))
 			w.PowerOn()
-			if err := w.boot(); err == nil || !w.ConsoleHas("not valid yet: it begins on 2026-11-20T18:") || !w.ConsoleHas("a clock of the control plane was ahead") {
+			if err := w.boot(); err == nil || !w.ConsoleHas("not valid yet: it is valid from 2026-11-20T18:") || !w.ConsoleHas("a clock of the control plane was ahead") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			joins := 1
@@ -155,7 +155,7 @@ func TestKubeletsCertificateOfTheFuture(t *testing.T) {
 			}
 			w.mustBoot()
 			if w.Joins != joins || member.Enrolled(w.Env()) != nil {
-				t.Errorf("%d joins, %v", w.Joins, member.Enrolled(w.Env()))
+				t.Errorf("kubeadm joined %d times, %v", w.Joins, member.Enrolled(w.Env()))
 			}
 		})
 	}
@@ -187,7 +187,7 @@ func TestStampedByAWrongClock(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.Now.Year() != 2026 {
-		t.Errorf("the clock says %s, it is %s", w.Now, w.ClusterTime())
+		t.Errorf("the clock shows %s, but the time is %s", w.Now, w.ClusterTime())
 	}
 }
 
@@ -230,7 +230,7 @@ func TestClockInTheFuture(t *testing.T) {
 			err := w.Run(New(e))
 			said := strings.Join(w.Console, "\n")
 			if w.Joins != 1 || w.Get(member.ClientCert) != cert {
-				t.Errorf("it joined anew\n%s", said)
+				t.Errorf("the machine joined again\n%s", said)
 			}
 			if c.after == 0 {
 				if err == nil || w.State().Result != ondisk.ResultWaiting || !w.ConsoleHas("follows no time server") || !w.ConsoleHas("network.ntp") {
@@ -242,7 +242,7 @@ func TestClockInTheFuture(t *testing.T) {
 				t.Errorf("%v\n%s", err, said)
 			}
 			if w.ConsoleHas("FAILED") {
-				t.Errorf("it gave up\n%s", said)
+				t.Errorf("first boot gave up\n%s", said)
 			}
 		})
 	}
@@ -257,7 +257,7 @@ func TestCertificateExpiredOffline(t *testing.T) {
 	w.PowerOn()
 	w.Now = w.Now.AddDate(2, 0, 0)
 	if err := w.boot(); err == nil {
-		t.Fatal("it went on with an expired certificate")
+		t.Fatal("first boot succeeded with an expired certificate")
 	}
 	if !w.ConsoleHas("this node's certificate has expired") || !w.ConsoleHas("put a new token into site.yaml") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
@@ -270,7 +270,7 @@ func TestCertificateExpiredOffline(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.Joins != 2 {
-		t.Errorf("%d joins", w.Joins)
+		t.Errorf("kubeadm joined %d times", w.Joins)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestReportOfAnEarlierBoot(t *testing.T) {
 	}
 	w.mustBoot()
 	if w.Now.Before(reports) {
-		t.Error("the report of the boot before counts for this one")
+		t.Error("kubelet's report of the previous boot counts for this one")
 	}
 }
 
@@ -351,9 +351,9 @@ func TestTimeServersAreAskedAgain(t *testing.T) {
 		return unit(ctx, verb, name)
 	}
 	if network.WaitForNTP(t.Context(), e, network.NTPTimeout) {
-		t.Fatal("there is no time server")
+		t.Fatal("first boot has no time server")
 	}
 	if asked < 2 || asked > 3 {
-		t.Errorf("they were asked again %d times in %s", asked, network.NTPTimeout)
+		t.Errorf("the time servers were asked %d times in %s", asked, network.NTPTimeout)
 	}
 }

@@ -375,11 +375,11 @@ func (m *controlPlane) kubelet() error {
 		m.started = string(pod)
 		if !m.Has("/var/lib/etcd/member/wal/0.wal") {
 			if m.Has(controlplane.EtcdMember) {
-				m.T.Error("etcd begins over what is left of a database, and never comes up")
+				m.T.Error("etcd was started on the rest of an old database, and would never become ready")
 			}
 			m.starts = append(m.starts, strings.TrimSpace(string(pod)))
 			if note := controlplane.ReadMembership(m.Env()); note.Cluster != m.site.ControlPlane.ID {
-				m.T.Errorf("etcd begins on a disk with the note %+v", note)
+				m.T.Errorf("etcd was bootstrapped on a disk that has the record %+v", note)
 			}
 			m.Put("/var/lib/etcd/member/wal/0.wal", "")
 			m.learner = strings.Contains(string(pod), "existing")
@@ -425,7 +425,7 @@ func (m *controlPlane) on() {
 	m.PowerOn()
 	// kubelet starts before first boot has checked anything.
 	if err := m.kubelet(); m.started != "" {
-		m.T.Errorf("etcd starts at a boot before anybody has decided that it may (%v)", err)
+		m.T.Errorf("etcd can start at a boot before first boot has decided that it may (%v)", err)
 	}
 }
 
@@ -454,7 +454,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 	need := func(p string) string {
 		b, err := os.ReadFile(filepath.Join(m.Root, p))
 		if err != nil {
-			m.T.Errorf("kubeadm %s without %s", phase, p)
+			m.T.Errorf("kubeadm %s ran without %s", phase, p)
 		}
 		return string(b)
 	}
@@ -493,7 +493,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		if m.Has("/var/lib/etcd/member/wal/0.wal") {
 			if strings.Contains(conf, controlplane.ForceNewCluster) {
 				if !strings.Contains(conf, `value: "https://127.0.0.1:2379"`) {
-					m.T.Errorf("others can join etcd that drops them at its next start:\n%s", conf)
+					m.T.Errorf("other nodes can join while etcd still runs with --force-new-cluster, and would drop them at its next start:\n%s", conf)
 				}
 				return write(controlplane.EtcdManifest, "--"+controlplane.ForceNewCluster+"=true\n")
 			}
@@ -523,7 +523,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		m.Units[ondisk.UnitKubelet], m.world.Started[ondisk.UnitKubelet], m.KubeletLastActive, m.Unregistered = "active", m.Now, m.Now, true
 	case "upload-config all", "addon kube-proxy", "addon coredns":
 		if strings.Contains(conf, "initial-cluster") {
-			m.T.Errorf("%s with how one member of etcd starts:\n%s", phase, conf)
+			m.T.Errorf("%s uploads arguments of one member of etcd:\n%s", phase, conf)
 		}
 		uploads := map[string][]string{"upload-config all": {"ClusterConfiguration", "kubelet"}, "addon kube-proxy": {"config.conf"}}
 		for _, key := range uploads[phase] { // kubeadm-config is changed, others are replaced
@@ -542,7 +542,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		}
 	case "bootstrap-token":
 		if !strings.Contains(conf, "ttl: \"1m0s\"") {
-			m.T.Errorf("a bootstrap token that lives on:\n%s", conf)
+			m.T.Errorf("a bootstrap token without an expiry:\n%s", conf)
 		}
 		_, token, _ := strings.Cut(conf, "token: ")
 		token, _, _ = strings.Cut(token, "\n")
@@ -557,7 +557,7 @@ func (m *controlPlane) kubeadm(c machine.Cmd) error {
 		readable := len(m.Cluster.CreatedRBAC) == 2
 		m.Cluster.Mu.Unlock()
 		if !readable {
-			m.T.Errorf("cluster-info is there, and no node may read it: a cut now would leave it so")
+			m.T.Errorf("cluster-info was created before its RBAC rule: after a power cut now, nodes could not read it")
 		}
 	case "mark-control-plane":
 		m.Cluster.Mu.Lock()
@@ -659,7 +659,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 	slot := bytes.Join(m.Slots[worldtest.SlotDevice].Pages, nil)
 	for name, line := range lines {
 		if bytes.Contains(slot, []byte(line)) {
-			m.T.Errorf("the slot has %s still", name)
+			m.T.Errorf("the slot still has %s", name)
 		}
 	}
 	m.keysUnsaid()
@@ -669,7 +669,7 @@ func (m *controlPlane) keysOnlyInPlace() {
 			m.T.Fatalf("the Site had no %s: %q", what, text)
 		}
 		if begin := text[40:100]; bytes.Contains(slot, []byte(begin)) {
-			m.T.Errorf("the slot has the %s still", what)
+			m.T.Errorf("the slot still has the %s", what)
 		}
 	}
 }
@@ -680,7 +680,7 @@ func (m *controlPlane) keysUnsaid() {
 	said := m.Log.String() + strings.Join(m.Console, "\n")
 	for name, line := range m.keyLines() {
 		if strings.Contains(said, line) {
-			m.T.Errorf("%s was said", name)
+			m.T.Errorf("%s was printed", name)
 		}
 	}
 }
@@ -713,7 +713,7 @@ func (m *controlPlane) ends() {
 		m.T.Fatal(err)
 	}
 	if err := m.kubelet(); err != nil || !controlplane.Decided(m.Env()) {
-		m.T.Errorf("first boot ended, and with it etcd: %v", err)
+		m.T.Errorf("etcd stopped when first boot ended: %v", err)
 	}
 }
 
@@ -735,7 +735,7 @@ func TestSoleMasterBootstraps(t *testing.T) {
 		t.Errorf("initial-cluster-token is %q, want %q", m.clusterToken, want)
 	}
 	if hosts := m.Get("/etc/hosts"); !strings.Contains(hosts, "192.0.2.11\tapiserver.cluster.local") {
-		t.Errorf("the endpoint is not the machine itself:\n%s", hosts)
+		t.Errorf("the endpoint does not lead to this machine:\n%s", hosts)
 	}
 	m.keysOnlyInPlace()
 	if m.publishToken == "" || strings.Contains(m.Log.String()+strings.Join(m.Console, "\n"), m.publishToken) {
@@ -813,7 +813,7 @@ func TestReflashedMasterStops(t *testing.T) {
 			if err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
 				t.Fatalf("%v, etcd was started as %q", err, m.starts)
 			}
-			if tt.says != "" && (!m.ConsoleHas("FAILED etcd-start") || !m.ConsoleHas(tt.says)) || tt.says == "" && !m.ConsoleHas("not seen yet") {
+			if tt.says != "" && (!m.ConsoleHas("FAILED etcd-start") || !m.ConsoleHas(tt.says)) || tt.says == "" && !m.ConsoleHas("no answer yet from") {
 				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 		})
@@ -836,7 +836,7 @@ func TestReplacedMasterJoins(t *testing.T) {
 		t.Errorf("members: %v", f.members)
 	}
 	if slices.Contains(m.inits, "bootstrap-token") || slices.Contains(m.inits, "addon kube-proxy") {
-		t.Errorf("it published a cluster that lives: %q", m.inits)
+		t.Errorf("a cluster that is in use was published again: %q", m.inits)
 	}
 	m.keysOnlyInPlace()
 }
@@ -871,7 +871,7 @@ func (m *controlPlane) quorum() *fakeMember {
 func TestForeignEtcdIsNotServed(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct{ cluster, says string }{
-		"another's":  {"another", "belongs to another cluster (id another) than the Site"},
+		"another's":  {"another", "belongs to another cluster (ID another) than the Site"},
 		"nobody's":   {"", "no record of its cluster"},
 		"the Site's": {"own", ""},
 	} {
@@ -956,7 +956,7 @@ func TestDeadLearner(t *testing.T) {
 				t.Errorf("%v, etcd was started as %q, members %v\n%s", err, m.starts, f.members, strings.Join(m.Console, "\n"))
 			}
 			if waited := m.Now.Sub(began); !left && waited < etcdmember.LearnerTimeout {
-				t.Errorf("its member was removed after %s", waited)
+				t.Errorf("the dead learner was removed after %s", waited)
 			}
 		})
 	}
@@ -1024,7 +1024,7 @@ func TestMasterRunsForYears(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.bootDone()
 	if m.Units[ondisk.UnitAgain] != "active" {
-		t.Fatal("nothing runs first boot again")
+		t.Fatal("the timer that runs first boot again is not active")
 	}
 	pods := m.Get(controlplane.Pods[1])
 	m.inits = nil
@@ -1045,7 +1045,7 @@ func TestMasterRunsForYears(t *testing.T) {
 		}
 		if len(m.inits) > 0 {
 			if now := m.Get(controlplane.Pods[1]); now == pods || !strings.Contains(now, "name: kube-controller-manager.yaml") {
-				t.Fatalf("the controller manager still has the former certificate:\n%s", now)
+				t.Fatalf("the controller manager still has its old certificate:\n%s", now)
 			} else {
 				pods = now
 			}
@@ -1054,7 +1054,7 @@ func TestMasterRunsForYears(t *testing.T) {
 			}
 			m.inits = nil
 		} else if m.Get(controlplane.Pods[1]) != pods {
-			t.Fatal("it was restarted for nothing")
+			t.Fatal("a pod was restarted without need")
 		}
 	}
 }
@@ -1097,13 +1097,13 @@ func TestRestartOutlastsAKill(t *testing.T) {
 			}
 			m.bootDone()
 			if m.Get(controlplane.Pods[1]) == pods {
-				t.Error("the controller manager still has the former certificate")
+				t.Error("the controller manager still has its old certificate")
 			}
 			if started := m.world.Started[ondisk.UnitKubelet]; started.Before(renewed) != (tt.days < 365) {
 				t.Errorf("kubelet was started on %s, its certificate is another since %s", started, renewed)
 			}
 			if m.Has(controlplane.PodsRestart) {
-				t.Error("it is restarted once more")
+				t.Error("a pod was restarted once more")
 			}
 		})
 	}
@@ -1144,7 +1144,7 @@ func TestSnapshots(t *testing.T) {
 	}
 	path, err := controlplane.Snapshot(t.Context(), m.Env())
 	if err == nil || m.Has(path) && path != "" {
-		t.Errorf("half a snapshot is at %q", path)
+		t.Errorf("an incomplete snapshot is at %q", path)
 	}
 }
 
@@ -1180,7 +1180,7 @@ func TestSnapshotsLeaveRoom(t *testing.T) {
 	half := member.SnapshotDir + "/.20260101-000000.db.edgebake-new"
 	m.PutUnsynced(half, strings.Repeat("x", int(size)))
 	if all := days(1); len(all) != 3 || m.Has(half) {
-		t.Errorf("%v, half a snapshot is there: %v", all, m.Has(half))
+		t.Errorf("%v, an incomplete snapshot exists: %v", all, m.Has(half))
 	}
 	m.VarUsed += 3 * size // not even one would fit without all others, so none is removed
 	before, again := days(1), days(1)
@@ -1263,14 +1263,14 @@ func TestContinueFromThisMachine(t *testing.T) {
 	for round := range 2 {
 		m.starts, m.restarts = nil, nil
 		m.bootDone()
-		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.ConsoleHas("etcd continues from this machine alone") {
+		if m.started != "has data\n" || !slices.Equal(m.restarts, []string{"has data"}) || !m.ConsoleHas("etcd continues with this machine's data alone") {
 			t.Fatalf("round %d: etcd runs as %q, restarted as %q\n%s", round, m.started, m.restarts, strings.Join(m.Console, "\n"))
 		}
 		m.on()
 		m.restarts = nil
 		m.bootDone()
-		if len(m.restarts) > 0 || m.ConsoleHas("continues from") {
-			t.Fatalf("it was forced twice: %q %q", m.restarts, forced)
+		if len(m.restarts) > 0 || m.ConsoleHas("etcd continues") {
+			t.Fatalf("etcd was started with --force-new-cluster twice: %q %q", m.restarts, forced)
 		}
 		m.withRequests(mint.Requests{}) // the request is removed, and made again after another loss
 		m.on()
@@ -1344,7 +1344,7 @@ func TestPowerCutOfContinue(t *testing.T) {
 				}
 				err := m.boot()
 				if seen < nth || err == nil {
-					t.Fatalf("it went on without power, or came only to the %d. time", seen)
+					t.Fatalf("the machine continued after the power cut, or the effect occurred only %d times", seen)
 				}
 				m.BeforeEffect = nil
 				m.LoseUnsynced()
@@ -1367,7 +1367,7 @@ func TestContinueFromAnother(t *testing.T) {
 	m.lived(m.site.ControlPlane.ID)
 	m.withRequests(mint.Requests{ContinueFrom: "m2"})
 	if err := m.boot(); err == nil || len(m.starts) > 0 || m.Has(controlplane.EtcdManifest) {
-		t.Fatalf("%v, etcd was started as %q before m2 lives", err, m.starts)
+		t.Fatalf("%v, etcd was started as %q before m2 runs", err, m.starts)
 	}
 	f := m.quorum()
 	f.members = f.members[1:2]
@@ -1380,7 +1380,7 @@ func TestContinueFromAnother(t *testing.T) {
 	m.on()
 	m.bootDone()
 	if len(m.starts) > 0 {
-		t.Errorf("it joined again: %q", m.starts)
+		t.Errorf("the machine joined again: %q", m.starts)
 	}
 }
 
@@ -1398,7 +1398,7 @@ func TestPowerCutAfterContinueFromAnother(t *testing.T) {
 			f.members = f.members[1:2]
 			m.bootDone()
 			if note := controlplane.ReadMembership(m.Env()); !strings.HasPrefix(note.Continued, "m2 ") {
-				t.Fatalf("it joined, and notes %+v", note)
+				t.Fatalf("the machine joined, but its record is %+v", note)
 			}
 			const member = 16045690984503098046
 			m.Put("/var/lib/etcd/member/wal/0.wal", string(logHead(member, 77)))
@@ -1611,7 +1611,7 @@ func TestUsedPermitIsReported(t *testing.T) {
 				t.Fatalf("%v, etcd was started as %q\n%s", err, m.starts, strings.Join(m.Console, "\n"))
 			}
 			if want := (etcdmember.Peer{State: etcdmember.Spent, Permit: controlplane.PermitID(m.site)}); told[others == etcdmember.Blank] != want {
-				t.Errorf("the others are told %+v, want %+v", told, want)
+				t.Errorf("the other nodes get the answer %+v, want %+v", told, want)
 			}
 		})
 	}
@@ -1774,7 +1774,7 @@ func TestRestoreIsDoneOnce(t *testing.T) {
 			again.on()
 			again.bootDone()
 			if again.Get(db) != text || uefi && string(again.Env().Contents(controlplane.RestoredVar)) == firmware {
-				t.Errorf("said again, etcd has %q", again.Get(db))
+				t.Errorf("after the same request, etcd has %q", again.Get(db))
 			}
 		})
 	}
@@ -1885,12 +1885,12 @@ func TestEtcdIsLookedAfter(t *testing.T) {
 	}{
 		"nothing is wrong": {},
 		"half is unused":   {status: half(), asked: []string{"defragment"}},
-		"no room for it":   {status: half(), used: 7 << 29, note: "is not defragmented: it needs 100"},
+		"no room for it":   {status: half(), used: 7 << 29, note: "was not defragmented: it needs 100"},
 		"another leads":    {status: map[string]string{"leader": "2", "dbSize": "419430400", "dbSizeInUse": "1048576"}},
 		"it is full": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "104857600"}, alarm: etcdmember.NoSpace,
 			asked: []string{"compaction", "defragment", "DEACTIVATE NOSPACE"}},
 		"it is full of data": {status: map[string]string{"dbSize": "2147483648", "dbSizeInUse": "2147000000"}, alarm: etcdmember.NoSpace,
-			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 has 2047 MiB of its quota of 2048 MiB"},
+			asked: []string{"compaction", "defragment"}, note: "etcd's database on m1 uses 2047 MiB of its quota of 2048 MiB"},
 		"it is damaged": {alarm: etcdmember.Corrupt, note: "etcd's data on m1 differs from that of the other members (alarm CORRUPT)"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -1917,8 +1917,8 @@ func TestRoomOnOtherMachines(t *testing.T) {
 	for summary, want := range map[string]string{
 		`{"node":{"fs":{"availableBytes":4000000000,"capacityBytes":5000000000}}}`: "",
 		`{"node":{"fs":{"availableBytes":500000000,"capacityBytes":5000000000}}}`:  "must stay",
-		`{"node":{}}`: "its kubelet does not show how much is free on its disk",
-		"":            "asking its kubelet how much is free on its disk: ",
+		`{"node":{}}`: "does not report the free space on its disk",
+		"":            "for the free space on its disk: ",
 	} {
 		m.Cluster.KubeletStats = summary
 		err := controlplane.SpaceOn(t.Context(), m.Env(), m.site, "m2", 100<<20)
@@ -1978,7 +1978,7 @@ func TestRestoreKeepsALog(t *testing.T) {
 	m.rejected()
 	m.Put("/var/lib/etcd/member/wal/0.wal", "")
 	if err := controlplane.SetAsideLogless(m.Env()); err == nil || !m.Has("/var/lib/etcd/member/snap/db") || !m.Has("/var/lib/etcd/member/wal/0.wal") {
-		t.Errorf("%v, and the data is gone", err)
+		t.Errorf("%v, but the data is gone", err)
 	}
 }
 
@@ -2019,7 +2019,7 @@ func TestPowerCutOfRestore(t *testing.T) {
 				m := begin(t)
 				m.PowerCutAt = n + 1
 				if err := m.boot(); err == nil {
-					t.Fatal("it went on without power")
+					t.Fatal("the machine continued after the power cut")
 				}
 				m.LoseUnsynced()
 				m.on()
@@ -2127,13 +2127,13 @@ func TestMasterTakesLostKeysFromAStick(t *testing.T) {
 			}
 			m.bootDone()
 			if !m.ConsoleHas("the cluster's keys stay on stick") {
-				t.Errorf("nobody was told:\n%s", strings.Join(m.Console, "\n"))
+				t.Errorf("the console has no message about it:\n%s", strings.Join(m.Console, "\n"))
 			}
 			m.keysOnlyInPlace()
 			m.on()
 			m.bootDone()
-			if m.ConsoleHas("took the Site of stick") {
-				t.Error("it was taken again, with all keys in place")
+			if m.ConsoleHas("using the Site of stick") {
+				t.Error("the stick's Site was used again although all keys are in place")
 			}
 		})
 	}
@@ -2164,7 +2164,7 @@ func TestWordsFromAStick(t *testing.T) {
 			t.Fatalf("with keys: %v, taken: %v\n%s", keys, taken, strings.Join(m.Console, "\n"))
 		}
 	}
-	if !m.ConsoleHas("etcd continues from this machine alone") || !strings.HasPrefix(controlplane.ReadMembership(m.Env()).Continued, "m1 ") {
+	if !m.ConsoleHas("etcd continues with this machine's data alone") || !strings.HasPrefix(controlplane.ReadMembership(m.Env()).Continued, "m1 ") {
 		t.Errorf("note %+v\n%s", controlplane.ReadMembership(m.Env()), strings.Join(m.Console, "\n"))
 	}
 	m.keysOnlyInPlace()
@@ -2181,7 +2181,7 @@ func TestMasterTakesNoOthersKeys(t *testing.T) {
 	}
 	m.plug(string(text))
 	m.on()
-	if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") || m.ConsoleHas("took the Site") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("FAILED keys") || m.ConsoleHas("using the Site") {
 		t.Errorf("%v\n%s", err, strings.Join(m.Console, "\n"))
 	}
 }
@@ -2241,7 +2241,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 		}
 	}
 	if err := m.boot(); err == nil {
-		t.Fatal("it went on without power")
+		t.Fatal("the machine continued after the power cut")
 	}
 	m.BeforeEffect = nil
 	bare := *m.site
@@ -2249,7 +2249,7 @@ func TestPublishWithoutKeys(t *testing.T) {
 	m.stampSite(&bare)
 	m.on()
 	m.inits = nil
-	if err := m.boot(); err == nil || !m.ConsoleHas("the cluster was never published") || slices.Contains(m.inits, "addon kube-proxy") {
+	if err := m.boot(); err == nil || !m.ConsoleHas("cluster-info and the join tokens were never published") || slices.Contains(m.inits, "addon kube-proxy") {
 		t.Errorf("%v: kubeadm ran %q\n%s", err, m.inits, strings.Join(m.Console, "\n"))
 	}
 	m.stampSite(m.site)
@@ -2339,7 +2339,7 @@ func TestManifests(t *testing.T) {
 	}
 	m.keysOnlyInPlace() // a machine that waits for a worker has no keys in the slot
 	if m.Cluster.AllApplied {
-		t.Error("it is said that all are applied")
+		t.Error("the record says that all manifests are applied")
 	}
 	m.Cluster.ApplyFails = false
 	m.on()
@@ -2375,7 +2375,7 @@ func TestManifestsOfAnOlderCluster(t *testing.T) {
 	m.Cluster.MarkerPatchFails = true                                   // temporarily
 	m.Patience = 15 * time.Minute
 	if err := m.boot(); err == nil {
-		t.Fatal("nothing was noted, and it ended")
+		t.Fatal("first boot succeeded without a record of the applied objects")
 	}
 	m.Cluster.MarkerPatchFails = false
 	m.on()
@@ -2394,7 +2394,7 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	m.Cluster.ApplyFails = true
 	m.Patience = 30 * time.Minute // three rounds
 	if err := m.boot(); err == nil {
-		t.Fatal("it ended, with one object left")
+		t.Fatal("first boot succeeded although one object is not applied")
 	}
 	if got := m.Cluster.ApplyCounts(); !maps.Equal(got, once) {
 		t.Errorf("in half an hour, applied %v", got)
@@ -2416,7 +2416,7 @@ func TestManifestsAreAppliedOnce(t *testing.T) {
 	other.on()
 	other.bootDone()
 	if len(other.Cluster.Applied) > 0 || other.Has(controlplane.ClusterManifests) {
-		t.Errorf("applied %v, though it was ended", other.Cluster.Applied)
+		t.Errorf("applied %v although a person had ended the retries", other.Cluster.Applied)
 	}
 
 	m.Cluster.ApplyFails = false
@@ -2477,14 +2477,14 @@ func TestResetForgetsKeys(t *testing.T) {
 	m := newControlPlane(t, mintedSites(t, 1))
 	m.KubeadmInit = func(machine.Cmd) error { return errHalf }
 	if err := m.boot(); err == nil || !m.Has(member.PKIDir+"/ca.key") {
-		t.Fatalf("%v, and no key to forget", err)
+		t.Fatalf("%v, but the machine has no key to remove", err)
 	}
 	if _, err := m.reset(); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range controlplane.Files() {
 		if m.Has(f) {
-			t.Errorf("%s is there still", f)
+			t.Errorf("%s still exists", f)
 		}
 	}
 }
@@ -2508,7 +2508,7 @@ func TestSecretsOfAMaster(t *testing.T) {
 	for i, secret := range spec.Credentials.Keys.Secrets() {
 		for line := range strings.Lines(strings.TrimSpace(secret.Reveal())) {
 			if line = strings.TrimSpace(line); len(line) >= 24 && !strings.HasPrefix(line, "-----") && !strings.Contains(hidden, line) {
-				t.Errorf("secret %d is shown: %.20s...", i, line)
+				t.Errorf("secret %d is printed: %.20s...", i, line)
 			}
 		}
 	}
@@ -2528,6 +2528,6 @@ func TestPublishedOnce(t *testing.T) {
 		t.Errorf("kubeadm ran %q; published again: %v, rules %d", m.inits, !m.Cluster.NoClusterInfo, len(m.Cluster.CreatedRBAC))
 	}
 	if !m.ConsoleHas("the cluster no longer publishes cluster-info") {
-		t.Errorf("nobody is told\n%s", strings.Join(m.Console, "\n"))
+		t.Errorf("the console has no message about it\n%s", strings.Join(m.Console, "\n"))
 	}
 }

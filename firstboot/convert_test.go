@@ -99,7 +99,7 @@ func TestConvertRevertConvert(t *testing.T) {
 	}
 	edge := w.clean()
 	if !strings.Contains(w.Get(member.KubeadmFlags), openyurt.ListPlainly+openyurt.RedirectFlags) || w.Get(openyurt.KubeletConf) != openyurt.Kubeconfig {
-		t.Error("kubelet is not turned to yurthub")
+		t.Error("kubelet was not redirected to yurthub")
 	}
 	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
 	if labels[openyurt.LabelEdgeWorker] != "true" || labels[openyurt.LabelNodePool] != "shanghai" {
@@ -145,7 +145,7 @@ func TestNoFirstBootMeanwhile(t *testing.T) {
 	}
 	w.KubeletFailsBehindHub = true
 	if _, err := w.convert(pool); err == nil {
-		t.Fatal("converted, and kubelet does not report")
+		t.Fatal("convert succeeded although kubelet does not report")
 	}
 	ended("a convert that failed")
 	w.KubeletFailsBehindHub = false
@@ -259,7 +259,7 @@ func killEach(t *testing.T, whole *world, k killed) {
 			if err == nil && slices.ContainsFunc(whole.EffectNames[n-1:], func(e string) bool {
 				return !strings.HasPrefix(e, "write "+ondisk.LogDir) && !strings.HasPrefix(e, "run journalctl") // errors of the record stop nothing
 			}) {
-				t.Fatalf("killed at %d (%s), it went on", n, at)
+				t.Fatalf("killed at %d (%s): the command succeeded", n, at)
 			}
 			for _, way := range []struct {
 				name string
@@ -308,7 +308,7 @@ func TestConvertForeignNode(t *testing.T) {
 		}
 	}
 	if w.Get(hub.UnitFile) != openyurt.UnitFile || !slices.Contains(w.EffectNames, "enable "+openyurt.Unit) || !slices.Contains(w.EffectNames, "run modprobe dummy") {
-		t.Errorf("the unit was not made to last: %v", w.EffectNames)
+		t.Errorf("the unit was not enabled: %v", w.EffectNames)
 	}
 	if _, err := w.convert(pool); !errors.Is(err, run.ErrAlready) {
 		t.Errorf("converted twice: %v", err)
@@ -330,14 +330,14 @@ func TestConvertAfterYurtadm(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	if w.Has(openyurt.Dropin) || w.Get(hub.UnitFile) != openyurt.UnitFile {
-		t.Error("yurthub would start as yurtadm had it")
+		t.Error("yurtadm's drop-in still exists, or its unit was not replaced")
 	}
 	w.Put(openyurt.Dropin, "[Service]\n")
 	if steps, err := w.revert(); err != nil {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	if w.Has(openyurt.Dropin) || w.Has(hub.UnitFile) {
-		t.Error("something of yurtadm's is left")
+		t.Error("yurtadm's drop-in or the unit still exists")
 	}
 }
 
@@ -393,7 +393,7 @@ func TestConvertUndoesWhatFailed(t *testing.T) {
 			}
 			dirs, _ := filepath.Glob(filepath.Join(w.Root, ondisk.LogDir, "convert-*", "steps.json"))
 			if len(dirs) == 0 {
-				t.Error("there is no evidence")
+				t.Error("convert left no record")
 			}
 		})
 	}
@@ -408,7 +408,7 @@ func TestConvertRefuses(t *testing.T) {
 		words   string
 	}{
 		{"control plane", func(w *world) { w.Put(ondisk.ManifestsDir+"/kube-apiserver.yaml", "x") }, pool, "control plane"},
-		{"no answer", func(w *world) { w.Offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: its Node cannot be read: "},
+		{"no answer", func(w *world) { w.Offline = true }, pool, "convert must reach the cluster, to label the Node and to check the result: reading this machine's Node: "},
 		{"not ready", func(w *world) { w.Cluster.NotReady = true }, pool, "is not Ready: KubeletNotReady"},
 		{"no pool", func(*world) {}, hub.ConvertOptions{}, "no node pool"},
 		{"no program", func(w *world) { os.Remove(filepath.Join(w.Root, openyurt.Program)) }, pool, "there is no " + openyurt.Program},
@@ -505,7 +505,7 @@ func TestConvertLeavesOpenYurtNodesAlone(t *testing.T) {
 				t.Errorf("convert: %v\n%s", err, run.Advice(err))
 			}
 			if len(steps) > 0 {
-				t.Errorf("it began: %v", steps)
+				t.Errorf("convert began: %v", steps)
 			}
 			sameTree(t, "refused", w.clean(), before)
 		})
@@ -554,7 +554,7 @@ func TestRevertGivesLabelsBack(t *testing.T) {
 	edge := w.clean()
 	w.Cluster.NotReady = true
 	if _, err := w.revert(); err == nil {
-		t.Fatal("it takes a node that does not report for Ready")
+		t.Fatal("a node that does not report counts as Ready")
 	}
 	sameTree(t, "undone", w.clean(), edge)
 	labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels
@@ -579,7 +579,7 @@ func TestRevertFailsAtItsEnd(t *testing.T) {
 		t.Fatalf("%v\n%v", err, steps)
 	}
 	if labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.Env()) || len(labels) != 0 {
-		t.Errorf("it was undone: labels %v, kubelet's flags %s", labels, w.Get(member.KubeadmFlags))
+		t.Errorf("convert was undone: labels %v, kubelet's flags %s", labels, w.Get(member.KubeadmFlags))
 	}
 	if err := os.Remove(filepath.Join(w.Root, stuck)); err != nil {
 		t.Fatal(err)
@@ -601,7 +601,7 @@ func TestRevertLeavesKubeletWhereItIs(t *testing.T) {
 	w.Units[openyurt.Unit] = "failed"
 	w.Cluster.NotReady = true
 	if _, err := w.revert(); err == nil {
-		t.Fatal("it takes a node that is not Ready for one")
+		t.Fatal("a node that is not Ready counts as Ready")
 	}
 	if labels := w.Cluster.Nodes["edge-sn0042"].Metadata.Labels; member.Redirected(w.Env()) || len(labels) != 0 {
 		t.Errorf("labels %v, kubelet's flags %s", labels, w.Get(member.KubeadmFlags))
@@ -614,7 +614,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 	w := edgeWorld(t)
 	w.Cluster.HubServerCSR = "pending"
 	if err := w.boot(); err == nil {
-		t.Fatal("done, and nobody approved")
+		t.Fatal("first boot succeeded although no CSR was approved")
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
@@ -624,7 +624,7 @@ func TestResetForgetsTheToken(t *testing.T) {
 	joins := w.Joins
 	w.PowerOn()
 	if err := w.boot(); err == nil || w.Joins != joins || !w.ConsoleHas("the Site has no bootstrap token") {
-		t.Errorf("%v, joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -651,7 +651,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 			joins := w.Joins
 			w.PowerOn()
 			if err := w.boot(); err != nil || w.Joins != joins+1 {
-				t.Errorf("%v, joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+				t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -663,7 +663,7 @@ func TestResetKeepsTheNextSite(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(worldtest.WithToken), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
-		t.Fatal("it goes by two names")
+		t.Fatal("the node has two names")
 	}
 	if _, err := w.reset(); err != nil {
 		t.Fatal(err)
@@ -681,7 +681,7 @@ func TestResetKilled(t *testing.T) {
 	begun := edgeWorld(t)
 	begun.Cluster.HubServerCSR = "pending"
 	if err := begun.boot(); err == nil {
-		t.Fatal("done, and nobody approved")
+		t.Fatal("first boot succeeded although no CSR was approved")
 	}
 	begun.Effects, begun.EffectNames = 0, nil
 	begun.Units[ondisk.UnitAgain] = "active" // an API server was out of reach in an earlier pass
@@ -691,7 +691,7 @@ func TestResetKilled(t *testing.T) {
 	}
 	timer, service := slices.Index(whole.EffectNames, "stop "+ondisk.UnitAgain), slices.Index(whole.EffectNames, "stop "+ondisk.UnitFirstboot)
 	if timer < 0 || timer > service {
-		t.Errorf("first boot, which is stopped, can be started by its timer: %q", whole.EffectNames)
+		t.Errorf("first boot's timer can start it again after reset has stopped it: %q", whole.EffectNames)
 	}
 	for n := 1; n <= whole.Effects; n += everyCut() {
 		t.Run(fmt.Sprintf("at %d", n), func(t *testing.T) {
@@ -739,7 +739,7 @@ func TestResetThenJoinUnderAnotherName(t *testing.T) {
 		t.Error("yurthub's interface is still there")
 	}
 	if w.Get(ondisk.ManifestsDir+"/baked.yaml") != "kind: Pod\n" {
-		t.Error("what was baked is gone")
+		t.Error("a file of the image is gone")
 	}
 	if name, err := w.reset(); err != nil || name != "" {
 		t.Errorf("reset again: %q, %v", name, err)

@@ -48,7 +48,7 @@ func cutBefore[M cuttable[M]](t *testing.T, m M, files []worldtest.Entry, count 
 			cut.machine().PowerCutAt = n
 			// An error of the last effects (state, report) does not stop first boot.
 			if err := cut.machine().boot(); err == nil && n < count-3 {
-				t.Fatalf("cut at %d of %d: it went on without power", n, count)
+				t.Fatalf("cut at %d of %d: the machine continued after the power cut", n, count)
 			}
 			at := cut.machine().EffectNames[len(cut.machine().EffectNames)-1]
 			left := cut.machine().Files()

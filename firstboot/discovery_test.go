@@ -24,7 +24,7 @@ func TestNoAnonymousAccess(t *testing.T) {
 	w.Cluster.NoAnonymous = true
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	if err := w.boot(); err == nil {
-		t.Fatal("it joined")
+		t.Fatal("the machine joined the cluster")
 	}
 	s := w.State()
 	said := ""
@@ -54,7 +54,7 @@ func TestAnotherClustersCA(t *testing.T) {
 	pem := "caCert: |\n  " + strings.ReplaceAll(strings.TrimSpace(string(other.CAPEM)), "\n", "\n  ")
 	w.Stamp(worldtest.SlotDevice, strings.ReplaceAll(w.Site(worldtest.WithToken, pem), w.Cluster.Pin, other.Pin))
 	if err := w.boot(); err == nil {
-		t.Fatal("it joined")
+		t.Fatal("the machine joined the cluster")
 	}
 	if s := w.State(); s.Result != ondisk.ResultFailed || !w.ConsoleHas("not signed by the Site's CA") {
 		t.Errorf("%s\n%s", s.Result, strings.Join(w.Console, "\n"))

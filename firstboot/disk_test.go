@@ -76,11 +76,11 @@ func TestTwoCopiesOfOneImage(t *testing.T) {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 0 {
-				t.Error("it joined")
+				t.Error("the machine joined the cluster")
 			}
 			for _, effect := range w.EffectNames {
 				if strings.HasPrefix(effect, "run systemd-repart") || strings.HasPrefix(effect, "write slot") || strings.HasPrefix(effect, "hostname") {
-					t.Errorf("it went on: %s", effect)
+					t.Errorf("first boot continued: %s", effect)
 				}
 			}
 			// With one of the disks removed it continues.
@@ -103,7 +103,7 @@ func TestRewritingSaysWhatIsLost(t *testing.T) {
 		t.Helper()
 		w.PowerOn()
 		if err := w.boot(); err == nil {
-			t.Fatal("it went on")
+			t.Fatal("first boot succeeded, want an error")
 		}
 		for _, p := range w.State().Phases {
 			if p.Name == phase {
@@ -197,7 +197,7 @@ func TestDataCannotGrow(t *testing.T) {
 					t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 				}
 				if w == m.world && !controlplane.Decided(e) {
-					t.Error("etcd may not start")
+					t.Error("etcd cannot start")
 				}
 				notes := strings.Join(w.State().Notes, "\n")
 				if strings.Contains(notes, note) != (tt.says != "") || !strings.Contains(notes, tt.says) {

@@ -96,7 +96,7 @@ func (m *controlPlane) corrected(old, with string) *configs.Site {
 	site, control := *m.site, *m.site.ControlPlane
 	control.Kubeadm = strings.Replace(control.Kubeadm, old, with, 1)
 	if control.Kubeadm == m.site.ControlPlane.Kubeadm {
-		m.T.Fatal("the Site is as it was")
+		m.T.Fatal("the Site did not change")
 	}
 	site.ControlPlane, site.Credentials = &control, configs.Credentials{}
 	return &site
@@ -122,7 +122,7 @@ func TestUploadThatWasCutOff(t *testing.T) {
 			c.on()
 			interrupt(c)
 			if err := c.boot(); err == nil {
-				t.Fatal("it was not cut off")
+				t.Fatal("the power was not cut")
 			}
 			c.Cluster.DocumentsNoteFails, c.PowerCutAt, c.BeforeEffect, c.Patience = false, 0, nil, m.Patience
 			c.on()
@@ -170,7 +170,7 @@ func TestKubeProxyDiffers(t *testing.T) {
 		m.on()
 		m.bootDone()
 		notes := strings.Join(m.State().Notes, "\n")
-		if strings.Contains(notes, "(mode is iptables, nftables in the Site)") != differs || strings.Contains(strings.Join(m.inits, "\n"), "addon") {
+		if strings.Contains(notes, "(mode is iptables in the cluster, but nftables in the Site)") != differs || strings.Contains(strings.Join(m.inits, "\n"), "addon") {
 			t.Errorf("notes %q, kubeadm ran %q", notes, m.inits)
 		}
 	}

@@ -22,7 +22,7 @@ func TestNodeRenamedByTheSite(t *testing.T) {
 	}
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -35,7 +35,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 	w.Cluster.NodeRevives = true
 	w.Cluster.LabelChangeDenied = true
 	if err := w.boot(); err == nil {
-		t.Fatal("it was said to be done without its label")
+		t.Fatal("first boot was reported as done without the node's label")
 	}
 	s := w.State()
 	i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "node-ready" })
@@ -43,7 +43,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	if !w.ConsoleHas("the cluster has a stale Node edge-sn0042") {
-		t.Error("the stale Node was not said")
+		t.Error("the console has no message about the stale Node")
 	}
 	w.Cluster.LabelChangeDenied = false
 	w.PowerOn()
@@ -51,7 +51,7 @@ func TestStaleNodeKeepsItsLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !w.ConsoleHas("set labels of the Site that the Node edge-sn0042 lacked: zone=north") || w.Cluster.Nodes["edge-sn0042"].Metadata.Labels["zone"] != "north" {
-		t.Errorf("it did not label its Node:\n%s", strings.Join(w.Console, "\n"))
+		t.Errorf("the machine did not label its Node:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -84,7 +84,7 @@ func TestPoolChanged(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site("nodeType: edge", "nodePool: shanghai"), "nodePool: shanghai", "nodePool: beijing", 1))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
-		t.Fatal("it was said to be done in its old pool")
+		t.Fatal("first boot was reported as done in the old node pool")
 	}
 	if !w.ConsoleHas("lacks labels of the Site: "+openyurt.LabelNodePool+"=beijing") || !w.ConsoleHas("kubectl delete node edge-sn0042, then restart the machine") {
 		t.Errorf("%s", strings.Join(w.Console, "\n"))
@@ -144,7 +144,7 @@ func TestSiteTurnedNative(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.revert(); err == nil || !strings.Contains(err.Error(), "this machine's Site has nodeType: edge") {
-		t.Errorf("revert against the Site: %v", err)
+		t.Errorf("revert although the Site has nodeType edge: %v", err)
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
@@ -185,7 +185,7 @@ func TestOfflineHubIsWaitedFor(t *testing.T) {
 		return sleep(ctx, d)
 	}
 	if err := w.Run(New(e)); err == nil {
-		t.Fatal("offline, and done")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if w.ConsoleHas("will be tried again") || !w.ConsoleHas("yurthub: done in") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))

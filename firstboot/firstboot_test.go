@@ -120,14 +120,14 @@ func TestEdgeJoinSaysWhatItDoes(t *testing.T) {
 	golden(t, "edge.env", strings.ReplaceAll(w.Get(hub.EnvFile), w.Cluster.Pin, "(pin)")+w.Get(member.KubeadmFlags))
 	w.edgeThenOffline()
 	if s := w.State(); s.Result != ondisk.ResultWaiting {
-		t.Errorf("offline the result is %s", s.Result)
+		t.Errorf("without an API server, the result is %s", s.Result)
 	}
 	w.Offline = false
 	if err := w.boot(); err != nil {
-		t.Errorf("the link is back: %v", err)
+		t.Errorf("after the link came back: %v", err)
 	}
 	if w.Joins != 1 {
-		t.Errorf("it joined %d times", w.Joins)
+		t.Errorf("kubeadm joined %d times", w.Joins)
 	}
 }
 
@@ -143,11 +143,11 @@ func (w *world) edgeThenOffline() {
 	w.PowerOn()
 	w.Offline = true
 	if err := w.boot(); err == nil {
-		w.T.Fatal("offline, and the node was said to be done")
+		w.T.Fatal("first boot was reported as done although no API server answers")
 	}
 	for _, n := range w.EffectNames {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && !strings.HasPrefix(n, "run nft list ") {
-			w.T.Errorf("offline it did: %s", n)
+			w.T.Errorf("without an API server, first boot did: %s", n)
 		}
 	}
 }
@@ -170,10 +170,10 @@ func TestStaticPodForm(t *testing.T) {
 	golden(t, "edge.pod.yaml", strings.ReplaceAll(w.Get(openyurt.Manifest), w.Cluster.Pin, "(pin)"))
 	golden(t, "pod.effects", strings.Join(w.EffectNames, "\n")+"\n")
 	if w.Has(hub.EnvFile) || w.Units[openyurt.Unit] == "active" {
-		t.Error("the unit was used too")
+		t.Error("the systemd unit was used too")
 	}
 	if slices.Contains(w.EffectNames, "restart kubelet.service") {
-		t.Error("kubelet was restarted: it went elsewhere at first")
+		t.Error("kubelet was restarted, so it connected elsewhere at first")
 	}
 	golden(t, "pod.env", w.Get(member.KubeadmFlags))
 	w.edgeThenOffline()
@@ -216,7 +216,7 @@ func TestStaticPodPoolChanged(t *testing.T) {
 	}
 	w.PowerOn()
 	if err := w.boot(); err != nil || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-		t.Errorf("%v, and it did %v", err, w.EffectNames)
+		t.Errorf("%v, but first boot did %v", err, w.EffectNames)
 	}
 }
 
@@ -243,11 +243,11 @@ func TestStaticPodWaits(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.ConsoleHas("is not approved yet") || !w.ConsoleHas("was denied") || w.Joins != 1 {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// kubeadm could not set the annotation.
 	if got := w.Cluster.Nodes["edge-sn0042"].Metadata.Annotations[hub.SocketAnnotation]; got != ondisk.CRISocket {
-		t.Errorf("the Node's container runtime is noted as %q", got)
+		t.Errorf("the Node's annotation of its container runtime is %q", got)
 	}
 }
 
@@ -309,18 +309,18 @@ func TestHubSaysWhatTheClusterLacks(t *testing.T) {
 	}{
 		{"pending", func(c *worldtest.Cluster) { c.HubServerCSR = "pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) is not approved yet", "kubectl certificate approve csr-hub01"},
 		{"denied", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver", "yurthub sends another request"},
-		{"denied, and asked again", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the one after it (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
+		{"denied, and asked again", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, pending" }, "(CSR csr-hub01, signer kubernetes.io/kubelet-serving) was denied: said by the approver; the next request (CSR csr-hub01-again) is not approved yet", "kubectl certificate approve csr-hub01-again"},
 		{"denied twice", func(c *worldtest.Cluster) { c.HubServerCSR = "Denied, Denied" }, "(CSR csr-hub01-again, signer kubernetes.io/kubelet-serving) was denied", "yurthub sends another request"},
 		{"rbac", func(c *worldtest.Cluster) { c.HubServerCSR, c.NoRBAC = "Approved", true }, "nodes may not list ConfigMaps in kube-system", "yurt-hub"},
 		{"crd", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
-		{"crd of before 1.7", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of the release"},
+		{"crd of before 1.7", func(c *worldtest.Cluster) { c.HubServerCSR, c.NodePoolVersion = "Approved", "v1beta1" }, "has no NodePool CRD (nodepools.apps.openyurt.io/v1beta2)", "of yurthub's release"},
 		{"webhook", func(c *worldtest.Cluster) { c.HubServerCSR, c.ConversionFails = "Approved", true }, "fails to list NodePools (nodepools.apps.openyurt.io/v1beta2)", "yurt-manager"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := edgeWorld(t)
 			tc.lack(w.Cluster)
 			if err := w.boot(); err == nil {
-				t.Fatal("it went through")
+				t.Fatal("first boot succeeded, want an error")
 			}
 			s := w.State()
 			i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "yurthub" })
@@ -347,10 +347,10 @@ func TestStaticPodAsksForItsOwnVersion(t *testing.T) {
 	w := podWorld(t)
 	w.Cluster.NodePoolVersion = "v1beta2"
 	if err := w.boot(); err == nil {
-		t.Fatal("it went through")
+		t.Fatal("first boot succeeded, want an error")
 	}
 	if !w.ConsoleHas("the cluster has no NodePool CRD (nodepools.apps.openyurt.io/v1beta1)") {
-		t.Errorf("it said\n%s", strings.Join(w.Console, "\n"))
+		t.Errorf("the console has\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.Cluster.Mu.Lock()
 	w.Cluster.NodePoolVersion = "v1beta1"
@@ -449,7 +449,7 @@ func noTokenIn(t *testing.T, where string, b []byte) {
 	t.Helper()
 	for _, s := range []string{worldtest.TestToken, worldtest.TestSecret} {
 		if bytes.Contains(b, []byte(s)) {
-			t.Errorf("%s holds the token: %.200q", where, b[max(0, bytes.Index(b, []byte(s))-80):])
+			t.Errorf("%s contains the token: %.200q", where, b[max(0, bytes.Index(b, []byte(s))-80):])
 		}
 	}
 }
@@ -539,13 +539,13 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 		{"a directory that the machine needs", func(w *world) {
 			w.Put("/etc/systemd/system/x.service", "[Service]\n")
 			w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken, `ignition: '{"ignition":{"version":"3.5.0"},"storage":{"directories":[{"path":"/etc/systemd","overwrite":true}]}}'`))
-		}, "site-config", "exists already as a directory that the machine needs", "correct the Site's users or its Ignition config"},
+		}, "site-config", "is a directory that the machine needs", "correct the Site's users or its Ignition config"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := nativeWorld(t)
 			tc.prepare(w)
 			if err := w.boot(); err == nil {
-				t.Fatal("it went through")
+				t.Fatal("first boot succeeded, want an error")
 			}
 			s := w.State()
 			i := slices.IndexFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Status == ondisk.PhaseFailed })
@@ -560,7 +560,7 @@ func TestPermanentFailuresNameTheirCure(t *testing.T) {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			if bytes.Contains(w.Log.Bytes(), []byte(worldtest.TestSecret)) {
-				t.Error("the log holds the token")
+				t.Error("the log contains the token")
 			}
 			c, err := slot.Read(w.Slots[worldtest.SlotDevice])
 			if err != nil || !strings.Contains(string(c.Report.Text), "result:  failed") || !strings.Contains(string(c.Report.Text), tc.fix) {

@@ -83,7 +83,7 @@ func TestInventoryInTheSlot(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if w.Joins != 1 || w.ConsoleHas("inventory") {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -104,7 +104,7 @@ func TestPowerCutInAnInventory(t *testing.T) {
 		cut := w.clone(t)
 		cut.PowerCutAt = n + 1
 		if err := cut.boot(); err == nil {
-			t.Fatalf("cut at %s: it went on", whole.EffectNames[n])
+			t.Fatalf("cut at %s: the machine continued after the power cut", whole.EffectNames[n])
 		}
 		if _, err := slot.Read(cut.Slots[worldtest.SlotDevice]); err != nil {
 			t.Errorf("cut at effect %d, %s: %v", n, whole.EffectNames[n], err)
@@ -125,7 +125,7 @@ func TestNoSiteForThisMachine(t *testing.T) {
 	w.Put("/sys/class/dmi/id/chassis_asset_tag", "AT-7\n")
 	w.carry(worldtest.SlotDevice)
 	if err := w.boot(); err == nil {
-		t.Fatal("it went on")
+		t.Fatal("first boot succeeded, want an error")
 	}
 	if !w.ConsoleHas("waiting for a Site: stamp one onto this disk, or plug in a stick named EDGEBAKE that holds site.yaml or inventory.yaml. This machine: MAC 52:54:00:12:34:56, serial SN0042, UUID 4c4c4544-0042-3510-8052-c7c04f4e4232, asset tag AT-7") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
@@ -190,15 +190,15 @@ func TestOneStickForManyMachines(t *testing.T) {
 		w.carry(stickDev, slices.Concat(sites, []string{"- {name: cologne, match: {serial: SN0044}}"})...)
 		w.PowerOn()
 		w.mustBoot()
-		if w.ConsoleHas("took the Site of stick") || w.Joins != 1 {
-			t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		if w.ConsoleHas("using the Site of stick") || w.Joins != 1 {
+			t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 		}
 	}
 	w := nativeWorld(t)
 	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("")
 	w.carry(stickDev)
-	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is not taken: its inventory has no Site for this machine. This machine: MAC") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored: its inventory has no Site for this machine. This machine: MAC") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -273,8 +273,8 @@ func TestOthersAreWipedFromAMember(t *testing.T) {
 	w.carry(worldtest.SlotDevice, bad)
 	w.PowerOn()
 	w.mustBoot()
-	if !w.ConsoleHas("the slot's Site is rejected, and the former one stays in use") || w.Joins != 1 {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+	if !w.ConsoleHas("the Site in the slot is rejected, and the previous Site stays in use") || w.Joins != 1 {
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "arm64") {
 		t.Errorf("the slot has\n%s", w.SlotSite(worldtest.SlotDevice))
@@ -337,7 +337,7 @@ func TestJunkSerialOfAMember(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, w.Site("network: {dns: [192.0.2.123]}"))
 	w.PowerOn()
 	w.mustBoot()
-	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.ConsoleHas("is not taken") {
+	if s := w.State(); s.Node != "edge-sn0042" || w.Joins != 1 || w.ConsoleHas("is ignored") {
 		t.Errorf("node %s, %d joins\n%s", s.Node, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }

@@ -44,7 +44,7 @@ func TestMastersChanged(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.Get(ondisk.IPVSConfig), "192.0.2.14:6443") || w.Joins != 1 {
-		t.Errorf("%d joins, %s", w.Joins, w.Get(ondisk.IPVSConfig))
+		t.Errorf("kubeadm joined %d times, %s", w.Joins, w.Get(ondisk.IPVSConfig))
 	}
 }
 
@@ -144,7 +144,7 @@ func TestMastersGoDuringTheJoin(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.ConsoleHas("join: will be tried again: context deadline exceeded") || w.Joins != 1 {
-		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if late := w.Now.Sub(back); late > 3*time.Minute {
 		t.Errorf("Ready %s after the masters were back", late)
@@ -169,7 +169,7 @@ func TestEveryKubeadm(t *testing.T) {
 				}
 			}
 			if c.Output == nil {
-				t.Errorf("nobody reads what %q prints", c.Args)
+				t.Errorf("the output of %q is not read", c.Args)
 			}
 			return run(ctx, c)
 		}
@@ -202,7 +202,7 @@ func TestFirstMasterDead(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "kubernetes" {
-		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+		t.Errorf("kubelet connects to %s (%s), %v", server, name, err)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestJoinsThroughTheEndpoint(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if server, name, err := member.KubeletServer(w.Env()); err != nil || server != "https://apiserver.cluster.local:6443" || name != "" {
-		t.Errorf("kubelet goes to %s (%s), %v", server, name, err)
+		t.Errorf("kubelet connects to %s (%s), %v", server, name, err)
 	}
 	if slices.Contains(w.EffectNames, "restart kubelet.service") {
 		t.Error("kubelet was restarted for nothing")
@@ -261,7 +261,7 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 		e.UnitState = func(ctx context.Context, unit string) (string, error) {
 			if unit == ondisk.UnitKubelet && failed < 3 {
 				failed++
-				return "", errors.New("talking to systemd: context deadline exceeded")
+				return "", errors.New("connecting to systemd: context deadline exceeded")
 			}
 			return state(ctx, unit)
 		}
@@ -279,13 +279,13 @@ func TestAFailedLookUndoesNothing(t *testing.T) {
 			}
 		}
 		if err := w.Run(New(e)); err == nil {
-			t.Fatal("it was done, offline")
+			t.Fatal("first boot succeeded although no API server answers")
 		}
 		if failed != 3 {
-			t.Errorf("it was asked %d times", failed)
+			t.Errorf("the API server was asked %d times", failed)
 		}
 		if slices.Contains(w.EffectNames, "remove "+openyurt.KubeletConf) || !strings.Contains(w.Get(member.KubeadmFlags), openyurt.KubeletConf) {
-			t.Errorf("kubelet was turned away from yurthub: %s", w.EffectNames)
+			t.Errorf("kubelet was redirected away from yurthub: %s", w.EffectNames)
 		}
 	}
 }

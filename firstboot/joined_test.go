@@ -46,7 +46,7 @@ func TestSettingsChangedAfterTheJoin(t *testing.T) {
 				t.Errorf("notes: %q", notes)
 			}
 			if tc.note != "" && !w.ConsoleHas(tc.note) {
-				t.Error("it is not on the console")
+				t.Error("the note is not on the console")
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestArgumentsChangedAfterTheJoin(t *testing.T) {
 				}
 				whole.mustBoot() // first boot runs again, started by its timer
 				if slices.Contains(whole.EffectNames, "restart "+ondisk.UnitKubelet) {
-					t.Error("and it was restarted once more")
+					t.Error("kubelet was restarted once more")
 				}
 				followed := map[[32]byte]bool{}
 				for n := 1; form == "unit"; n += everyCut() { // the most complex form
@@ -201,10 +201,10 @@ func TestMeteredKubelet(t *testing.T) {
 	}
 	file, flags := slices.Index(w.EffectNames, "write "+kubeadm.MeteredConfFile), slices.Index(w.EffectNames, "kubeadm writes "+member.KubeadmFlags)
 	if file < 0 || flags < file {
-		t.Errorf("kubelet is told of the directory before it is there: %d, %d", file, flags)
+		t.Errorf("kubelet's flags name the directory before it exists: %d, %d", file, flags)
 	}
 	if slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-		t.Error("kubelet is restarted for what it could have joined with")
+		t.Error("kubelet was restarted for settings that it could have had at the join")
 	}
 	w.PowerOn()
 	w.mustBoot()
@@ -215,7 +215,7 @@ func TestMeteredKubelet(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if w.Get(kubeadm.MeteredConfFile) != kubeadm.MeteredConf || !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-		t.Error("a file that was damaged stays as it is")
+		t.Error("a damaged file was not written again")
 	}
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
@@ -263,7 +263,7 @@ func TestNodeOfTwoFamilies(t *testing.T) {
 			w.Offline = true
 			w.boot()
 			if got := w.Get(member.KubeadmFlags); got != was || slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) {
-				t.Errorf("offline it was changed: %s, was %s", got, was)
+				t.Errorf("without an API server the flags changed: %s, were %s", got, was)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ import (
 func clusterPhase(active *site.Active) run.Phase {
 	var found clusterState // set by Check
 	return run.Phase{
-		Name: "cluster", Doc: "no other cluster than the Site's is on this machine", Timeout: 2 * time.Minute,
+		Name: "cluster", Doc: "this machine is in no other cluster than the Site's", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (v run.Verdict, err error) {
 			v, found, err = checkCluster(ctx, e, active.Site)
 			return v, err
@@ -111,11 +111,11 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 		return err
 	}
 	name := member.Name(e)
-	e.Log.Info("leaving the former cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
+	e.Log.Info("leaving the old cluster", "node", name, "ca", strings.Join(member.EnrolledPins(e), ", "))
 	if member.Recreated(ctx, e, active.Site) {
 		e.Console("the cluster was bootstrapped again with the same keys, and the Site has a token for it: joining it again")
 	} else {
-		e.Console(fmt.Sprintf("the Site names another cluster: leaving the former one (CA %s). Remove the Node there: kubectl delete node %s",
+		e.Console(fmt.Sprintf("the Site names another cluster: leaving the old one (CA %s). Remove the Node there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
 	// The CA and the name in the record belong to the former cluster.
@@ -130,9 +130,9 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 	if _, err := join.FindCluster(ctx, e, d); err != nil {
 		return err
 	}
-	e.Console("this node's certificate is expired or not valid yet, so no API server can prove its cluster to the node; the cluster accepts the Site's token: joining it again")
+	e.Console("this node's certificate is expired or not valid yet, so the node cannot check whether the cluster is still the same; the cluster accepts the Site's token: joining it again")
 	if err := e.Remove(member.JoinedCluster); err != nil {
-		return fmt.Errorf("removing the record of the former cluster: %w", err)
+		return fmt.Errorf("removing the record of the old cluster: %w", err)
 	}
 	return nil
 }
@@ -200,7 +200,7 @@ func noTokenToMove(e *machine.Env, site *configs.Site) error {
 // otherClusterNote is the note for a member whose Site has neither pins nor a token, while the
 // servers at its API servers' addresses have another CA.
 func otherClusterNote(e *machine.Env) string {
-	return fmt.Sprintf("the API servers do not belong to the cluster that this machine has joined (CA %s): it stays in its cluster, and treats them as unreachable. To fix: if the cluster was rebuilt, put a token of it into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
+	return fmt.Sprintf("the API servers do not belong to the cluster that this machine has joined (CA %s): it stays in its cluster, and treats them as unreachable. To fix: if the cluster was rebuilt, put a token of the new cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
@@ -209,7 +209,7 @@ func otherClusterNote(e *machine.Env) string {
 func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.DiscoveryOf(e, active)
 	d.Masters = active.Site.Masters // not those learned from the cluster that it leaves
-	e.Waiting("the other cluster to accept the Site's token (%s); until then the node stays in its own", strings.Join(d.Masters, ", "))
+	e.Waiting("the Site's cluster to accept the token (%s); until then the node stays in its current cluster", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
-	e.Waiting("the former cluster's credentials to be removed")
+	e.Waiting("the old cluster's credentials to be removed")
 	// Pods keep running until the new cluster's kubelet ends those that it does not know.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)

@@ -57,7 +57,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 		t.Errorf("%d joins, result %s, nodes %v\n%s", w.Joins, w.State().Result, w.Cluster.Nodes, strings.Join(w.Console, "\n"))
 	}
 	if got := w.Get(ondisk.KubeCA); got != string(w.Cluster.CAPEM) {
-		t.Error("the CA on the disk is another cluster's")
+		t.Error("the CA on the disk belongs to another cluster")
 	}
 	k, err := member.Credentials(w.Env())
 	if err != nil {
@@ -70,7 +70,7 @@ func wantMember(t *testing.T, w *world, joins int) {
 	}
 	for _, p := range []string{member.LeavingFile, ondisk.IPVSLearned} {
 		if w.Has(p) {
-			t.Errorf("%s is there", p)
+			t.Errorf("%s exists", p)
 		}
 	}
 	noSecret(t, w)
@@ -112,7 +112,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			wantMember(t, w, 2)
-			if !w.ConsoleHas("leaving the former one (CA "+former.Pin+")") || !w.ConsoleHas("kubectl delete node edge-sn0042") {
+			if !w.ConsoleHas("leaving the old one (CA "+former.Pin+")") || !w.ConsoleHas("kubectl delete node edge-sn0042") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			if tc.name == "edge to native" && (w.Has(hub.EnvFile) || member.Redirected(w.Env())) {
@@ -121,7 +121,7 @@ func TestSiteOfAnotherCluster(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.Joins != 2 || w.ConsoleHas("leaving") {
-				t.Errorf("it joined again\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the machine joined again\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -190,14 +190,14 @@ func TestPowerCutWhileMoving(t *testing.T) {
 			// The effects after this one are those of a first boot.
 			left := slices.Index(whole.EffectNames, "remove "+member.LeavingFile)
 			if left < 10 {
-				t.Fatalf("it left after %d effects: %v", left, whole.EffectNames)
+				t.Fatalf("the machine left its cluster after %d effects: %v", left, whole.EffectNames)
 			}
 			followed := map[[32]byte]bool{}
 			for n := slices.Index(whole.EffectNames, "write "+member.LeavingFile); n < left+3; n += everyCut() {
 				cut := w.clone(t)
 				cut.PowerCutAt = n + 1
 				if err := cut.boot(); err == nil {
-					t.Fatalf("cut at %d, it went on", n)
+					t.Fatalf("cut at %d: the machine continued after the power cut", n)
 				}
 				at := cut.EffectNames[len(cut.EffectNames)-1]
 				cut.PowerOn()
@@ -230,7 +230,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != string(former.CAPEM) || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
-			t.Error("the node was touched")
+			t.Error("the node was changed")
 		}
 	}
 	// Without pins, any server on the network path may have answered.
@@ -242,7 +242,7 @@ func TestMoveWithoutAToken(t *testing.T) {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if phases := w.State().Phases; phases[len(phases)-2].Status != ondisk.PhaseWaiting {
-		t.Errorf("it stopped before it looked for its Node: %+v", phases)
+		t.Errorf("first boot stopped before it looked for the Node: %+v", phases)
 	}
 	// Offline, an unpinned node continues.
 	w.PowerOn()
@@ -272,10 +272,10 @@ func TestMoveWaitsForTheOtherCluster(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, site)
 			w.PowerOn()
 			if err := w.boot(); err == nil {
-				t.Fatal("it moved")
+				t.Fatal("the machine moved to the other cluster")
 			}
 			if w.Get(ondisk.IPVSConfig) != ipvs || w.Get(ondisk.KubeCA) != ca || member.Enrolled(w.Env()) != nil || w.SlotSite(worldtest.SlotDevice) != site {
-				t.Errorf("something was changed\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("a file of the node was changed\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.Cluster.Down = map[string]bool{}
 			w.Cluster.TokenRevoked = false
@@ -338,13 +338,13 @@ func TestMoveUnderAnotherName(t *testing.T) {
 	w.PowerOn()
 	w.BeforeEffect = func(effect string) {
 		if effect == "hostname other" && member.Enrolled(w.Env()) == nil {
-			t.Error("renamed while it was a member of the former cluster")
+			t.Error("the machine was renamed while it was a member of the old cluster")
 		}
 	}
 	w.mustBoot()
 	wantMember(t, w, 2)
 	if w.Cluster.Nodes["other"] == nil || strings.TrimSpace(w.Get("/etc/hostname")) != "other" {
-		t.Errorf("it is called %s, nodes %v", w.Get("/etc/hostname"), w.Cluster.Nodes)
+		t.Errorf("the host name is %s, the cluster has the nodes %v", w.Get("/etc/hostname"), w.Cluster.Nodes)
 	}
 }
 
@@ -356,7 +356,7 @@ func TestCAOfADiscoveryThatNeverJoined(t *testing.T) {
 		w := nativeWorld(t)
 		w.JoinError = func(n int) error { return errors.New("kubelet is not well") }
 		if err := w.boot(); err == nil || !w.Has(ondisk.KubeCA) {
-			t.Fatal("the CA is not there")
+			t.Fatal("the CA is missing")
 		}
 		w.JoinError = nil
 		w.rebuild()
@@ -412,14 +412,14 @@ func TestSlipInTheName(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, strings.Replace(w.Site(), "edge-{{.Serial}}", "other", 1))
 	for range 2 {
 		w.PowerOn()
-		if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
+		if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
 			t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		if name := w.Get("/proc/sys/kernel/hostname") + w.Get("/etc/hostname"); name != "edge-sn0042\nedge-sn0042\n" {
-			t.Errorf("it is called %q", name)
+			t.Errorf("the host name is %q", name)
 		}
 		if slices.ContainsFunc(w.EffectNames, func(n string) bool { return strings.HasPrefix(n, "hostname") && n != "hostname edge-sn0042" }) {
-			t.Errorf("it was renamed on the way: %v", w.EffectNames)
+			t.Errorf("the machine was renamed meanwhile: %v", w.EffectNames)
 		}
 	}
 }
@@ -441,13 +441,13 @@ func TestNewCardSortsFirst(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" || w.Joins != 1 {
-			t.Errorf("it is called %s, and joined %d times", name, w.Joins)
+			t.Errorf("the host name is %s, and kubeadm joined %d times", name, w.Joins)
 		}
 	}
 	// A typing error in the name is still rejected.
 	w.Stamp(worldtest.SlotDevice, strings.Replace(site(), "edge-{{.MAC}}", "shop-{{.MAC}}", 1))
 	w.PowerOn()
-	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, the Site calls it shop-") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("enrolled as edge-525400123456, but the Site names it shop-") {
 		t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 }
@@ -475,7 +475,7 @@ func TestNewCardAndAnExpiredCertificate(t *testing.T) {
 		w.mustBoot()
 		wantMember(t, w, 3)
 		if name := strings.TrimSpace(w.Get("/proc/sys/kernel/hostname")); name != "edge-525400123456" {
-			t.Errorf("it is called %s", name)
+			t.Errorf("the host name is %s", name)
 		}
 	}
 }
@@ -537,14 +537,14 @@ func (w *world) wantJoined(recreations int) {
 	w.T.Helper()
 	want := &ondisk.IPVSJoined{ClusterInfo: fmt.Sprint("info-", recreations), Node: "edge-sn0042", NodeUID: fmt.Sprint("node-", recreations), ServiceUID: fmt.Sprint("service-", recreations)}
 	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != *want {
-		w.T.Errorf("the note is %+v, want %+v", got, want)
+		w.T.Errorf("the record is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
 	if err := json.Unmarshal([]byte(w.Get(ondisk.IPVSConfig)), &conf); err != nil {
 		w.T.Fatal(err)
 	}
 	if got := conf.Servers[0].Joined; got == nil || *got != *want {
-		w.T.Errorf("ipvscare is told %+v, want %+v", got, want)
+		w.T.Errorf("ipvscare's configuration has %+v, want %+v", got, want)
 	}
 }
 
@@ -571,7 +571,7 @@ func TestClusterBornAgain(t *testing.T) {
 					t.Fatalf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 				}
 				if w.ConsoleHas("FAILED") || w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Units[ondisk.UnitKubelet] != "active" {
-					t.Errorf("the node was touched: %d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+					t.Errorf("the node was changed: kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 				}
 				w.wantJoined(0)
 			}
@@ -680,12 +680,12 @@ func TestExpiredWhileClusterInfoIsMadeAnew(t *testing.T) {
 			}
 			if tt.said == "" {
 				if now := member.ReadJoinedCluster(w.Env()); !w.Cluster.NoClusterInfo && (now == nil || now.ClusterInfo != fmt.Sprint("info-", tt.recreations)) {
-					t.Errorf("it notes %+v", now)
+					t.Errorf("the record is %+v", now)
 				}
 				return
 			}
 			if !w.ConsoleHas(tt.said) && !strings.Contains(w.Log.String(), tt.said) || w.Get(member.JoinedCluster) != noted {
-				t.Errorf("it notes %s, noted %s\n%s", w.Get(member.JoinedCluster), noted, strings.Join(w.Console, "\n"))
+				t.Errorf("the record is %s, it was %s\n%s", w.Get(member.JoinedCluster), noted, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -710,11 +710,11 @@ func TestNotBornAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			if member.Recreated(t.Context(), w.Env(), site) {
-				t.Error("it is taken for another cluster")
+				t.Error("the same cluster counts as another one")
 			}
 			w.bearAgain()
 			if name != "cluster-info hidden" && !member.Recreated(t.Context(), w.Env(), site) {
-				t.Error("another cluster is taken for it")
+				t.Error("another cluster counts as the same one")
 			}
 		})
 	}
@@ -752,7 +752,7 @@ func TestBornAgainBeforeItPublishes(t *testing.T) {
 			}
 			w.Unregistered = false // ipvscare blocks kubelet's connections
 			if again, unclear := member.CheckRecreated(t.Context(), w.Env(), site); again != tt.again || (unclear != nil) != tt.isUnclear {
-				t.Errorf("born again: %v, unclear: %v", again, unclear)
+				t.Errorf("the cluster was recreated: %v, unclear: %v", again, unclear)
 			}
 		})
 	}
@@ -845,7 +845,7 @@ func TestNodeOfAFormerRelease(t *testing.T) {
 	hidden.PowerOn()
 	hidden.mustBoot()
 	if hidden.Has(member.JoinedCluster) || strings.Contains(hidden.Get(ondisk.IPVSConfig), "joined") {
-		t.Error("what cannot be read was noted")
+		t.Error("UIDs that could not be read were recorded")
 	}
 }
 
@@ -867,7 +867,7 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 	own := *w.Cluster.Nodes["edge-sn0042"]
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	if member.Recreated(t.Context(), w.Env(), site) {
-		t.Error("its own cluster is taken for another one once the Node is deleted")
+		t.Error("after the Node was deleted, the same cluster counts as another one")
 	}
 	own.Metadata.UID = "node-anew" // after kubelet has registered again
 	w.Cluster.Nodes["edge-sn0042"] = &own
@@ -880,14 +880,14 @@ func TestNoteOfTheClusterFollowsIt(t *testing.T) {
 func (w *world) wantNoted(want ondisk.IPVSJoined) {
 	w.T.Helper()
 	if got := member.ReadJoinedCluster(w.Env()); got == nil || *got != want {
-		w.T.Errorf("the note is %+v, want %+v", got, want)
+		w.T.Errorf("the record is %+v, want %+v", got, want)
 	}
 	var conf ondisk.IPVS
 	if err := json.Unmarshal([]byte(w.Get(ondisk.IPVSConfig)), &conf); err != nil {
 		w.T.Fatal(err)
 	}
 	if got := conf.Servers[0].Joined; got == nil || *got != want {
-		w.T.Errorf("ipvscare is told %+v, want %+v", got, want)
+		w.T.Errorf("ipvscare's configuration has %+v, want %+v", got, want)
 	}
 }
 
@@ -909,7 +909,7 @@ func TestNoteIsNotTakenFromAnotherCluster(t *testing.T) {
 		w.Patience = time.Minute
 		err := w.boot()
 		if got := w.Get(member.JoinedCluster); got != before {
-			t.Errorf("IPVS disabled %v: noted %s, it was %s", disabled, got, before)
+			t.Errorf("IPVS disabled %v: the record is %s, it was %s", disabled, got, before)
 		}
 		if said := w.ConsoleHas("the API servers are of another cluster with the same keys"); said == disabled || (err == nil) != disabled {
 			t.Errorf("IPVS disabled %v: %v, said %v", disabled, err, said)
@@ -943,7 +943,7 @@ func TestNoteIsOfOneAPIServer(t *testing.T) {
 		t.Fatalf("the endpoint shows %+v, %v", now, err)
 	}
 	if note, err := member.ClusterToSave(t.Context(), e, active.Site, n); err != nil || note != nil {
-		t.Errorf("to be noted: %+v, %v", note, err)
+		t.Errorf("the new record would be %+v, %v", note, err)
 	}
 }
 
@@ -957,7 +957,7 @@ func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 		cleaned := func(what string) {
 			t.Helper()
 			if n := slices.Index(w.EffectNames, "run ipvscare clean"); n < 0 {
-				t.Errorf("%q, %s: the rules stay", text, what)
+				t.Errorf("%q, %s: the rules are still there", text, what)
 			}
 			w.EffectNames = nil
 		}
@@ -985,7 +985,7 @@ func TestDamagedIPVSConfigKeepsNobody(t *testing.T) {
 		w.mustBoot()
 		cleaned("without IPVS")
 		if w.Has(ondisk.IPVSConfig) {
-			t.Errorf("%q: ipvs.json is left", text)
+			t.Errorf("%q: ipvs.json still exists", text)
 		}
 	}
 }

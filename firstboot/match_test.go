@@ -67,7 +67,7 @@ func TestASiteForThisMachine(t *testing.T) {
 		w.Put("/sys/class/net/enp1s0/address", "52:54:00:99:99:99\n")
 		w.PowerOn()
 		w.mustBoot()
-		if w.State().Result != ondisk.ResultDone || w.ConsoleHas("is not taken: its Site") && from == "slot" {
+		if w.State().Result != ondisk.ResultDone || w.ConsoleHas("is ignored: its Site") && from == "slot" {
 			t.Errorf("%s:\n%s", from, strings.Join(w.Console, "\n"))
 		}
 	}
@@ -118,8 +118,8 @@ func TestANeighboursSite(t *testing.T) {
 				}
 				return
 			}
-			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.ConsoleHas("this machine is enrolled as edge-sn0042, the Site calls it other") {
-				t.Errorf("%v: its neighbour's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
+			if w.Has("/root/.ssh/authorized_keys") || w.Cluster.Nodes["other"] != nil || !w.ConsoleHas("this machine is enrolled as edge-sn0042, but the Site names it other") {
+				t.Errorf("%v: it has another machine's keys: %v\n%s", err, w.Has("/root/.ssh/authorized_keys"), strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -141,7 +141,7 @@ func TestANeighboursRepair(t *testing.T) {
 		w.plug(strings.Replace(w.Site("network: {dns: [192.0.2.123]}"), "edge-{{.Serial}}", "'"+c.nodeName+"'", 1))
 		w.PowerOn()
 		w.mustBoot()
-		if strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") != c.taken || w.ConsoleHas("stick /dev/sdb1 is not taken: this machine is enrolled as edge-sn0042, the Site calls it other") == c.taken {
+		if strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") != c.taken || w.ConsoleHas("stick /dev/sdb1 is ignored: this machine is enrolled as edge-sn0042, but the Site names it other") == c.taken {
 			t.Errorf("%s: %s\n%s", c.nodeName, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 		}
 	}

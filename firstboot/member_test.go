@@ -26,10 +26,10 @@ func wantNoStranger(t *testing.T, w *world, when string) {
 	}
 	w.Patience = patience
 	if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {
-		t.Errorf("%s: a stranger's keys are in place:\n%s", when, w.SlotSite(worldtest.SlotDevice))
+		t.Errorf("%s: the keys of the unsigned stick are in place:\n%s", when, w.SlotSite(worldtest.SlotDevice))
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
-		t.Errorf("%s: it was not repaired either\n%s", when, strings.Join(w.Console, "\n"))
+		t.Errorf("%s: the stick did not repair the machine\n%s", when, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -63,7 +63,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 			w.PowerOn()
 			whole := w.clone(t)
 			if err := whole.boot(); err == nil || member.Is(whole.Env()) {
-				t.Fatalf("%s: it is still a member: %v", name, err)
+				t.Fatalf("%s: the machine is still recorded as a member: %v", name, err)
 			}
 			wantNoStranger(t, whole.clone(t), name+": after a failed join")
 
@@ -76,7 +76,7 @@ func TestAMemberThatFailsToJoinAgain(t *testing.T) {
 				cut := w.clone(t)
 				cut.PowerCutAt = n + 1
 				if err := cut.boot(); err == nil {
-					t.Fatalf("%s: cut at %d, it went on", name, n)
+					t.Fatalf("%s: cut at %d: the machine continued after the power cut", name, n)
 				}
 				wantNoStranger(t, cut, name+": cut at "+whole.EffectNames[n])
 			}
@@ -95,7 +95,7 @@ func TestPowerCutAfterTheJoin(t *testing.T) {
 	whole.mustBoot()
 	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.RecordFile) + 2
 	if err := w.boot(); err == nil || w.PowerCutAt == 1 {
-		t.Fatal("it was not cut off")
+		t.Fatal("the power was not cut")
 	}
 	w.LoseUnsynced()
 	wantNoStranger(t, w, "after the join")
@@ -117,7 +117,7 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, w.Site(worldtest.WithToken))
 	w.PowerOn()
 	if err := w.boot(); err == nil || member.Is(w.Env()) {
-		t.Fatalf("it has not left its cluster: %v", err)
+		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)
@@ -133,14 +133,14 @@ func TestOnlyResetMakesABlankMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if member.HasJoined(w.Env()) {
-		t.Error("after a reset it is no blank machine")
+		t.Error("after a reset the machine does not count as new")
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.plug(w.Site(strangersKey, worldtest.WithToken))
 	w.PowerOn()
 	w.mustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {
-		t.Error("after a reset it does not take the whole Site of a stick")
+		t.Error("after a reset the machine does not use the whole Site of a stick")
 	}
 }
 
@@ -156,15 +156,15 @@ func TestPowerCutWhileLeaving(t *testing.T) {
 	w.PowerOn()
 	whole := w.clone(t)
 	if err := whole.boot(); err == nil || member.Is(whole.Env()) {
-		t.Fatalf("it has not left its cluster: %v", err)
+		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	w.PowerCutAt = slices.Index(whole.EffectNames, "write "+member.LeavingFile) + 2
 	if err := w.boot(); err == nil || w.PowerCutAt == 1 || !member.Is(w.Env()) {
-		t.Fatalf("it was not cut off: %v", err)
+		t.Fatalf("the power was not cut: %v", err)
 	}
 	w.PowerOn()
 	if err := w.boot(); err == nil || member.Is(w.Env()) {
-		t.Fatalf("it has not left its cluster: %v", err)
+		t.Fatalf("the machine has not left its cluster: %v", err)
 	}
 	if got, ok := member.ReadRecord(w.Env()); !ok || got.Node != "" || got.CA != nil {
 		t.Errorf("the record of a machine that has left its cluster is %+v", got)

@@ -62,7 +62,7 @@ func (w *world) takenOver(when string) {
 			w.Units[ondisk.UnitKubelet], w.Get(ondisk.KubeletConfig), k.Minor, k.ConfigMinor, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if left, _ := filepath.Glob(filepath.Join(w.Root, ondisk.KubernetesDir, "tmp/*")); len(left) > 0 {
-		w.T.Errorf("%s: kubeadm's copies are left: %s", when, left)
+		w.T.Errorf("%s: kubeadm's backup copies are left: %s", when, left)
 	}
 }
 
@@ -72,7 +72,7 @@ func (w *world) goneBack(when string, files map[string]string) {
 	w.updated("v1.37.2", "v1.36.3")
 	for p, want := range files {
 		if !w.Has(p) || w.Get(p) != want {
-			w.T.Errorf("%s: %s is not what it was: %q", when, p, w.Get(p))
+			w.T.Errorf("%s: %s has changed: %q", when, p, w.Get(p))
 		}
 	}
 	if w.Has(member.KubeletInstanceConfig) != (files[member.KubeletInstanceConfig] != "") {
@@ -80,7 +80,7 @@ func (w *world) goneBack(when string, files map[string]string) {
 	}
 	w.mustBoot()
 	if w.Joins != 1 || w.Units[ondisk.UnitKubelet] != "active" {
-		w.T.Errorf("%s: it joined %d times", when, w.Joins)
+		w.T.Errorf("%s: kubeadm joined %d times", when, w.Joins)
 	}
 }
 
@@ -91,7 +91,7 @@ func TestAnotherMinor(t *testing.T) {
 	w, files := beforeUpdate(t)
 	w.updated("v1.36.3", "v1.37.2")
 	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
-		t.Error("until then kubelet runs with the former settings")
+		t.Error("kubelet runs with the new settings too early")
 	}
 	w.Put(cpuState, "state of v1.37") // as kubelet does
 	w.Put(member.KubeletInstanceConfig, "containerRuntimeEndpoint: x\n")
@@ -105,7 +105,7 @@ func TestAnotherMinor(t *testing.T) {
 	w.mustBoot()
 	for _, name := range w.EffectNames {
 		if strings.Contains(name, "kubeadm") {
-			t.Errorf("once more: %s", name)
+			t.Errorf("a second run did: %s", name)
 		}
 	}
 	if !strings.Contains(w.Get(member.KubeadmFlags), "--max-pods=20") {
@@ -146,7 +146,7 @@ func TestAnotherMinorOffline(t *testing.T) {
 		t.Errorf("%v, %s\n%s", err, w.State().Result, strings.Join(w.Console, "\n"))
 	}
 	if w.Units[ondisk.UnitKubelet] != "active" || w.Get(ondisk.KubeletConfig) != files[ondisk.KubeletConfig] {
-		t.Error("kubelet does not run with the former settings")
+		t.Error("kubelet does not run with its previous settings")
 	}
 	w.Offline = false
 	w.mustBoot()
@@ -192,7 +192,7 @@ func TestPowerCutsOfAnotherMinor(t *testing.T) {
 		cut := before.clone(t)
 		cut.PowerCutAt = n
 		if err := cut.boot(); err == nil && n < whole.Effects-3 {
-			t.Fatalf("cut at %d (%s): it went on without power", n, at)
+			t.Fatalf("cut at %d (%s): the machine continued after the power cut", n, at)
 		}
 		when := fmt.Sprintf("cut at %d (%s)", n, at)
 		killed := cut.clone(t)

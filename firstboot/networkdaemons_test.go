@@ -53,7 +53,7 @@ func TestRollbackOfDNS(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, w.namedSite("network: {dns: ["+wrongDNS+"]}"))
 	w.PowerOn()
 	w.mustBoot()
-	if !w.ConsoleHas("the former ones are back") {
+	if !w.ConsoleHas("the previous settings are back") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.asLoaded(t)
@@ -152,7 +152,7 @@ func TestRollbackOfWiFi(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
 			w.mustBoot()
-			if !w.ConsoleHas("the former ones are back") {
+			if !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			for _, when := range []string{"now", "after a boot"} {
@@ -185,10 +185,10 @@ func TestTrialGivesWiFiBack(t *testing.T) {
 	w.PowerOn()
 	w.NetworkWorks, w.Patience = func() bool { return false }, 20*time.Minute
 	if err := w.boot(); err == nil {
-		t.Fatal("it was done without an uplink")
+		t.Fatal("first boot succeeded without an uplink")
 	}
 	if !w.Has(network.TrialFile) {
-		t.Fatal("nothing was tried")
+		t.Fatal("no other settings were tried")
 	}
 	for _, when := range []string{"now", "after a boot"} {
 		if w.asLoaded(t); w.Units[worldtest.WpaUnit("wlan0")] != "active" {
@@ -218,9 +218,9 @@ func TestRemovedSettings(t *testing.T) {
 			t.Errorf("%s: %v", tt.path, err)
 		}
 		if !slices.Contains(w.EffectNames, tt.told) {
-			t.Errorf("%s is gone, and of who has loaded it: %q", tt.path, w.EffectNames)
+			t.Errorf("%s was removed; its program was not told: %q", tt.path, w.EffectNames)
 		}
-		stays := strings.Contains(w.Log.String(), "lasts until the next boot")
+		stays := strings.Contains(w.Log.String(), "stays in effect until the next boot")
 		if stays != strings.Contains(tt.path, "sysctl") {
 			t.Errorf("%s: %s", tt.path, w.Log.String())
 		}

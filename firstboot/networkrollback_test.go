@@ -56,7 +56,7 @@ func TestPowerCutDuringATrial(t *testing.T) {
 	effects := cutOnTheWay(t, base, func(w *world) {
 		w.NetworkWorks = func() bool { return false }
 		if err := w.boot(); err == nil {
-			t.Fatal("it was done without an uplink")
+			t.Fatal("first boot succeeded without an uplink")
 		}
 		w.NetworkWorks = nil
 	}, func(w *world, n int) {
@@ -115,7 +115,7 @@ func TestPowerCutDuringARollback(t *testing.T) {
 		}
 	}, func(w *world, n int) {
 		if !w.networkHas("192.0.2.50/24") || w.networkHas("192.0.3.50/24") {
-			t.Fatalf("cut at %d: the former addresses are not in place", n)
+			t.Fatalf("cut at %d: the previous addresses are not in place", n)
 		}
 	})
 }
@@ -132,7 +132,7 @@ func TestDeadUplink(t *testing.T) {
 	w.PowerOn()
 	w.NetworkWorks, w.Patience = func() bool { return false }, 2*time.Hour
 	if err := w.boot(); err == nil {
-		t.Fatal("it was done without an uplink")
+		t.Fatal("first boot succeeded without an uplink")
 	}
 	if flips := count(w.EffectNames, "networkctl reload"); flips > 1+2*len(network.TrialPauses) {
 		t.Errorf("the addresses were changed %d times in %s", flips, w.Patience)
@@ -141,12 +141,12 @@ func TestDeadUplink(t *testing.T) {
 		t.Error("the Site's addresses are not in place")
 	}
 	if s := w.State(); !slices.ContainsFunc(s.Phases, func(p ondisk.PhaseState) bool { return p.Name == "ipvs" && p.Status != ondisk.PhasePending }) {
-		t.Error("it did not go on with what it has")
+		t.Error("first boot did not continue with the current settings")
 	}
 	// It tries once more after a reboot, and then not again.
 	w.PowerOn()
 	if err := w.boot(); err == nil {
-		t.Fatal("it was done without an uplink")
+		t.Fatal("first boot succeeded without an uplink")
 	}
 	if flips := count(w.EffectNames, "networkctl reload"); flips != 2 {
 		t.Errorf("after a boot the addresses were changed %d times", flips)
@@ -178,7 +178,7 @@ func TestCorrectedAfterARollback(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !w.networkHas("192.0.2.51/24") || w.networkHas("Id=7") || w.networkHas("192.0.2.50/24") || w.Has(network.TrialFile) {
-		t.Error("something of the former settings is left")
+		t.Error("a file of the previous settings is left")
 	}
 }
 
@@ -192,7 +192,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	w.NetworkWorks = func() bool { return w.networkHas("192.0.2.50/24") }
 	w.mustBoot()
 	if !w.Has(network.TrialFile) {
-		t.Fatal("nothing was tried")
+		t.Fatal("no other settings were tried")
 	}
 	w.exchangeRoot()
 	w.Stamp(worldtest.SlotDevice, w.Site(address("192.0.2.51")))
@@ -203,7 +203,7 @@ func TestTrialOfAnotherRoot(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if w.networkHas("192.0.3.50") || w.networkHas("192.0.2.51") {
-		t.Error("settings of a Site that is gone are in place for good")
+		t.Error("settings of a replaced Site stay in place")
 	}
 }
 
@@ -232,7 +232,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.ConsoleHas("the former ones are back") || !w.NetworkWorks() {
+	if !w.ConsoleHas("the previous settings are back") || !w.NetworkWorks() {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	// It is not tried again at the next boot.
@@ -240,7 +240,7 @@ func TestNetworkRollsBack(t *testing.T) {
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.ConsoleHas("the former ones are back") {
+	if w.ConsoleHas("the previous settings are back") {
 		t.Error("the bad settings were tried again")
 	}
 }
@@ -382,7 +382,7 @@ func TestRollbackOfDropins(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, w.Site(tt.corrected))
 			w.PowerOn()
 			w.mustBoot()
-			if !w.NetworkWorks() || !w.ConsoleHas("the former ones are back") {
+			if !w.NetworkWorks() || !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 			}
 			// After another correction, nothing of either setting is left.
@@ -391,7 +391,7 @@ func TestRollbackOfDropins(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.Has(mask) || w.Has("/etc/systemd/network/30-lan.network.d/10.conf") {
-				t.Error("something of the former settings is left")
+				t.Error("a file of the previous settings is left")
 			}
 		})
 	}
@@ -407,7 +407,7 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	w.mustBoot()
 	w.Stamp(worldtest.SlotDevice, w.Site())
 	w.PowerOn()
-	if w.mustBoot(); !w.ConsoleHas("the former ones are back") {
+	if w.mustBoot(); !w.ConsoleHas("the previous settings are back") {
 		t.Fatalf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 	w.NodeAddr = netip.MustParseAddr("192.0.2.77")
@@ -419,7 +419,7 @@ func TestAddressChangesAfterARollback(t *testing.T) {
 	w.NetworkWorks = nil
 	w.PowerOn()
 	if w.mustBoot(); w.Has(dropin) {
-		t.Error("something of the former settings is left")
+		t.Error("a file of the previous settings is left")
 	}
 }
 
@@ -446,7 +446,7 @@ func TestRollbackOfPermissions(t *testing.T) {
 			w.mustBoot()
 			w.Stamp(worldtest.SlotDevice, w.Site(site(tt.corrected)))
 			w.PowerOn()
-			if err := w.boot(); err != nil || !w.NetworkWorks() || !w.ConsoleHas("the former ones are back") {
+			if err := w.boot(); err != nil || !w.NetworkWorks() || !w.ConsoleHas("the previous settings are back") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})

@@ -65,12 +65,12 @@ func TestNodeIPSelects(t *testing.T) {
 	w.ExtraAddrs = append(w.ExtraAddrs, machine.InterfaceAddr{Interface: "eth1", Addr: netip.MustParseAddr("10.7.0.2")})
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
-		t.Errorf("a further address moved it to %s", network.NodeAddress(w.Env()))
+		t.Errorf("another address on the interface changed the node's address to %s", network.NodeAddress(w.Env()))
 	}
 	w.without("10.7.0.9")
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.2" {
-		t.Errorf("without its address it has %s", network.NodeAddress(w.Env()))
+		t.Errorf("without its address, the node has %s", network.NodeAddress(w.Env()))
 	}
 }
 
@@ -89,7 +89,7 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 	t.Parallel()
 	w := twoCards(t, "nodeIP: 172.16.0.0/12")
 	if err := w.boot(); err == nil || w.State().Result == ondisk.ResultDone {
-		t.Fatalf("it joined: %v", err)
+		t.Fatalf("the machine joined: %v", err)
 	}
 	s := w.State()
 	if text := strings.Join(w.Console, "\n"); !strings.Contains(text, "no interface has an address in 172.16.0.0/12 (nodeIP); there are 192.0.2.50 (eth0), 10.7.0.20 (eth1)") || !strings.Contains(text, "correct nodeIP") {
@@ -107,7 +107,7 @@ func TestNodeIPOfNoAddress(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, w.Site("nodeIP: 10.7.0.0/16"))
 	w.PowerOn()
 	if w.mustBoot(); network.NodeAddress(w.Env()) != "10.7.0.9" {
-		t.Errorf("corrected it has %s", network.NodeAddress(w.Env()))
+		t.Errorf("after the correction, the node has %s", network.NodeAddress(w.Env()))
 	}
 }
 

@@ -74,7 +74,7 @@ func TestStickFromALaptop(t *testing.T) {
 				w.Put(disk+"/sdb1/uevent", "DEVTYPE=partition\n")
 				w.Slots[stickDev] = worldtest.NewMemDevice(img)
 			}
-			if err := w.boot(); (err == nil) != c.taken || w.ConsoleHas("took the Site of stick") != c.taken {
+			if err := w.boot(); (err == nil) != c.taken || w.ConsoleHas("using the Site of stick") != c.taken {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if read := slices.ContainsFunc(w.SlotReads, func(dev string) bool { return dev != worldtest.SlotDevice }); read != c.taken {
@@ -132,7 +132,7 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 	w := newWorld(t, "testdata/machine.txtar")
 	w.Stamp(worldtest.SlotDevice, "")
 	if err := w.boot(); err == nil {
-		t.Fatal("it went on without a Site")
+		t.Fatal("first boot succeeded without a Site")
 	}
 	if s := w.State(); s.Result != ondisk.ResultWaiting || !w.ConsoleHas("waiting for a Site: stamp one") {
 		t.Fatalf("result %s\n%s", s.Result, strings.Join(w.Console, "\n"))
@@ -142,15 +142,15 @@ func TestWaitsForASiteAndTakesAStick(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
-		t.Error("the own slot still holds the token")
+		t.Error("the machine's own slot still has the token")
 	}
 	// The stick may stay or be removed, since its Site is used only once.
 	w.PowerOn()
 	if err := w.boot(); err != nil {
 		t.Fatal(err)
 	}
-	if w.ConsoleHas("took the Site of stick") {
-		t.Error("the stick was taken twice")
+	if w.ConsoleHas("using the Site of stick") {
+		t.Error("the stick's Site was used twice")
 	}
 	w.unplug()
 	w.PowerOn()
@@ -178,8 +178,8 @@ func TestSlowStick(t *testing.T) {
 	if err := w.Run(New(e)); err != nil {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
-	if !w.ConsoleHas("took the Site of stick") || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || w.Joins != 1 {
-		t.Errorf("%d joins, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
+	if !w.ConsoleHas("using the Site of stick") || !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") || w.Joins != 1 {
+		t.Errorf("kubeadm joined %d times, console:\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -189,9 +189,9 @@ func TestBadSiteOnAStickIsSaid(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, "")
 	w.plug("kind: Site\nmasters: nonsense\n")
 	if err := w.boot(); err == nil {
-		t.Fatal("it went on")
+		t.Fatal("first boot succeeded, want an error")
 	}
-	if !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is not taken") {
+	if !w.ConsoleHas("waiting for a Site; stick /dev/sdb1 is ignored") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }

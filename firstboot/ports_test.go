@@ -63,7 +63,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 			t.Errorf("exchanged %v: %v\n%s", exchanged, err, strings.Join(w.Console, "\n"))
 		}
 		if w.Units[ondisk.UnitKubelet] == "active" {
-			t.Errorf("exchanged %v: kubelet runs, and yurthub with it, without the rules", exchanged)
+			t.Errorf("exchanged %v: kubelet and yurthub run without the rules", exchanged)
 		}
 		w.NoNFT = false
 		w.PowerOn() // or systemd's next attempt
@@ -73,7 +73,7 @@ func TestKubeletIsHeldWithoutRules(t *testing.T) {
 
 		// Removing the rules leaves no file that kubelet would wait for.
 		if err := hub.OpenPorts(t.Context(), w.Env()); err != nil || w.Has(hub.PortsKubelet) || w.Has(hub.NFTFile) {
-			t.Errorf("%v: the drop-in or the rules are left", err)
+			t.Errorf("%v: the drop-in or the rules still exist", err)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func TestPowerGoesRightAfterReady(t *testing.T) {
 			w.LoseUnsynced()
 			w.PowerOn()
 			if err := w.boot(); err != nil || w.Joins != 1 {
-				t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+				t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -46,7 +46,7 @@ func TestSyncFails(t *testing.T) {
 		if broken {
 			broken = false
 			if !strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
-				t.Error("the token was forgotten before the rest was on the disk")
+				t.Error("the token was removed before the other files were synced to the disk")
 			}
 			return errors.New("input/output error")
 		}
@@ -75,7 +75,7 @@ func TestStateDecidesNothing(t *testing.T) {
 				cut := machine.clone(t)
 				cut.PowerCutAt = slices.Index(whole.EffectNames, at) + 1
 				if err := cut.boot(); err == nil || cut.PowerCutAt == 0 {
-					t.Fatalf("cut at %s: it went on without power", at)
+					t.Fatalf("cut at %s: the machine continued after the power cut", at)
 				}
 				cut.PowerOn()
 				as := cut.clone(t)
@@ -130,13 +130,13 @@ func TestStateDecidesNoReset(t *testing.T) {
 	joining := machine.clone(t)
 	joining.Cluster.HubServerCSR = "pending"
 	if err := joining.boot(); err == nil {
-		t.Fatal("done, and nobody approved")
+		t.Fatal("first boot succeeded although no CSR was approved")
 	}
 	joining.Cluster.HubServerCSR = "Approved"
 	searching := machine.clone(t) // no join has begun, but the Site is in place
 	searching.Offline = true
 	if err := searching.boot(); err == nil {
-		t.Fatal("done, and nobody answered")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	searching.Offline = false
 	stamped := node.clone(t)
@@ -300,7 +300,7 @@ func TestRestoreCertificates(t *testing.T) {
 			t.Error(err)
 		}
 		if w.Has(s.Current()) == s.Replaceable {
-			t.Errorf("%s has none that can be used, and its link is there: %v", s.Name, w.Has(s.Current()))
+			t.Errorf("%s has no usable certificate; its link exists: %v", s.Name, w.Has(s.Current()))
 		}
 	}
 }
@@ -342,6 +342,6 @@ func TestRotationCutOff(t *testing.T) {
 	w.LoseUnsynced()
 	w.PowerOn()
 	if err := w.boot(); err != nil || w.Joins != 1 {
-		t.Errorf("%v, it joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 }

@@ -63,12 +63,12 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			w.yearsLater(7)
 			w.mustBoot()
 			if w.ConsoleHas("is valid until") || w.Get(ondisk.KubeCA) != former {
-				t.Errorf("it was told too early\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the message about it came too early\n%s", strings.Join(w.Console, "\n"))
 			}
 			w.yearsLater(2)
 			w.mustBoot()
 			if !w.ConsoleHas(ondisk.KubeCA+" is valid until 2036-11-20") || w.Units[ondisk.UnitAgain] != "active" {
-				t.Errorf("nobody was told, or first boot does not look again (%s)\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
+				t.Errorf("the console has no message about it, or first boot's timer is %s\n%s", w.Units[ondisk.UnitAgain], strings.Join(w.Console, "\n"))
 			}
 
 			stranger, strangersKey := worldtest.NewCA(t, "kubernetes")
@@ -82,7 +82,7 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			w.Cluster.CAPEM = append(reissue(t, stranger, strangersKey, w.Now), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 			w.mustBoot()
 			if w.Get(ondisk.KubeCA) != former {
-				t.Fatal("it took the CA of a stranger")
+				t.Fatal("the machine accepted a CA that is not the cluster's")
 			}
 			w.Cluster.CAPEM = own
 
@@ -91,10 +91,10 @@ func TestWorkerTakesTheCAThatWasIssuedAgain(t *testing.T) {
 			w.EffectNames = nil
 			w.mustBoot() // as firstboot-again.timer does
 			if w.Get(ondisk.KubeCA) != string(renewed) || !bytes.Equal(worldtest.CAOf(t, w.Get(ondisk.KubeletConf)), renewed) {
-				t.Error("it trusts the former CA")
+				t.Error("the kubeconfig trusts the old CA")
 			}
 			if !slices.Contains(w.EffectNames, "restart "+ondisk.UnitKubelet) || name == "edge" && !slices.Contains(w.EffectNames, "restart "+openyurt.Unit) {
-				t.Errorf("they were not restarted: %q", w.EffectNames)
+				t.Errorf("the programs were not restarted: %q", w.EffectNames)
 			}
 			if w.Units[ondisk.UnitAgain] == "active" {
 				t.Error("first boot still looks every two hours")
@@ -135,7 +135,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.bootDone()
 	for _, ca := range configs.ClusterCAs() {
 		if file := member.PKIDir + "/" + ca.Base + ".crt"; !m.ConsoleHas(file + " is valid until 2036-11-") {
-			t.Errorf("nobody was told of %s\n%s", file, strings.Join(m.Console, "\n"))
+			t.Errorf("the console has no message about %s\n%s", file, strings.Join(m.Console, "\n"))
 		}
 	}
 
@@ -155,8 +155,8 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	m.EffectNames, m.Console = nil, nil
 	pods := m.Get(controlplane.Pods[0])
 	m.bootDone() // while the control plane runs, as with a signed stick
-	if !m.ConsoleHas("etcd on this machine still uses the former issue of its CA") {
-		t.Errorf("nobody was told to restart etcd\n%s", strings.Join(m.Console, "\n"))
+	if !m.ConsoleHas("etcd on this machine still uses the old certificate of its CA") {
+		t.Errorf("the console does not ask for a restart of etcd\n%s", strings.Join(m.Console, "\n"))
 	}
 	for _, when := range []string{"with its Site", "restarted", "with an older Site"} {
 		if when == "with an older Site" {
@@ -168,26 +168,26 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 		}
 		for _, of := range configs.ClusterCAs() {
 			if m.Get(member.PKIDir+"/"+of.Base+".crt") != of.Of(&keys).Cert {
-				t.Errorf("%s: the CA %s is the former one", when, of.Base)
+				t.Errorf("%s: the CA %s is the old one", when, of.Base)
 			}
 		}
 		for _, conf := range append(slices.Clone(controlplane.Confs), ondisk.KubeletConf) {
 			if string(worldtest.CAOf(t, m.Get(conf))) != keys.CA.Cert {
-				t.Errorf("%s: %s trusts the former CA", when, conf)
+				t.Errorf("%s: %s trusts the old CA", when, conf)
 			}
 		}
 		if published() != keys.CA.Cert {
-			t.Errorf("%s: workers are told of the former CA", when)
+			t.Errorf("%s: cluster-info has the old CA", when)
 		}
 		if m.Get(controlplane.Pods[0]) == pods {
 			t.Errorf("%s: the API server was not restarted", when)
 		}
 		if said := m.ConsoleHas("is valid until"); said {
-			t.Errorf("%s: it is still told that they end", when)
+			t.Errorf("%s: the notes still say that the CAs end", when)
 		}
 	}
 	if m.ConsoleHas("etcd on this machine still uses") {
-		t.Error("etcd was restarted, and it is told to")
+		t.Error("etcd was restarted, but a note still asks for it")
 	}
 	m.SetClock(m.Now.AddDate(0, 0, -2)) // before the CAs were issued
 	files, err := controlplane.PKIFilesFor(t.Context(), m.Env(), older.Credentials.Keys)
@@ -196,7 +196,7 @@ func TestMasterTakesTheCAsOfItsSite(t *testing.T) {
 	}
 	for _, f := range files {
 		if strings.HasSuffix(f.Path, ".crt") && string(f.Data) != m.Get(f.Path) {
-			t.Errorf("with a clock that is behind, %s is taken from the older Site", f.Path)
+			t.Errorf("with a clock that is behind, %s comes from the older Site", f.Path)
 		}
 	}
 }

@@ -110,20 +110,20 @@ func TestRenewalThatFails(t *testing.T) {
 				m.bootDone()
 				for f, text := range before {
 					if m.Get(f) != text {
-						t.Errorf("%s: %s is another", when, f)
+						t.Errorf("%s: %s has changed", when, f)
 					}
 				}
 				if !m.ConsoleHas("renewing the control plane's certificates failed: ") || !m.ConsoleHas("are valid until 2027-11-20T10:00:") {
-					t.Errorf("%s: nobody was told\n%s", when, strings.Join(m.Console, "\n"))
+					t.Errorf("%s: the console has no message about it\n%s", when, strings.Join(m.Console, "\n"))
 				}
 				if m.Has(controlplane.RenewalDir) || when == "the timer" && m.Get(controlplane.Pods[0]) != pods {
-					t.Errorf("%s: it left something, or restarted a pod", when)
+					t.Errorf("%s: a failed renewal left files, or restarted a pod", when)
 				}
 			}
 			m.world.KubeadmInit = m.kubeadm
 			m.bootDone()
 			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.Get(controlplane.Pods[0]) == pods {
-				t.Errorf("%d are not renewed, or not read", len(bad))
+				t.Errorf("%d certificates were not renewed, or their programs were not restarted", len(bad))
 			}
 		})
 	}
@@ -145,7 +145,7 @@ func TestRenewalOfABrokenPairThatFails(t *testing.T) {
 	}
 	for f, text := range before {
 		if m.Get(f) != text {
-			t.Errorf("%s is another", f)
+			t.Errorf("%s has changed", f)
 		}
 	}
 	m.world.KubeadmInit = m.kubeadm
@@ -178,7 +178,7 @@ func TestKubeletKeepsWhatItCanUse(t *testing.T) {
 		}
 		m.bootDone()
 		if !expired && m.Get(own) != before {
-			t.Errorf("%s is another", own)
+			t.Errorf("%s has changed", own)
 		}
 	}
 }
@@ -213,7 +213,7 @@ func TestPowerCutOfRenewal(t *testing.T) {
 						cut := m.cloneWith(t, files)
 						cut.PowerCutAt = n
 						if err := cut.boot(); err == nil {
-							t.Fatal("it went on without power")
+							t.Fatal("the machine continued after the power cut")
 						}
 						when := cut.EffectNames[len(cut.EffectNames)-1]
 						if kind == "power cut" {
@@ -260,7 +260,7 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 			}
 			m.bootDone()
 			if n := made(); n != 1 {
-				t.Fatalf("a new machine's were made %d times", n)
+				t.Fatalf("the certificates of a new machine were made %d times", n)
 			}
 			due := life - min(life/2, controlplane.RenewBefore)
 			for _, tt := range []struct {
@@ -275,12 +275,12 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 				m.Put(own, m.Cluster.Client("system:node:m1", m.Now.AddDate(1, 0, 0))) // kubelet renews its own certificate
 				m.bootDone()                                                           // as firstboot-again.timer does
 				if n := made(); n != tt.want {
-					t.Fatalf("%s later they were made %d times, want %d", tt.after, n, tt.want)
+					t.Fatalf("%s later the certificates were made %d times, want %d", tt.after, n, tt.want)
 				}
 				pods := m.Get(controlplane.Pods[0])
 				m.bootDone()
 				if made() != 0 || m.Get(controlplane.Pods[0]) != pods {
-					t.Fatal("they were made again, or a pod was restarted")
+					t.Fatal("the certificates were made again, or a pod was restarted")
 				}
 			}
 			if err := os.Remove(filepath.Join(m.Root, controlplane.MadeFile)); err != nil {
@@ -288,11 +288,11 @@ func TestRenewalOfShortCertificates(t *testing.T) {
 			}
 			m.bootDone()
 			if n := made(); n > 1 || n > 0 && life > 2*controlplane.RenewBefore {
-				t.Errorf("without the note, they were made %d times", n)
+				t.Errorf("without the record, the certificates were made %d times", n)
 			}
 			m.bootDone()
 			if n := made(); n > 0 {
-				t.Errorf("with the note, they were made %d times", n)
+				t.Errorf("with the record, the certificates were made %d times", n)
 			}
 		})
 	}
@@ -346,7 +346,7 @@ func TestRenewalWhileKubeletDoesNotRun(t *testing.T) {
 			m.Units[ondisk.UnitKubelet] = state
 			m.bootDone() // as firstboot-again.timer does
 			if m.Get(controlplane.Pods[1]) == pods {
-				t.Error("the controller manager uses its former kubeconfig until the machine is restarted")
+				t.Error("the controller manager was not restarted for its new kubeconfig")
 			}
 		})
 	}
@@ -412,13 +412,13 @@ func TestCertificatesOfAClockAhead(t *testing.T) {
 			pods := m.Get(controlplane.Pods[0])
 			if tt.after == 2*time.Hour {
 				if m.ClockSynced || m.ClockSkew == 0 {
-					t.Fatal("the clock is right already")
+					t.Fatal("the test needs a wrong clock, but the clock is right")
 				}
 				m.Now = at
 				m.TimeServerAnswers()
 				m.bootDone() // as firstboot-again.timer does
 				if m.Get(controlplane.Pods[0]) == pods {
-					t.Error("the API server goes on with a certificate that nobody accepts")
+					t.Error("the API server was not restarted for its new certificate")
 				}
 			}
 			if bad := controlplane.BadCredentials(m.Env(), m.site); len(bad) > 0 || m.ClockSkew != 0 {

@@ -28,7 +28,7 @@ func TestReportIsSentAgain(t *testing.T) {
 	post, away := e.Post, 3
 	e.Post = func(ctx context.Context, url, ca string, body []byte, proxy []string) error {
 		if url != "https://report.example/" || ca != string(w.Cluster.CAPEM) {
-			t.Errorf("sent to %s, for which %q vouches", url, ca)
+			t.Errorf("sent to %s, verified with the CA %q", url, ca)
 		}
 		if away--; away >= 0 {
 			return errors.New("connection refused")
@@ -43,7 +43,7 @@ func TestReportIsSentAgain(t *testing.T) {
 		t.Errorf("sent: %s", w.Reports)
 	}
 	if took := w.Now.Sub(before); took > time.Minute {
-		t.Errorf("it took %s", took)
+		t.Errorf("it took too long: %s", took)
 	}
 	noSecret(t, w)
 

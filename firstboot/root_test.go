@@ -74,13 +74,13 @@ func TestExchangedRoot(t *testing.T) {
 			w.Put(machine.EtcMachineID, brought.id)
 			w.PowerOn()
 			if w.Units[ondisk.UnitKubelet] == "active" {
-				t.Fatal("kubelet runs under the name of a root without a Site")
+				t.Fatal("kubelet runs although the Site is not applied to this root")
 			}
 			if err := w.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if got := w.Get(machine.EtcMachineID); got != id || w.Get(ondisk.MachineID) != id {
-				t.Errorf("the machine id is %q, on DATA %q; it was %q", got, w.Get(ondisk.MachineID), id)
+				t.Errorf("the machine ID is %q, on DATA %q; it was %q", got, w.Get(ondisk.MachineID), id)
 			}
 			if got := w.Get("/etc/passwd"); got != passwd {
 				t.Errorf("the Site's user is not on this root:\n%s", got)
@@ -96,7 +96,7 @@ func TestExchangedRoot(t *testing.T) {
 				t.Errorf("kubeadm ran %d times", w.Joins)
 			}
 			if !w.Has(ondisk.HealthyFile) {
-				t.Error("the boot went well and is not said to")
+				t.Error("the boot is not marked as healthy")
 			}
 		})
 	}
@@ -114,22 +114,22 @@ func TestExchangedRootOffline(t *testing.T) {
 	w.PowerOn()
 	w.Offline = true
 	if err := w.boot(); err == nil {
-		t.Fatal("offline, and done")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if w.Units[ondisk.UnitKubelet] != "active" {
 		t.Error("kubelet does not run")
 	}
 	if w.Has(ondisk.HealthyFile) {
-		t.Error("without an address the boot is said to be as good as the last")
+		t.Error("the boot is marked as healthy although the machine has no address")
 	}
 	w.PowerOn()
 	w.HasRoute = true
 	w.Units[ondisk.UnitIPVSCare] = "active"
 	if err := w.boot(); err == nil {
-		t.Fatal("offline, and done")
+		t.Fatal("first boot succeeded although no API server answers")
 	}
 	if !w.Has(ondisk.HealthyFile) {
-		t.Errorf("all that can be seen offline is well, and the boot is not said to be:\n%s", w.Log.String())
+		t.Errorf("all offline checks succeed, but the boot is not marked as healthy:\n%s", w.Log.String())
 	}
 }
 
@@ -153,10 +153,10 @@ func TestExchangedRootOfAnEdgeNode(t *testing.T) {
 			w.Offline, w.HasRoute = true, true
 			w.Units[ondisk.UnitIPVSCare] = "active"
 			if err := w.boot(); err == nil {
-				t.Fatal("offline, and done")
+				t.Fatal("first boot succeeded although no API server answers")
 			}
 			if state := w.State(); state.Phases[len(state.Phases)-2].Status != ondisk.PhaseWaiting {
-				t.Errorf("it stopped before it looked for its Node:\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("first boot stopped before it looked for the Node:\n%s", strings.Join(w.Console, "\n"))
 			}
 			if got := w.Get(c.args); got != was {
 				t.Errorf("yurthub's arguments are\n%s\nthey were\n%s", got, was)

@@ -63,12 +63,12 @@ func TestASignedStick(t *testing.T) {
 		some   bool // only a repair
 		says   string
 	}{
-		{"signed", ondisk.SitesSigned, key, nil, true, false, "took the Site of stick"},
-		{"repair", ondisk.SitesRepair, key, nil, true, false, "took the Site of stick"},
-		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "took the Site of stick"},
+		{"signed", ondisk.SitesSigned, key, nil, true, false, "using the Site of stick"},
+		{"repair", ondisk.SitesRepair, key, nil, true, false, "using the Site of stick"},
+		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "using the Site of stick"},
 		{"never", ondisk.SitesNever, key, nil, false, false, "accepts no Site from a stick (sites.removable: never)"},
 		{"unsigned", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = nil }, false, false,
-			"stick /dev/sdb1 is not taken: it has no signature (site.minisig); the Image accepts signed Sites only"},
+			"stick /dev/sdb1 is ignored: it has no signature (site.minisig); the Image accepts signed Sites only"},
 		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "are ignored, since the Image allows repairs only (sites.removable): users, config.ign"},
 		{"unsigned, until enrolled", ondisk.SitesUntilEnrolled, key, func(c *slot.Contents) { c.Signature = nil }, false, false, "unless it is signed by a key that the Image names (edgebake site sign)"},
 		{"another key", ondisk.SitesSigned, other, nil, false, false, "it is signed by key "},
@@ -101,7 +101,7 @@ func TestASignedStick(t *testing.T) {
 				t.Errorf("root's keys: %v, motd: %v", !c.all, !c.all)
 			}
 			if !w.ConsoleHas(c.says) {
-				t.Errorf("it did not say %q:\n%s", c.says, strings.Join(w.Console, "\n"))
+				t.Errorf("the console does not have %q:\n%s", c.says, strings.Join(w.Console, "\n"))
 			}
 			own, err := slot.Read(w.Slots[worldtest.SlotDevice])
 			if err != nil || own.Signature != nil {
@@ -121,13 +121,13 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	w.admits(ondisk.SitesSigned, key)
 	w.plug(w.Site(worldtest.WithToken))
 	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("it has no signature (site.minisig)") {
-		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()
 	if w.Joins != 1 || !w.ConsoleHas("the bootstrap token stays on stick /dev/sdb1, also after the join") {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -141,7 +141,7 @@ func TestAStampedSlotNeedsNoSignature(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if !w.Has("/root/.ssh/authorized_keys") {
-		t.Error("the stamped Site was not taken")
+		t.Error("the stamped Site was not used")
 	}
 }
 
@@ -168,13 +168,13 @@ func TestAnOldSignedSite(t *testing.T) {
 			}
 			for range 2 {
 				bring(day(5), "one")
-				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has accepted a Site of 2026-11-07 00:00:00: sign it again to go back to it") {
+				if !w.goesBy("two") || !w.ConsoleHas("it was signed on 2026-11-05 00:00:00, and the machine has accepted a Site signed on 2026-11-07 00:00:00: sign it again to use it anyway") {
 					t.Fatalf("%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			bring(day(8), "one")
 			if !w.goesBy("one") {
-				t.Errorf("signed again it is not taken:\n%s", strings.Join(w.Console, "\n"))
+				t.Errorf("the Site is not used after it was signed again:\n%s", strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -206,7 +206,7 @@ func TestSignedThroughPowerCuts(t *testing.T) {
 		cut.PowerOn()
 		cut.mustBoot()
 		if !cut.goesBy("two") {
-			t.Errorf("cut at effect %d: it goes by\n%s", n, cut.SlotSite(worldtest.SlotDevice))
+			t.Errorf("cut at effect %d: the machine uses\n%s", n, cut.SlotSite(worldtest.SlotDevice))
 		}
 	}
 }
@@ -246,7 +246,7 @@ func TestASignatureFromBeforeTheImage(t *testing.T) {
 				w.PowerOn()
 				w.mustBoot()
 				if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
-					t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
+					t.Fatalf("the other machine's stick was not used\n%s", strings.Join(w.Console, "\n"))
 				}
 			}
 			w.signed(key, c.signed, nil, map[string]string{"site.yaml": w.reportTo("one", rootKey)})
@@ -277,13 +277,13 @@ func TestAStrangersDate(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 		if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
-			t.Fatalf("the stranger's stick was not taken\n%s", strings.Join(w.Console, "\n"))
+			t.Fatalf("the other machine's stick was not used\n%s", strings.Join(w.Console, "\n"))
 		}
 		w.signed(key, day(19), nil, map[string]string{"site.yaml": w.reportTo("office")})
 		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy("office") {
-			t.Errorf("blank %v: the signed stick was not taken\n%s", blank, strings.Join(w.Console, "\n"))
+			t.Errorf("blank %v: the signed stick was not used\n%s", blank, strings.Join(w.Console, "\n"))
 		}
 	}
 }
@@ -388,7 +388,7 @@ func TestOldSignedSiteBesideASpoiltSlot(t *testing.T) {
 			w.PowerOn()
 			err := w.boot()
 			if w.Has("/root/.ssh/authorized_keys") || w.goesBy("one") {
-				t.Errorf("the Site signed on day 5 was taken, over one stamped on day 9: %v\n%s", err, strings.Join(w.Console, "\n"))
+				t.Errorf("the Site signed on day 5 replaced one stamped on day 9: %v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 		})
 	}
@@ -424,7 +424,7 @@ func TestSlotMadeAgainHasItsDate(t *testing.T) {
 		cut.signed(key, day(5), nil, map[string]string{"site.yaml": cut.reportTo("one", rootKey)})
 		cut.PowerOn()
 		if err := cut.boot(); cut.Has("/root/.ssh/authorized_keys") {
-			t.Errorf("cut at %s: the Site signed on day 5 was taken, over one stamped on day 9: %v", whole.EffectNames[at-1], err)
+			t.Errorf("cut at %s: the Site signed on day 5 replaced one stamped on day 9: %v", whole.EffectNames[at-1], err)
 		}
 	}
 }
@@ -450,6 +450,6 @@ func TestDateOfTheCopy(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if got := strings.TrimSpace(w.Get(site.StampedCopy)); got != fmt.Sprint(day(10)) {
-		t.Errorf("a copy of a former release has %s", got)
+		t.Errorf("a copy of an earlier release has %s", got)
 	}
 }

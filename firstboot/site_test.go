@@ -41,7 +41,7 @@ func TestStampInTheMiddle(t *testing.T) {
 			}
 			n := w.Cluster.Nodes[name]
 			if len(w.Cluster.Nodes) != 1 || n == nil || n.Metadata.Labels["zone"] != labels {
-				t.Fatalf("it joined as %v (%v)\n%s", w.Cluster.Nodes, err, strings.Join(w.Console, "\n"))
+				t.Fatalf("the machine joined as %v (%v)\n%s", w.Cluster.Nodes, err, strings.Join(w.Console, "\n"))
 			}
 			if name == "other" {
 				if err != nil || strings.Contains(w.SlotSite(worldtest.SlotDevice), worldtest.TestToken) {
@@ -50,7 +50,7 @@ func TestStampInTheMiddle(t *testing.T) {
 				return
 			}
 			// The second Site renames the node, for which a person must reset it.
-			if err == nil || !w.ConsoleHas("enrolled as edge-sn0042, the Site calls it other") {
+			if err == nil || !w.ConsoleHas("enrolled as edge-sn0042, but the Site names it other") {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.SlotSite(worldtest.SlotDevice) != other {
@@ -131,10 +131,10 @@ func TestBrokenCorrectionKeepsTheFormerSite(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if w.SlotSite(worldtest.SlotDevice) != "kind: Site\nmasters: nonsense\n" {
-		t.Error("the person's file was written over")
+		t.Error("a file that a person wrote was overwritten")
 	}
-	if !w.ConsoleHas("the slot's Site is rejected, and the former one stays in use: the Site has problems") {
-		t.Error("nothing was said")
+	if !w.ConsoleHas("the Site in the slot is rejected, and the previous Site stays in use: the Site has problems") {
+		t.Error("the console has no message about it")
 	}
 }
 
@@ -152,7 +152,7 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.11:6443") {
-		t.Error("the slot was not made again")
+		t.Error("the slot was not written again")
 	}
 	w.PowerOn()
 	if err := w.boot(); err != nil {
@@ -160,7 +160,7 @@ func TestSlotBlankedByAPowerCutIsMadeAgain(t *testing.T) {
 	}
 	for _, n := range w.EffectNames {
 		if !strings.HasPrefix(n, "write "+ondisk.StateFile) && !strings.HasPrefix(n, "report") && n != "write "+ondisk.HealthyFile {
-			t.Errorf("then it did %s", n)
+			t.Errorf("the next run did %s", n)
 		}
 	}
 }

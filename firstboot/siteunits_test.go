@@ -58,7 +58,7 @@ func TestSlowUnitOfTheSite(t *testing.T) {
 		t.Errorf("vpn.service is %q", w.Units["vpn.service"])
 	}
 	if took := w.Now.Sub(start); took > 4*time.Minute {
-		t.Errorf("it took %s", took)
+		t.Errorf("it took too long: %s", took)
 	}
 	if !slices.ContainsFunc(w.State().Notes, func(n string) bool {
 		return strings.Contains(n, "(a.service): start has not finished after 15s") || strings.Contains(n, "(a.service): restart has not finished after 15s")
@@ -129,7 +129,7 @@ func TestSlowDaemons(t *testing.T) {
 	}
 	start := w.Now
 	if err := network.Load(t.Context(), e, paths); err == nil {
-		t.Error("resolved did not come up, and nobody says so")
+		t.Error("resolved did not start, but no note says so")
 	}
 	if took := w.Now.Sub(start); took > 2*time.Minute {
 		t.Errorf("loading the network settings took %s", took)
@@ -201,7 +201,7 @@ func TestDBusComesUpLateOnANode(t *testing.T) {
 		e = w.Env()
 		loaded = w.networkd(e, 0)
 		if err := w.Run(New(e)); err != nil || !w.networkHas("192.0.2.50/24") {
-			t.Errorf("dbus after %s: %v; the former settings did not come back\n%s", dbus, err, strings.Join(w.Console, "\n"))
+			t.Errorf("dbus after %s: %v; the previous settings were not restored\n%s", dbus, err, strings.Join(w.Console, "\n"))
 		}
 	}
 }

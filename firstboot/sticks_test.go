@@ -55,11 +55,11 @@ func TestBackToAFormerSite(t *testing.T) {
 					w.PowerOn()
 					w.mustBoot()
 					if !w.goesBy(host) {
-						t.Fatalf("round %d: it goes by\n%s\n%s", i, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
+						t.Fatalf("round %d: the machine uses\n%s\n%s", i, w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 					}
 				}
-				if w.ConsoleHas("took the Site of stick") {
-					t.Error("it was taken twice")
+				if w.ConsoleHas("using the Site of stick") {
+					t.Error("the stick's Site was used twice")
 				}
 			}
 		})
@@ -80,7 +80,7 @@ func TestAnotherSticksComeback(t *testing.T) {
 		w.PowerOn()
 		w.mustBoot()
 		if !w.goesBy(host) {
-			t.Fatalf("it goes by\n%s", w.SlotSite(worldtest.SlotDevice))
+			t.Fatalf("the machine uses\n%s", w.SlotSite(worldtest.SlotDevice))
 		}
 		w.unplug()
 	}
@@ -96,14 +96,14 @@ func TestStickLeftIn(t *testing.T) {
 			w.Stamp(worldtest.SlotDevice, "")
 			w.Cluster.TokenRevoked = !joined
 			w.plug(w.reportTo("one", worldtest.WithToken))
-			if err := w.boot(); (err == nil) != joined || !w.ConsoleHas("took the Site of stick") {
+			if err := w.boot(); (err == nil) != joined || !w.ConsoleHas("using the Site of stick") {
 				t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			w.Stamp(worldtest.SlotDevice, w.reportTo("two", worldtest.WithToken))
 			w.Cluster.TokenRevoked = false
 			w.PowerOn()
 			w.mustBoot()
-			if !w.goesBy("two") || w.ConsoleHas("took the Site of stick") {
+			if !w.goesBy("two") || w.ConsoleHas("using the Site of stick") {
 				t.Errorf("the correction is gone:\n%s\n%s", w.SlotSite(worldtest.SlotDevice), strings.Join(w.Console, "\n"))
 			}
 		})
@@ -133,10 +133,10 @@ func TestOlderStick(t *testing.T) {
 			w.stampAt(stickDev, tc.stick, map[string]string{ondisk.SlotSite: w.reportTo("stick", worldtest.WithToken)})
 			w.mustBoot()
 			if w.goesBy("stick") != tc.taken {
-				t.Errorf("it goes by\n%s", w.SlotSite(worldtest.SlotDevice))
+				t.Errorf("the machine uses\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 			noted := slices.ContainsFunc(w.State().Notes, func(n string) bool {
-				return strings.Contains(n, "the Site of stick /dev/sdb1 is not taken: it was stamped on 2026-11-01 00:00:00")
+				return strings.Contains(n, "the Site of stick /dev/sdb1 is ignored: it was stamped on 2026-11-01 00:00:00")
 			})
 			if noted == tc.taken {
 				t.Errorf("notes: %q", w.State().Notes)
@@ -159,7 +159,7 @@ func TestStickHelpsALostNode(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if w.Joins != 2 {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -176,7 +176,7 @@ func TestBadStickBesideAGoodOne(t *testing.T) {
 	w.Put(disk+"/sdb2/uevent", "PARTNAME=EDGEBAKE\n")
 	w.Stamp("/dev/sdb2", w.reportTo("good", worldtest.WithToken))
 	w.mustBoot()
-	if !w.goesBy("good") || !w.ConsoleHas("stick /dev/sdb1 is not taken: the Site has problems") {
+	if !w.goesBy("good") || !w.ConsoleHas("stick /dev/sdb1 is ignored: the Site has problems") {
 		t.Errorf("%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -204,12 +204,12 @@ func TestBadSticks(t *testing.T) {
 		if err := w.boot(); (err == nil) != own {
 			t.Errorf("%t: %v", own, err)
 		}
-		begin := "waiting for a Site; stick /dev/sdb1 is not taken: the Site has problems"
+		begin := "waiting for a Site; stick /dev/sdb1 is ignored: the Site has problems"
 		if own {
-			begin = "stick /dev/sdb1 is not taken: the Site has problems"
+			begin = "stick /dev/sdb1 is ignored: the Site has problems"
 		}
 		i := slices.IndexFunc(w.Console, func(line string) bool { return strings.Contains(line, begin) })
-		if i < 0 || w.ConsoleHas("the Site of stick") || !strings.Contains(w.Console[i], "; stick /dev/sdb2 is not taken: the Site has problems") {
+		if i < 0 || w.ConsoleHas("the Site of stick") || !strings.Contains(w.Console[i], "; stick /dev/sdb2 is ignored: the Site has problems") {
 			t.Errorf("%t:\n%s", own, strings.Join(w.Console, "\n"))
 		}
 	}
@@ -226,7 +226,7 @@ func TestStickKeepsIgnition(t *testing.T) {
 		return w.Has("/home/ops/.ssh/authorized_keys.d/ignition") || w.Has("/home/ops/.ssh/authorized_keys")
 	}
 	if !key() {
-		t.Fatal("the key is not there")
+		t.Fatal("the user's key is missing")
 	}
 	w.plug("")
 	w.stampAt(stickDev, 0, map[string]string{ondisk.SlotSite: w.reportTo("stick")})
@@ -241,7 +241,7 @@ func TestStickKeepsIgnition(t *testing.T) {
 	w.PowerOn()
 	w.mustBoot()
 	if key() {
-		t.Error("an empty config.ign did not take the users away")
+		t.Error("an empty config.ign did not remove the users")
 	}
 }
 
@@ -300,7 +300,7 @@ func TestTokenInIgnition(t *testing.T) {
 		t.Fatalf("%v: config.ign is %s", err, c.Files[ondisk.SlotIgnition])
 	}
 	if ign := string(c.Files[ondisk.SlotIgnition]) + w.Get(site.IgnitionCopy); strings.Contains(ign, worldtest.TestToken) {
-		t.Errorf("the token is still there: %s", ign)
+		t.Errorf("the token is still in config.ign: %s", ign)
 	}
 }
 
@@ -321,21 +321,21 @@ func TestResetAndASticksToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s run.Step) bool {
-		return strings.Contains(s.Detail, "stick /dev/sdb1 holds the former Site, with its bootstrap token")
+		return strings.Contains(s.Detail, "stick /dev/sdb1 has the Site of the cluster that this machine leaves, with its bootstrap token")
 	}) {
-		t.Errorf("reset did not say it: %v", steps)
+		t.Errorf("reset did not report it: %v", steps)
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
-	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is not taken: it was plugged in when the machine was reset") {
-		t.Fatalf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+	if err := w.boot(); err == nil || w.Joins != 1 || !w.ConsoleHas("the Site of stick /dev/sdb1 is ignored: it was plugged in when the machine was reset") {
+		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	// A stick that is stamped again is applied, since somebody wants that.
 	w.stampAt(stickDev, day(20), map[string]string{ondisk.SlotSite: w.Site(worldtest.WithToken)})
 	w.PowerOn()
 	w.mustBoot()
 	if w.Joins != 2 {
-		t.Errorf("%d joins", w.Joins)
+		t.Errorf("kubeadm joined %d times", w.Joins)
 	}
 }
 
@@ -351,13 +351,13 @@ func TestResetBeforeANewStick(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.ContainsFunc(steps, func(s run.Step) bool { return strings.Contains(s.Detail, "has a new Site") }) {
-		t.Errorf("reset did not say it: %v", steps)
+		t.Errorf("reset did not report it: %v", steps)
 	}
 	delete(w.Cluster.Nodes, "edge-sn0042")
 	w.PowerOn()
 	w.mustBoot()
 	if !w.goesBy("next") || w.Joins != 2 {
-		t.Errorf("%d joins\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("kubeadm joined %d times\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -389,7 +389,7 @@ func TestAStrangersDateAndAClockAhead(t *testing.T) {
 	second = second.Add(time.Second)
 	ahead(w, first)
 	before := w.clone(t)
-	if err := w.boot(); err == nil || !w.ConsoleHas("took the Site of stick") {
+	if err := w.boot(); err == nil || !w.ConsoleHas("using the Site of stick") {
 		t.Fatalf("%v\n%s", err, strings.Join(w.Console, "\n"))
 	}
 	corrected(w, "one stick")

@@ -38,7 +38,7 @@ func TestAStrangerAndALostIdentity(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.Has("/root/.ssh/authorized_keys") || strings.Contains(w.SlotSite(worldtest.SlotDevice), "ssh-ed25519") {
-				t.Errorf("a stranger's keys are in place:\n%s", w.SlotSite(worldtest.SlotDevice))
+				t.Errorf("the keys of the unsigned stick are in place:\n%s", w.SlotSite(worldtest.SlotDevice))
 			}
 			if w.Joins != 2 {
 				t.Errorf("%d joins: the stick's token did not repair it", w.Joins)
@@ -60,10 +60,10 @@ func TestAStrangersCluster(t *testing.T) {
 	w.plug(unpin(w.Site(worldtest.WithToken, "network: {dns: [192.0.2.123]}")))
 	w.PowerOn()
 	if err := w.boot(); err == nil {
-		t.Error("it went on")
+		t.Error("first boot succeeded, want an error")
 	}
 	if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca {
-		t.Errorf("it joined the stranger's cluster (%d joins)\n%s", w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("the machine joined the other cluster (%d joins)\n%s", w.Joins, strings.Join(w.Console, "\n"))
 	}
 	if got := w.SlotSite(worldtest.SlotDevice); !strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "caCertHashes") {
 		t.Errorf("the slot has\n%s", got)
@@ -92,10 +92,10 @@ func TestAStrangersBundle(t *testing.T) {
 				t.Errorf("%v\n%s", err, strings.Join(w.Console, "\n"))
 			}
 			if w.Joins != 1 || w.Get(ondisk.KubeCA) != ca || w.Get(ondisk.KubeletConf) != conf {
-				t.Errorf("it went to the stranger's cluster (%d joins)", w.Joins)
+				t.Errorf("the machine joined the other cluster (%d joins)", w.Joins)
 			}
 			if got := w.SlotSite(worldtest.SlotDevice); strings.Contains(got, "192.0.2.123") || !strings.Contains(got, "192.0.2.124") || !w.ConsoleHas("network.ntp") {
-				t.Errorf("the stranger sets the clock:\n%s", got)
+				t.Errorf("the unsigned stick changed the time servers:\n%s", got)
 			}
 			// The node is back in its own network, and its clock is right again.
 			w.Cluster = real
@@ -103,7 +103,7 @@ func TestAStrangersBundle(t *testing.T) {
 			w.PowerOn()
 			w.mustBoot()
 			if w.Joins != 1 || member.Enrolled(w.Env()) != nil || w.Get(ondisk.KubeletConf) != conf {
-				t.Errorf("it is no member of its cluster any more (%d joins)", w.Joins)
+				t.Errorf("the machine is not a member of its cluster (%d joins)", w.Joins)
 			}
 		})
 	}
@@ -125,7 +125,7 @@ func TestAMemberJoinsItsOwnClusterAgain(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, site)
 	w.PowerOn()
 	if err := w.boot(); err == nil || w.Joins != 1 || w.Get(ondisk.KubeCA) != string(own.CAPEM) || !w.ConsoleHas("FAILED discovery") {
-		t.Errorf("%v, %d joins\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
+		t.Errorf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	w.Cluster = own
 	own.Nodes["edge-sn0042"].Status.Conditions[0].Status = "Unknown"
@@ -156,7 +156,7 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
 		if err := w.boot(); err == nil || member.Is(w.Env()) {
-			t.Fatalf("it joined again: %v\n%s", err, strings.Join(w.Console, "\n"))
+			t.Fatalf("the machine joined again: %v\n%s", err, strings.Join(w.Console, "\n"))
 		}
 		w.JoinError = nil
 		w.Cluster = other
@@ -164,7 +164,7 @@ func TestAMemberThatFailedToJoinAgain(t *testing.T) {
 		w.PowerOn()
 		took := func() bool { return w.Has(ondisk.KubeCA) && w.Get(ondisk.KubeCA) == string(other.CAPEM) }
 		if err := w.boot(); err == nil || took() || !w.ConsoleHas("FAILED discovery") {
-			t.Errorf("pinned %v: %v, it took the other cluster's CA: %v\n%s", pinned, err, took(), strings.Join(w.Console, "\n"))
+			t.Errorf("pinned %v: %v, the machine accepted the other cluster's CA: %v\n%s", pinned, err, took(), strings.Join(w.Console, "\n"))
 		}
 		w.Cluster = own
 		w.PowerOn()
@@ -184,7 +184,7 @@ func TestABundleOnTheDisk(t *testing.T) {
 		w.Stamp(worldtest.SlotDevice, site)
 		w.PowerOn()
 		if err := w.boot(); err == nil {
-			t.Fatal("it joined")
+			t.Fatal("the machine joined the cluster")
 		}
 	}
 	e := w.Env()
@@ -226,16 +226,16 @@ func TestAStickOfTheFuture(t *testing.T) {
 		w.mustBoot()
 	}
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.123") {
-		t.Error("the stick was not taken")
+		t.Error("the stick's Site was not used")
 	}
 	if w.Now.Year() != 2026 {
-		t.Errorf("the clock says %s", w.Now)
+		t.Errorf("the clock shows %s", w.Now)
 	}
 	w.stampAt(stickDev, w.Now.Add(time.Hour).Unix(), map[string]string{ondisk.SlotSite: w.Site("network: {dns: [192.0.2.124]}")})
 	w.PowerOn()
 	w.mustBoot()
 	if !strings.Contains(w.SlotSite(worldtest.SlotDevice), "192.0.2.124") {
-		t.Errorf("a correction is taken for older than a stick of the future\n%s", strings.Join(w.Console, "\n"))
+		t.Errorf("a correction counts as older than a stick with a date in the future\n%s", strings.Join(w.Console, "\n"))
 	}
 }
 
@@ -253,7 +253,7 @@ func TestAStrangerAndASpoiltSlot(t *testing.T) {
 	w.plug(w.Site(strangersKey))
 	w.PowerOn()
 	if err := w.boot(); err == nil || w.Has("/root/.ssh/authorized_keys") {
-		t.Errorf("%v: a stranger's keys are in place", err)
+		t.Errorf("%v: the keys of the unsigned stick are in place", err)
 	}
 }
 
@@ -288,7 +288,7 @@ func TestAStrangersKeys(t *testing.T) {
 		m.stampAt(stickDev, day(21), map[string]string{"site.yaml": string(text)})
 		m.on()
 		m.bootDone()
-		if m.Get(member.PKIDir+"/ca.key")+m.Get(member.PKIDir+"/sa.key") != before || !m.ConsoleHas("stick /dev/sdb1 is not taken: the Site has problems") {
+		if m.Get(member.PKIDir+"/ca.key")+m.Get(member.PKIDir+"/sa.key") != before || !m.ConsoleHas("stick /dev/sdb1 is ignored: the Site has problems") {
 			t.Errorf("%s: %s", inSite, strings.Join(m.Console, "\n"))
 		}
 	}

@@ -54,7 +54,7 @@ func TestOneChangeAtATime(t *testing.T) {
 	w := machine.clone(t)
 	w.Put("/efi/loader/entries/edgebake-b+0-3.conf", "")
 	if _, err := w.convert(pool); err != nil {
-		t.Errorf("the new system has failed: %v", err)
+		t.Errorf("after the new system has failed: %v", err)
 	}
 	w = machine.clone(t)
 	w.onTrial()
@@ -63,7 +63,7 @@ func TestOneChangeAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := w.convert(pool); err != nil {
-		t.Errorf("the system is kept: %v", err)
+		t.Errorf("after the system is kept: %v", err)
 	}
 }
 
@@ -137,6 +137,6 @@ func TestResetEndsAnUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w.Has("/var/lib/edgebake/update") {
-		t.Error("it is left")
+		t.Error("the update's downloads still exist after a reset")
 	}
 }

@@ -47,7 +47,7 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 		{"all is well", "", func(*controlPlane) {}},
 		{"the Lease is free", "", func(m *controlPlane) { m.Cluster.UpdateLease = &worldtest.UpdateLease{} }},
 		{"it is this machine's", "", func(m *controlPlane) { m.Cluster.UpdateLease = &worldtest.UpdateLease{Holder: "m1"} }},
-		{"another is updated", "the control-plane node m2 is being updated, since 2026-11-20T09:00:00.000000Z", func(m *controlPlane) {
+		{"another is updated", "the control-plane node m2 has been updating since 2026-11-20T09:00:00.000000Z", func(m *controlPlane) {
 			m.Cluster.UpdateLease = &worldtest.UpdateLease{Holder: "m2"}
 		}},
 		{"the one that was updated is gone for ever", "", func(m *controlPlane) { m.Cluster.UpdateLease = &worldtest.UpdateLease{Holder: "m4"} }},
@@ -56,7 +56,7 @@ func TestUpdateLeaseIsFree(t *testing.T) {
 			m.others["192.0.2.13"].state = etcdmember.Silent
 			m.Cluster.UpdateLease = &worldtest.UpdateLease{Holder: "m3"}
 		}},
-		{"a member has no vote", "the member of etcd on m3 has no vote yet", func(m *controlPlane) {
+		{"a member has no vote", "the member of etcd on m3 is not a voting member yet", func(m *controlPlane) {
 			own := m.own.members[2]
 			m.own.members = append(m.own.members[:2:2], map[string]any{"ID": "3", "name": "m3", "peerURLs": own["peerURLs"], "isLearner": true})
 		}},
@@ -106,7 +106,7 @@ func TestTakeUpdateLease(t *testing.T) {
 	}
 	m.bootDone()
 	if holder() != "m1" {
-		t.Errorf("first boot has ended the update")
+		t.Errorf("first boot ended the update")
 	}
 	for range 2 {
 		if err := lease.End(t.Context()); err != nil || holder() != "" || m.Has(controlplane.UpdateLeaseFile) {
@@ -115,7 +115,7 @@ func TestTakeUpdateLease(t *testing.T) {
 	}
 	// Another machine acquires the Lease first.
 	m.Cluster.LeaseRace = func(l *worldtest.UpdateLease) { l.Holder = "m2" }
-	if err := lease.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 is being updated") || holder() != "m2" {
+	if err := lease.Take(t.Context()); err == nil || !strings.Contains(err.Error(), "m2 has been updating since") || holder() != "m2" {
 		t.Errorf("%v, held by %q", err, holder())
 	}
 	if err := lease.End(t.Context()); err != nil || holder() != "m2" || m.Has(controlplane.UpdateLeaseFile) {

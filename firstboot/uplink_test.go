@@ -89,11 +89,11 @@ func TestControlPlaneNetworkSlip(t *testing.T) {
 			if err := m.boot(); err != nil {
 				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth0") || !controlplane.Decided(m.Env()) || !m.ConsoleHas("the former ones are back") {
+			if !m.usesCard("eth0") || !controlplane.Decided(m.Env()) || !m.ConsoleHas("the previous settings are back") {
 				t.Errorf("etcd may start: %v\n%s", controlplane.Decided(m.Env()), strings.Join(m.Console, "\n"))
 			}
 			m.on()
-			if err := m.boot(); err != nil || m.ConsoleHas("the former ones are back") || !m.usesCard("eth0") {
+			if err := m.boot(); err != nil || m.ConsoleHas("the previous settings are back") || !m.usesCard("eth0") {
 				t.Errorf("the next boot: %v\n%s", err, strings.Join(m.Console, "\n"))
 			}
 		})
@@ -120,7 +120,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			return unreachable
 		}, true},
 		{"the network comes up late, while the former settings are tried", 1, func(m *controlPlane, _ string) error {
-			if !m.usesCard("eth0") && !slices.ContainsFunc(m.Console, func(l string) bool { return strings.Contains(l, "former network settings") }) {
+			if !m.usesCard("eth0") && !slices.ContainsFunc(m.Console, func(l string) bool { return strings.Contains(l, "previous network settings") }) {
 				return unreachable
 			}
 			return nil
@@ -136,7 +136,7 @@ func TestControlPlaneSettingsThatAreRight(t *testing.T) {
 			if tt.masters == 1 && (err != nil || !controlplane.Decided(m.Env())) {
 				t.Fatalf("%v\n%s", err, strings.Join(m.Console, "\n"))
 			}
-			if !m.usesCard("eth1") || m.ConsoleHas("the former ones are back") {
+			if !m.usesCard("eth1") || m.ConsoleHas("the previous settings are back") {
 				t.Errorf("console:\n%s", strings.Join(m.Console, "\n"))
 			}
 			if network.IsNew(m.Env()) == tt.kept {
@@ -168,7 +168,7 @@ func TestWorkersNetworkComesUpLate(t *testing.T) {
 	tried := false
 	w.NetworkWorks = func() bool { tried = tried || w.Has(network.TrialFile); return tried }
 	w.mustBoot()
-	if !w.networkHas("192.0.2.51/24") || w.Has(network.TrialFile) || w.ConsoleHas("the former ones are back") {
+	if !w.networkHas("192.0.2.51/24") || w.Has(network.TrialFile) || w.ConsoleHas("the previous settings are back") {
 		t.Errorf("console:\n%s", strings.Join(w.Console, "\n"))
 	}
 }
@@ -211,9 +211,9 @@ eth1	006433C6	00000000	0001	0	0	0	00FFFFFF	0	0	0
 		}
 	}
 	if err := network.NeighbourAnswers(t.Context(), w.Env(), site("203.0.113.4", "", "")); err != nil {
-		t.Errorf("nobody else is expected: %v", err)
+		t.Errorf("without other nodes or a gateway: %v", err)
 	}
 	if err := network.NeighbourAnswers(t.Context(), w.Env(), site("198.51.100.4", "", "")); err == nil || errors.Is(err, context.Canceled) {
-		t.Errorf("a gateway that is not there answers: %v", err)
+		t.Errorf("a gateway that does not exist answers: %v", err)
 	}
 }

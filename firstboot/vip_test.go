@@ -48,7 +48,7 @@ func TestVIPInTheCluster(t *testing.T) {
 				t.Errorf("result %s", w.State().Result)
 			}
 			if n := strings.Count(said, inRange); n > 1 {
-				t.Errorf("it was said %d times", n)
+				t.Errorf("the message was printed %d times", n)
 			}
 		})
 	}
@@ -79,7 +79,7 @@ func TestServiceTakesTheVIPLater(t *testing.T) {
 	w.Cluster.ServiceSubnet, w.Cluster.Services = "10.96.0.0/12", map[string]string{"10.103.97.2": "till"}
 	w.mustBoot()
 	if !w.ConsoleHas("the VIP 10.103.97.2 is the address of the cluster's Service shop/till") {
-		t.Errorf("it is not said:\n%s", strings.Join(w.Console, "\n"))
+		t.Errorf("the console has no message about it:\n%s", strings.Join(w.Console, "\n"))
 	}
 	if s := w.State(); s.Result != ondisk.ResultDone {
 		t.Errorf("result %s", s.Result)

@@ -68,7 +68,7 @@ func TestALongWaitIsSaidOnce(t *testing.T) {
 	}
 	for _, p := range w.State().Phases {
 		if p.Name == hub.ReadyStep && !strings.Contains(p.Waiting+p.Error, "read tcp 10.103.97.2:6443: ") {
-			t.Errorf("the state says of it: %+v", p)
+			t.Errorf("the phase's state is %+v", p)
 		}
 	}
 }

@@ -30,7 +30,7 @@ const (
 
 // Fixes that install OpenYurt's components in the cluster.
 const (
-	InstallManager = "install OpenYurt's " + Manager + " chart, of the release that yurthub is of"
+	InstallManager = "install OpenYurt's " + Manager + " chart of yurthub's release"
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
 )
 

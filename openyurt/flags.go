@@ -22,12 +22,12 @@ type flag struct {
 // unknown flag.
 var flags = func() map[string]flag {
 	all := map[string]flag{
-		"proxy-port":           {fixed: "kubelet asks it at 127.0.0.1:" + ProxyPort},
-		"bind-proxy-address":   {fixed: "kubelet asks it at 127.0.0.1:" + ProxyPort},
-		"serve-port":           {fixed: "first boot asks it at " + Health + " whether it is ready"},
-		"multiplexer-port":     {fixed: "it lends the node's rights there, and the firewall closes port " + PoolPort + " alone", since: "v1.7.0"},
-		"disk-cache-path":      {fixed: "its cache is in " + Cache + ", which lasts, and which reset and revert clear"},
-		"root-dir":             {fixed: "its identity is in " + Root + ", where first boot looks for it"},
+		"proxy-port":           {fixed: "kubelet connects to it at 127.0.0.1:" + ProxyPort},
+		"bind-proxy-address":   {fixed: "kubelet connects to it at 127.0.0.1:" + ProxyPort},
+		"serve-port":           {fixed: "first boot checks at " + Health + " whether it is ready"},
+		"multiplexer-port":     {fixed: "its clients there get the node's rights, and the firewall closes only port " + PoolPort, since: "v1.7.0"},
+		"disk-cache-path":      {fixed: "its cache must be in " + Cache + ", which survives restarts and is cleared by reset and revert"},
+		"root-dir":             {fixed: "first boot looks for its certificate in " + Root},
 		"node-ip":              {managed: true, since: "v1.7.0"},
 		"pool-scope-resources": {since: "v1.6.1"},
 	}
@@ -69,7 +69,7 @@ func BadFlag(name, version string) string {
 	case f.in(version):
 		return ""
 	case f.until != "" && semver.Compare(version, f.until) >= 0:
-		return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, which %s did", version, f.until)
+		return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, since yurthub %s removed the flag", version, f.until)
 	}
 	return fmt.Sprintf("is not a flag of yurthub %s and would keep it from starting: remove it, or build the Image with yurthub %s or later", version, f.since)
 }

@@ -45,10 +45,10 @@ func TestHubArgsOfTheUser(t *testing.T) {
 	t.Parallel()
 	h := Hub{Extra: []string{"--enable-dummy-if=true", "--enable-resource-filter=0"}}
 	if args := h.Args(); args[len(args)-1] != "--enable-dummy-if=false" {
-		t.Errorf("a kernel without dummy gets %v", args)
+		t.Errorf("for a kernel without dummy interfaces, the arguments are %v", args)
 	}
 	if r, listed := h.PoolSource(); listed {
-		t.Errorf("without the filters it waits for %s", r.Kind)
+		t.Errorf("without the filters, yurthub waits for %s", r.Kind)
 	}
 }
 
@@ -171,7 +171,7 @@ func TestBadFlag(t *testing.T) {
 		{"heartbeat-interval-seconds", "v1.6.0", ""},
 		{"server-addr", "", "is set by first boot"},
 		{"node-ip", "v1.6.1", "is set by first boot"},
-		{"proxy-port", "", "kubelet asks it at 127.0.0.1:10261"},
+		{"proxy-port", "", "kubelet connects to it at 127.0.0.1:10261"},
 		{"multiplexer-port", "", "port 10269"},
 		{"root-dir", "", Root},
 		{"enable-iptable", "", "is unknown to yurthub"},
@@ -234,7 +234,7 @@ func TestUnit(t *testing.T) {
 		}
 	}
 	if strings.Contains(UnitFile, "network-online.target") {
-		t.Error("it waits for a network, which an edge node may not have")
+		t.Error("the unit waits for a network, which an edge node may not have")
 	}
 }
 
@@ -277,7 +277,7 @@ func TestPodManifest(t *testing.T) {
 		t.Errorf("image %s, command %q, want %q", c.Image, c.Command, want)
 	}
 	if g := c.LivenessProbe.HTTPGet; g.Host+":"+g.Port != Health || g.Path != "/v1/healthz" {
-		t.Errorf("it is asked at %+v", g)
+		t.Errorf("the probe is %+v", g)
 	}
 	var dirs []string
 	for _, v := range p.Spec.Volumes {
@@ -285,11 +285,11 @@ func TestPodManifest(t *testing.T) {
 	}
 	for _, want := range []string{path.Dir(path.Dir(Manifest)), Root, path.Dir(pod().BootstrapFile)} {
 		if !slices.Contains(dirs, want) {
-			t.Errorf("it has no %s of the host's: %q", want, dirs)
+			t.Errorf("the pod does not mount the host's %s: %q", want, dirs)
 		}
 	}
 	if !strings.HasPrefix(Cache, path.Dir(path.Dir(Manifest))+"/") {
-		t.Errorf("its cache %s is in none of %q", Cache, dirs)
+		t.Errorf("the cache %s is in none of the mounts %q", Cache, dirs)
 	}
 }
 
@@ -298,7 +298,7 @@ func TestPodManifest(t *testing.T) {
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	if RedirectFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsRedirected(RedirectFlags) || IsRedirected("--kubeconfig=/etc/kubernetes/kubelet.conf") {
-		t.Errorf("kubelet is turned by %q", RedirectFlags)
+		t.Errorf("the flags that redirect kubelet are %q", RedirectFlags)
 	}
 	var conf struct {
 		Clusters []struct{ Cluster struct{ Server string } }
@@ -309,11 +309,11 @@ func TestKubelet(t *testing.T) {
 	}
 	for version, want := range map[string]string{"Kubernetes v1.29.4": "", "Kubernetes v1.34.9\n": "", "Kubernetes v1.35.0\n": ListPlainly, "v1.36.3": ListPlainly} {
 		if got, err := PlainLists(version); got != want || err != nil {
-			t.Errorf("%q lists by %q, %v", version, got, err)
+			t.Errorf("for %q, the feature gate is %q, %v", version, got, err)
 		}
 	}
 	if _, err := PlainLists("Kubernetes unknown"); err == nil {
-		t.Error("an unknown version is taken for one")
+		t.Error("an invalid version was accepted")
 	}
 }
 
@@ -325,7 +325,7 @@ func TestJoinedArgs(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	if given["rotate-certificates"] != "true" {
-		t.Error("the Site's were changed")
+		t.Error("the Site's feature gates were changed")
 	}
 	if got := JoinedArgs(nil, ListPlainly)["feature-gates"]; got != "WatchListClient=false" {
 		t.Errorf("feature gates %q", got)
@@ -338,7 +338,7 @@ func TestJoinedArgs(t *testing.T) {
 		"--a=b --feature-gates=WatchListClient=true --c=d",
 	} {
 		if rest, turned := Unredirect(args); rest != args || turned != "" {
-			t.Errorf("%q, which nobody turned: %q, by %q", args, rest, turned)
+			t.Errorf("%q without redirect flags: %q, by %q", args, rest, turned)
 		}
 		for _, plain := range []string{"", ListPlainly} {
 			rest, turned := Unredirect(Redirect(args, plain))
@@ -347,7 +347,7 @@ func TestJoinedArgs(t *testing.T) {
 				added = ListPlainly
 			}
 			if rest != args || turned != added+RedirectFlags || !IsRedirected(Redirect(args, plain)) {
-				t.Errorf("%q, turned and back: %q, by %q", args, rest, turned)
+				t.Errorf("%q redirected and back: %q, by %q", args, rest, turned)
 			}
 		}
 	}
@@ -384,12 +384,12 @@ func TestLabels(t *testing.T) {
 	for _, k := range LabelKeys() {
 		delete(edge, k)
 		if Labelled(edge) {
-			t.Errorf("without %s a Node is OpenYurt's", k)
+			t.Errorf("a Node without %s counts as OpenYurt's", k)
 		}
 		edge = Labels("shanghai", false)
 	}
 	if IsLabel("zone") {
-		t.Error("zone is OpenYurt's")
+		t.Error("the zone label counts as OpenYurt's")
 	}
 }
 
@@ -499,7 +499,7 @@ func TestReleases(t *testing.T) {
 	}
 	for said, want := range map[string]string{"yurthub version: v1.7.0-abc\n": "v1.7", "projectinfo.Info{GitVersion:\"v1.6.1\"}": "v1.6", "(devel)": ""} {
 		if got := Reported(said); got != want {
-			t.Errorf("%q is of %q, not %q", said, got, want)
+			t.Errorf("%q gives the version %q, want %q", said, got, want)
 		}
 	}
 	if CanBorrow("v1.6") || !CanBorrow("v1.7") {
@@ -518,7 +518,7 @@ func TestLeavings(t *testing.T) {
 	}
 	for _, c := range Certificates() {
 		if !slices.ContainsFunc(Identities(), func(dir string) bool { return strings.HasPrefix(c.Dir+"/", dir+"/") }) {
-			t.Errorf("%s in %s outlives its identity", c.Name, c.Dir)
+			t.Errorf("%s in %s is not removed with yurthub's identity", c.Name, c.Dir)
 		}
 	}
 	if !slices.Contains(Identities(), Cache) || !slices.Contains(Identities(), Identity) {

@@ -138,20 +138,20 @@ func BuiltFrom(info *debug.BuildInfo) string {
 	if info.Main.Path != module {
 		return ""
 	}
-	var said []string
+	var versions []string
 	if v := info.Main.Version; v != "" && v != "(devel)" { // the version from the tag, since Go 1.24
-		said = append(said, v)
+		versions = append(versions, v)
 	}
 	for _, s := range info.Settings {
 		if s.Key != "-ldflags" {
 			continue
 		}
 		if all := versionFlag.FindAllStringSubmatch(s.Value, -1); len(all) > 0 {
-			said = append(said, all[len(all)-1][1]) // the last one applies
+			versions = append(versions, all[len(all)-1][1]) // the last one applies
 		}
 	}
 	version := ""
-	for _, v := range said {
+	for _, v := range versions {
 		m := tagged.FindStringSubmatch(v)
 		if m == nil || version != "" && version != m[1] {
 			return ""

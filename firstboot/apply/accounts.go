@@ -204,11 +204,11 @@ func (a *accounts) gid(n types.NodeGroup) (*int, error) {
 
 func lookup(row []string, what, name string) (*int, error) {
 	if len(row) < 3 {
-		return nil, fmt.Errorf("there is no %s %s: add it to passwd, or to the image", what, name)
+		return nil, fmt.Errorf("there is no %s %s: add it to passwd in the Ignition config, or to the image", what, name)
 	}
 	id, err := strconv.Atoi(row[2])
 	if err != nil {
-		return nil, fmt.Errorf("%s %s has the invalid id %q", what, name, row[2])
+		return nil, fmt.Errorf("%s %s has the invalid ID %q", what, name, row[2])
 	}
 	return &id, nil
 }

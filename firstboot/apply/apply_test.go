@@ -312,7 +312,7 @@ func TestActivation(t *testing.T) {
 	}
 	for _, p := range []string{file, other, "/etc/systemd/system/site.service"} {
 		if !slices.Contains(told[0].Paths, p) {
-			t.Errorf("nobody is told of %s: %v", p, told[0])
+			t.Errorf("no program was told about the change of %s: %v", p, told[0])
 		}
 	}
 	if us := told[0].Units; len(us) != 1 || !us[0].Changed {
@@ -386,7 +386,7 @@ func TestRefuses(t *testing.T) {
 		{"merge", `{"ignition":{"version":"3.5.0","config":{"merge":[{"source":"https://example.com/a"}]}}}`, "fetches no further configs"},
 		{"no JSON", `x`, "not an Ignition config"},
 		{"overwrite", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc/baked.conf","contents":{"source":"data:,x"}}]}}`, "exists already with other contents: add overwrite: true"},
-		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc exists already"},
+		{"directory", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/etc","overwrite":true,"contents":{"source":"data:,x"}}]}}`, "/etc is a directory that the machine needs"},
 		{"hash", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,x","verification":{"hash":"sha256-` + strings.Repeat("0", 64) + `"}}}]}}`, "verifying its contents"},
 		{"no such user", `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","user":{"name":"nobody-here"},"contents":{"source":"data:,x"}}]}}`, "there is no user nobody-here"},
 		{"no such group", `{"ignition":{"version":"3.5.0"},"passwd":{"users":[{"name":"a","groups":["nowhere"]}]}}`, "the image has no group nowhere"},

@@ -162,7 +162,7 @@ func merged(all []entry) (out []entry, errs []error) {
 		case first.fromUser && e.overwrite && e.Kind != kindDir:
 			out[i] = e
 		case first.fromUser:
-			errs = append(errs, fmt.Errorf("%s exists already, from passwd.users: add overwrite: true, or remove it from one of the two", e.Path))
+			errs = append(errs, fmt.Errorf("%s is also written by passwd.users: add overwrite: true, or remove it from one of the two sections", e.Path))
 		default:
 			errs = append(errs, fmt.Errorf("%s is named twice", e.Path))
 		}
@@ -253,11 +253,11 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 		switch {
 		case w.Kind == kindDir && (st.IsDir() || t.isDir(w.Path)), w.overwrite:
 		case w.Kind == kindDir || st.IsDir():
-			bad("%s exists already, and is not a %s: choose another path, or add overwrite: true", w.Path, w.Kind)
+			bad("%s exists already, but is not a %s: choose another path, or add overwrite: true", w.Path, w.Kind)
 		case ours:
 		case w.keepData || w.appendTo:
 			if !st.Mode().IsRegular() {
-				bad("%s exists and is not a file to append to: choose another path", w.Path)
+				bad("%s exists, but is not a regular file, so nothing can be appended to it: choose another path", w.Path)
 			}
 		case !t.same(w):
 			bad("%s exists already with other contents: add overwrite: true, or choose another path", w.Path)
@@ -354,7 +354,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 		return paths, nil
 	}
 	if slices.ContainsFunc(needed, func(n string) bool { return n == dir || strings.HasPrefix(n, strings.TrimSuffix(dir, "/")+"/") }) {
-		return nil, fmt.Errorf("%s exists already as a directory that the machine needs: choose another path", dir)
+		return nil, fmt.Errorf("%s is a directory that the machine needs, and cannot be replaced: choose another path", dir)
 	}
 	var size int64
 	err := filepath.WalkDir(t.path(dir), func(full string, d fs.DirEntry, err error) error {
@@ -380,7 +380,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 			size += st.Size()
 		}
 		if len(paths) > maxCleared || size > maxClearedBytes {
-			return fmt.Errorf("it holds more than %d files or %d MiB", maxCleared, maxClearedBytes>>20)
+			return fmt.Errorf("it contains more than %d files or %d MiB", maxCleared, maxClearedBytes>>20)
 		}
 		return nil
 	})

@@ -31,7 +31,7 @@ import (
 )
 
 // ErrLink means that a path leads through a link that a user other than root may have made.
-var ErrLink = errors.New("it is a link in a directory that others may write to, and is not followed")
+var ErrLink = errors.New("it is a symbolic link in a directory that other users may write to, so it is not followed")
 
 // Root is the directory in which all paths start, "/" on a node. Absolute links start there too.
 type Root struct{ Dir string }

@@ -130,7 +130,7 @@ func TestWhatAUserPutsInTheWay(t *testing.T) {
 			m := newMachine(t)
 			c.prepare(m)
 			if _, _, err := m.ReadFile(keys); err == nil && !strings.Contains(c.name, "another name") {
-				t.Error("the keys were read")
+				t.Error("the other user's keys were read")
 			}
 			m.do(m.Mkdir("/home/u/.ssh", Owner{Mode: 0o700, UID: os.Geteuid()}))
 			m.do(m.WriteFile(keys, []byte("key"), roots))
@@ -160,11 +160,11 @@ func TestRename(t *testing.T) {
 	m.do(os.MkdirAll(m.path("/var/from/a"), 0o755))
 	m.put("/var/from/a/b", "newer")
 	if err := m.Rename("/var/from/a", "/var/made/to"); err == nil {
-		t.Error("it replaced what was there")
+		t.Error("the existing file was replaced")
 	}
 	m.has("/var/made/to/b", "data")
 	if err := m.Rename("/var/from/none", "/var/made/other"); err == nil {
-		t.Error("nothing was moved without an error")
+		t.Error("moving a missing file succeeded")
 	}
 }
 
@@ -201,7 +201,7 @@ func TestNothingIsRemovedElsewhere(t *testing.T) {
 		t.Errorf("looking: %v", err)
 	}
 	if m.IsDir("/home/u/.config") {
-		t.Error("somebody's link counts as a directory")
+		t.Error("another user's link was treated as a directory")
 	}
 	m.do(m.RemoveAll("/home/u/.config")) // the link itself
 	m.untouched()
@@ -226,7 +226,7 @@ func TestRootsLinksAreFollowed(t *testing.T) {
 		t.Errorf("%q, %v", b, err)
 	}
 	if !m.IsDir("/var/run") || !m.IsDir("/") || m.IsDir("/etc/shadow") || m.IsDir("/none") {
-		t.Error("directories are not told from others")
+		t.Error("directories and other files are confused")
 	}
 	if err := m.WriteFile("/loop/x", nil, roots); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("a loop: %v", err)
@@ -282,7 +282,7 @@ func TestAUserWhoIsQuick(t *testing.T) {
 	wg.Wait()
 	m.untouched()
 	if wrote == 0 {
-		t.Error("it was never written where it belongs: nothing was tried")
+		t.Error("the file was never written at its own path: the test tried nothing")
 	}
 }
 

@@ -146,7 +146,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 		}
 	}
 	for _, c := range wanted {
-		e.Log.Info("a certificate is to be made", "file", c.Name(), "why", c.Wrong(e, InUse))
+		e.Log.Info("making a certificate", "file", c.Name(), "why", c.Wrong(e, InUse))
 	}
 	isWanted := func(file string) bool {
 		return slices.ContainsFunc(wanted, func(c credential) bool { return slices.Contains(c.Files, file) })
@@ -174,7 +174,7 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	}
 	for _, c := range wanted {
 		if err := c.Wrong(e, Renewed); err != nil {
-			return fmt.Errorf("verifying %s, which kubeadm has made: %w", Renewed(c.Name()), err)
+			return fmt.Errorf("verifying %s, which kubeadm has written: %w", Renewed(c.Name()), err)
 		}
 	}
 	return putInPlace(e, wanted)
@@ -198,7 +198,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 		mark = []byte(kubeletToo)
 	}
 	if err := e.WriteFile(PodsRestart, mark, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("marking the control plane for a restart: %w", err)
+		return fmt.Errorf("recording that the control plane must be restarted: %w", err)
 	}
 	if kubelets { // kubelet prefers pairs that it has renewed itself, even invalid ones
 		if err := removeUselessKeys(e); err != nil {
@@ -208,7 +208,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	for _, c := range old {
 		for _, f := range c.Files {
 			if err := e.Link(Renewed(f), f); err != nil {
-				return fmt.Errorf("putting a new certificate in place: %w", err)
+				return fmt.Errorf("replacing a certificate by the new one: %w", err)
 			}
 		}
 	}
@@ -344,7 +344,7 @@ func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 		return nil, err
 	}
 	if c.Cert == nil {
-		return nil, errors.New("it has no certificate")
+		return nil, errors.New("it contains no client certificate")
 	}
 	cert, err := x509.ParseCertificate(c.Cert.Certificate[0])
 	if err != nil {
@@ -370,7 +370,7 @@ func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 func inTime(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
-		return fmt.Errorf("it was valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("it expired at %s", cert.NotAfter.UTC().Format(time.RFC3339))
 	case now.Before(cert.NotBefore):
 		return fmt.Errorf("it is not valid before %s", cert.NotBefore.UTC().Format(time.RFC3339))
 	}
@@ -388,7 +388,7 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 		return nil // a new certificate would not be valid for longer
 	}
 	if left, all := cert.NotAfter.Sub(e.Now()), cert.NotAfter.Sub(madeAt(e, cert)); left < min(RenewBefore, all/2) {
-		return fmt.Errorf("it is valid until %s", cert.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("it expires soon, at %s", cert.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return nil
 }

@@ -33,8 +33,8 @@ func TestLacking(t *testing.T) {
 	const site = "mode: ipvs\niptables: {syncPeriod: 1h, masqueradeAll: false}\nipvs: {excludeCIDRs: [10.0.0.1/32]}\nfeatureGates: {A: true}\n"
 	for has, want := range map[string]string{
 		"mode: ipvs\niptables: {syncPeriod: 1h0m0s}\nipvs: {excludeCIDRs: [10.0.0.2/32, 10.0.0.1/32]}\nfeatureGates: {A: true, B: false}\noomScoreAdj: null\n": "",
-		"mode: \"\"\niptables: {syncPeriod: 30s, masqueradeAll: true}\nipvs: {excludeCIDRs: null}\n": "featureGates.A is not set, true in the Site; iptables.masqueradeAll is true, false in the Site; " +
-			"iptables.syncPeriod is 30s, 1h in the Site; ipvs.excludeCIDRs is not set, [10.0.0.1/32] in the Site; mode is not set, ipvs in the Site",
+		"mode: \"\"\niptables: {syncPeriod: 30s, masqueradeAll: true}\nipvs: {excludeCIDRs: null}\n": "featureGates.A is not set in the cluster, but true in the Site; iptables.masqueradeAll is true in the cluster, but false in the Site; " +
+			"iptables.syncPeriod is 30s in the cluster, but 1h in the Site; ipvs.excludeCIDRs is not set in the cluster, but [10.0.0.1/32] in the Site; mode is not set in the cluster, but ipvs in the Site",
 	} {
 		var s, h map[string]any
 		if err := errors.Join(yamltree.Unmarshal([]byte(site), &s), yamltree.Unmarshal([]byte(has), &h)); err != nil {

@@ -113,7 +113,7 @@ func markDocuments(e *machine.Env, documents string) error {
 func DocumentsPhase(active *site.Active) run.Phase {
 	site, compared := active.Site, false
 	return run.Phase{
-		Name: "documents", Doc: "the cluster has kubeadm's documents of the Site", Timeout: 2 * time.Minute,
+		Name: "documents", Doc: "the cluster has the Site's kubeadm documents", Timeout: 2 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if !compared {
 				compared = true
@@ -179,9 +179,9 @@ func writeForPerson(e *machine.Env, site *configs.Site, documents string) error 
 		_, err = e.Write(DocumentsFile, text, machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("writing kubeadm's documents for a person: %w", err)
+		return fmt.Errorf("writing the Site's kubeadm documents to %s: %w", DocumentsFile, err)
 	}
-	e.Note("the Site's kubeadm documents differ from those in the cluster, which somebody else may have changed, and which stay. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep the cluster's: only the last command",
+	e.Note("the Site's kubeadm documents differ from those in the cluster. First boot does not overwrite the cluster's, since somebody else may have changed them. To upload the Site's: kubeadm init phase upload-config all --config %s && %s; to keep the cluster's: run only the second command",
 		DocumentsFile, "kubectl -n kube-system annotate configmap kubeadm-config --overwrite "+DocumentsKey+"="+documents)
 	return nil
 }
@@ -252,9 +252,9 @@ func lacking(field string, want, has any) []string {
 		}
 	}
 	if has == nil || has == "" {
-		return []string{fmt.Sprintf("%s is not set, %v in the Site", field, want)}
+		return []string{fmt.Sprintf("%s is not set in the cluster, but %v in the Site", field, want)}
 	}
-	return []string{fmt.Sprintf("%s is %v, %v in the Site", field, has, want)}
+	return []string{fmt.Sprintf("%s is %v in the cluster, but %v in the Site", field, has, want)}
 }
 
 // sameDuration reports whether two values are the same duration, like 1h and 1h0m0s.

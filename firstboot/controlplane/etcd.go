@@ -49,7 +49,7 @@ const (
 // EtcdStartPhase starts etcd, once package etcdmember has decided how.
 func EtcdStartPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "etcd-start", Doc: "it is decided how etcd starts", Timeout: time.Hour,
+		Name: "etcd-start", Doc: "etcd is started without losing data", Timeout: time.Hour,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			if Decided(e) {
 				return run.Done, nil
@@ -121,7 +121,7 @@ type etcdStarter struct {
 
 // run repeats the decision until etcd is started.
 func (t *etcdStarter) run(ctx context.Context) error {
-	said := ""
+	lastLine := ""
 	for {
 		if !areUsable(t.e, t.site) { // the clock was set meanwhile
 			return run.ErrRestart
@@ -131,9 +131,9 @@ func (t *etcdStarter) run(ctx context.Context) error {
 			return err
 		}
 		d := etcdmember.Decide(v)
-		if line := d.Do.String() + ": " + d.Why; line != said {
+		if line := d.Do.String() + ": " + d.Why; line != lastLine {
 			t.e.Log.Info("decided how etcd starts", "decision", d.Do.String(), "why", d.Why)
-			said, t.since = line, t.e.Now()
+			lastLine, t.since = line, t.e.Now()
 		}
 		switch next, err := t.execute(ctx, d); {
 		case err != nil || next == etcdStarted:
@@ -145,7 +145,7 @@ func (t *etcdStarter) run(ctx context.Context) error {
 			t.answerBlank(ctx, etcdmember.BlankAnswer(v.PermitID, v.Permit == etcdmember.UsedPermit || v.Request.Restored))
 		}
 		if err := t.e.Sleep(ctx, decideInterval); err != nil {
-			return run.Advise(fmt.Errorf("no decision yet (%s: %s): %w", d.Do, d.Why, err), d.Fix)
+			return run.Advise(fmt.Errorf("etcd is not started yet: %s: %w", d.Why, err), d.Fix)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 		}
 		return etcdStarted, t.start(ctx, "existing", everyMember(t.site))
 	case etcdmember.ForceNewCluster:
-		t.e.Console("etcd continues from this machine alone: " + d.Why)
+		t.e.Console("etcd continues with this machine's data alone: " + d.Why)
 		return etcdStarted, t.start(ctx, "existing", everyMember(t.site), forcedArgs(t.site)...)
 	case etcdmember.Restore:
 		t.e.Console("restoring etcd from a snapshot: " + d.Why)
@@ -201,12 +201,12 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 		}
 	case etcdmember.Wait:
 	default:
-		return startWaits, run.NeedsPerson(fmt.Errorf("this first boot does not support the decision %s", d.Do), "keep the disk, and update the image")
+		return startWaits, run.NeedsPerson(fmt.Errorf("this version of firstboot cannot carry out the decision %q about etcd", d.Do), "keep the disk, and update the image")
 	}
 	if d.Fix != "" && t.e.Now().Sub(t.since) >= fixAfter {
-		t.e.Waiting("%s; to fix: %s", d.Why, d.Fix)
+		t.e.Waiting("a safe start of etcd: %s; to fix: %s", d.Why, d.Fix)
 	} else {
-		t.e.Waiting("%s", d.Why)
+		t.e.Waiting("a safe start of etcd: %s", d.Why)
 	}
 	return startWaits, nil
 }
@@ -307,7 +307,7 @@ func (t *etcdStarter) askPeers(ctx context.Context) []peerAnswer {
 			a.etcd = memberEtcd(t.client, m)
 			cluster, members, err := a.etcd.List(ctx)
 			if err != nil {
-				t.e.Log.Debug("no quorum answers through "+m.Name, "error", err)
+				t.e.Log.Debug("no quorum of etcd answers through "+m.Name, "error", err)
 				return
 			}
 			a.cluster, a.members = cluster, members
@@ -328,7 +328,7 @@ func etcdDisk(e *machine.Env) (etcdmember.Disk, error) {
 	var err error
 	d.WAL, d.Member, d.Etcd, err = etcdmember.ReadLog(e.Path(configs.EtcdDataDir + "/member/wal"))
 	if err != nil {
-		return d, run.Advise(fmt.Errorf("reading etcd's data: %w", err), "check the disk; to replace it, write the image to the new one: the machine then joins the others if more than half of all control-plane nodes run without it")
+		return d, run.Advise(fmt.Errorf("reading etcd's data: %w", err), "check the disk; to replace it, write the image to a new disk: the machine then joins again, if more than half of all control-plane nodes run without it")
 	}
 	d.Cluster = ReadMembership(e).Cluster
 	return d, nil
@@ -359,12 +359,12 @@ func (t *etcdStarter) answerBlank(ctx context.Context, answer etcdmember.Answer)
 	}
 	conf, err := EtcdTLS(t.e)
 	if err != nil {
-		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
+		t.e.Log.Warn("telling the other control-plane nodes that this one has no etcd data", "error", err)
 		return
 	}
 	l, err := t.e.Listen(ctx, net.JoinHostPort(t.site.Self().Address, configs.EtcdPeerPort))
 	if err != nil {
-		t.e.Log.Warn("telling the other control-plane nodes that this one is blank", "error", err)
+		t.e.Log.Warn("telling the other control-plane nodes that this one has no etcd data", "error", err)
 		return
 	}
 	server := &http.Server{Handler: etcdmember.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
@@ -392,7 +392,7 @@ func (t *etcdStarter) join(ctx context.Context, d etcdmember.Decision) (initialC
 		if err := t.via.Remove(ctx, id); err != nil {
 			return "", err
 		}
-		t.e.Log.Info("removed a member of etcd: a former one of this machine, or one that never started", "id", id)
+		t.e.Log.Info("removed an old member of etcd: this machine's previous one, or one that never started", "id", id)
 	}
 	self, err := t.via.AddLearner(ctx, t.site.Self().PeerURL())
 	if err != nil {
@@ -431,7 +431,7 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 	}
 	pod := e.Contents(written)
 	if len(pod) == 0 {
-		return errors.New("kubeadm wrote no pod of etcd")
+		return errors.New("starting etcd: kubeadm wrote no manifest of etcd's pod")
 	}
 	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
@@ -460,7 +460,7 @@ func promote(ctx context.Context, e *machine.Env, site *configs.Site, client *ht
 				if err := via.Promote(ctx, own.ID); err != nil {
 					return err
 				}
-				e.Log.Info("this machine's member of etcd has its vote", "id", own.ID)
+				e.Log.Info("this machine is now a voting member of etcd", "id", own.ID)
 			}
 		}
 		return nil

@@ -50,9 +50,9 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 	}
 	switch {
 	case lease != t.watch.lease:
-		return etcdmember.Alive, fmt.Sprintf("the lease of the Node %s is renewed by the machine with id %s", t.site.NodeName, holder), nil
+		return etcdmember.Alive, fmt.Sprintf("the lease of the Node %s is renewed by the machine with the machine ID %s", t.site.NodeName, holder), nil
 	case t.e.Now().Sub(t.watch.since) < leaseWatchTime:
-		return etcdmember.Watched, fmt.Sprintf("watching for %s whether another machine runs as Node %s", leaseWatchTime, t.site.NodeName), nil
+		return etcdmember.Watched, fmt.Sprintf("checking for %s whether another machine runs as Node %s", leaseWatchTime, t.site.NodeName), nil
 	}
 	return etcdmember.Gone, "", nil
 }
@@ -115,7 +115,7 @@ func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string)
 		if err == nil {
 			return n.Status.NodeInfo.MachineID, lease.Spec.RenewTime
 		}
-		t.e.Log.Debug("the Node is not known through "+m.Name, "error", err)
+		t.e.Log.Debug("the Node could not be read through "+m.Name, "error", err)
 	}
 	return "", ""
 }

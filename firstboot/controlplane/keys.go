@@ -71,7 +71,7 @@ func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([
 			early = err == nil && synced
 		}
 		if early {
-			e.Note("the Site's %s is not valid yet: this machine keeps the former one. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
+			e.Note("the Site's %s is not valid yet: this machine keeps its previous one. To fix: correct the clock of the computer that ran `edgebake cluster new`, run it again, and stamp the Site again", path.Base(f.Path))
 		}
 		if early || api.Supersedes(has, f.Data) {
 			files[i].Data = has
@@ -119,7 +119,7 @@ func KeysPhase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if e.Exists(etcdFormerCA) {
-				e.Note("etcd on this machine still uses the former issue of its CA. To fix: restart the machine, one control-plane node at a time")
+				e.Note("etcd on this machine still uses the old certificate of its CA, which was reissued. To fix: restart the machine; restart control-plane nodes one at a time")
 			}
 			if keys == nil {
 				if err := member.KeysInPlace(e, active.Site); err != nil {
@@ -143,12 +143,12 @@ func KeysPhase(active *site.Active) run.Phase {
 			}
 			if ca := e.Contents(etcdCA); Decided(e) && ca != nil && slices.ContainsFunc(files, func(f pkiFile) bool { return f.Path == etcdCA && string(f.Data) != string(ca) }) {
 				if err := e.WriteFile(etcdFormerCA, nil, machine.Mode(0o600)); err != nil {
-					return fmt.Errorf("recording that etcd runs with a former CA: %w", err)
+					return fmt.Errorf("recording that etcd still uses its old CA: %w", err)
 				}
 			}
 			for _, f := range files {
 				if _, err := e.Write(f.Path, f.Data, f.mode); err != nil {
-					return fmt.Errorf("putting the cluster's keys in place: %w", err)
+					return fmt.Errorf("writing the cluster's keys: %w", err)
 				}
 			}
 			return nil
@@ -159,9 +159,9 @@ func KeysPhase(active *site.Active) run.Phase {
 // DiskIsOfSite returns an error if the disk has the CA of another cluster, or the
 // certificate of another node, than the Site.
 func DiskIsOfSite(e *machine.Env, active *site.Active) error {
-	fix := member.Rewriting(e, "a control-plane node cannot move: correct the Site, or write the image to the machine's disk again")
+	fix := member.Rewriting(e, "a control-plane node cannot move to another cluster: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {
-		fix = "a control-plane node cannot move: correct the Site, and keep the disk, since the Site says to continue from this machine"
+		fix = "a control-plane node cannot move to another cluster: correct the Site, and keep the disk, since continueFrom in the Site names this machine"
 	}
 	if ca := e.Contents(ondisk.KubeCA); len(member.CAPins(ca)) > 0 && !member.AnyPinned(ca, active.Site.CAPins()) {
 		return run.NeedsPerson(errors.New("this machine has the CA of another cluster than the Site's"), fix)

@@ -80,7 +80,7 @@ func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member str
 		return err
 	}
 	if least := total / 100 * SnapshotLeaves; free-bytes < least {
-		return fmt.Errorf("it needs %s meanwhile, but of the %s that are free on /var, %s must stay free", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
+		return fmt.Errorf("it needs %s for a copy, but of the %s that are free on /var, %s must stay free", configs.HumanSize(bytes), configs.HumanSize(free), configs.HumanSize(least))
 	}
 	return nil
 }
@@ -107,11 +107,11 @@ func spaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member str
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if err := c.Get(ctx, "/api/v1/nodes/"+member+"/proxy/stats/summary", &summary); err != nil {
-		return 0, 0, fmt.Errorf("asking its kubelet how much is free on its disk: %w", err)
+		return 0, 0, fmt.Errorf("asking the kubelet of %s for the free space on its disk: %w", member, err)
 	}
 	fs := summary.Node.FS
 	if fs.CapacityBytes <= 0 {
-		return 0, 0, errors.New("its kubelet does not show how much is free on its disk")
+		return 0, 0, errors.New("the kubelet of " + member + " does not report the free space on its disk")
 	}
 	return fs.CapacityBytes, fs.AvailableBytes, nil
 }

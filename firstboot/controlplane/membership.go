@@ -47,8 +47,8 @@ func ReadMembership(e *machine.Env) membership {
 func (n membership) CarriedOut(site *configs.Site) membership {
 	c := site.ControlPlane
 	last := n.RequestedAt
-	if said := c.SaidAt(); said.After(last) {
-		last = said
+	if requested := c.SaidAt(); requested.After(last) {
+		last = requested
 	}
 	return membership{Cluster: c.ID, Continued: continueRequest(site), RequestedAt: last} // without Bootstrapped: the data was not bootstrapped here
 }

@@ -26,9 +26,9 @@ func permit(e *machine.Env, site *configs.Site) etcdmember.Permit {
 	case !e.Now().Before(until):
 		return etcdmember.ExpiredPermit
 	}
-	word, note := PermitKey(site), ReadMembership(e)
+	key, note := PermitKey(site), ReadMembership(e)
 	// A bootstrap on this disk that was interrupted before etcd served continues.
-	if note.Served == word || firmwareRecord(e, BootstrappedVar) == word && note.Bootstrapped != word {
+	if note.Served == key || firmwareRecord(e, BootstrappedVar) == key && note.Bootstrapped != key {
 		return etcdmember.UsedPermit
 	}
 	return etcdmember.ValidPermit
@@ -66,25 +66,25 @@ func firmwareRecord(e *machine.Env, variable string) string {
 // usePermit records the bootstrap of the cluster by this machine, on the disk and then in the
 // firmware. A failure of the firmware is only logged.
 func (t *etcdStarter) usePermit() error {
-	word := PermitKey(t.site)
-	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: word, RequestedAt: ReadMembership(t.e).RequestedAt}
+	key := PermitKey(t.site)
+	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: key, RequestedAt: ReadMembership(t.e).RequestedAt}
 	if err := note.write(t.e); err != nil {
 		return err
 	}
-	saveInFirmware(t.e, BootstrappedVar, word)
+	saveInFirmware(t.e, BootstrappedVar, key)
 	return nil
 }
 
-// saveInFirmware records the use of word in the firmware, since the disk may be rewritten.
-func saveInFirmware(e *machine.Env, variable, word string) {
-	if firmwareRecord(e, variable) == word {
+// saveInFirmware records value in the firmware, since the disk may be rewritten.
+func saveInFirmware(e *machine.Env, variable, value string) {
+	if firmwareRecord(e, variable) == value {
 		return
 	}
-	switch err := e.SetFirmwareVar(variable, []byte(word)); {
+	switch err := e.SetFirmwareVar(variable, []byte(value)); {
 	case errors.Is(err, errors.ErrUnsupported):
-		e.Log.Info("this machine has no UEFI variables to record how its etcd began")
+		e.Log.Info("this machine has no UEFI variables to record that it bootstrapped or restored etcd")
 	case err != nil:
-		e.Log.Warn("recording in the firmware how this machine's etcd began", "error", err)
+		e.Log.Warn("recording in the firmware that this machine bootstrapped or restored etcd", "error", err)
 	}
 }
 

@@ -58,7 +58,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 	}
 	next, err := newerInfo(ctx, e, c)
 	if err != nil && api.Code(err) != 404 {
-		return run.Todo, fmt.Errorf("checking whether the cluster is published: %w", err)
+		return run.Todo, fmt.Errorf("checking whether cluster-info is published: %w", err)
 	}
 	published := err == nil
 	note, err := readPublishedMark(ctx, c)
@@ -80,7 +80,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		e.Note("the cluster no longer publishes cluster-info: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 		return run.Done, nil
 	}
-	return run.Todo, run.NeedsPerson(errors.New("the cluster was never published, and the slot no longer has the keys and tokens for that"),
+	return run.Todo, run.NeedsPerson(errors.New("cluster-info and the join tokens were never published, and the slot no longer has the cluster's keys, which this requires"),
 		"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 }
 
@@ -93,9 +93,9 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 	}
 	switch next, err := newerInfo(ctx, e, c); {
 	case err != nil && api.Code(err) != 404:
-		return fmt.Errorf("checking whether the cluster is published: %w", err)
+		return fmt.Errorf("checking whether cluster-info is published: %w", err)
 	case err != nil && active.Site.Credentials.Keys == nil:
-		return errors.New("cluster-info was deleted a moment ago")
+		return errors.New("cluster-info was deleted while it was checked")
 	case err != nil:
 		return publish(ctx, e, c, active)
 	case next != nil:
@@ -254,7 +254,7 @@ func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	case err == nil:
 		return true, nil
 	case api.Code(err) != 404:
-		return false, fmt.Errorf("looking for the cluster's DNS: %w", err)
+		return false, fmt.Errorf("looking for the cluster's DNS add-on: %w", err)
 	}
 	if err := c.Delete(ctx, DNSDeployment); err != nil && api.Code(err) != 404 {
 		return false, fmt.Errorf("removing an incomplete CoreDNS: %w", err)

@@ -41,7 +41,7 @@ const Label = api.ControlPlaneLabel
 // certificate, since the one that kubeadm writes into kubelet.conf expires.
 func RegisterPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "register", Doc: "the Node is a control-plane node's, and kubelet renews its certificate", Timeout: 5 * time.Minute,
+		Name: "register", Doc: "the Node is labelled as a control-plane node, and kubelet renews its certificate", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			c, err := adminClient(e, active.Site)
 			if err != nil {
@@ -76,7 +76,7 @@ func RegisterPhase(active *site.Active) run.Phase {
 					return err
 				}
 			}
-			e.Waiting("kubelet to keep its certificate in %s", member.ClientCert)
+			e.Waiting("kubelet to store its certificate in %s", member.ClientCert)
 			if err := e.Poll(ctx, decideInterval, func() (bool, error) {
 				_, err := os.Stat(e.Path(member.KubeletPKI))
 				return err == nil && len(member.KubeletKeys(e)) > 0 && e.Exists(member.ClientCert), nil

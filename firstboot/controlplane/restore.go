@@ -53,7 +53,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	}
 	made := RestoreDir + "/data/member"
 	if wal, member, _, err := etcdmember.ReadLog(e.Path(made + "/wal")); err != nil || !wal || member == "" {
-		return errors.Join(fmt.Errorf("etcdutl made no log of the snapshot %s", file), err)
+		return errors.Join(fmt.Errorf("restoring the snapshot %s with etcdutl: it wrote no write-ahead log", file), err)
 	}
 	if err := e.Sync(RestoreDir); err != nil { // etcdutl may not sync
 		return fmt.Errorf("syncing the restored data: %w", err)
@@ -66,7 +66,7 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	}
 	saveInFirmware(e, RestoredVar, restoreRequest(active.Site))
 	if err := e.Rename(made, EtcdMember); err != nil {
-		return fmt.Errorf("putting the restored data in place: %w", err)
+		return fmt.Errorf("moving the restored data to %s: %w", EtcdMember, err)
 	}
 	return e.RemoveAll(RestoreDir)
 }
@@ -103,10 +103,10 @@ func findSnapshot(e *machine.Env, sum string) (string, error) {
 		if err == nil && got == sum {
 			return "/restore/" + path.Base(fromStick), nil
 		}
-		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s", dev, SnapshotOnStick, got))
+		errs = append(errs, err, e.Remove(fromStick), fmt.Errorf("stick %s: %s has the SHA-256 %s, not %s", dev, SnapshotOnStick, got, sum))
 	}
 	return "", run.Advise(errors.Join(append(errs, fmt.Errorf("there is no snapshot with the SHA-256 %s on this machine, nor on a stick", sum))...),
-		"copy it to "+member.SnapshotDir+", or bring it as "+SnapshotOnStick+" on a stick named EDGEBAKE")
+		"copy it to "+member.SnapshotDir+", or plug in a stick named EDGEBAKE that contains it as "+SnapshotOnStick)
 }
 
 // etcdImage returns the reference of etcd's container image.

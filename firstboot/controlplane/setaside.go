@@ -48,7 +48,7 @@ func setAside(e *machine.Env) (string, error) {
 func SetAsideLogless(e *machine.Env) error {
 	wal, _, _, err := etcdmember.ReadLog(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
-		err = errors.New("it contains a log of etcd")
+		err = errors.New("it contains etcd's write-ahead log")
 	}
 	if err != nil {
 		return fmt.Errorf("preparing %s: %w", EtcdMember, err)
@@ -60,7 +60,7 @@ func SetAsideLogless(e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	e.Log.Info("moved a database of etcd without a log aside", "to", to)
+	e.Log.Info("moved an etcd database without a write-ahead log aside", "to", to)
 	return pruneLogless(e, to)
 }
 
@@ -86,9 +86,9 @@ func pruneLogless(e *machine.Env, latest string) error {
 	}
 	slices.SortStableFunc(logless, func(a, b string) int { return cmp.Compare(size(b), size(a)) })
 	for _, dir := range logless[min(1, len(logless)):] {
-		e.Log.Info("removing an earlier database of etcd without a log", "dir", dir)
+		e.Log.Info("removing an older etcd database without a write-ahead log, which was moved aside", "dir", dir)
 		if err := e.RemoveAll(dir); err != nil {
-			return fmt.Errorf("removing etcd's data that was set aside: %w", err)
+			return fmt.Errorf("removing etcd's data that was moved aside: %w", err)
 		}
 	}
 	return nil
@@ -125,7 +125,7 @@ func ageSetAside(e *machine.Env, well bool) error {
 			errs = append(errs, e.Remove(dir+asideHealthy))
 		case !well || slices.Contains(days, today):
 		case len(days) >= asideDays:
-			e.Log.Info("removing etcd's data that was set aside: etcd has been healthy for days", "dir", dir, "days", len(days))
+			e.Log.Info("removing etcd's data that was moved aside: etcd has been healthy since", "dir", dir, "days", len(days))
 			errs = append(errs, e.RemoveAll(dir))
 		default:
 			_, err := e.Write(dir+asideHealthy, []byte(strings.Join(append(days, today), "\n")+"\n"), machine.Mode(0o600))
@@ -133,7 +133,7 @@ func ageSetAside(e *machine.Env, well bool) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("checking etcd's data that was set aside: %w", err)
+		return fmt.Errorf("checking etcd's data that was moved aside: %w", err)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 	defer cancel()
 	release, err := e.Lock(ctx, SnapshotLock) // the operator may make one at the same time
 	if err != nil {
-		return "", fmt.Errorf("waiting for another snapshot: %w", err)
+		return "", fmt.Errorf("waiting for another snapshot to finish: %w", err)
 	}
 	defer release()
 	if err := spaceForSnapshot(e); err != nil {
@@ -135,12 +135,12 @@ func spaceForSnapshot(e *machine.Env) error {
 		return fail(err)
 	}
 	least := total / 100 * SnapshotLeaves
-	keep, room := len(all), free-size
-	for keep > 1 && room < least {
+	keep, left := len(all), free-size
+	for keep > 1 && left < least {
 		keep--
-		room += all[keep].size
+		left += all[keep].size
 	}
-	if room < least { // removing them all would not be enough: they stay
+	if left < least { // removing them all would not be enough: they stay
 		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
 			"free space on the disk (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}

@@ -118,11 +118,11 @@ func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) erro
 		return err
 	}
 	if !slices.ContainsFunc(members, func(m etcdmember.Member) bool { return m.Name == holder || m.Name == "" }) {
-		t.e.Log.Warn("the Lease of updates is held by a machine that is no member of etcd, and is taken over", "holder", holder)
+		t.e.Log.Warn("taking over the Lease of updates, whose holder is not a member of etcd", "holder", holder)
 		return nil
 	}
-	return run.Advise(fmt.Errorf("the control-plane node %s is being updated, since %s, and they are updated one at a time", holder, l.Spec.AcquireTime),
-		fmt.Sprintf("wait until it keeps its new system, or is back on the former one: `firstboot status` on %s; if it has no update under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
+	return run.Advise(fmt.Errorf("the control-plane node %s has been updating since %s, and control-plane nodes are updated one at a time", holder, l.Spec.AcquireTime),
+		fmt.Sprintf("wait until its update has ended (see `firstboot status` on %s); if it has none under way: kubectl -n kube-system delete lease %s", holder, LeaseName))
 }
 
 // Take acquires the Lease for this machine.
@@ -139,7 +139,7 @@ func (t UpdateLease) Take(ctx context.Context) error {
 	}
 	defer etcd.CloseIdleConnections()
 	if err := t.e.WriteFile(UpdateLeaseFile, nil, machine.Mode(0o600)); err != nil {
-		return fmt.Errorf("recording that this machine takes the Lease of updates: %w", err)
+		return fmt.Errorf("recording that this machine acquires the Lease of updates: %w", err)
 	}
 	for {
 		err := changeLease(ctx, c, t.e.Now(), func(l lease) (holder any, err error) {
@@ -190,7 +190,7 @@ func (t UpdateLease) release(ctx context.Context) error {
 		})
 	}
 	if err != nil && api.Code(err) != 404 {
-		return fmt.Errorf("letting other control-plane nodes be updated: %w", err)
+		return fmt.Errorf("releasing the Lease of updates: %w", err)
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func changeLease(ctx context.Context, c *api.Client, now time.Time, next func(le
 
 func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
 	if err := c.Get(ctx, leasesPath+LeaseName, &l); err != nil {
-		return l, fmt.Errorf("reading the Lease %s, by which control-plane nodes are updated one at a time: %w", LeaseName, err)
+		return l, fmt.Errorf("reading the Lease %s, with which control-plane nodes are updated one at a time: %w", LeaseName, err)
 	}
 	return l, nil
 }
@@ -238,7 +238,7 @@ func readLease(ctx context.Context, c *api.Client) (l lease, err error) {
 // the disk was rewritten during the update.
 func UpdateLeasePhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "update-lease", Doc: "the other control-plane nodes may be updated, unless this one is", Timeout: time.Minute,
+		Name: "update-lease", Doc: "this machine holds the Lease of updates only during an update", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if e.Exists(UpdateLeaseFile) {
 				return run.Done, nil // the end of the update releases it

@@ -132,13 +132,13 @@ func (e Client) post(ctx context.Context, what, path string, request, answer any
 		return fail(err)
 	}
 	if code != http.StatusOK {
-		var said struct {
+		var failure struct {
 			Message string `json:"message"`
 		}
-		if json.Unmarshal(text, &said) != nil || said.Message == "" {
-			said.Message = http.StatusText(code)
+		if json.Unmarshal(text, &failure) != nil || failure.Message == "" {
+			failure.Message = http.StatusText(code)
 		}
-		return fail(errors.New(said.Message))
+		return fail(errors.New(failure.Message))
 	}
 	if err := json.Unmarshal(text, answer); err != nil {
 		return fail(fmt.Errorf("its answer is not JSON: %w", err))

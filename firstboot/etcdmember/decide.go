@@ -189,8 +189,8 @@ type Decision struct {
 func Decide(v View) Decision {
 	switch {
 	case v.Disk.WAL && v.Disk.Cluster != "" && v.Disk.Cluster != v.Cluster:
-		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk belongs to another cluster (id %s) than the Site (id %s)", v.Disk.Cluster, v.Cluster),
-			Fix: v.rewriting("stamp the machine's former Site; or write the image to its disk again, which destroys the other cluster's data", "stamp the machine's former Site, or name another control-plane node to continue from")}
+		return Decision{Do: Stop, Why: fmt.Sprintf("etcd's data on this disk belongs to another cluster (ID %s) than the Site (ID %s)", v.Disk.Cluster, v.Cluster),
+			Fix: v.rewriting("stamp a Site of the data's cluster; or write the image to this disk again, which destroys the data", "stamp a Site of the data's cluster, or name another control-plane node in continueFrom")}
 	case v.Request.ContinueFrom != "":
 		return v.continued()
 	case v.Disk.WAL:
@@ -203,28 +203,28 @@ func Decide(v View) Decision {
 func (v View) withData() Decision {
 	switch {
 	case v.Quorum && v.Etcd != "" && v.Disk.Etcd != "" && v.Etcd != v.Disk.Etcd:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than that of this disk (%s): it was bootstrapped again or restored without this machine", v.Etcd, v.Disk.Etcd),
-			Fix: v.rewriting("if the others are right, write the image to this machine's disk again: it then joins them, and its own data is lost; else keep all disks, and switch the others off", fixChooseOneCopy)}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the other control-plane nodes run another etcd cluster (%s) than the one on this disk (%s): the cluster was bootstrapped again or restored without this machine", v.Etcd, v.Disk.Etcd),
+			Fix: v.rewriting("if the other nodes have the right data, write the image to this machine's disk again: it then joins them, and the data on the disk is lost; if this machine has the right data, keep all disks, and switch the other nodes off", fixChooseOneCopy)}
 	case v.Quorum && !slices.ContainsFunc(v.Members, v.member):
-		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, which no longer accepts its data",
-			Fix: v.rewriting("to bring it back, write the image to its disk again: it then joins as a new member", fixChooseOneCopy)}
+		return Decision{Do: Stop, Why: "this control-plane node's member was removed from etcd, so its data cannot be used",
+			Fix: v.rewriting("write the image to this machine's disk again: it then joins as a new member", fixChooseOneCopy)}
 	case v.Disk.Cluster == "":
 		return v.withoutRecord()
 	}
-	return Decision{Do: Start, Why: "the disk holds this control-plane node's data"}
+	return Decision{Do: Start, Why: "the disk has this control-plane node's etcd data"}
 }
 
 // fixChooseOneCopy is the fix if the Site requests to continue from this machine, but the others
 // have a quorum: a person must choose whose data is kept.
-const fixChooseOneCopy = "keep all disks; if this machine's data is to be kept, switch the others off, else remove continueFrom from the Site"
+const fixChooseOneCopy = "keep all disks; to keep this machine's data, switch the other control-plane nodes off; to keep their data, remove continueFrom from the Site"
 
 // withoutRecord decides for data without a record of its cluster. No request
 // can make this machine serve such data.
 func (v View) withoutRecord() Decision {
-	d := Decision{Do: Stop, Why: "this disk has data of etcd, but no record of its cluster",
-		Fix: "keep this disk, and switch the others on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
+	d := Decision{Do: Stop, Why: "this disk has etcd data, but no record of its cluster",
+		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
 	if v.Quorum {
-		d.Fix = v.rewriting("write the image to the machine's disk again: it then joins the others, and the data on the disk is lost; to use that data, restore it as a snapshot", d.Fix)
+		d.Fix = v.rewriting("write the image to this machine's disk again: it then joins the other control-plane nodes, and the data on the disk is lost; to use the data instead, restore it as a snapshot", d.Fix)
 	}
 	return d
 }
@@ -261,36 +261,36 @@ func (v View) blank() Decision {
 	case v.Quorum:
 		return v.join()
 	case len(lived) > 0:
-		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete one and lose written data", list(lived)),
-			Fix: "switch the other control-plane nodes on until more than half of all run; if they are permanently lost, name one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
+		return Decision{Do: Stop, Why: fmt.Sprintf("the cluster has been in use (%s), and has no quorum: an empty member could complete the quorum and lose data", list(lived)),
+			Fix: "switch the other control-plane nodes on until more than half of all run; if they are permanently lost, continue from one that has data (`edgebake cluster sites DIR --continue-from NAME`)"}
 	case len(silent) > 0 && v.Permit == UsedPermit:
-		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has already used this bootstrap permit or was a member, and its data is gone: it can only join the others, and %s not seen yet", list(silent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("this machine has already used this bootstrap permit or was a member, and its data is gone: it can only join the other control-plane nodes; no answer yet from %s", list(silent)),
 			Fix: "switch the other control-plane nodes on; if their data is lost too, " + spentFix}
 	case len(silent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s not seen yet: a cluster is bootstrapped only after every control-plane node was seen, since one that is off could hold its data", list(silent)),
-			Fix: "switch every control-plane node on; if one is dead on arrival, declare it absent in the Sites of the others (`edgebake cluster sites DIR --absent NAME`)"}
+		return Decision{Do: Wait, Why: fmt.Sprintf("no answer yet from %s: the cluster is bootstrapped only after every control-plane node has answered, since one that is off could have its data", list(silent)),
+			Fix: "switch every control-plane node on; if one has never worked, list it as absent in the Sites of the other nodes (`edgebake cluster sites DIR --absent NAME`)"}
 	}
 	if d, wait := v.permits(); wait {
 		return d
 	}
 	switch {
 	case v.absent(v.Self):
-		return Decision{Do: Wait, Why: "the Site lists this control-plane node as absent: it joins once the others run", Fix: "switch the others on, or remove it from absent in every control-plane node's Site"}
+		return Decision{Do: Wait, Why: "the Site lists this control-plane node as absent: it joins once the other control-plane nodes run", Fix: "switch the other control-plane nodes on, or remove this one from absent in every control-plane node's Site"}
 	case len(risen) > 0:
 		return Decision{Do: Stop, Why: fmt.Sprintf("the Site lists %s as absent, but it answers", list(risen)), Fix: "remove it from absent in every control-plane node's Site, or switch it off"}
 	}
 	switch v.Permit {
 	case NoPermit:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the Site has no bootstrap permit: they may all have been flashed again",
-			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--bootstrap 48h`)"}
+		return Decision{Do: Stop, Why: "no control-plane node has etcd data, and the Site has no bootstrap permit: all of their disks may have been written again",
+			Fix: "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`edgebake cluster sites DIR --bootstrap 48h`)"}
 	case ExpiredPermit:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and the bootstrap permit has expired (" + v.Dates + "): they may all have been flashed again",
-			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`--bootstrap 48h`)"}
+		return Decision{Do: Stop, Why: "no control-plane node has etcd data, and the bootstrap permit has expired (" + v.Dates + "): all of their disks may have been written again",
+			Fix: "if this machine's clock is wrong, name a reachable time server in the Site (network.ntp); else restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster (`edgebake cluster sites DIR --bootstrap 48h`)"}
 	case UsedPermit:
-		return Decision{Do: Stop, Why: "every control-plane node is blank, and this machine has already used this bootstrap permit or was a member, and its data is gone",
+		return Decision{Do: Stop, Why: "no control-plane node has etcd data; this machine has already used this bootstrap permit or was a member, and its data is gone",
 			Fix: spentFix}
 	}
-	return Decision{Do: Bootstrap, Why: "every control-plane node was seen blank or bootstrapping, and the bootstrap permit is valid"}
+	return Decision{Do: Bootstrap, Why: "every control-plane node has answered, none has etcd data, and the bootstrap permit is valid"}
 }
 
 // permits delays a bootstrap while the blank nodes have different bootstrap permits, or one
@@ -309,19 +309,19 @@ func (v View) permits() (d Decision, wait bool) {
 	spent := slices.DeleteFunc(v.in(Spent), v.absent)
 	switch {
 	case len(older) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not report a bootstrap permit: its image is older than this one", list(older)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s does not report a bootstrap permit: its image is older than this machine's", list(older)),
 			Fix: "write the same image to every control-plane node"}, true
 	case len(other) > 0:
 		return Decision{Do: Wait, Why: fmt.Sprintf("this machine's Site has another bootstrap permit (%s) than the Site of %s", v.PermitID, list(other)),
 			Fix: "stamp the Sites of one run of `edgebake cluster sites` onto every control-plane node"}, true
 	case len(spent) > 0:
-		return Decision{Do: Wait, Why: fmt.Sprintf("%s has already used this bootstrap permit or was a member, and its data is gone: a bootstrap permit can be used only once", list(spent)),
+		return Decision{Do: Wait, Why: fmt.Sprintf("%s has already used this bootstrap permit or was a member, and its data is gone: a permit can be used only once", list(spent)),
 			Fix: spentFix}, true
 	}
 	return Decision{}, false
 }
 
-const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`--bootstrap 48h`), with new Sites for every control-plane node"
+const spentFix = "restore a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`), or start an empty cluster again (`edgebake cluster sites DIR --bootstrap 48h`), with new Sites for every control-plane node"
 
 // join decides how to join a running cluster.
 func (v View) join() Decision {
@@ -332,7 +332,7 @@ func (v View) join() Decision {
 	case Watched:
 		return Decision{Do: Wait, Why: v.FormerWhy}
 	}
-	d := Decision{Do: Join, Why: "the others have a quorum"}
+	d := Decision{Do: Join, Why: "the other control-plane nodes have a quorum"}
 	for _, m := range v.Members {
 		switch {
 		case v.Own(m), m.Learner && m.ID == v.DeadLearner:
@@ -378,7 +378,7 @@ func (v View) continued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
-		return Decision{Do: Stop, Why: "the Site says to continue from " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
+		return Decision{Do: Stop, Why: "continueFrom in the Site names " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
 		return v.withData() // the named node may lack this member for a quorum
 	case from == v.Self:
@@ -400,23 +400,23 @@ func (v View) continuedFromSelf() Decision {
 	case !v.Disk.WAL && v.Request.Restored:
 		return v.restoredBefore()
 	case !v.Disk.WAL && v.Request.Restore:
-		return Decision{Do: Restore, Why: "the Site says to continue from this control-plane node with a snapshot"}
+		return Decision{Do: Restore, Why: "continueFrom in the Site names this control-plane node, with a snapshot to restore"}
 	case !v.Disk.WAL:
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but its disk is blank", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
+		return Decision{Do: Stop, Why: "continueFrom in the Site names this control-plane node, but its disk has no etcd data", Fix: "name a control-plane node that has data, or a snapshot (`edgebake cluster sites DIR --continue-from NAME --restore FILE`)"}
 	case v.inQuorum():
 		return v.withData() // no data has to be given up
 	case v.Quorum:
-		return Decision{Do: Stop, Why: "the Site says to continue from this control-plane node, but the others have a quorum without it", Fix: "remove continueFrom from the Site"}
+		return Decision{Do: Stop, Why: "continueFrom in the Site names this control-plane node, but the other control-plane nodes have a quorum without it", Fix: "remove continueFrom from the Site"}
 	case v.Request.Restored && v.Disk.Cluster == "":
 		return v.restoredBefore()
 	case v.Request.Restored:
 		return Decision{Do: Start, Why: DoneBefore}
 	case v.Request.Restore:
-		return Decision{Do: SetAside, Why: "the Site says to continue from this control-plane node with a snapshot, not with its own data"}
+		return Decision{Do: SetAside, Why: "continueFrom in the Site names this control-plane node, with a snapshot that replaces its data"}
 	case v.Disk.Cluster == "":
 		return v.withoutRecord()
 	}
-	return Decision{Do: ForceNewCluster, Why: "the Site says to continue from this control-plane node, and no quorum is left"}
+	return Decision{Do: ForceNewCluster, Why: "continueFrom in the Site names this control-plane node, and there is no quorum"}
 }
 
 // continuedFromPeer decides like continued, on the other nodes.
@@ -425,13 +425,13 @@ func (v View) continuedFromPeer(from string) Decision {
 	case v.inQuorum():
 		return v.withData() // no data has to be given up
 	case !v.Quorum && v.Disk.WAL && v.Disk.Continued:
-		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + ", as the Site says, but " + from + " does not list it as a member yet", Fix: "switch " + from + " on; if it is lost, stamp Sites without continueFrom onto all others"}
+		return Decision{Do: Wait, Why: "this control-plane node has joined " + from + " (continueFrom), but " + from + " does not list it as a member yet", Fix: "switch " + from + " on; if it is permanently lost, stamp Sites without continueFrom onto all other control-plane nodes"}
 	case !v.Quorum && slices.Contains(v.in(Spent), from):
-		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which has already done so, and its data is gone", Fix: restoreAgain}
+		return Decision{Do: Wait, Why: "continueFrom in the Site names " + from + ", which has already continued, and its data is gone", Fix: restoreAgain}
 	case !v.Quorum:
-		return Decision{Do: Wait, Why: "the Site says to continue from " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same continueFrom in its Site"}
+		return Decision{Do: Wait, Why: "continueFrom in the Site names " + from + ", which does not answer yet", Fix: "switch " + from + " on, with the same continueFrom in its Site"}
 	case v.Disk.WAL:
-		return Decision{Do: SetAside, Why: "the cluster continues from " + from + ", and this control-plane node's data may differ from it"}
+		return Decision{Do: SetAside, Why: "the cluster continues with the data of " + from + " (continueFrom), and this control-plane node's data may differ"}
 	}
 	return v.join()
 }
@@ -439,14 +439,14 @@ func (v View) continuedFromPeer(from string) Decision {
 // restoredBefore stops: the restore was already carried out, and
 // repeating it would lose all later writes.
 func (v View) restoredBefore() Decision {
-	return Decision{Do: Stop, Why: "this machine has already carried out this request or a later one, and its data is gone",
+	return Decision{Do: Stop, Why: "this machine has already carried out the Site's request (continueFrom, restore) or a later one, and its data is gone",
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
 // DoneBefore is the reason why a restore is not carried out although the disk has data.
-const DoneBefore = "this machine has already carried out this request or a later one, and its disk has newer data, so it does not restore the snapshot; " + restoreAgain
+const DoneBefore = "this machine has already carried out the Site's request to restore a snapshot, or a later one, and now has newer data: it does not restore the snapshot again; " + restoreAgain
 
-const restoreAgain = "to restore it again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"
+const restoreAgain = "to restore the snapshot again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"
 
 func (v View) absent(name string) bool { return slices.Contains(v.Request.Absent, name) }
 

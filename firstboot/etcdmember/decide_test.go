@@ -173,21 +173,21 @@ func TestNeverTwice(t *testing.T) {
 							t.Errorf("%s with another cluster's data, with %+v", d.Do, v)
 						}
 						if v.Disk.WAL && v.Disk.Cluster == "" && d.Do != Stop && d.Do != Wait && d.Do != SetAside {
-							t.Errorf("%s with data that nobody noted, with %+v", d.Do, v)
+							t.Errorf("%s although the data has no record, with %+v", d.Do, v)
 						}
 						if only := from == "m1" || v.Disk.Cluster == "" && !v.Quorum; v.Disk.WAL && only && writesImage.MatchString(d.Fix) {
-							t.Errorf("what may be the only copy is to be overwritten (%s) with %+v", d.Fix, v)
+							t.Errorf("the fix overwrites what may be the only copy (%s), with %+v", d.Fix, v)
 						}
 						alive := v.Quorum || a == InUse || b == InUse
 						switch d.Do {
 						case Bootstrap:
 							bootstraps++
 							if v.Disk.WAL || alive || a == Silent || b == Silent || a == Spent || b == Spent || b == Blank && bits&1024 > 0 || permit != ValidPermit || from != "" {
-								t.Errorf("a bootstrap with %+v", v)
+								t.Errorf("an empty etcd is bootstrapped with %+v", v)
 							}
 						case ForceNewCluster:
 							if !v.Disk.WAL || from != "m1" || v.Request.Restore || v.Quorum {
-								t.Errorf("a forced cluster with %+v", v)
+								t.Errorf("etcd is started with --force-new-cluster with %+v", v)
 							}
 						case Restore:
 							if v.Disk.WAL || from != "m1" || !v.Request.Restore || v.Request.Restored || v.Quorum {
@@ -195,26 +195,26 @@ func TestNeverTwice(t *testing.T) {
 							}
 						case Join:
 							if !v.Quorum || v.Disk.WAL || v.Former == Alive {
-								t.Errorf("a join with %+v", v)
+								t.Errorf("the node joins with %+v", v)
 							}
 							for _, m := range v.Members {
 								if m.Name != "m1" && slices.Contains(d.Remove, m.ID) {
-									t.Errorf("removes %s with %+v", m.Name, v)
+									t.Errorf("member %s is removed with %+v", m.Name, v)
 								}
 							}
 						case SetAside:
 							if !v.Disk.WAL || from == "" || v.Request.Restored {
-								t.Errorf("data is set aside without a word, with %+v", v)
+								t.Errorf("data is moved aside without a request, with %+v", v)
 							}
 						case Start:
 							if from == "m2" && !v.Quorum && !(v.Counted && v.Disk.Continued) {
-								t.Errorf("starts beside the control-plane node to continue from, with %+v", v)
+								t.Errorf("etcd starts although another node is in continueFrom, with %+v", v)
 							}
 							if v.Quorum && v.Disk.Member == "9" {
-								t.Errorf("a member that is not listed starts with %+v", v)
+								t.Errorf("a member that the quorum does not list starts with %+v", v)
 							}
 							if !v.Disk.WAL {
-								t.Errorf("starts without data with %+v", v)
+								t.Errorf("etcd starts without data with %+v", v)
 							}
 						}
 					}
@@ -223,6 +223,6 @@ func TestNeverTwice(t *testing.T) {
 		}
 	}
 	if bootstraps == 0 {
-		t.Errorf("no bootstrap in %d views", n)
+		t.Errorf("none of %d views leads to a bootstrap", n)
 	}
 }

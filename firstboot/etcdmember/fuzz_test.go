@@ -36,7 +36,7 @@ func FuzzLog(f *testing.F) {
 			}
 			wal, member, cluster, err := ReadLog(dir)
 			if !wal || err != nil {
-				t.Fatalf("the log is not seen: %v", err)
+				t.Fatalf("the write-ahead log was not found: %v", err)
 			}
 			if (member == "") != (cluster == "") || strings.HasPrefix(member, "0") || strings.HasPrefix(cluster, "0") {
 				t.Errorf("member %q of cluster %q", member, cluster)

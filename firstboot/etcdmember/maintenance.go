@@ -176,14 +176,14 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
 				crowded = true
-				f.note("etcd's database on %s is not defragmented: %v", v.Name, err)
+				f.note("etcd's database on %s was not defragmented: %v", v.Name, err)
 			} else {
 				due = v.Fragmented()
 			}
 		}
 		if v.Crowded() && !due {
 			crowded = true
-			f.note("etcd's database on %s has %d MiB of its quota of %d MiB; when it is full, etcd rejects writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster, and stamp the new Sites of the control-plane nodes", v.Name, v.Size>>20, v.Quota>>20)
+			f.note("etcd's database on %s uses %d MiB of its quota of %d MiB; when it is full, etcd rejects writes. To fix: delete objects that are not needed, or raise quota-backend-bytes (ClusterConfiguration, etcd.local.extraArgs) in the Cluster, and stamp the new Sites of the control-plane nodes", v.Name, v.Size>>20, v.Quota>>20)
 		}
 	}
 	u.disarm(ctx, &f, full, members, lead && !crowded && len(away) == 0)
@@ -218,7 +218,7 @@ func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	}
 	for _, m := range members {
 		if m.Learner {
-			bad("the member of etcd on %s has no vote yet", orUnnamed(m))
+			bad("the member of etcd on %s is not a voting member yet", orUnnamed(m))
 		}
 	}
 	voters, away := u.voters(ctx, members, own.Member)
@@ -236,9 +236,9 @@ func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 }
 
 // disarm clears alarms about a full database if there is space again.
-func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, room bool) {
+func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, hasSpace bool) {
 	for _, a := range full {
-		if !room {
+		if !hasSpace {
 			f.note("etcd rejects writes: its database on %s was full (alarm %s)", nameOf(members, a.Member), a.Kind)
 		} else if err := u.Own.Disarm(ctx, a); err != nil {
 			f.note("%v", err)
@@ -257,7 +257,7 @@ func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 		case NoSpace:
 			full = append(full, a)
 		case Corrupt:
-			f.note("etcd's data on %s differs from that of the other members (alarm %s), and etcd rejects writes. To fix, while more than half of the others run: write the image to the disk of %s again; it then joins them with their data", name, a.Kind, name)
+			f.note("etcd's data on %s differs from that of the other members (alarm %s), and etcd rejects writes. To fix, while more than half of the other members run: write the image to the disk of %s again; it then joins them with their data", name, a.Kind, name)
 		default:
 			f.note("etcd has the alarm %s on %s", a.Kind, name)
 		}
@@ -301,7 +301,7 @@ func (u Maintenance) voters(ctx context.Context, members []Member, own string) (
 // status is etcd.Status with a timeout, since a machine that is off does not answer.
 func status(ctx context.Context, etcd Client) (Status, error) {
 	if etcd.HTTP == nil {
-		return Status{}, errors.New("it is not in the Site")
+		return Status{}, errors.New("its node is not in this machine's Site")
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -310,7 +310,7 @@ func status(ctx context.Context, etcd Client) (Status, error) {
 
 func (u Maintenance) defragment(ctx context.Context, f *Maintained, v *voter, away []string) error {
 	if len(away) > 0 {
-		return fmt.Errorf("it waits for %s", list(away))
+		return fmt.Errorf("these members do not answer or do not vote: %s", list(away))
 	}
 	if err := u.Space(ctx, v.Name, v.InUse); err != nil {
 		return err
@@ -322,7 +322,7 @@ func (u Maintenance) defragment(ctx context.Context, f *Maintained, v *voter, aw
 	if err != nil {
 		return err
 	}
-	f.did("defragmented etcd's database on %s: %d MiB, before %d MiB", v.Name, after.Size>>20, v.Size>>20)
+	f.did("defragmented etcd's database on %s: now %d MiB, before %d MiB", v.Name, after.Size>>20, v.Size>>20)
 	v.Status = after
 	return nil
 }

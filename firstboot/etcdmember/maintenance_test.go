@@ -45,7 +45,7 @@ func TestDefragmentNeedsRoom(t *testing.T) {
 	}
 	u.Space = func(_ context.Context, name string, bytes int64) error {
 		if bytes != 104857600 {
-			t.Errorf("%s is to have room for %d bytes", name, bytes)
+			t.Errorf("the free space of %s is checked for %d bytes", name, bytes)
 		}
 		if name == "m2" {
 			return errors.New("its disk is full")
@@ -53,7 +53,7 @@ func TestDefragmentNeedsRoom(t *testing.T) {
 		return nil
 	}
 	f, err := u.Run(t.Context())
-	if err != nil || !slices.Equal(done, []string{"m3", "m1"}) || strings.Join(f.Notes, "\n") != "etcd's database on m2 is not defragmented: its disk is full" {
+	if err != nil || !slices.Equal(done, []string{"m3", "m1"}) || strings.Join(f.Notes, "\n") != "etcd's database on m2 was not defragmented: its disk is full" {
 		t.Errorf("%v; defragmented %q, notes %q", err, done, f.Notes)
 	}
 }

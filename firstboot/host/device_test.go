@@ -50,7 +50,7 @@ func TestOpenDevice(t *testing.T) {
 	}
 	defer r.Close()
 	if _, err := r.WriteAt([]byte("x"), 0); err == nil {
-		t.Error("what was opened to be read was written")
+		t.Error("a device that was opened for reading was written")
 	}
 }
 

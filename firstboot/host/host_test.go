@@ -183,7 +183,7 @@ func TestFSUUID(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := fsUUID(p); err == nil {
-		t.Error("zeros are an ext4 file system")
+		t.Error("zeros were read as an ext4 file system")
 	}
 }
 

@@ -27,7 +27,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("its directory: %v %v", st.Mode(), err)
 	}
 	if exec.Command("flock", "-n", path, "true").Run() == nil {
-		t.Error("another program can take it")
+		t.Error("another program can get the lock")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

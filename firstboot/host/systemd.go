@@ -17,7 +17,7 @@ import (
 func unit(ctx context.Context, verb, name string) error {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
-		return fmt.Errorf("talking to systemd: %w", err)
+		return fmt.Errorf("connecting to systemd: %w", err)
 	}
 	defer conn.Close()
 	done := make(chan string, 1)
@@ -66,7 +66,7 @@ func unknownUnit(err error) bool {
 func unitState(ctx context.Context, name string) (string, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
-		return "", fmt.Errorf("talking to systemd: %w", err)
+		return "", fmt.Errorf("connecting to systemd: %w", err)
 	}
 	defer conn.Close()
 	units, err := conn.ListUnitsByNamesContext(ctx, []string{name})
@@ -85,7 +85,7 @@ func unitState(ctx context.Context, name string) (string, error) {
 func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
-		return machine.UnitStart{}, fmt.Errorf("talking to systemd: %w", err)
+		return machine.UnitStart{}, fmt.Errorf("connecting to systemd: %w", err)
 	}
 	defer conn.Close()
 	var stamps [2]time.Duration
@@ -96,7 +96,7 @@ func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 		}
 		usec, ok := p.Value.Value().(uint64)
 		if !ok {
-			return machine.UnitStart{}, fmt.Errorf("asking when %s was started: the answer is %s", name, p.Value)
+			return machine.UnitStart{}, fmt.Errorf("asking when %s was started: unexpected answer %s", name, p.Value)
 		}
 		stamps[i] = time.Duration(usec) * time.Microsecond
 	}

@@ -78,7 +78,7 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 		}
 	}
 	if !e.Exists(member.ClientCert) {
-		return "", run.Advise(fmt.Errorf("there is no %s, the certificate that yurthub would use", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
+		return "", run.Advise(fmt.Errorf("there is no %s, the kubelet certificate that yurthub would use", member.ClientCert), "kubelet must run with rotateCertificates: true, as kubeadm sets it")
 	}
 	return version, portsClosable(ctx, e)
 }
@@ -114,7 +114,7 @@ func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server str
 	}
 	ip, err := e.Source(ctx, u.Host)
 	if err != nil {
-		return "", fmt.Errorf("looking for this node's address on the way to %s: %w", u.Host, err)
+		return "", fmt.Errorf("finding the address from which this node connects to %s: %w", u.Host, err)
 	}
 	return ip.String(), nil
 }

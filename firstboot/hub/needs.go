@@ -178,7 +178,7 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 	case code == 403:
 		return run.Advise(fmt.Errorf("nodes may not list %ss (%s), which yurthub needs", kind, crd), n.Fix)
 	case code == 404:
-		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another may lack "+n.Resource.Version)
+		return run.Advise(fmt.Errorf("the cluster has no %s CRD (%s)", kind, crd), openyurt.InstallManager+": another release may lack "+n.Resource.Version)
 	case code >= 500:
 		return run.Advise(fmt.Errorf("the API server fails to list %ss (%s), which yurthub needs: %w", kind, crd, err),
 			"check that "+openyurt.Manager+" runs: its webhook converts NodePools between versions")
@@ -220,7 +220,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	if newest.Metadata.Name == denied.Metadata.Name {
 		return run.Advise(err, "find out what denies it; yurthub sends another request, which must be approved")
 	}
-	return run.Advise(fmt.Errorf("%w; the one after it (CSR %s) is not approved yet", err, newest.Metadata.Name),
+	return run.Advise(fmt.Errorf("%w; the next request (CSR %s) is not approved yet", err, newest.Metadata.Name),
 		"find out what denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 

@@ -28,7 +28,7 @@ import (
 func PodJoinPhase(active *site.Active) run.Phase {
 	labels := openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)
 	return run.Phase{
-		Name: "join", Doc: "kubeadm joins, kubelet runs yurthub and goes through it", Timeout: 5 * time.Minute,
+		Name: "join", Doc: "kubeadm joins, and kubelet runs yurthub and connects through it", Timeout: 5 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			if err := member.OtherForm(e, true); err != nil {
 				return run.Todo, err
@@ -152,7 +152,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 		// This is kubeadm's last step. It goes through yurthub, and kubeadm waits only a minute, but
 		// approving yurthub's requests may take longer. The next phase reports what is missing.
 		if done, perr := podJoined(ctx, e, active); done && perr == nil {
-			e.Log.Info("kubeadm joined, but could not annotate the Node, which a later phase does", "error", err)
+			e.Log.Info("kubeadm joined, but could not annotate the Node; a later phase does so", "error", err)
 			return nil
 		}
 	}

@@ -233,9 +233,9 @@ func portsClosable(ctx context.Context, e *machine.Env) error {
 	return portsOpen(err, out.String())
 }
 
-func portsOpen(err error, said string) error {
-	if said = strings.TrimSpace(said); said != "" {
-		err = fmt.Errorf("%w: %s", err, machine.OneLine(errors.New(said)))
+func portsOpen(err error, output string) error {
+	if output = strings.TrimSpace(output); output != "" {
+		err = fmt.Errorf("%w: %s", err, machine.OneLine(errors.New(output)))
 	}
 	return run.Advise(fmt.Errorf("closing the ports of yurthub, which give this node's rights to any client: %w", err),
 		"install nftables 0.9.4 or later; the kernel must be 5.6 or later, with nf_tables for the families inet and bridge, nft_fib_inet and nft_reject_inet")

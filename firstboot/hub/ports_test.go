@@ -97,7 +97,7 @@ func TestRemovedRulesAreMentioned(t *testing.T) {
 	_, look, _ := strings.Cut(unit, "ExecStart=/bin/sh -c '")
 	look, _, found := strings.Cut(look, "'\n")
 	if !found {
-		t.Fatalf("the unit looks for no rules:\n%s", unit)
+		t.Fatalf("the unit does not check the rules:\n%s", unit)
 	}
 	rules := filepath.Join(t.TempDir(), "nft")
 	if err := os.WriteFile(rules, PortRules(Ports{}), 0o644); err != nil {

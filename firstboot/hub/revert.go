@@ -33,7 +33,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	}
 	if active := this.active; active != nil && active.Site.OpenYurt() {
 		return run.Advise(fmt.Errorf("this machine's Site has nodeType: %s, so the next boot would convert it again", active.Site.NodeType),
-			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then revert")
+			"set nodeType: native in site.yaml, in the slot or on a stick, and remove nodePool; then run `firstboot revert` again")
 	}
 	c := run.NewChange(e, "revert", Recorded, tell)
 	c.ChangedAt = ReadyStep
@@ -107,7 +107,7 @@ func (r *reversion) direct() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if err := hubReady(ctx, e); err != nil {
-				e.Log.Warn("kubelet stays where it is, since yurthub does not serve", "error", err)
+				e.Log.Warn("kubelet is not redirected to yurthub again, since yurthub does not serve", "error", err)
 				return nil
 			}
 			return redirect(ctx, e, r.image.Kubernetes, r.registeredBefore)
@@ -168,12 +168,12 @@ func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 		return fmt.Errorf("reading kubelet's arguments: %w", err)
 	}
 	conf := "" // the last one applies
-	words := strings.Split(string(args), "\x00")
-	for i, arg := range words {
+	argv := strings.Split(string(args), "\x00")
+	for i, arg := range argv {
 		if v, ok := strings.CutPrefix(arg, "--kubeconfig="); ok {
 			conf = v
-		} else if arg == "--kubeconfig" && i+1 < len(words) {
-			conf = words[i+1]
+		} else if arg == "--kubeconfig" && i+1 < len(argv) {
+			conf = argv[i+1]
 		}
 	}
 	if (conf == openyurt.KubeletConf) == through {

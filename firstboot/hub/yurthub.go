@@ -162,7 +162,7 @@ func Phase(active *site.Active) run.Phase {
 				}
 				// Without OpenYurt's webhooks the node works anyway. With them there is no
 				// Node yet, and the last phase reports why.
-				e.Log.Warn("the node's pool", "error", err)
+				e.Log.Warn("checking the node's NodePool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, active.Site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
@@ -176,7 +176,7 @@ func Phase(active *site.Active) run.Phase {
 				return err
 			}
 			if len(active.Site.Organizations) > 0 && !h.IsPod() {
-				e.Log.Warn("organizations have no effect: yurthub borrows kubelet's certificate", "organizations", strings.Join(active.Site.Organizations, ","))
+				e.Log.Warn("organizations in the Site have no effect: yurthub uses kubelet's certificate", "organizations", strings.Join(active.Site.Organizations, ","))
 			}
 			return serveHub(ctx, e, h)
 		},
@@ -293,7 +293,7 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	has := false
 	for i, err := range errs {
 		if errors.Is(err, api.ErrServerName) {
-			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub gets only the API servers", "server", masters[i], "endpoint", site.Endpoint)
+			e.Log.Warn("the certificate of an API server lacks the endpoint: yurthub connects to the API servers' own addresses only", "server", masters[i], "endpoint", site.Endpoint)
 			return false, nil
 		}
 		has = has || err == nil
@@ -318,7 +318,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
-		return false, errors.New("no API server shows the names in its certificate, and no earlier result is on the disk")
+		return false, errors.New("no API server answers with its certificate, and the disk has no earlier result")
 	}
 	return servers[0] == site.EndpointURL(), nil
 }

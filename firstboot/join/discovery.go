@@ -37,7 +37,7 @@ func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
 // DiscoveryPhase finds the cluster, and verifies that it is the right one.
 func DiscoveryPhase(active *site.Active) run.Phase {
 	return run.Phase{
-		Name: "discovery", Doc: "the cluster is found, and is the pinned one", Timeout: time.Minute,
+		Name: "discovery", Doc: "the cluster is found, and has the CA that the Site pins", Timeout: time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 			err := member.Enrolled(e)
 			if err == nil || member.Discovered(e, active.Site) {
@@ -186,11 +186,11 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	early := (*api.EarlyError)(nil)
 	switch {
 	case errors.Is(err, api.ErrPin) && !joined.AllAre(err, api.ErrPin):
-		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
 	case errors.Is(err, api.ErrPin):
 		return run.NeedsPerson(err, "compare caCertHashes in site.yaml with the cluster's (`kubeadm token create --print-join-command` shows it), and the API servers' addresses")
 	case errors.Is(err, api.ErrCA) && !joined.AllAre(err, api.ErrCA):
-		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the others do not answer")
+		return run.Advise(err, "an address in masters belongs to another cluster: correct it; the other API servers do not answer")
 	case errors.Is(err, api.ErrCA):
 		return run.NeedsPerson(err, "compare caCert in site.yaml with /etc/kubernetes/pki/ca.crt of a control-plane node, and check the API servers' addresses")
 	case joined.AllAre(err, api.ErrNode):
@@ -200,9 +200,9 @@ func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err e
 	case errors.Is(err, api.ErrToken):
 		return run.Advise(err, "an API server accepts no token for some seconds after its start; if this persists, "+newTokenFix)
 	case errors.Is(err, api.ErrSignature):
-		return run.Advise(err, newTokenFix+", or correct masters; the others do not answer")
+		return run.Advise(err, newTokenFix+", or correct masters; the other API servers do not answer")
 	case errors.Is(err, api.ErrServerName) && !joined.AllAre(err, api.ErrServerName):
-		return run.Advise(err, serverNameFix+"; the others do not answer")
+		return run.Advise(err, serverNameFix+"; the other API servers do not answer")
 	case errors.Is(err, api.ErrServerName):
 		return run.NeedsPerson(err, serverNameFix)
 	case errors.As(err, &early):

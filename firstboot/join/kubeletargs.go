@@ -175,7 +175,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		e.Console(fmt.Sprintf("kubelet was restarted with the Site's arguments: %s changed", changed))
 		return bad
 	}
-	e.Log.Warn("kubelet does not start with the Site's arguments, and gets the former ones back", "changed", changed, "error", bad)
+	e.Log.Warn("kubelet does not start with the Site's arguments: restoring the previous ones", "changed", changed, "error", bad)
 	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func argsRefused(e *machine.Env, want map[string]string) bool {
 }
 
 func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
-	e.Note("kubeletExtraArgs of the Site are not in effect (%s): kubelet did not start with them, and runs with the former ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
+	e.Note("kubeletExtraArgs of the Site are not in effect (%s): kubelet did not start with them, and runs with the previous ones. To fix: correct them in site.yaml; `journalctl -u kubelet` on the machine shows why",
 		changedArgs(have, want))
 }
 

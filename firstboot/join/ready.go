@@ -115,7 +115,7 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
 		// Without ipvscare, kubelet is using these API servers already.
-		e.Log.Warn("the API servers are of another cluster than the one noted", "noted", *member.ReadJoinedCluster(e))
+		e.Log.Warn("the API servers belong to another cluster than the recorded one", "recorded", *member.ReadJoinedCluster(e))
 	case errors.Is(err, member.ErrOtherCluster):
 		e.Note("%s", member.RecreatedNote(e))
 		return run.Unknown, nil
@@ -255,14 +255,14 @@ func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *ap
 		return err
 	}
 	if noted := member.ReadJoinedCluster(e); noted != nil {
-		e.Log.Info("the UIDs that identify the cluster have changed one by one: recording them again", "was", *noted, "is", *note)
+		e.Log.Info("the objects that identify the cluster were recreated one at a time: recording their new UIDs", "was", *noted, "is", *note)
 	}
 	doc, err := json.Marshal(note)
 	if err == nil {
 		_, err = e.Write(member.JoinedCluster, append(doc, '\n'), machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("recording which cluster this is: %w", err)
+		return fmt.Errorf("recording the UIDs that identify the cluster: %w", err)
 	}
 	if active.Site.IPVS.Disabled {
 		return nil

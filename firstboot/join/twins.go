@@ -54,4 +54,4 @@ func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 }
 
 // errWatched means that nothing is wrong, but the Node was not watched for long enough.
-var errWatched = fmt.Errorf("watching for %s whether another machine reports as this Node", reporterStays)
+var errWatched = fmt.Errorf("checking for %s whether another machine reports as this Node", reporterStays)

@@ -81,7 +81,7 @@ func removeBackups(e *machine.Env) error {
 	}
 	for _, dir := range list {
 		if err := e.RemoveAll(ondisk.KubernetesDir + "/tmp/" + filepath.Base(dir)); err != nil {
-			return fmt.Errorf("removing kubeadm's copies: %w", err)
+			return fmt.Errorf("removing kubeadm's backup copies: %w", err)
 		}
 	}
 	return nil

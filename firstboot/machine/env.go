@@ -269,7 +269,7 @@ func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path
 func (e *Env) Contents(path string) []byte {
 	b, err := e.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
-		e.Log.Debug("a file counts as missing", "error", err)
+		e.Log.Debug("a file cannot be read, and is treated as missing", "error", err)
 	}
 	return b
 }

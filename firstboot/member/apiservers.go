@@ -235,7 +235,7 @@ func SaveProvenMasters(ctx context.Context, e *machine.Env, site *configs.Site) 
 	if len(former) == 0 {
 		return nil
 	}
-	line := fmt.Sprintf("no API server of the Site could be verified (%s): the former ones stay in use too (%s); if that is a mistake, correct masters in site.yaml",
+	line := fmt.Sprintf("no API server of the Site could be verified (%s): the previous ones stay in use too (%s); if masters in site.yaml is wrong, correct it",
 		strings.Join(site.Masters, ", "), strings.Join(former, ", "))
 	e.Log.Warn(line)
 	e.Console(line)

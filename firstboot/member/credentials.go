@@ -99,18 +99,18 @@ func OtherForm(e *machine.Env, pod bool) error {
 	if err != nil || LeadsToHub(k) == pod {
 		return nil
 	}
-	return run.NeedsPerson(errors.New("this node joined with another form of yurthub than its image has"),
+	return run.NeedsPerson(errors.New("this node joined with yurthub in another form (static pod or systemd unit) than its image has"),
 		"run `firstboot reset` on the machine, and join it again with a new token")
 }
 
 // ResetForName is the fix for a worker that is enrolled under another name.
 // A control-plane node cannot be reset.
-const ResetForName = "run `firstboot reset` on the machine to join under the new name, or restore the former nodeName"
+const ResetForName = "run `firstboot reset` on the machine to join under the new name, or set the old nodeName again"
 
 // SameName returns an error if the node's name in cert is not name, the one in the Site.
 func SameName(cert *x509.Certificate, name, fix string) error {
 	if is := NodeIn(cert); is != name {
-		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
+		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, but the Site names it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
 	}
 	return nil
 }

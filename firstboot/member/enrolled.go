@@ -77,7 +77,7 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	case now.After(cert.NotAfter):
 		return cert, fmt.Errorf("%w on %s", errExpired, cert.NotAfter.UTC().Format(time.RFC3339))
 	case now.Before(cert.NotBefore):
-		return cert, fmt.Errorf("%w: it begins on %s", ErrEarly, cert.NotBefore.UTC().Format(time.RFC3339))
+		return cert, fmt.Errorf("%w: it is valid from %s", ErrEarly, cert.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return cert, nil
 }

@@ -64,7 +64,7 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
 	if e.Exists(JoinedCluster) { // it may join another cluster now
 		if err := e.Remove(JoinedCluster); err != nil {
-			return fmt.Errorf("removing the record of the former cluster: %w", err)
+			return fmt.Errorf("removing the record of the old cluster: %w", err)
 		}
 	}
 	before, ok := ReadJoinedAs(e)
@@ -81,7 +81,7 @@ func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 // of the join instead of the Site's.
 func NoteSocketKept(e *machine.Env, j JoinedAs, site *configs.Site) {
 	if j.CRISocket != site.CRISocket {
-		e.Note("criSocket of the Site is not in effect: kubelet still uses %s, as at the join. To fix: join the node again (`firstboot reset`, and a new token), or restore the former criSocket", j.CRISocket)
+		e.Note("criSocket of the Site is not in effect: kubelet still uses %s, as when the machine joined. To fix: join the node again (`firstboot reset`, and a new token), or set the old criSocket again", j.CRISocket)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // errUnread means that the Node could not be read.
-var errUnread = errors.New("its Node cannot be read")
+var errUnread = errors.New("reading this machine's Node")
 
 // ReadNode reads a Node directly from an API server, not through yurthub.
 func ReadNode(ctx context.Context, e *machine.Env, name string) (*api.Node, error) {

@@ -100,7 +100,7 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 		}
 		shown[i] = ondisk.IPVSJoined{ClusterInfo: uid, Node: noted.Node, NodeUID: n.Metadata.UID, ServiceUID: cmp.Or(service, noted.ServiceUID)}
 		if uid == "" || n.Metadata.UID == "" {
-			return fmt.Errorf("%s shows objects without UIDs", masters[i])
+			return fmt.Errorf("API server %s returns objects without UIDs", masters[i])
 		}
 		if uid != noted.ClusterInfo && n.Metadata.UID != noted.NodeUID && (service == "" || service != noted.ServiceUID) {
 			return ErrOtherCluster
@@ -232,6 +232,6 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 // RecreatedNote is the note for a node whose API servers belong to another cluster.
 func RecreatedNote(e *machine.Env) string {
 	noted := ReadJoinedCluster(e)
-	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as unreachable. To fix: restore the former cluster; or, to join the new one, which stops the node's pods, put a token of it into site.yaml, in the slot or on a stick",
+	return fmt.Sprintf("the API servers are of another cluster with the same keys (cluster-info had UID %s, Node %s %s): the node keeps its pods, and treats the API servers as unreachable. To fix: restore the old cluster; or, to join the new one, which stops the node's pods, put a token of it into site.yaml, in the slot or on a stick",
 		noted.ClusterInfo, noted.Node, noted.NodeUID)
 }

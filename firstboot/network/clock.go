@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-const clockDoc = "a clock that is not in the past"
+const clockDoc = "the clock shows a plausible time"
 
 // ClockPhase sets a clock that is behind to the latest moment that has certainly passed: the
 // image's date, the Site's date of stamping (stamped returns it in seconds since the epoch), or
@@ -69,7 +69,7 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	if !e.Now().Before(floor) {
 		return nil
 	}
-	e.Log.Info("the clock is behind a moment that has certainly passed", "clock", e.Now().UTC(), "floor", floor.UTC())
+	e.Log.Info("the clock is behind a date that has certainly passed: setting it", "clock", e.Now().UTC(), "floor", floor.UTC())
 	if err := e.SetClock(floor); err != nil {
 		return fmt.Errorf("setting the clock to %s: %w", floor.UTC().Format(time.RFC3339), err)
 	}

@@ -158,7 +158,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	if slices.Contains(found, true) {
 		return present, nil
 	}
-	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("the address %s leads to no API server", present)}, errs...)...)
+	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("no API server can be reached from this node's address %s", present)}, errs...)...)
 }
 
 // firstAddr returns the source address towards the first API server in the list that answers; if
@@ -211,7 +211,7 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", way, machine.PlainNet(err)))
 	}
-	return netip.Addr{}, fmt.Errorf("looking for this node's address on the way to %s: %w", master, errors.Join(errs...))
+	return netip.Addr{}, fmt.Errorf("finding the address from which this node connects to %s: %w", master, errors.Join(errs...))
 }
 
 // APIServerAddrs returns an API server's addresses as "host:port": those of

@@ -70,7 +70,7 @@ func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 			continue
 		}
 		if err := e.Run(ctx, machine.Cmd{Args: []string{"networkctl", "delete", name}}); err != nil {
-			e.Log.Warn("removing an interface of the former network settings", "interface", name, "error", err)
+			e.Log.Warn("removing an interface of the previous network settings", "interface", name, "error", err)
 		}
 	}
 }

@@ -210,7 +210,7 @@ func (t *trial) write(e *machine.Env) error {
 		_, err = e.Write(TrialFile, b, machine.Mode(0o600))
 	}
 	if err != nil {
-		return fmt.Errorf("recording the trial of the former network settings: %w", err)
+		return fmt.Errorf("recording the trial of the previous network settings: %w", err)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	if err := t.write(e); err != nil {
 		return with, false, err
 	}
-	e.Waiting("%s to answer with the former network settings", u.peers)
+	e.Waiting("%s to answer with the previous network settings", u.peers)
 	if err := setNetwork(ctx, e, now, good); err != nil {
 		return with, false, err
 	}
@@ -270,8 +270,8 @@ func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reac
 	if err := t.write(e); err != nil {
 		return with, false, err
 	}
-	e.Log.Error(fmt.Sprintf("the corrected Site's network settings do not reach %s: the former ones are back", u.peers), "by", former.by)
-	e.Console(fmt.Sprintf("the new network settings do not reach %s: the former ones are back. Correct the Site.", u.peers))
+	e.Log.Error(fmt.Sprintf("the corrected Site's network settings do not reach %s: the previous settings are back", u.peers), "by", former.by)
+	e.Console(fmt.Sprintf("the new network settings do not reach %s: the previous settings are back. Correct the Site.", u.peers))
 	return u.wait(ctx, e), true, nil
 }
 

@@ -28,7 +28,7 @@ func saveHealthy(e *machine.Env) error {
 
 // ErrUnproven means that a boot on trial shows no fault, but that no API
 // server has seen its Node: the boot is neither confirmed nor ended.
-var ErrUnproven = errors.New("no API server has seen the Node on this system yet")
+var ErrUnproven = errors.New("no API server has seen the Node Ready on this system yet")
 
 // holdLimit bounds how long a boot on trial waits for an API server: a fault of the
 // new system may look like a network fault.
@@ -58,7 +58,7 @@ func rejectTrial(e *machine.Env) error {
 		return nil
 	}
 	return Advise(errors.New("the running system is still on trial after an update"),
-		"wait until the Node is Ready: the machine then keeps this system, or else returns to the former one (`firstboot status`)")
+		"wait until the Node is Ready: the machine then keeps this system, or else returns to the previous one (`firstboot status`)")
 }
 
 // rejectPending returns an error if an update has written the boot entry of a new system, and

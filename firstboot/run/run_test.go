@@ -72,10 +72,10 @@ func TestStopSpread(t *testing.T) {
 		}
 		late := now.Sub(time.Time{}) - repeat
 		if late < 0 || late >= repeat/4 {
-			t.Fatalf("it looked again after %s", repeat+late)
+			t.Fatalf("first boot looked for another Site only after %s", repeat+late)
 		}
 		if looks < int(repeat/Standstill) {
-			t.Fatalf("only %d looks for another Site", looks)
+			t.Fatalf("first boot looked for another Site only %d times", looks)
 		}
 		tenths[late*10/(repeat/4)]++
 	}
@@ -130,7 +130,7 @@ func TestBackoff(t *testing.T) {
 			}
 		}
 		if !r.Alive(time.Now().Add(-time.Minute)) {
-			t.Error("the watchdog would have bitten")
+			t.Error("the watchdog would have restarted the machine")
 		}
 	})
 	for n := 1; n < 40; n++ {
@@ -214,10 +214,10 @@ func TestWordsAndGist(t *testing.T) {
 		if want[0] == "" {
 			want = [2]string{in, in}
 		}
-		if got := r.words(in); got != want[0] {
-			t.Errorf("it is said as %q, want %q", got, want[0])
+		if got := r.cleaned(in); got != want[0] {
+			t.Errorf("the message is %q, want %q", got, want[0])
 		}
-		if got := withoutVarying(r.words(in)); got != want[1] {
+		if got := withoutVarying(r.cleaned(in)); got != want[1] {
 			t.Errorf("without its varying parts it is %q, want %q", got, want[1])
 		}
 	}

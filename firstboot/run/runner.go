@@ -210,7 +210,7 @@ func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) er
 	if err == nil {
 		return saveHealthy(e)
 	}
-	e.Log.Info("unknown whether this boot is as healthy as the last one", "error", err)
+	e.Log.Info("comparing this boot with the last healthy one", "error", err)
 	return hold(e, errors.Is(err, ErrUnproven) && e.Now().Sub(r.began) < holdLimit)
 }
 

@@ -48,7 +48,7 @@ func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 	defer cancel()
 	c, err := e.BootClock(ctx)
 	if err != nil {
-		e.Log.Info("when the parts of this boot began is unknown", "error", err)
+		e.Log.Info("reading the times of this boot's stages", "error", err)
 		return
 	}
 	if known != nil {
@@ -101,7 +101,7 @@ func (r *Runner) show(phases []Phase, all bool) {
 // from now on.
 func (r *Runner) adopt(e *machine.Env, node Node) {
 	if node.NotTaken != nil {
-		e.Note("the slot's Site is rejected, and the former one stays in use: %s", machine.OneLine(node.NotTaken))
+		e.Note("the Site in the slot is rejected, and the previous Site stays in use: %s", machine.OneLine(node.NotTaken))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -204,8 +204,8 @@ func (r *Runner) done(e *machine.Env, p Phase, attempts int) {
 
 // recordFailure records a failed attempt, and reports each new reason once.
 func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error) {
-	what := printable.Line(r.words(machine.OneLine(err)))
-	fix := printable.Text(r.words(Advice(err)))
+	what := printable.Line(r.cleaned(machine.OneLine(err)))
+	fix := printable.Text(r.cleaned(Advice(err)))
 	_, _, place := r.set(e, p.Name, func(ps *ondisk.PhaseState) {
 		ps.Status, ps.Attempts, ps.Error, ps.Fix = ondisk.PhaseWaiting, attempts, what, fix
 	})
@@ -228,13 +228,13 @@ func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error)
 
 func (r *Runner) sayFailure(e *machine.Env, p Phase, err error) {
 	fix, _ := Fix(err)
-	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.words(machine.OneLine(err))))
-	r.say(e, "    to fix: "+r.words(fix))
+	r.say(e, fmt.Sprintf("FAILED %s: %s", p.Name, r.cleaned(machine.OneLine(err))))
+	r.say(e, "    to fix: "+r.cleaned(fix))
 }
 
 func (r *Runner) waiting(what string) {
 	e := r.Env
-	what = printable.Line(r.words(what))
+	what = printable.Line(r.cleaned(what))
 	r.mu.Lock()
 	name := ""
 	for _, p := range r.state.Phases {
@@ -245,8 +245,8 @@ func (r *Runner) waiting(what string) {
 			}
 		}
 	}
-	said := slices.Contains(r.waits, withoutVarying(what))
-	if !said {
+	repeated := slices.Contains(r.waits, withoutVarying(what))
+	if !repeated {
 		r.waits = append(r.waits, withoutVarying(what))
 	}
 	r.mu.Unlock()
@@ -254,7 +254,7 @@ func (r *Runner) waiting(what string) {
 	if changed {
 		e.Notify(fmt.Sprintf("STATUS=%s %s: waiting for %s", place, name, what))
 	}
-	if changed && !said { // two errors may alternate
+	if changed && !repeated { // two errors may alternate
 		e.Log.Info("waiting", "phase", name, "for", what)
 		e.Console(fmt.Sprintf("%s %s: waiting for %s", place, name, what))
 	}
@@ -262,17 +262,17 @@ func (r *Runner) waiting(what string) {
 
 // noting adds a note to the report, and prints it once per run.
 func (r *Runner) noting(what string) {
-	what = printable.Text(r.words(what))
+	what = printable.Text(r.cleaned(what))
 	r.mu.Lock()
 	if !slices.Contains(r.state.Notes, what) {
 		r.state.Notes = append(r.state.Notes, what)
 	}
-	said := slices.Contains(r.noted, withoutVarying(what))
-	if !said {
+	repeated := slices.Contains(r.noted, withoutVarying(what))
+	if !repeated {
 		r.noted = append(r.noted, withoutVarying(what))
 	}
 	r.mu.Unlock()
-	if !said {
+	if !repeated {
 		r.say(r.Env, what)
 	}
 }
@@ -409,7 +409,7 @@ func updateText(u *ondisk.UpdateState) string {
 	case ondisk.UpdateTrial:
 		return fmt.Sprintf("the new system, on %s, is on trial until the Node is Ready", u.Root)
 	case ondisk.UpdateFailed:
-		return fmt.Sprintf("the new system on %s failed to start, and the former one runs again; `journalctl --list-boots` lists the boots", u.Root)
+		return fmt.Sprintf("the new system on %s failed to start, and the previous system runs again; `journalctl --list-boots` lists the boots", u.Root)
 	case ondisk.UpdateInterrupted:
 		return "interrupted; run the same `firstboot update` again to continue"
 	}

@@ -10,9 +10,9 @@ import (
 // console line and a write to flash, so changing parts, for example times, must not make a
 // message new.
 
-// words returns s without secrets and without the local address of each
+// cleaned returns s without secrets and without the local address of each
 // connection, whose port always differs.
-func (r *Runner) words(s string) string { return printable.WithoutLocalAddr(r.redact(s)) }
+func (r *Runner) cleaned(s string) string { return printable.WithoutLocalAddr(r.redact(s)) }
 
 // varying matches parts that are shown but do not make a message new:
 // times, durations, the head of a klog line.

@@ -283,7 +283,7 @@ func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error
 	}
 	for _, p := range c.Paths {
 		if (strings.HasPrefix(p, "/etc/sysctl.d/") || strings.HasPrefix(p, "/etc/modules-load.d/")) && !e.Exists(p) {
-			e.Log.Warn("the effect of this file lasts until the next boot", "removed", p)
+			e.Log.Warn("a removed file stays in effect until the next boot", "file", p)
 		}
 	}
 	if isUnder(c.Paths, "/etc/systemd/network/") {

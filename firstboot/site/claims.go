@@ -24,7 +24,7 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	}
 	claims, err := e.ReadClaims(s.dev)
 	if err != nil {
-		e.Note("the claims on stick %s cannot be read: %s", s.dev, machine.OneLine(err))
+		e.Note("reading %s on stick %s: %s", ondisk.SlotClaims, s.dev, machine.OneLine(err))
 		return nil
 	}
 	me := e.Facts()
@@ -61,12 +61,12 @@ func (s *stick) claim(e *machine.Env) {
 	m := e.Facts()
 	err := e.WriteClaim(s.dev, slot.Claim{Site: s.entry.Name, MACs: m.MACs, Serial: m.Serial, UUID: m.UUID, AssetTag: m.AssetTag})
 	if err != nil && !errors.Is(err, slot.ErrNoClaims) {
-		e.Note("stick %s cannot record that this machine has taken the Site %s: %s", s.dev, s.entry.Name, machine.OneLine(err))
+		e.Note("recording on stick %s that this machine uses the Site %s: %s", s.dev, s.entry.Name, machine.OneLine(err))
 	}
 }
 
 // errClaimed returns the error for two machines that match one Site.
 func errClaimed(s *stick, by *slot.Claim, me siteconf.Machine) error {
-	return fmt.Errorf("another machine has taken its Site %s (%s), which this machine matches too (%s): give each machine its own Site in the inventory, with a match that only it has; if the other machine is gone, delete %s from the stick",
+	return fmt.Errorf("another machine already uses its Site %s (%s), which this machine matches too (%s): give each machine its own Site in the inventory, with a match that only it has; if the other machine is gone, delete %s from the stick",
 		s.entry.Name, siteconf.Machine{MACs: by.MACs, Serial: by.Serial, UUID: by.UUID, AssetTag: by.AssetTag}, me, ondisk.SlotClaims)
 }

@@ -78,15 +78,15 @@ func saveMachineID(e *machine.Env) (string, error) {
 	}
 	if machine.IDIn(e, ondisk.MachineID) != id {
 		if err := e.WriteFile(ondisk.MachineID, []byte(id+"\n"), machine.Mode(0o444)); err != nil {
-			return "", fmt.Errorf("saving the machine id: %w", err)
+			return "", fmt.Errorf("saving the machine ID: %w", err)
 		}
 	}
 	if had := machine.ID(e); had != id {
 		if err := e.WriteFile(machine.EtcMachineID, []byte(id+"\n"), machine.Mode(0o444)); err != nil {
-			return "", fmt.Errorf("writing the machine id: %w", err)
+			return "", fmt.Errorf("writing the machine ID: %w", err)
 		}
 		if had != "" {
-			e.Log.Warn("this boot began with another machine id than the machine's own, which takes effect at the next boot", "had", had, "machine", id)
+			e.Log.Warn("this boot began with another machine ID than this machine's own, which takes effect at the next boot", "had", had, "machine", id)
 		}
 	}
 	return id, nil

@@ -63,7 +63,7 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 	}
 	if size, limit := int64(len(f.contents.Files[ondisk.SlotSite])), slot.SizeLimit(ondisk.SlotSite); size > limit {
 		return nil, run.NeedsPerson(fmt.Errorf("the Site %s of the inventory has %d bytes, which exceeds the limit of %d", entry.Name, size, limit),
-			"move large contents from the Site's ignition, or from that in defaults, to the Image (files, overlays) or to a config.ign for all machines (stamp --ignition), and stamp the inventory again")
+			"move large contents from ignition (in the Site's entry or in defaults) to the Image (files, overlays) or to a config.ign for all machines (stamp --ignition), and stamp the inventory again")
 	}
 	f.entry = entry
 	return f, nil
@@ -132,8 +132,8 @@ func takeFromInventory(e *machine.Env) error {
 		return fmt.Errorf("replacing the inventory in the slot %s by this machine's Site: %w", dev, err)
 	}
 	if _, many := c.Files[ondisk.SlotInventory]; many {
-		e.Log.Info("took this machine's Site from the inventory, and wiped the others from the slot", "slot", dev)
-		e.Console("took this machine's Site from the inventory, and wiped the others from the slot")
+		e.Log.Info("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot", "slot", dev)
+		e.Console("using this machine's Site from the inventory; the other machines' Sites are wiped from the slot")
 	}
 	return nil
 }

@@ -155,7 +155,7 @@ func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accept
 	c, next := f.contents, f.site
 	// A repair keeps the machine's name, so the name in the Site is checked here.
 	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
-		return nil, fmt.Errorf("this machine is enrolled as %s, the Site calls it %s: bring this machine's own Site", name, next.NodeName)
+		return nil, fmt.Errorf("this machine is enrolled as %s, but the Site names it %s: use a stick with this machine's own Site", name, next.NodeName)
 	}
 	if member.Unpinned(old) && !next.Credentials.IsZero() {
 		// Nothing else ties the node to its cluster: with an untrusted token it would move to

@@ -63,13 +63,13 @@ func TestWhatAStickMayChange(t *testing.T) {
 		case "Masters", "Network", "NodeIP", "Credentials":
 		default:
 			if !reflect.ValueOf(*got.Site).Field(i).IsZero() {
-				t.Errorf("%s was taken from a stranger's stick", name)
+				t.Errorf("%s was accepted from an unsigned stick", name)
 			}
 		}
 	}
 	for _, name := range []string{"users", "ignition", "caCertHashes", "caCert", "kubeletExtraArgs", "endpoint", "vip", "yurthub", "report", "network.proxy", "network.ntp"} {
 		if !slices.Contains(got.Omitted, name) {
-			t.Errorf("%s was left out and not said: %v", name, got.Omitted)
+			t.Errorf("%s was left out without a note: %v", name, got.Omitted)
 		}
 	}
 	if again := admit(ondisk.SitesRepair, true, false, &old, &old); len(again.Omitted) > 0 {
@@ -78,7 +78,7 @@ func TestWhatAStickMayChange(t *testing.T) {
 	next.Credentials = configs.Credentials{}
 	old.Credentials.Token = configs.NewSecret("live")
 	if got := admit(ondisk.SitesRepair, true, false, &old, &next); got.Site.Credentials.Token.Reveal() != "live" {
-		t.Error("a stick without a token took the machine's away")
+		t.Error("a stick without a token removed the machine's token")
 	}
 }
 

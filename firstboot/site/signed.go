@@ -40,14 +40,14 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	}
 	for _, floor := range []struct {
 		seconds int64
-		words   string
+		format  string
 	}{
 		{image.SitesNotBefore, "the Image rejects Sites signed before %s (sites.notBefore): sign it again"},
-		{lastSigned(e), "the machine has accepted a Site of %s: sign it again to go back to it"},
-		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to go back to it"},
+		{lastSigned(e), "the machine has accepted a Site signed on %s: sign it again to use it anyway"},
+		{stampedOnDisk(e, old), "the Site in the slot was stamped on %s: sign it again to use it anyway"},
 	} {
 		if when.Unix() < floor.seconds {
-			return 0, fmt.Errorf("it was signed on %s, and "+floor.words, when.Format(time.DateTime), Date(floor.seconds))
+			return 0, fmt.Errorf("it was signed on %s, and "+floor.format, when.Format(time.DateTime), Date(floor.seconds))
 		}
 	}
 	return when.Unix(), nil

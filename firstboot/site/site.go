@@ -310,7 +310,7 @@ func (a *Active) otherMachine(e *machine.Env, name string) error {
 	if name == "" || a.Node == name || moves {
 		return nil
 	}
-	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, the Site calls it %s", name, a.Node), member.ResetForName)
+	return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, but the Site names it %s", name, a.Node), member.ResetForName)
 }
 
 // IsApplied reports whether the Site's settings are in place on this machine.

@@ -70,14 +70,14 @@ func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 		switch isNew, why := s.judge(e, have); {
 		case isNew && !s.known:
 			if by := s.claimedBy(e); by != nil {
-				errs = append(errs, fmt.Errorf("stick %s is not taken: %w", s.dev, errClaimed(s, by, e.Facts())))
+				errs = append(errs, fmt.Errorf("stick %s is ignored: %w", s.dev, errClaimed(s, by, e.Facts())))
 				continue
 			}
 			return s, nil
 		case isNew:
 			return s, nil
 		case why != "":
-			e.Note("the Site of stick %s is not taken: %s", s.dev, why)
+			e.Note("the Site of stick %s is ignored: %s", s.dev, why)
 		}
 	}
 	return nil, errors.Join(errs...)
@@ -96,7 +96,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		}
 		got, err := admitFiles(e, image, have, dev, c)
 		if err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		m := hmac.New(sha256.New, key)
@@ -111,11 +111,11 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 		s := &stick{dev: dev, memory: name, digest: hex.EncodeToString(m.Sum(nil)), signed: got.signed, info: got.info, before: have, entry: got.entry, files: withOwnIgnition(got.files, own)}
 		s.active, err = resolveSite(e, image, &found{contents: &slot.Contents{Info: s.info, Files: s.files}, site: got.site}, have)
 		if err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		if err := s.active.otherMachine(e, member.Node(e)); err != nil {
-			*errs = append(*errs, fmt.Errorf("stick %s is not taken: %w", dev, err))
+			*errs = append(*errs, fmt.Errorf("stick %s is ignored: %w", dev, err))
 			continue
 		}
 		names[name]++
@@ -204,7 +204,7 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 		// lost, may use the one on the stick.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
-		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to go back to it",
+		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to use it anyway",
 			Date(s.active.Stamped), Date(have.Stamped))
 	}
 	return true, ""
@@ -273,8 +273,8 @@ func (s *stick) take(e *machine.Env) error {
 		return fmt.Errorf("recording the contents of stick %s: %w", s.dev, err)
 	}
 	if !s.known {
-		e.Log.Info("took the Site of a stick", "stick", s.dev)
-		e.Console("took the Site of stick " + s.dev)
+		e.Log.Info("using the Site of a stick", "stick", s.dev)
+		e.Console("using the Site of stick " + s.dev)
 		if !s.active.Site.Credentials.Token.IsZero() {
 			e.Console("the bootstrap token stays on stick " + s.dev + ", also after the join: pull it out and keep it safe, or delete site.yaml from it")
 		}
@@ -333,7 +333,7 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 		if s.active.Site.Credentials.Keys != nil {
 			token = ", with the cluster's keys"
 		}
-		say(fmt.Sprintf("stick %s holds the former Site%s: it is not taken again until it is changed or stamped again; pull it out", s.dev, token))
+		say(fmt.Sprintf("stick %s has the Site of the cluster that this machine leaves%s: the Site is not used again until it is changed or stamped again; pull the stick out", s.dev, token))
 	}
 	return forgetAbsent(e, present)
 }

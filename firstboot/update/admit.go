@@ -40,10 +40,10 @@ func readSystem(e *machine.Env) (*system, error) {
 		return nil, errors.New("this machine was not booted from an edgebake image")
 	}
 	if len(s.image.Boards) > 0 {
-		bad("this machine is a board whose own firmware starts the kernel (%s), and these cannot be updated: flash it again", strings.Join(s.image.Boards, ", "))
+		bad("this machine is a board whose own firmware starts the kernel (%s), and such boards cannot be updated: flash it again", strings.Join(s.image.Boards, ", "))
 	}
 	if s.active = site.IfAny(e, s.image); e.Exists(controlplane.Pods[0]) && !s.controlPlane() {
-		bad("this machine runs a control plane without the Site of a control-plane node: first boot would not write its pods for the new system; update it by kubeadm, or flash it again")
+		bad("this machine runs a control plane without the Site of a control-plane node: first boot would not write its pods for the new system; update it with kubeadm, or flash it again")
 	}
 	if s.disk, err = e.LookUpRootDisk(); err != nil {
 		return nil, err
@@ -64,14 +64,14 @@ func readSystem(e *machine.Env) (*system, error) {
 	own := entriesFor(s.boot, s.root)
 	switch {
 	case len(own) == 0:
-		bad("there is no boot entry for %s, which this system runs from: an update would leave nothing to go back to", s.root)
+		bad("there is no boot entry for %s, from which this system runs: after a failed update, the machine could not return to it", s.root)
 	case own[0].Trial:
 		return nil, run.Advise(fmt.Errorf("the running system is still on trial (%s)", own[0].Name), "wait until the Node is Ready: the machine then keeps this system")
 	case own[0].Version < 0:
-		bad("the boot entry %s has no version that edgebake gives: a new system would not boot before this one; write `version 1` into it", own[0].Name)
+		bad("the boot entry %s has no version line as edgebake writes it, so the loader would prefer this system to a new one: add the line `version 1` to it", own[0].Name)
 	}
 	if member.Redirected(e) && (s.active == nil || !s.active.Site.OpenYurt()) {
-		bad("this node was converted to an OpenYurt node, and its Site does not say so: the new system would have no yurthub; set nodeType and nodePool in the Site, or run `firstboot revert` first")
+		bad("this node was converted to an OpenYurt node, but nodeType in its Site is native: the new system would have no yurthub; set nodeType and nodePool in the Site, or run `firstboot revert` first")
 	}
 	return s, errors.Join(errs...)
 }
@@ -82,9 +82,9 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch {
 	case !planForm.MatchString(next.Plan):
-		bad("its plan is %q, which edgebake does not make", next.Plan)
+		bad("the image's plan ID %q is invalid", next.Plan)
 	case ondisk.ESPSystemDir(next.Plan) == ondisk.ESPSystemDir(s.image.Plan):
-		bad("its plan %s begins like that of the running system, whose kernel it would replace: build it again with another name", next.Plan)
+		bad("the image's plan ID %s begins like the running system's, so its kernel would replace the running one: build the image again with another name", next.Plan)
 	}
 	if next.Arch != s.image.Arch {
 		bad("the image is for %s, this machine is %s", next.Arch, s.image.Arch)
@@ -96,10 +96,10 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 		bad("the image has serial %d, but this machine rejects serials below %d, that of its own image: build it with a higher updates.serial", next.UpdateSerial, s.image.UpdateSerial)
 	}
 	if size > s.target.Size {
-		bad("its root file system has %d MiB, but partition %s has only %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
+		bad("the image's root file system has %d MiB, but partition %s has only %d MiB: make it smaller, or flash the machine again", size>>20, s.target.Label, s.target.Size>>20)
 	}
 	if form(next) != form(s.image) {
-		bad("yurthub runs in another form on the image (%s, here %s): flash the machine again", form(next), form(s.image))
+		bad("the image runs yurthub in another form (%s) than this machine (%s): flash the machine again", form(next), form(s.image))
 	}
 	if s.active != nil {
 		errs = append(errs, s.serves(next), s.admitControlPlane(next))
@@ -117,7 +117,7 @@ func (s *system) serves(next ondisk.ImageInfo) error {
 	own := s.active.Site
 	version := strings.TrimPrefix(own.APIVersion, "edgebake.io/")
 	if !slices.Contains(next.SiteVersions, version) {
-		return fmt.Errorf("the image supports Site %s, but this machine's Site is %s", strings.Join(next.SiteVersions, ", "), version)
+		return fmt.Errorf("the image supports Sites of version %s, but this machine's Site has version %s", strings.Join(next.SiteVersions, ", "), version)
 	}
 	if next.SiteFields != nil {
 		if beyond := own.FieldsBeyond(next.SiteFields); len(beyond) > 0 {

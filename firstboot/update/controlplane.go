@@ -27,14 +27,14 @@ func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if s.anotherMinor(next) {
-		bad("the image has Kubernetes %s and this control-plane node %s: an API server cannot go back to an earlier minor version, as a trial must be able to; control-plane nodes take patch releases only", next.Kubernetes, s.image.Kubernetes)
+		bad("the image has Kubernetes %s and this control-plane node %s: a failed update must be able to return to the old system, but an API server cannot return to an earlier minor version; use an image with the same minor version", next.Kubernetes, s.image.Kubernetes)
 	}
 	is, was := siteconf.EtcdTag(next, s.active.Site), siteconf.EtcdTag(s.image, s.active.Site)
 	if is != was && (etcdMinor(is) == "" || etcdMinor(is) != etcdMinor(was)) {
-		bad("the image has etcd %s and this control-plane node %s: etcd cannot go back from the data of another minor version, as a trial must be able to; build the image with etcd of the same minor version", is, was)
+		bad("the image has etcd %s and this control-plane node %s: a failed update must be able to return to the old system, but etcd cannot read data that another minor version has written; build the image with etcd of the same minor version", is, was)
 	}
 	if !next.ControlPlaneUpdates {
-		bad("an earlier edgebake made the image, whose first boot does not know updates of control-plane nodes: build it again")
+		bad("the image was made by an older edgebake, whose first boot does not support updates of control-plane nodes: build it again")
 	}
 	return errors.Join(errs...)
 }
@@ -98,8 +98,8 @@ func releaseLease(ctx context.Context, e *machine.Env) error {
 	}
 	active := site.IfAny(e, image)
 	if active == nil || active.Site.ControlPlane == nil {
-		return run.Advise(errors.New("letting other control-plane nodes be updated: this machine has no control-plane node's Site"),
-			"stamp it, or: kubectl -n kube-system delete lease "+controlplane.LeaseName)
+		return run.Advise(errors.New("releasing the Lease of updates: this machine does not have the Site of a control-plane node"),
+			"stamp its Site, or: kubectl -n kube-system delete lease "+controlplane.LeaseName)
 	}
 	return controlplane.NewUpdateLease(e, active.Site).End(ctx)
 }

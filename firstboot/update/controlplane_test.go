@@ -312,10 +312,10 @@ func TestControlPlaneWaits(t *testing.T) {
 		busy, changed bool
 		prepare, undo func(m *controlPlaneBox)
 	}{
-		{"another is updated", "the control-plane node m2 is being updated", true, false,
+		{"another is updated", "the control-plane node m2 has been updating since", true, false,
 			func(m *controlPlaneBox) { m.cluster.UpdateLease = &worldtest.UpdateLease{Holder: "m2"} },
 			func(m *controlPlaneBox) { m.cluster.UpdateLease.Holder = "" }},
-		{"another is faster", "the control-plane node m2 is being updated", true, true,
+		{"another is faster", "the control-plane node m2 has been updating since", true, true,
 			func(m *controlPlaneBox) {
 				m.cluster.UpdateLease = &worldtest.UpdateLease{}
 				m.cluster.LeaseRace = func(l *worldtest.UpdateLease) { // after the first check
@@ -418,9 +418,9 @@ func TestAdmitControlPlane(t *testing.T) {
 		{"v1.36.1", "v3.6.1", nil, nil},
 		{"v1.36.5", "3.7.0-0", nil, []string{"the image has etcd 3.7.0-0 and this control-plane node 3.6.8-0"}},
 		{"v1.36.5", "latest", nil, []string{"the image has etcd latest and this control-plane node 3.6.8-0"}},
-		{"v1.37.2", "3.7.0-0", nil, []string{"take patch releases only", "the image has etcd 3.7.0-0", "another minor version: build the image"}},
-		{"v1.35.9", "3.6.8-0", nil, []string{"take patch releases only"}},
-		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.ControlPlaneUpdates = false }, []string{"an earlier edgebake made the image"}},
+		{"v1.37.2", "3.7.0-0", nil, []string{"use an image with the same minor version", "the image has etcd 3.7.0-0", "another minor version: build the image"}},
+		{"v1.35.9", "3.6.8-0", nil, []string{"use an image with the same minor version"}},
+		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.ControlPlaneUpdates = false }, []string{"the image was made by an older edgebake"}},
 		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.NodeTypes = []string{"native"} }, []string{`the image does not support nodes of type "control-plane"`}},
 		{"v1.36.5", "3.6.9-0", func(i *ondisk.ImageInfo) { i.Images = i.Images[1:] }, []string{"the image lacks the container image registry.k8s.io/kube-apiserver:v1.36.5"}},
 	} {

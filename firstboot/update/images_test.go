@@ -320,7 +320,7 @@ func TestImages(t *testing.T) {
 	b.complete()
 	for name, digest := range before {
 		if name != moved && b.images()[name] != digest {
-			t.Errorf("the former system has lost %s", name)
+			t.Errorf("the old system has lost %s", name)
 		}
 	}
 	if got := b.done(); got != "cost done, retire done, root done, data done, merge done, esp done, reboot done" {

@@ -126,7 +126,7 @@ const (
 // so kubelet's credentials are enough. A Node that somebody else has drained is not changed.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
-		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, with --no-drain if the pods may end with the machine")
+		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
 	}
 	name := member.Name(e)
 	if err := cordon(ctx, e, name); err != nil {
@@ -230,7 +230,7 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 			case api.Code(err) == 404:
 				continue
 			case api.Code(err) == 429: // a PodDisruptionBudget
-				name += " (may not be disrupted now)"
+				name += " (a PodDisruptionBudget prevents its eviction now)"
 			case err != nil:
 				return nil, fmt.Errorf("evicting the pod %s: %w", name, err)
 			}

@@ -143,11 +143,11 @@ func TestDrain(t *testing.T) {
 		t.Errorf("evicted: %v, left: %v", c.EvictedPods, names(c.Pods))
 	}
 	if k := member.ReadKubeletFiles(e); k.Minor != 36 {
-		t.Errorf("whose files kubelet's are: %+v", k)
+		t.Errorf("the record of kubelet's files is %+v", k)
 	}
 	for _, system := range []string{"edgebake-b+2-1.conf", "edgebake-b.conf"} {
 		if !c.Nodes[memberName].Spec.Unschedulable {
-			t.Errorf("before %s the Node takes pods", system)
+			t.Errorf("before %s the Node accepts pods", system)
 		}
 		if system == "edgebake-b.conf" {
 			b.blessed("edgebake-b+2-1.conf")
@@ -160,7 +160,7 @@ func TestDrain(t *testing.T) {
 		}
 	}
 	if c.Nodes[memberName].Spec.Unschedulable {
-		t.Error("the Node takes no pods")
+		t.Error("the Node is still unschedulable")
 	}
 }
 
@@ -207,7 +207,7 @@ func TestPodsThatStay(t *testing.T) {
 	c.Pods = []api.Pod{pod("web", "ReplicaSet"), pod("guarded", "StatefulSet")}
 	c.Disrupt = func(name string) bool { return name != "guarded" }
 	err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst")})
-	if err == nil || !strings.Contains(err.Error(), "after 10m0s these pods are still on the Node edge1: shop/guarded (may not be disrupted now)") || b.rebooted || c.Nodes[memberName].Spec.Unschedulable {
+	if err == nil || !strings.Contains(err.Error(), "after 10m0s these pods are still on the Node edge1: shop/guarded (a PodDisruptionBudget prevents its eviction now)") || b.rebooted || c.Nodes[memberName].Spec.Unschedulable {
 		t.Errorf("%v, restarted: %v, unschedulable: %v", err, b.rebooted, c.Nodes[memberName].Spec.Unschedulable)
 	}
 	if err := b.orderWith(e, Options{Image: b.inside("minor.raw.zst"), NoDrain: true}); err != nil || !b.rebooted || len(c.Pods) != 1 {
@@ -233,7 +233,7 @@ func TestUncordonWhilePending(t *testing.T) {
 		t.Fatalf("%v, restarted: %v", err, b.rebooted)
 	}
 	if !slices.Equal(started, []string{"start"}) {
-		t.Errorf("the unit that makes up for it: %v", started)
+		t.Errorf("the units that were started: %v", started)
 	}
 	if err := Release(t.Context(), e); err == nil {
 		t.Error("without an API server: no error, so systemd does not try it again")
@@ -243,7 +243,7 @@ func TestUncordonWhilePending(t *testing.T) {
 		t.Errorf("%v, unschedulable: %v, %s", err, c.Nodes[memberName].Spec.Unschedulable, b.status())
 	}
 	if _, ok := c.Nodes[memberName].Metadata.Annotations["edgebake.io/cordoned"]; ok {
-		t.Error("the annotation stays")
+		t.Error("the annotation still exists")
 	}
 }
 

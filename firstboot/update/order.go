@@ -129,7 +129,7 @@ func (o *orders) load() error {
 	}
 	switch s := Status(o.e); {
 	case s != nil && s.Status == ondisk.UpdateFailed:
-		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the former one; journalctl --list-boots on it lists the boots")
+		return o.end(order.StateFailed, "the new system failed to start, and the machine runs the previous one; journalctl --list-boots on the machine lists the boots")
 	case s != nil && s.Status == ondisk.UpdatePending:
 		return nil
 	}
@@ -282,7 +282,7 @@ func (o *orders) accept(text string) (*order.Order, error) {
 	case o.metered && x.MaxBytes == "":
 		return fail("the machine has a metered link: add a limit to the order, e.g. max-bytes=20M")
 	case r.Tries >= maxTries:
-		return fail("given up after %d tries: %s", r.Tries, r.Reason)
+		return fail("gave up after %d tries: %s", r.Tries, r.Reason)
 	}
 	if err := o.closed(); err != nil {
 		return nil, o.end(order.StateWaiting, err.Error())
@@ -385,7 +385,7 @@ func bytesOf(text string) int64 {
 // Then it ends, so that other changes are possible; the timer's next run continues.
 const holdPatience = 10 * time.Minute
 
-var errHeld = errors.New("the order holds the machine")
+var errHeld = errors.New("the order is on hold")
 
 // commit waits until the Node confirms the order without hold, and then
 // records that the new system boots next.
@@ -430,7 +430,7 @@ func (o *orders) commit(ctx context.Context, plan string, say func(format string
 				}
 			}
 			o.send(ctx)
-			say("the order to come without hold")
+			say("the hold to be removed from the order")
 		}
 		if !o.e.Now().Before(end) {
 			return &busy{err}

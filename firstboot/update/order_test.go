@@ -186,11 +186,11 @@ func TestOrder(t *testing.T) {
 	b := newOrdered(t)
 	b.must()
 	if a := b.answer(); a.Plan != oldPlan || a.Serial != 5 || a.State != "" || b.requests != 2 {
-		t.Errorf("without an order: %+v, %d requests", a, b.requests)
+		t.Errorf("without an order, the answer is %+v after %d requests", a, b.requests)
 	}
 	b.must()
 	if b.requests != 3 {
-		t.Errorf("%d requests: the answer is written although the Node has it", b.requests)
+		t.Errorf("%d requests: the answer was written again", b.requests)
 	}
 	b.give()
 	b.must()
@@ -281,7 +281,7 @@ func TestOrderHeld(t *testing.T) {
 			came = b.images.came
 		}
 		if b.entry() || b.rebooted {
-			t.Error("the boot entry is there while the order holds the machine")
+			t.Error("the boot entry was written while the order was on hold")
 		}
 		if looks == 20 {
 			b.give()
@@ -331,7 +331,7 @@ func TestOrderWithdrawn(t *testing.T) {
 			}
 			b.says(order.StateWithdrawn, "withdrawn or changed")
 			if whole := int64(len(b.images.image)); midway && b.images.came > whole/2 {
-				t.Errorf("%s: %d of %d bytes were fetched all the same", name, b.images.came, whole)
+				t.Errorf("%s: %d of %d bytes were fetched although the order was withdrawn", name, b.images.came, whole)
 			}
 			came := b.images.came
 			// The same order, given again, continues.
@@ -404,7 +404,7 @@ func TestOrderRejected(t *testing.T) {
 			}
 			b.must()
 			if b.images.requests != asked {
-				t.Error("it was tried again")
+				t.Error("the order was tried again")
 			}
 		})
 	}
@@ -426,7 +426,7 @@ func TestOrderRetries(t *testing.T) {
 	asked := b.images.requests
 	b.must()
 	if b.images.requests != asked {
-		t.Error("it was tried again")
+		t.Error("the order was tried again")
 	}
 	b.images.status = 0
 	b.give("again=2")
@@ -455,7 +455,7 @@ func TestOrderOffline(t *testing.T) {
 	b.away = true
 	b.must()
 	if b.images.requests > 0 || b.entry() {
-		t.Error("an order that nobody can read was carried out")
+		t.Error("an unreadable order was carried out")
 	}
 	b.away = false
 	b.asked = func(int) { b.away = b.away || b.answer().State == order.StateWorking }
@@ -581,7 +581,7 @@ func TestOrderHeldForDays(t *testing.T) {
 			b.now = b.now.Add(24 * time.Hour)
 		}
 		if b.images.came != came {
-			t.Errorf("%d bytes came while the order held the machine", b.images.came-came)
+			t.Errorf("%d bytes were fetched while the order was on hold", b.images.came-came)
 		}
 		b.asked = nil
 		b.give()
@@ -628,7 +628,7 @@ func TestOrderHeldLeavesTheLock(t *testing.T) {
 	}
 	b.says(order.StateHeld, "")
 	if locked {
-		t.Error("the lock is held")
+		t.Error("the change lock is still held")
 	}
 	delete(b.annotations, order.AnnotationOrder)
 	b.must()

@@ -64,7 +64,7 @@ func TestOrderHaltedInDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 		if record := b.get(OrderFile); !strings.Contains(record, `"state":"done"`) {
-			t.Errorf("the new system runs, and the order says %s", record)
+			t.Errorf("the new system runs, but the order's record is %s", record)
 		}
 	}
 }

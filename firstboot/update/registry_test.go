@@ -144,7 +144,7 @@ func TestRegistry(t *testing.T) {
 func (s *fakeRegistry) locked(scheme string) (tokens *int) {
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "" {
-			s.t.Error("the store of blobs sees the token")
+			s.t.Error("the token was sent to the blob server")
 		}
 		r.URL.RawQuery = ""
 		s.inner.ServeHTTP(w, r)

@@ -200,9 +200,9 @@ func TestAdmit(t *testing.T) {
 		want   string
 		change func(*ondisk.ImageInfo)
 	}{
-		{"which edgebake does not make", func(i *ondisk.ImageInfo) { i.Plan = "../../linux/0123456789abcdef" }},
-		{"which edgebake does not make", func(i *ondisk.ImageInfo) { i.Plan = "0123" }},
-		{"begins like that", func(i *ondisk.ImageInfo) { i.Plan = oldPlan[:16] + newPlan[:16] }},
+		{"plan ID", func(i *ondisk.ImageInfo) { i.Plan = "../../linux/0123456789abcdef" }},
+		{"plan ID", func(i *ondisk.ImageInfo) { i.Plan = "0123" }},
+		{"begins like the running system's", func(i *ondisk.ImageInfo) { i.Plan = oldPlan[:16] + newPlan[:16] }},
 		{"whose own firmware", func(i *ondisk.ImageInfo) { i.Boards = []string{"Raspberry Pi 4"} }},
 	} {
 		i := next
@@ -223,7 +223,7 @@ func TestMachineTakesNone(t *testing.T) {
 		prepare    func(b *box)
 	}{
 		{"converted by hand", "was converted to an OpenYurt node", func(b *box) { b.put(member.KubeadmFlags, "KUBELET_KUBEADM_ARGS=\""+openyurt.RedirectFlags+"\"\n") }},
-		{"version of its entry", "has no version that edgebake gives", func(b *box) {
+		{"version of its entry", "has no version line as edgebake writes it", func(b *box) {
 			b.put(entryA, strings.Replace(b.get(entryA), "version 1\n", "version 99999999999999999999\n", 1))
 		}},
 		{"a Raspberry Pi", "a board whose own firmware starts the kernel (Raspberry Pi 4)", func(b *box) {

@@ -167,7 +167,7 @@ func (s *server) get(ctx context.Context, bytes string, n int64) (*http.Response
 	case code == http.StatusPartialContent:
 		return resp, nil
 	case code == http.StatusOK:
-		err = errors.New("the server sent the whole image instead of a range: it does not support ranges; use another one")
+		err = errors.New("the server sent the whole image instead of a range: it does not support ranges; use another server")
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		err = errReplaced
 	default:

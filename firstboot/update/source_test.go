@@ -136,7 +136,7 @@ func TestStalledServer(t *testing.T) {
 		t.Errorf("%v (%s)", err, run.Advice(err))
 	}
 	if took := b.now.Sub(began); took > 2*time.Hour {
-		t.Errorf("it took %s", took)
+		t.Errorf("it took too long: %s", took)
 	}
 }
 
@@ -397,7 +397,7 @@ func TestStickAfterFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.rebooted, b.console = false, nil
-	if err := FromStick(t.Context(), b.env()); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "this machine has tried it and returned to the former system") {
+	if err := FromStick(t.Context(), b.env()); err == nil || b.rebooted || !strings.Contains(strings.Join(b.console, "\n"), "this machine has tried this image and returned to the previous system") {
 		t.Errorf("%v, restarted: %v, %q", err, b.rebooted, b.console)
 	}
 	if err := b.order(Options{Image: Stick}); err != nil || !b.rebooted {

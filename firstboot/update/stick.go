@@ -189,10 +189,10 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 	if err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, over); err != nil {
 		return fmt.Errorf("waiting to update from a stick: %w", err)
 	}
-	said := ""
+	lastLine := ""
 	tell := func(s run.Step) {
-		if line := fmt.Sprintf("update from the stick: %s %s", s.Name, s.Status); s.Status != "waiting" && s.Status != "note" && line != said {
-			said = line
+		if line := fmt.Sprintf("update from the stick: %s %s", s.Name, s.Status); s.Status != "waiting" && s.Status != "note" && line != lastLine {
+			lastLine = line
 			e.Console(line)
 		}
 	}
@@ -263,7 +263,7 @@ func (u *job) takesByItself() error {
 	case u.next.UpdateSerial <= u.sys.image.UpdateSerial:
 		return errOld
 	case slices.Contains(failedPlans(u.e), u.next.Plan):
-		return run.Advise(errors.New("this machine has tried it and returned to the former system"), "`firstboot update stick` on the machine tries it again")
+		return run.Advise(errors.New("this machine has tried this image and returned to the previous system"), "`firstboot update stick` on the machine tries it once more")
 	}
 	return closed(u.e, u.sys.image, u.sys.active)
 }

@@ -306,7 +306,7 @@ func (u *job) phases() []run.Phase {
 	if len(update.Lacks(u.sys.image, u.next)) > 0 {
 		phases = append(phases,
 			run.Phase{Name: "data", Doc: "the container images that this machine lacks are on its disk", Timeout: 24 * time.Hour, Run: u.stageImages},
-			run.Phase{Name: "merge", Doc: "containerd has them, in addition to those of the running system", Timeout: time.Hour, Run: u.mergeImages})
+			run.Phase{Name: "merge", Doc: "containerd has the new container images, in addition to those of the running system", Timeout: time.Hour, Run: u.mergeImages})
 	}
 	if u.o.Commit != nil {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order was not withdrawn", Timeout: 48 * time.Hour, Run: u.commit})

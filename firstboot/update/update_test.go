@@ -778,7 +778,7 @@ func TestRejected(t *testing.T) {
 			if err := os.Remove(filepath.Join(b.root, entryA)); err != nil {
 				b.t.Fatal(err)
 			}
-		}, want: []string{"nothing to go back to"}},
+		}, want: []string{"the machine could not return to it"}},
 		{name: "no keys", image: "new.raw.zst", prepare: func(b *box, _ *web) {
 			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), images.public, "", 1))
 			b.put(ondisk.ImageInfoFile, strings.Replace(b.get(ondisk.ImageInfoFile), `"updateKeys":[""]`, `"updateKeys":[]`, 1))
@@ -884,6 +884,6 @@ func TestAbandoned(t *testing.T) {
 	b.updated()
 	b.bootable()
 	if _, err := os.Stat(filepath.Join(b.root, dir)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the former system is left: %v", err)
+		t.Errorf("the old system's files are left: %v", err)
 	}
 }

@@ -255,7 +255,7 @@ func (c *Cluster) createMarker(w http.ResponseWriter, r *http.Request) {
 	}
 	c.decode(r, &made)
 	if made.Metadata.Labels[applyingLabel] == "" {
-		c.T.Error("the new marker says that all manifests are applied")
+		c.T.Error("a new marker is labelled as if all manifests were applied")
 	}
 	if c.ApplyMarker != nil || c.AllApplied {
 		reject(w, http.StatusConflict, "already exists")
@@ -299,7 +299,7 @@ func (c *Cluster) clusterInfo(w http.ResponseWriter, r *http.Request) {
 		var patch struct{ Data map[string]*string }
 		c.decode(r, &patch)
 		if signature, changed := patch.Data["jws-kubeconfig-abcdef"]; !changed || signature != nil {
-			c.T.Error("the signature of the former kubeconfig stays")
+			c.T.Error("cluster-info still has the signature of its old kubeconfig")
 		}
 		c.CAPEM = CAOf(c.T, *patch.Data["kubeconfig"])
 		c.answer(w, object{})
@@ -351,7 +351,7 @@ func (c *Cluster) kubeletConfig(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodPatch {
-		c.T.Errorf("%s is changed", r.URL.Path)
+		c.T.Errorf("%s was changed", r.URL.Path)
 	}
 	c.answer(w, configMap("kubelet", c.UploadedConfigs["kubelet"]))
 }
