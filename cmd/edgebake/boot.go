@@ -50,7 +50,7 @@ computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works
 				errs = append(errs, fmt.Errorf("--memory %d: want at least %d MiB; a node needs 1024", t.Memory, leastMemory))
 			}
 			if size < 0 {
-				errs = append(errs, fmt.Errorf("--disk %d: want a size in GiB, or 0 for the image's own", size))
+				errs = append(errs, fmt.Errorf("--disk %d: want a size in GiB, or 0 for the size of the image", size))
 			}
 			if err := errors.Join(errs...); err != nil {
 				return usageError{err}
@@ -93,7 +93,7 @@ func bootImage(ctx context.Context, s streams, image string, t qemu.Trial) error
 	t.Image, t.Size, t.SectorSize, t.Arch = image, info.Size, info.SectorSize, info.Image.Arch
 	t.Stdin, t.Stdout, t.Stderr = s.RawInput(), s.Bytes(), printable.Raw(s.Err)
 	t.SlowWithout = func(why string) {
-		s.Hint("KVM is not available (%s), so the first login takes a minute or two; --accel tcg skips the test of KVM.\n", why)
+		s.Hint("KVM is not available (%s), so the boot is slow: the first login takes a minute or two. To skip the test of KVM, add --accel tcg.\n", why)
 	}
 	return t.Run(ctx)
 }

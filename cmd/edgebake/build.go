@@ -52,7 +52,7 @@ func (o *imageFlags) open(s streams, image string) ([]outputs.Target, documents.
 		return nil, doc, err
 	}
 	if o.locked && o.Lock == "" && image == "-" {
-		return nil, doc, usageError{errors.New("--locked: an Image from standard input has no lock beside it: name one with --lock")}
+		return nil, doc, usageError{errors.New("--locked: an Image from standard input has no lock file: name one with --lock")}
 	}
 	o.Document = image
 	targets, err := o.OfImages(images, configs.ListedArchitectures(doc.Data), builder.Options{Dir: doc.Dir(), Version: version.String(), Published: version.Published(), Locked: o.locked})
@@ -133,10 +133,10 @@ func newBuild(s streams) *cobra.Command {
 		Long: `Build bakes the golden image that an Image document describes. It writes
 NAME.report.json (inputs, free space, times) and NAME.sbom.spdx.json beside the
 image, and the lock beside the document. The lock pins every input, and records
-the largest root that machines in the field can take as an update. A later build
-uses the locked inputs, and updates the lock where the document has changed.
-With --locked it uses exactly these inputs or fails; with --update it takes the
-newest ones.
+the largest root file system that machines in the field can accept as an update.
+A later build uses the locked inputs, and updates the lock where the document has
+changed. With --locked it uses exactly the locked inputs or fails; with --update it
+uses the newest inputs.
 
 Inputs that were fetched or made before come from the cache. An output whose name
 ends in .raw.zst is compressed (zstd, seekable).
@@ -161,13 +161,13 @@ read from the environment variable
   edgebake build image.yaml --arch arm64
   edgebake build image.yaml --arch amd64,arm64 --output node.raw # node-amd64.raw, node-arm64.raw
   edgebake build image.yaml --force --update                 # with today's packages
-  edgebake build image.yaml --force --export-base base.tar   # keep the made base ...
+  edgebake build image.yaml --force --export-base base.tar   # keep the Debian base ...
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it
-  edgebake build --plan plan.json                            # of edgebake plan --output json`,
+  edgebake build --plan plan.json                            # from edgebake plan --output json`,
 		Args: args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if b.update && (b.locked || b.Base != "") {
-				return usageError{errors.New("--update makes inputs again, --locked and --base keep them: choose one")}
+				return usageError{errors.New("--update renews inputs, but --locked and --base keep them: choose one")}
 			}
 			b.Document = args[0]
 			targets, doc, err := b.open(s, args[0])
@@ -182,11 +182,11 @@ read from the environment variable
 	fileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", imageEndings...)
 	f.BoolVar(&b.Force, "force", false, "replace an existing image, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
-	f.StringVar(&b.Base, "base", "", "use this exported base instead of making one")
-	f.StringVar(&b.ExportBase, "export-base", "", "also copy the made base to this file, for --base")
+	f.StringVar(&b.Base, "base", "", "use this Debian base, which --export-base wrote, instead of making one")
+	f.StringVar(&b.ExportBase, "export-base", "", "also write the Debian base to this file, for --base in later builds")
 	fileFlag(c, &b.Sign, "sign", "minisign secret key to sign the image with")
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
-	fileFlag(c, &b.plan, "plan", "build from this plan, of edgebake plan --output json, instead of an Image", "json")
+	fileFlag(c, &b.plan, "plan", "build from this plan, which edgebake plan --output json printed, instead of an Image", "json")
 	takesDocument(s, c, 0, imageHere())
 	b.takesPlan(s, c)
 	return c
@@ -200,7 +200,7 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 			return check(c, args)
 		}
 		if len(args) > 0 {
-			return usageError{fmt.Errorf("--plan replaces the Image document %s: choose one", args[0])}
+			return usageError{fmt.Errorf("--plan and the Image document %s exclude each other: choose one", args[0])}
 		}
 		for _, other := range []string{"filename", "lock", "locked", "arch", "update"} {
 			if c.Flags().Changed(other) {
@@ -406,7 +406,7 @@ func printReport(s streams, out string, r *builder.Report) {
 		case p.Files > 0:
 			fmt.Fprintf(s.Out, "  %s", configs.Count(p.Files, "file"))
 		case p.Label == ondisk.LabelRootB:
-			fmt.Fprintf(s.Out, "  space for an update of %s", configs.HumanSize(p.Room))
+			fmt.Fprintf(s.Out, "  space for a root of %s in an update", configs.HumanSize(p.Room))
 		}
 		fmt.Fprintln(s.Out)
 	}

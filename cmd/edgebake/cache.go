@@ -153,7 +153,7 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 	}
 	f := c.Flags()
 	f.Var((*span)(&olderThan), "older-than", "remove inputs that no build has used for this time, e.g. 30d or 12h")
-	f.StringVar(&keep, "keep", "", "keep at most this size, e.g. 10Gi (0: nothing); the least recently used inputs are removed first")
+	f.StringVar(&keep, "keep", "", "shrink the cache to this size, e.g. 10Gi (0: remove everything); the least recently used inputs are removed first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
 	return c
 }

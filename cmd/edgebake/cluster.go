@@ -35,24 +35,24 @@ func newClusterNew(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "new CLUSTER --output DIR",
 		ValidArgsFunction: completeFiles(documents.Endings),
-		Short:             "Mint the keys and tokens of a cluster, offline",
+		Short:             "Make the keys and tokens of a new cluster, offline",
 		Long: `New makes the keys and tokens of a cluster before any of its machines is switched
 on, and writes them to DIR:
 
   pki/            the CAs of the cluster, of etcd and of the front proxy, and the
                   key of the service accounts, in kubeadm's layout
   tokens/         a bootstrap token for each node, as Secrets
-  manifests/      the Cluster's manifests, as they are now
+  manifests/      copies of the Cluster's manifests
   admin.conf      an administrator's kubeconfig, with a context for each API server (master)
-  mint.json       the record of the directory; no secret
+  mint.json       edgebake's record of this directory; contains no secret
   cluster.yaml    the document
 
 Whoever has DIR controls the cluster. Only you can read it, and --encrypt-to
 encrypts its secrets. Keep a copy.
 
-Run again, the command changes nothing unless a certificate ends soon. It renews
-admin.conf in the second half of its year, and each CA, with the same key, in the
-last two of its ten years. If the secrets are encrypted, this needs --identity.
+Run again, the command renews only certificates that expire soon: admin.conf in the
+last six months of its year, and each CA in the last two of its ten years. The CAs
+keep their keys. If the secrets are encrypted, renewing needs --identity.
 Nodes that were added to the document get a token. The tokens of removed nodes are
 deleted from DIR (edgebake cluster token revoke deletes them from the living
 cluster). A change of the name, endpoint, VIP, port, networks, DNS domain or
@@ -116,7 +116,7 @@ func printMint(s streams, dir string, change *mint.Change) {
 	case change.Nothing():
 		s.Note("%s: nothing changed: cluster %s, %s\n", dir, r.Fixed.Name, r.CAHash)
 	case change.Minted:
-		s.Note("minted cluster %s into %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
+		s.Note("made the keys and tokens of cluster %s in %s: %s, %s, %s\n", r.Fixed.Name, dir, r.CAHash, configs.Count(len(r.Fixed.Masters), "control-plane node"), configs.Count(len(r.Tokens), "token"))
 		if len(r.Recipients) == 0 {
 			s.Note("The keys in %s are not encrypted: anyone who can read the directory controls the cluster. Keep it as safe as the machines, or encrypt it with --encrypt-to.\n", dir)
 		}
@@ -148,7 +148,7 @@ func newClusterSites(s streams) *cobra.Command {
 	var identity string
 	c := &cobra.Command{
 		Use:   "sites DIR",
-		Short: "Write the Sites of a minted cluster's machines",
+		Short: "Write the Sites of a new cluster's machines",
 		Long: `Sites writes the Site of each machine to DIR/sites or to --output. DIR is a
 directory that edgebake cluster new wrote. A worker's Site holds its own token,
 the hash of the CA, the API servers (masters) and the VIP, and no key. The Site of a
@@ -181,7 +181,7 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
   edgebake cluster sites shops --identity key.txt --output sites
   edgebake cluster sites shops --bootstrap 48h
   edgebake cluster sites shops --continue-from m1 --output lost`,
-		Args: args(1, 1, "the directory of a minted cluster"),
+		Args: args(1, 1, "a directory that edgebake cluster new wrote"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
@@ -206,9 +206,9 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 	f.SetNormalizeFunc(formerFlags)
 	fileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
 	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
-	f.Var((*span)(&o.Bootstrap), "bootstrap", "let etcd start empty for this time from now, e.g. 48h")
+	f.Var((*span)(&o.Bootstrap), "bootstrap", "allow etcd to start empty from now until this time has passed, e.g. 48h")
 	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
-	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node with whose data the cluster continues after etcd has lost its quorum")
+	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node whose data the cluster keeps after etcd has lost its quorum")
 	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node named by --continue-from starts with", "db")
 	f.BoolVar(&o.Force, "force", false, "replace existing files")
 	return c
@@ -218,7 +218,7 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	var errs []error
 	if c.Flags().Changed("bootstrap") && (o.Bootstrap <= 0 || o.Bootstrap > maxBootstrap) {
-		errs = append(errs, usageError{fmt.Errorf("--bootstrap %s: give the time within which the cluster must be initialized, at most %d days, e.g. 48h", (*span)(&o.Bootstrap), maxBootstrap/(24*time.Hour))})
+		errs = append(errs, usageError{fmt.Errorf("--bootstrap %s: want a time of at most %d days, e.g. 48h, in which the cluster may be initialized", (*span)(&o.Bootstrap), maxBootstrap/(24*time.Hour))})
 	}
 	if o.Inventory != "" {
 		return errors.Join(append(errs, rejectUnused(c,
@@ -258,7 +258,7 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 		s.Note("made new tokens for %s whose tokens had expired: stamp their new Sites\n", configs.Count(len(w.Renewed), "node"))
 	}
 	if w.ForeignSnapshot {
-		s.Warn("snapshot %s does not contain the CA of %s: it is of another cluster, unless the cluster encrypts its ConfigMaps", o.Snapshot, dir)
+		s.Warn("snapshot %s does not contain the CA of %s, so it may be of another cluster (ignore this if the cluster encrypts its ConfigMaps)", o.Snapshot, dir)
 	}
 	switch {
 	case len(w.Sites) == 0:
@@ -279,7 +279,7 @@ func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions
 	}
 	s.Note("wrote %s to %s: %s\n", configs.Count(len(w.Sites), "Site"), w.Dir, strings.Join(names, ", "))
 	if c := w.Sites[0].Site.ControlPlane; c != nil && c.ContinueFrom != "" {
-		with := "its own data"
+		with := "the data on its disk"
 		if c.Restore != "" {
 			with = "the snapshot with the SHA-256 " + c.Restore
 		}

@@ -43,7 +43,7 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 	}
 	dirFlag(c, &l.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
 	f := c.Flags()
-	f.StringSliceVar(&l.names, "name", nil, "`names` or IP addresses that machines reach this computer by; required the first time")
+	f.StringSliceVar(&l.names, "name", nil, "`names` or IP addresses by which machines reach this computer; required the first time")
 	f.StringVar(&l.listen, "listen", ":8443", "address that machines report to")
 	f.StringVar(&l.page, "page", "127.0.0.1:8444", "address of the web page, which has no login; empty: no page")
 	return c

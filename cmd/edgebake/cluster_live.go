@@ -72,8 +72,8 @@ cluster:
   - where OpenYurt is installed: yurthub's ClusterRole and its binding,
     node pools that --nodepool names, and DNS that stays within a pool
 
-Prepare records the former objects in the cluster (kube-system/edgebake-prepared)
-for edgebake cluster revert. --dry-run shows each change as the API server would
+Prepare records in the cluster (kube-system/edgebake-prepared) how each object was
+before, for edgebake cluster revert. --dry-run shows each change as the API server would
 make it. Files on control-plane nodes are never touched.`,
 		Example: `  edgebake cluster prepare --dry-run
   edgebake cluster prepare --nodepool shops=Edge`,
@@ -90,7 +90,7 @@ make it. Files on control-plane nodes are never touched.`,
 			for i := range plan {
 				fmt.Fprintf(s.Out, "%s (%s)\n%s\n", &plan[i], plan[i].Why, plan[i].Diff())
 			}
-			fmt.Fprintf(s.Out, "%s, none carried out (--dry-run)\n", configs.Count(len(plan), "change"))
+			fmt.Fprintf(s.Out, "%s, none made (--dry-run)\n", configs.Count(len(plan), "change"))
 			return nil
 		}
 		if err := client.Prepare(ctx, plan); err != nil {
@@ -108,7 +108,7 @@ make it. Files on control-plane nodes are never touched.`,
 				s.Note("Next: %s\n", then)
 			}
 		}
-		s.Note("edgebake cluster revert undoes it\n")
+		s.Note("To undo the changes: edgebake cluster revert\n")
 		return nil
 	})
 	want.declare(c)
@@ -185,8 +185,8 @@ func newClusterRevert(s streams) *cobra.Command {
 		Use:   "revert",
 		Short: "Undo the changes of prepare",
 		Long: `Revert restores each object that edgebake cluster prepare changed, from the record
-in the cluster, and removes the objects that prepare made. An object that somebody
-else has changed since is reported, left as it is, and stays in the record.`,
+in the cluster, and removes the objects that prepare made. An object that was
+changed again after prepare is reported, and neither it nor its record is changed.`,
 		Example: `  edgebake cluster revert --dry-run
   edgebake cluster revert`,
 	}, func(ctx context.Context, client *cluster.Client, _ []string) error {

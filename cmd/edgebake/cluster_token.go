@@ -108,7 +108,7 @@ func (m *tokenMint) run(ctx context.Context, s streams) error {
 	if err != nil {
 		return err
 	}
-	s.Hint("minted token %s, valid until %s\n", minted.ID, minted.Expires.Format(time.RFC3339))
+	s.Hint("made token %s, valid until %s\n", minted.ID, minted.Expires.Format(time.RFC3339))
 	if _, err := to.Write(text); err != nil {
 		return fmt.Errorf("writing the Site: %w\n  token %s already exists; to remove it, run edgebake cluster token revoke %[2]s", err, minted.ID)
 	}

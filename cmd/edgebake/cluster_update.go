@@ -35,16 +35,16 @@ func newClusterUpdate(s streams) *cobra.Command {
 	c := onCluster(&cobra.Command{
 		Use:   "update [IMAGE[@sha256:GOLDEN]]",
 		Short: "Update the machines of nodes to another image",
-		Long: `Update orders the machines of worker nodes to take the system of another image, some
-at a time, and follows them until they run it and are Ready. IMAGE is where the machines
-fetch it: the URL of a .raw.zst on a web server that answers ranges, or
-oci://REGISTRY/REPOSITORY:TAG, where edgebake push has put it. The image must be signed
-with a key that the machines know (updates.keys).
+		Long: `Update orders the machines of worker nodes to install the system of another image, some
+at a time, and waits until they run it and are Ready. The machines fetch IMAGE: the URL
+of a .raw.zst on a web server that supports range requests, or
+oci://REGISTRY/REPOSITORY:TAG, to which edgebake push sent it. The image must be signed
+with a key that is in the image of the machines (updates.keys).
 
 Each node fetches first, then is cordoned and drained, then restarts. If the new system
-does not work, the machine returns to the former one automatically. The rollout stops
-once as many nodes have failed as --budget allows, and never lets more nodes restart
-than may still fail.
+does not work, the machine returns to the previous system automatically. The rollout stops
+once --budget nodes have failed. The failed nodes and those that restart at the moment are
+together never more than the budget.
 
 Control-plane nodes are left out unless a selector matches them. They come last, one at a
 time, and the rollout stops if one of them fails.
@@ -65,10 +65,10 @@ The command can be killed at any point: run again, it continues.`,
 		return run(c, a)
 	}
 	f := c.Flags()
-	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of a label, then those with the next: `KEY=VALUE,VALUE`")
+	f.StringVar(&u.rings, "rings", "", "update the nodes with the first value of this label, then the nodes with the next value: `KEY=VALUE,VALUE`")
 	f.StringArrayVarP(&u.selectors, "selector", "l", nil, "update the nodes that this `selector` of labels matches, as with kubectl; repeated, each is a ring (default: all worker nodes)")
-	f.Var(&u.rollout.Parallel, "parallel", "nodes that fetch or restart at the same time, or their percentage")
-	f.Var(&u.rollout.Budget, "budget", "nodes that may fail, or their percentage; at most this many restart at the same time")
+	f.Var(&u.rollout.Parallel, "parallel", "number or percentage of nodes that fetch or restart at the same time")
+	f.Var(&u.rollout.Budget, "budget", "number or percentage of nodes that may fail; at most this many restart at the same time")
 	f.Var(&u.soak, "soak", "time that all nodes of a ring stay Ready before the next ring begins, e.g. 1h")
 	f.Var(&u.rollout.Window, "window", "time of each day in which orders are given and machines restart, in this computer's time zone")
 	f.BoolVar(&u.rollout.Order.NoDrain, "no-drain", false, "do not cordon and drain nodes before they restart")
@@ -79,8 +79,8 @@ The command can be killed at any point: run again, it continues.`,
 	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "maximum number of bytes that each machine fetches per second, e.g. 500k")
 	fileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", imageEndings...)
 	fileFlag(c, &u.registry.AuthFile, "auth-file", "docker config.json with the login of the registry, for this computer (default: the user's own)", "json")
-	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run, to count what they fetch (can be repeated)")
-	f.BoolVar(&u.rollout.Retry, "retry", false, "give the order again to nodes that have failed")
+	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run now, to count the bytes that they would fetch (can be repeated)")
+	f.BoolVar(&u.rollout.Retry, "retry", false, "order nodes that have failed to try again")
 	f.BoolVar(&u.dryRun, "dry-run", false, "show which nodes get the order, and change nothing")
 	f.BoolVar(&u.status, "status", false, "show the state of the update on each node")
 	f.BoolVar(&u.pause, "pause", false, "pause the update on all machines until --resume")
@@ -114,7 +114,7 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 		return errors.Join(errs...)
 	}
 	if len(u.from) > 0 && !u.dryRun {
-		bad("--from is for --dry-run: omit it")
+		bad("--from has an effect only with --dry-run: omit --from, or add --dry-run")
 	}
 	if u.rings != "" && len(u.selectors) > 0 {
 		bad("--rings and --selector exclude each other: choose one")
@@ -170,7 +170,7 @@ func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client
 		}
 		s.Note("%s the updates of %s\n", word, configs.Count(n, "node"))
 		if n == 0 && err == nil {
-			s.Note("no node has an order, and no machine accepts orders\n")
+			s.Note("no node has an update order; machines accept no new order until --resume\n")
 		}
 		return err
 	case u.resume:
@@ -248,7 +248,7 @@ func (u *updateFlags) read(source media.Source) error {
 	case !t.Signed:
 		return fmt.Errorf("image %s is not signed, and machines reject unsigned images: build it with --sign", source.Name)
 	case r.Order.Golden != "" && r.Order.Golden != t.Golden:
-		return fmt.Errorf("image %s has the golden digest %s, not %s: it is another image", source.Name, t.Golden, r.Order.Golden)
+		return fmt.Errorf("image %s is not the image of this update: its golden digest is %s, expected %s", source.Name, t.Golden, r.Order.Golden)
 	}
 	r.Order.Golden, r.Info = t.Golden, t.Info
 	return nil

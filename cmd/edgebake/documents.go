@@ -147,7 +147,7 @@ func newVersion(s streams) *cobra.Command {
 				v.Go = info.GoVersion
 			}
 			return output.Print(s, v, func() {
-				fmt.Fprintf(s.Out, "edgebake %s (%s, %s), reads %s\n", v.Version, v.Go, v.Platform, strings.Join(v.Reads, ", "))
+				fmt.Fprintf(s.Out, "edgebake %s (%s, %s), reads documents of %s\n", v.Version, v.Go, v.Platform, strings.Join(v.Reads, ", "))
 			})
 		},
 	}

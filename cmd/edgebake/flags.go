@@ -164,7 +164,7 @@ type clusterFlags struct{ kubeconfig, context string }
 
 func (k *clusterFlags) declare(c *cobra.Command, usage string) {
 	fileFlag(c, &k.kubeconfig, "kubeconfig", usage)
-	c.Flags().StringVar(&k.context, "context", "", "context of the kubeconfig (default its current one)")
+	c.Flags().StringVar(&k.context, "context", "", "context in the kubeconfig (default: its current context)")
 }
 
 func (k *clusterFlags) open() (*cluster.Client, error) { return cluster.Open(k.kubeconfig, k.context) }
@@ -262,9 +262,9 @@ func allHere() *defaultDocuments {
 // required.
 func takesDocument(s streams, c *cobra.Command, n int, here *defaultDocuments) {
 	var files []string
-	usage := "the document (instead of the operand)"
+	usage := "the document, if it is not given as an operand"
 	if here != nil {
-		usage = fmt.Sprintf("the document (instead of the operand; default: %s in the current directory)", here.what)
+		usage = fmt.Sprintf("the document, if it is not given as an operand (default: the %s in the current directory)", here.what)
 	}
 	c.Flags().StringArrayVarP(&files, "filename", "f", nil, usage)
 	_ = c.MarkFlagFilename("filename", documents.Endings...)

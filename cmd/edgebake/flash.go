@@ -283,7 +283,7 @@ func (o *flashFlags) flash(ctx context.Context, s streams, image, path string) e
 			Plan: f.Image.Plan, Site: configs.FileName(o.site), NodeName: f.NodeName, Seconds: seconds, Kubernetes: f.Image.Kubernetes, Flashed: done,
 		}).AddTo(log)
 		if err != nil {
-			return fmt.Errorf("%s is flashed (%s), but the log is not: writing %s: %w", d, verified, o.log, err)
+			return fmt.Errorf("%s is flashed (%s), but the log has no record of it: writing %s: %w", d, verified, o.log, err)
 		}
 	}
 	s.Note("flashed %s with %s%s: %s in %.0f s, %s, golden %.16s\n",

@@ -48,11 +48,11 @@ all its machines.
 
 --kubeconfig reads a running cluster: the Image gets its version, its pause image and
 the images of its DaemonSets (agents.yaml); the Site gets its API servers, the hash of
-its CA and, unless it has a valid token, a new one. edgebake build then bakes an image
-for the cluster's nodes.
+its CA and a token. If an existing Site has a valid token, init keeps that one. edgebake
+build then bakes an image for the cluster's nodes.
 
-Files that were edited are kept. If they lack values that the flags set, init lists
-these values and writes nothing.
+Init does not change files that you have edited. If they lack values from the flags,
+init lists these values and writes nothing.
 
 For editors that know YAML schemas, these are written to ` + starter.SchemaDir + `.`,
 		Example: `  edgebake init
@@ -101,7 +101,7 @@ func (o *initFlags) check(c *cobra.Command) error {
 	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
 		return usageError{errors.New("--join is empty: add the line that kubeadm prints, or leave the flag out")}
 	case o.kubeconfig != "" && o.join != "":
-		return usageError{errors.New("--join and --kubeconfig both name the cluster: choose one")}
+		return usageError{errors.New("--join and --kubeconfig both describe the cluster: choose one")}
 	case o.kubeconfig == "":
 		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
 	}
@@ -130,7 +130,7 @@ func (o *initFlags) fromJoin(s streams, key string, keyErr error) error {
 		s.Hint("Left out, since the image contains everything that a node runs: %s\n", strings.Join(known.LeftOut, ", "))
 	}
 	if known.NodeType != "" {
-		s.Hint("image.yaml is for OpenYurt nodes: name your yurthub, its digest and the pause image in it\n")
+		s.Hint("image.yaml is for OpenYurt nodes: add your version of yurthub, its digest and the pause image to it\n")
 	}
 	switch edit := toEdit(files); {
 	case joins && key == "":
@@ -159,7 +159,7 @@ func (o *initFlags) forCluster(s streams, key string) error {
 		if err != nil || slices.Contains(images[0].NodeTypes, configs.NodeControlPlane) {
 			continue
 		}
-		s.Hint("%s makes no control-plane nodes: add nodeTypes: [control-plane, native] to it", f.Name)
+		s.Hint("Images built from %s cannot run control-plane nodes: add nodeTypes: [control-plane, native] to it", f.Name)
 		if missing := images[0].MissingImages(); len(missing) > 0 {
 			s.Hint(", and to its images:\n  - ref: %s", strings.Join(missing, "\n  - ref: "))
 		}

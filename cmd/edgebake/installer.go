@@ -30,7 +30,7 @@ type installFlags struct {
 
 func (o *installFlags) declare(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&o.Disk, "disk", device.OnlyDisk, "which disk of the machine is installed: only, smallest, largest, smallest-nvme, bus=, model=, serial=, size>=, size<= (with commas: all of them), or a path below /dev")
+	f.StringVar(&o.Disk, "disk", device.OnlyDisk, "disk of the machine to install on: only, smallest, largest, smallest-nvme, bus=, model=, serial=, size>=, size<= (several conditions: separate them with commas), or a path below /dev")
 	f.StringVar(&o.Then, "then", ondisk.ThenPowerOff, "what the machine does afterwards: poweroff or reboot")
 	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that already has an edgebake image, or is part of LVM or a RAID; each installer does so once")
 	cacheFlag(f, &o.cache)
@@ -56,8 +56,8 @@ there. xorriso writes it.
 With --netboot it makes the files for UEFI HTTP boot: boot.img, which firmware
 fetches and starts, and image.raw.zst, which the installer reads from the URL of
 the directory. The server must answer ranges. Use https://, with the server's CA in
-the firmware and in --ca-cert: over http:// anybody on the network can exchange
-boot.img, which nothing verifies.
+the firmware and in --ca-cert: over http:// anybody on the network can replace
+boot.img, and the firmware does not verify it.
 
 ISO and image contain the Site's token: keep them secret.`,
 		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme

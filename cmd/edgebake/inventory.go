@@ -43,10 +43,9 @@ The name of a column is the field that it sets: name, macs, serial, uuid,
 assetTag, or any field of a Site by its path (nodePool, network.dns,
 labels.example.com/region, network.interfaces[0].gateway). Short names such as
 address, gateway, dns and mac work too. --map assigns a field to a column with
-another name, or leaves the column out. Blanks separate several values in a cell.
-The template need not have the fields of the columns. A column named interface
-gives the interface of the addresses, or a pattern such as en*, if the template
-does not.
+another name, or leaves the column out. Blanks separate several values in one cell.
+The template may lack the fields that columns set. If it names no interface for the
+addresses, a column named interface must: a name, or a pattern such as en*.
 
 Commas, semicolons, tabs or bars separate the columns. Quotes, a byte order mark
 and Windows line ends are accepted.`,

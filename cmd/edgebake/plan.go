@@ -25,10 +25,10 @@ func newPlan(s streams) *cobra.Command {
 		ValidArgsFunction: completeFiles(documents.Endings),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: it finds the digests of files, releases and container
-images. An input that is made on this computer has the digest from the lock, and
-none before the first build. When all digests are known, the plan has an ID: the
-same ID means the same image, byte for byte. --output json prints the whole plan,
-with the recipes.`,
+images. For an input that is made on this computer, the digest is in the lock; before
+the first build it is unknown. When all digests are known, the plan has an ID: plans
+with the same ID build the same image, byte for byte. --output json prints the whole
+plan, with the recipes.`,
 		Example: `  edgebake plan image.yaml
   edgebake plan image.yaml --locked --output json`,
 		Args: args(1, 1, "one Image document"),
@@ -80,7 +80,7 @@ func printPlan(w io.Writer, p *plan.Plan, id string) {
 		fmt.Fprintf(w, "  %-*s  %-12.12s  %s\n", wide, name, digest, in.From())
 	}
 	if id == "" {
-		id = "no ID yet: the build makes the missing inputs, and locks them"
+		id = "no ID yet: build makes the inputs whose digest is missing, and writes their digests to the lock"
 	}
 	fmt.Fprintf(w, "plan   %s\n", id)
 }

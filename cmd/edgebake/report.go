@@ -28,8 +28,8 @@ func newReport(s streams) *cobra.Command {
 		Long: `Report writes one HTML page, without scripts and external files. It shows an
 image's partitions, their packages, programs and container images with the largest
 files, the times of the build, the pinned inputs and the SBOM. The facts about the
-build come from NAME.report.json beside the image; for a stamped copy, from the one
-of the golden image in the same directory. --build names another file. --boot adds
+build come from NAME.report.json beside the image; for a stamped copy, from the report
+of its golden image in the same directory. --build names another file. --boot adds
 the first boot of a node, from report.json of its slot.
 
 The ending of --output selects the format: .html, or .json for the data of the page.
@@ -63,7 +63,7 @@ compressed image takes longer.`,
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)")
 	_ = c.MarkFlagFilename("output", "html", "json")
-	fileFlag(c, &build, "build", "report.json of the image's build (default: the one beside it)", "json")
+	fileFlag(c, &build, "build", "report.json of the image's build (default: NAME.report.json beside the image)", "json")
 	fileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
 	c.Flags().BoolVar(&force, "force", false, "replace an existing page")
 	return c

@@ -35,7 +35,7 @@ func newSiteSign(s streams) *cobra.Command {
 		Long: `Sign writes the files of a USB stick named EDGEBAKE: the Site or Inventory, its
 Ignition config, and one signature over all of them (` + ondisk.SlotSignature + `). A machine
 accepts the whole stick if its Image names the public key (sites.keys). It rejects a
-Site that was signed before the last one that it accepted.
+Site with an older signature than the last Site that it accepted.
 
 A Site must name its machine (match), as each Site of an Inventory does. Otherwise
 every machine with that key in its Image would accept it. --any-machine allows this,

@@ -42,9 +42,9 @@ that matches it and wipes the other Sites from its disk.
 
 With --each, every Site of an Inventory gets its own copy of the image, DIR/NAME.raw
 (DIR/NAME.raw.zst if it is compressed). With --slots it gets only a slot of 16 MiB,
-DIR/NAME.slot. --slot writes such a file, which has the token and the Ignition
-config, into an image or a device. Written to a USB stick (dd), it is a stick with
-that Site.
+DIR/NAME.slot. A slot has the Site, its token and Ignition config; --slot writes it
+into an image or a device. Copied to a USB stick with dd, it makes a stick with that
+Site.
 
 The stamped image holds the join token: treat it as a secret until the
 machine is Ready. edgebake unstamp makes it a golden image again.`,
@@ -261,7 +261,7 @@ byte for byte, unless a machine has booted it.`,
 				s.Note("%s now has no Site\n", done.Path)
 			}
 			if done.Slot.Golden == "" {
-				s.Warn("the slot of %s was damaged, and the golden digest in it is lost: edgebake verify cannot check this image", done.Path)
+				s.Warn("the slot of %s was damaged, and the golden digest in it is lost, so edgebake verify cannot check this image", done.Path)
 			}
 			return nil
 		},

@@ -26,10 +26,10 @@ func newUpdateCost(s streams) *cobra.Command {
 		Use:               "cost OLD NEW",
 		ValidArgsFunction: completeFiles(imageEndings),
 		Short:             "Count the bytes that a machine fetches for an update",
-		Long: `Cost counts the bytes that a machine with the system of OLD fetches to update to
-NEW: the chunks of NEW's root file system, kernel and initrd that are not
-on a disk with OLD, the container images that OLD lacks, the index that lists
-all chunks, and 8 KiB for each request. firstboot update --max-bytes counts the same.
+		Long: `Cost counts the bytes that a machine with the image OLD fetches to update to NEW:
+the chunks of NEW's root file system, kernel and initrd that are not in OLD, the
+container images that OLD lacks, the index that lists all chunks, and 8 KiB for each
+request. firstboot update --max-bytes counts the same way.
 
 OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
 		Example: `  edgebake update cost other.raw my-edge.raw.zst

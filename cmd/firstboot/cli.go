@@ -64,7 +64,7 @@ func thisMachine() target {
 // needRoot returns an error, with the reason why root is needed, unless the process runs as root.
 func (m target) needRoot(what, why string) error {
 	if !m.root {
-		return fmt.Errorf("%s needs root: it %s", what, why)
+		return fmt.Errorf("%s needs root, since it %s", what, why)
 	}
 	return nil
 }
@@ -181,9 +181,9 @@ func newCertificates(m target, log io.Writer) *cobra.Command {
 		Use: "certificates", Short: "Restore usable certificates after a power cut", Args: noArgs,
 		Long: `Certificates checks the certificates that kubelet and yurthub rotate. If the
 current one is empty, truncated or does not match its key, it restores the newest
-usable one. After an update to another minor version of Kubernetes it keeps the
-settings of the former kubelet, and on the former system it restores them. It runs at
-each boot, before kubelet and yurthub.`,
+usable one. After an update to another minor version of Kubernetes it saves the
+settings of the previous kubelet; if the machine returns to the previous system, it
+restores them. It runs at each boot, before kubelet and yurthub.`,
 		RunE: func(*cobra.Command, []string) error {
 			if err := m.needRoot("certificates", "reads private keys"); err != nil {
 				return err

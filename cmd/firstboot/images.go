@@ -62,8 +62,8 @@ again. DIR is not changed: remove it afterwards.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&o.From, "from", "", "containerd directory with the images to add")
-	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd directory in use")
+	cmd.Flags().StringVar(&o.From, "from", "", "containerd's directory with the images to add")
+	cmd.Flags().StringVar(&o.Into, "into", containerdRoot, "containerd's directory on this machine")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }

@@ -103,10 +103,10 @@ func newReset(m target, log io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "reset", Short: "Take this machine out of its cluster", Args: noArgs,
 		Example: "  firstboot reset --yes",
-		Long: `reset undoes the join: kubeadm's part, yurthub, the IPVS rules and first boot's
-own files. Every pod on the machine ends. The contents of the image stay, and so
-do the settings of the Site, so that the machine can still be reached. A new
-Site, stamped into the slot or on a stick, joins the machine again.`,
+		Long: `reset undoes the join: it removes what kubeadm set up, yurthub, the IPVS rules and
+first boot's own files. Every pod on the machine ends. The contents of the image and
+the settings of the Site stay, so that the machine can still be reached. With a new
+Site, stamped into the slot or on a stick, the machine joins again.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !yes {
 				return usageError{errors.New("reset ends every pod on this machine; confirm with --yes")}

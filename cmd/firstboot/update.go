@@ -27,17 +27,18 @@ continues.
 
 With oci:// it uses an image that edgebake push has put into a registry; the login
 is the one that kubelet uses, in /var/lib/kubelet/config.json. With "stick" it uses
-the image on a USB stick or card, which must have exactly one that this machine accepts.
+the image on a USB stick or card, which must have exactly one image that this machine
+accepts.
 
-The new system boots on trial. If the Node is not Ready within 15 minutes (a
-control-plane node's: an hour), three times in a row, the machine returns to the system
-that runs now.
+The new system boots on trial. If the Node does not become Ready within 15 minutes
+(control-plane node: within an hour) in any of three boots, the machine returns to the
+system that runs now.
 
 The image must be signed by a key that this machine's image names (updates.keys).
-Its kubelet may be of a later minor version of Kubernetes, but not of one that is
-newer than an API server; pods that have a controller are then evicted before the
-restart. Container images that this machine lacks are part of the update; containerd
-is stopped for some seconds while they are added.
+Its kubelet may have a later minor version of Kubernetes, but not a later one than any
+API server; pods that have a controller are then evicted before the restart. Container
+images that this machine lacks are part of the update; containerd is stopped for some
+seconds while they are added.
 
 Control-plane nodes accept only patch releases of Kubernetes, one node at a time, while
 all members of etcd are healthy, and after a snapshot of etcd.`,
@@ -90,9 +91,9 @@ all members of etcd are healthy, and after a snapshot of etcd.`,
 	cmd.Flags().BoolVar(&o.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
 	cmd.Flags().StringVar(&rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
 	cmd.Flags().StringVar(&most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
-	cmd.Flags().BoolVar(&release, "release", false, "finish an update whose system was kept (a unit runs this at each boot)")
-	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in (a unit runs this)")
-	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one (a timer runs this every few minutes)")
+	cmd.Flags().BoolVar(&release, "release", false, "finish an update whose trial succeeded (a systemd unit runs this at each boot)")
+	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in (a systemd unit runs this)")
+	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one (a systemd timer runs this every few minutes)")
 	for _, flag := range []string{"release", "plugged", "order"} {
 		if err := cmd.Flags().MarkHidden(flag); err != nil {
 			panic("BUG: " + err.Error())

@@ -136,8 +136,8 @@ func runCommand(stderr io.Writer) *command {
 	f.StringVar(&opt.StateDir, "state", ondisk.IPVSStateDir, "directory for the API servers learned from the cluster and from DNS")
 	f.StringVar(&opt.RunDir, "run-dir", runDir, "directory of locks, sockets and the record of virtual servers created")
 	f.StringVar(&opt.Metrics, "metrics", metricsAddr, "loopback address for Prometheus; empty: none")
-	f.StringVar(&opt.ClientCert, "client-cert", "", "file with the client certificate and key for API servers (default kubelet's)")
-	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "interval at which the cluster's list of API servers is read (default by profile)")
+	f.StringVar(&opt.ClientCert, "client-cert", "", "file with the client certificate and key for API servers (default: kubelet's file)")
+	f.DurationVar(&opt.LearnEvery, "learn-every", 0, "interval at which the cluster's list of API servers is read (default: depends on the profile)")
 	f.BoolVar(&opt.Once, "run-once", false, "set everything up once and exit")
 	return &command{
 		name:  "run",
