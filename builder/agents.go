@@ -104,7 +104,7 @@ func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 }
 
 // errNoAgent means that one of edgebake's programs is missing.
-var errNoAgent = errors.New("install edgebake's package, which contains it, or name it under agents")
+var errNoAgent = errors.New("install edgebake's package, which contains it, or set its path in agents of the Image")
 
 // packaged is the directory of the programs for all architectures in edgebake's package,
 // relative to edgebake itself.

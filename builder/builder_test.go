@@ -354,7 +354,7 @@ func TestBuildRefuses(t *testing.T) {
 			}
 			return nil
 		}, edit: replace("- dir: overlay", "- dir: overlay\n    replace: true"), want: []string{
-			"etc/machine-id is one machine's identity", "ssh_host_rsa_key is one machine's identity", "random-seed is one machine's identity"}},
+			"etc/machine-id identifies a single machine", "ssh_host_rsa_key identifies a single machine", "random-seed identifies a single machine"}},
 		{name: "conflict", prep: func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "overlay/usr/local/bin/kubelet"), nil, 0o644)
 		}, edit: replace("path: /etc/motd", "path: /usr/bin/kubelet"), want: []string{"files[0].path: usr/bin/kubelet: layer kubelet already has it"}},

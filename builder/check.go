@@ -179,7 +179,7 @@ func (b *executor) checkTree(nodes []tree.Node) error {
 	}
 	for _, n := range nodes {
 		if isIdentity(n) {
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s is one machine's identity and must not be in an image for many: remove it", n.Path)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Err: fmt.Errorf("%s identifies a single machine, so it must not be in an image for many machines: remove it", n.Path)})
 		}
 	}
 	errs = append(errs, checkHidden(nodes)...)
@@ -196,7 +196,7 @@ func checkHidden(nodes []tree.Node) []error {
 			continue
 		}
 		if by := configs.HiddenAtBoot("/" + n.Path); by != "" {
-			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("it would be hidden: %s", by)})
+			errs = append(errs, &tree.LayerError{Layer: n.Layer, Path: n.Path, Err: fmt.Errorf("a booted machine would not see this file: %s", by)})
 		}
 	}
 	return errs
@@ -367,7 +367,7 @@ func inProgramDir(p string) bool {
 type archError struct{ have, want string }
 
 func (e *archError) Error() string {
-	return fmt.Sprintf("is for %s, but the image for %s; use one for %s", e.have, e.want, e.want)
+	return fmt.Sprintf("is for %s, but the image is for %s; use a program for %s", e.have, e.want, e.want)
 }
 
 // checkELF checks the header of an ELF file: programs and shared libraries must be for arch.

@@ -298,7 +298,7 @@ func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 // their paths. They keep their names, since apt depends on the ending.
 func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
 	if len(b.plan.Keyrings) != len(r.Keyrings) {
-		return nil, fmt.Errorf("the recipe of the base has %s, the plan %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))
+		return nil, fmt.Errorf("the recipe of the base lists %s, but the plan has %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))
 	}
 	var paths []string
 	for i, sha := range r.Keyrings {

@@ -148,7 +148,7 @@ func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 		return nil, err
 	}
 	if r != p.Rendered {
-		return nil, fmt.Errorf("the plan was made by edgebake %s, which renders other files than this one (%s): use that edgebake, or make the plan again", p.Builder, o.Version)
+		return nil, fmt.Errorf("the plan was made by edgebake %s, and this edgebake (%s) would render other files: use the edgebake that made the plan, or make the plan again", p.Builder, o.Version)
 	}
 	return b, nil
 }
@@ -478,7 +478,7 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		return
 	}
 	b.event(Event{Step: "write", State: StateWarning, Text: fmt.Sprintf(
-		"the root file system has %d MiB, machines flashed with earlier images have space for %d MiB: they will reject this image as an update. Make it smaller or, if all of them will be flashed again, remove rootRoom from the lock",
+		"the root file system has %d MiB, but machines flashed with earlier images have space for %d MiB and will reject this image as an update: make the root file system smaller or, if all these machines will be flashed again, remove rootRoom from the lock",
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 

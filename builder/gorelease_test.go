@@ -185,7 +185,7 @@ func TestLockNamesGo(t *testing.T) {
 	}
 	forget()
 	_, err = build(old, true)
-	for _, want := range []string{"locked is abab", "compiled by " + here + " here", "the lock does not record its Go release"} {
+	for _, want := range []string{"the lock has abab", "compiled by " + here + " here", "the lock does not record its Go release"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
@@ -248,7 +248,7 @@ esac
 	}
 	_, err := p.build(t, filepath.Join(t.TempDir(), "a.raw"))
 	for _, want := range []string{
-		"kubernetes.version: the Go module proxy has no k8s.io/kubernetes v1.36.99: the newest is v1.37.2, of that minor version v1.36.3",
+		"kubernetes.version: the Go module proxy has no k8s.io/kubernetes v1.36.99: the newest is v1.37.2, the newest of that minor version is v1.36.3",
 		"containerd.version: the Go module proxy has no github.com/containerd/containerd/v2 v2.2.99: the newest is v2.2.9",
 		"base.debian.packages[0]: ",
 	} {

@@ -142,12 +142,12 @@ func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, e
 	}
 	for _, p := range pinned {
 		if !asked[p.Source] {
-			return nil, fmt.Errorf("%w: it has %s", errNotPinned, p.Source.Ref)
+			return nil, fmt.Errorf("%w: the cache has %s", errNotPinned, p.Source.Ref)
 		}
 		delete(asked, p.Source)
 	}
 	if len(pinned) == 0 {
-		return nil, fmt.Errorf("%w: it has none", errNotPinned)
+		return nil, fmt.Errorf("%w: the cache has none", errNotPinned)
 	}
 	return pinned, nil
 }

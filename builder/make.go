@@ -456,11 +456,11 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 		return b.otherBase(in, sha)
 	}
 	if binding {
-		pinned := "locked"
+		pinned := "the lock has"
 		if b.doc == nil {
-			pinned = "planned"
+			pinned = "the plan has"
 		}
-		return fmt.Errorf("made %s, but %s is %s%s", sha, pinned, in.SHA256, b.lockedHint(in, compiledBy))
+		return fmt.Errorf("made an input with the SHA-256 %s, but %s %s%s", sha, pinned, in.SHA256, b.lockedHint(in, compiledBy))
 	}
 	why := ""
 	if in.Go != compiledBy && in.Go != "" {
@@ -497,13 +497,13 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
-		return fmt.Errorf("it is %s (uncompressed), but planned is %s: use the base that was exported with this plan", sha, in.SHA256)
+		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the plan has %s: use the base that was exported with this plan", sha, in.SHA256)
 	case in.Make == "" && b.doc.Base.Tar.SHA256 != "":
-		return fmt.Errorf("it is %s (uncompressed), but base.tar.sha256 is %s: use the archive with this digest, or the exported base with its lock", sha, in.SHA256)
+		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but base.tar.sha256 is %s: use the archive with this digest, or the exported base with its lock", sha, in.SHA256)
 	case in.Make != "":
-		return fmt.Errorf("it is %s (uncompressed), but locked is %s: use the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
+		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
 	}
-	return fmt.Errorf("it is %s (uncompressed), but locked is %s: use the base that was exported with this lock, or build without --base", sha, in.SHA256)
+	return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --base", sha, in.SHA256)
 }
 
 func (b *executor) lockedHint(in plan.Input, compiledBy string) string {

@@ -117,7 +117,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
 			if file.Same(path, n.path) {
-				errs = append(errs, fmt.Errorf("%s %s: the Image reads it (%s): name another file", name, path, n.field))
+				errs = append(errs, fmt.Errorf("%s %s: the Image reads this file (%s): name another file", name, path, n.field))
 			}
 		}
 		if lies {

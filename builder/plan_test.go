@@ -125,7 +125,7 @@ func TestExecuteRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "images[0]: OCI layout "},
-		"another edgebake": {func(_ *testing.T, _ *project, pl *plan.Plan) { pl.Rendered = strings.Repeat("0", 64) }, "which renders other files than this one (test)"},
+		"another edgebake": {func(_ *testing.T, _ *project, pl *plan.Plan) { pl.Rendered = strings.Repeat("0", 64) }, "this edgebake (test) would render other files"},
 		"another document": {func(_ *testing.T, _ *project, pl *plan.Plan) { pl.Config = json.RawMessage(`{"colour":"red"}`) }, "reading the plan: config: "},
 	} {
 		t.Run(name, func(t *testing.T) {

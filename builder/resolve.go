@@ -188,7 +188,7 @@ func (b *resolver) fileSource(ctx context.Context, name, field string, src confi
 	}
 	in := plan.Input{Fetch: []string{src.URL}, SHA256: src.SHA256}
 	if _, locked := b.Lock.Pinned(name, in); src.SHA256 == "" && !locked {
-		return fieldError(field, fmt.Errorf("%s has no sha256: set it, so that another file is detected", fetch.Redact(src.URL)))
+		return fieldError(field, fmt.Errorf("%s has no sha256: set it, so that a changed file is detected", fetch.Redact(src.URL)))
 	}
 	b.add(origin{field: field}, name, in, layer)
 	return nil

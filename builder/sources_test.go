@@ -416,7 +416,7 @@ func TestAgents(t *testing.T) {
 	// The current directory is not in the source tree, and no program is next to edgebake.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
-	for _, want := range []string{"there is no firstboot-linux-amd64 next to edgebake", "there is no ipvscare-linux-amd64", "name it under agents"} {
+	for _, want := range []string{"there is no firstboot-linux-amd64 next to edgebake", "there is no ipvscare-linux-amd64", "set its path in agents"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}

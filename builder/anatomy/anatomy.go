@@ -199,7 +199,7 @@ func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Re
 		case build != "" && (err != nil || r.Plan == ""):
 			return nil, "", fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
 		case build != "":
-			return nil, "", fmt.Errorf("%s is the report of another build (plan %.12s, the image's is %.12s): name the report of the one that made %s", build, r.Plan, a.Plan, image)
+			return nil, "", fmt.Errorf("%s is the report of another build (its plan is %.12s, the image's plan is %.12s): name the report of the build that made %s", build, r.Plan, a.Plan, image)
 		}
 		other = cmp.Or(other, name)
 	}
@@ -217,7 +217,7 @@ func readBoot(name string) (*Boot, error) {
 		return nil, fmt.Errorf("reading the node's report %s: it is not the report.json of a first boot: get it from the slot, or from firstboot status --output json", name)
 	}
 	if s.Version != ondisk.StateVersion {
-		return nil, fmt.Errorf("reading the node's report %s: it has version %d, this edgebake knows %d", name, s.Version, ondisk.StateVersion)
+		return nil, fmt.Errorf("reading the node's report %s: its version is %d, but this edgebake reads only version %d", name, s.Version, ondisk.StateVersion)
 	}
 	b := &Boot{Node: s.Node, Result: s.Result, Started: s.Started, Seconds: max(0, s.Updated.Sub(s.Started).Seconds()), Notes: s.Notes}
 	for _, p := range s.Phases {

@@ -317,7 +317,7 @@ func sizeList(w io.Writer, title string, all []SizeChange) {
 		case c.B < 0:
 			return fmt.Sprintf("- %s, %s", c.Name, configs.HumanSize(c.A))
 		case c.A == c.B:
-			return fmt.Sprintf("~ %s, other bytes", c.Name)
+			return fmt.Sprintf("~ %s, different contents", c.Name)
 		}
 		return fmt.Sprintf("~ %s, %s -> %s (%+d bytes)", c.Name, configs.HumanSize(c.A), configs.HumanSize(c.B), c.B-c.A)
 	})

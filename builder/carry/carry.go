@@ -92,7 +92,7 @@ func encode(v any) ([]byte, error) {
 // readManifest decodes a manifest. A response that is not JSON does not come from a registry.
 func readManifest(b []byte) (*artifact.Manifest, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
-		return nil, fmt.Errorf("it answered with something else, %w", registry.ErrNoManifest)
+		return nil, registry.ErrNoManifest
 	}
 	return artifact.Read(b)
 }
@@ -107,10 +107,10 @@ func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 		return nil, errors.New("its config is damaged: it has no version: push the image again")
 	}
 	if c.Version > configVersion {
-		return nil, fmt.Errorf("a newer edgebake pushed it: its config has version %d, and this edgebake knows %d: use that edgebake, or a newer one", c.Version, configVersion)
+		return nil, fmt.Errorf("a newer edgebake pushed it: its config has version %d, and this edgebake knows only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)
 	}
 	if sum := m.Stored(); sum != c.Stored || c.Stored > artifact.MaxStored || int64(len(c.Table)) >= c.Stored {
-		return nil, fmt.Errorf("its parts have %d bytes, but its config says %d: push the image again", m.Stored(), c.Stored)
+		return nil, fmt.Errorf("its parts have %d bytes, but its config lists %d: push the image again", m.Stored(), c.Stored)
 	}
 	return &c, nil
 }

@@ -326,7 +326,7 @@ func TestLastByteNeverComes(t *testing.T) {
 	o := quick(t)
 	o.Warn = nil
 	_, err := Pull(ctx, s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
-	wantError(t, err, "part 2 of 10", s.Listener.Addr().String(), "the same command resumes there")
+	wantError(t, err, "part 2 of 10", s.Listener.Addr().String(), "run the same command again to continue")
 	if n := len(s.requests("GET")); n > 20 {
 		t.Errorf("%d requests", n)
 	}
@@ -357,7 +357,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 				if !errors.As(err, &left) || left.Partial != partial || left.Done < before.Stored/2 || left.Total != before.Stored {
 					t.Fatalf("%v", err)
 				}
-				wantError(t, err, "the same command resumes there")
+				wantError(t, err, "run the same command again to continue")
 				if _, err := os.Stat(path); err == nil {
 					t.Fatal("the output is there")
 				}
@@ -556,7 +556,7 @@ func TestPullRejects(t *testing.T) {
 		"unsigned":        {ref: ":unsigned", keys: []string{public.String()}, words: []string{"has no signature", "nothing was downloaded"}, small: true},
 		"another key":     {ref: ":signed", keys: []string{other.String()}, words: []string{"is signed by key", "nothing was downloaded"}, small: true},
 		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed it", "version 2", "use that edgebake"}, small: true},
-		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but its config says 99"}, small: true},
+		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but its config lists 99"}, small: true},
 		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
 		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},
 		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
@@ -607,7 +607,7 @@ func TestPullRejects(t *testing.T) {
 func TestPullOfSomethingElse(t *testing.T) {
 	for doc, words := range map[string][]string{
 		`{"schemaVersion":2,"manifests":[{}]}`: {"a container image"},
-		`garbage`:                              {"not a manifest"},
+		`garbage`:                              {"not an image manifest"},
 	} {
 		_, err := readManifest([]byte(doc))
 		wantError(t, err, words...)
@@ -855,7 +855,7 @@ func TestSilentRegistry(t *testing.T) {
 		return large
 	})
 	_, err := Pull(t.Context(), s.ref(":1"), filepath.Join(t.TempDir(), "o.raw.zst"), PullOptions{Options: o})
-	wantError(t, err, "was silent for 200ms", "check the network")
+	wantError(t, err, "sent nothing for 200ms", "check the network")
 	other := serve(t, httptest.NewServer)
 	block := make(chan struct{})
 	defer close(block)
@@ -866,7 +866,7 @@ func TestSilentRegistry(t *testing.T) {
 		return r.Method == http.MethodPatch
 	})
 	_, err = Push(t.Context(), zst, other.ref(":1"), o)
-	wantError(t, err, "was silent for 200ms")
+	wantError(t, err, "sent nothing for 200ms")
 }
 
 // TestAccess checks that TLS, plain HTTP and logins work as in build.
@@ -945,7 +945,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			var once sync.Once
 			o.Progress = func(string, int64, int64) { once.Do(func() { fill(40<<20 - p.Stored/2) }) }
 			_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: o})
-			wantError(t, err, "no space left", "make room", "the same command resumes")
+			wantError(t, err, "no space left", "make room", "run the same command again")
 			if _, err := os.Stat(path); err == nil {
 				t.Error("the output is there")
 			}

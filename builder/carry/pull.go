@@ -46,7 +46,7 @@ type InterruptedError struct {
 }
 
 func (e *InterruptedError) Error() string {
-	return fmt.Sprintf("%d of %d MiB are in %s: the same command resumes there", e.Done>>20, e.Total>>20, e.Partial)
+	return fmt.Sprintf("%d of %d MiB are in %s; run the same command again to continue", e.Done>>20, e.Total>>20, e.Partial)
 }
 
 const lacks = "the registry lacks a part of the image: push the image again"
@@ -95,7 +95,7 @@ func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (
 		if ctx.Err() != nil {
 			return nil, &InterruptedError{Done: st.Size(), Total: p.config.Stored, Partial: out.Temp()}
 		}
-		return nil, fmt.Errorf("%w; the downloaded part is kept, and the same command resumes there", failed(err))
+		return nil, fmt.Errorf("%w; the downloaded data is kept: run the same command again to continue", failed(err))
 	}
 	if err := p.verify(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -221,7 +221,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor,
 			p.result.Had += d.Size
 			return nil
 		}
-		p.o.warn("a part of %s that was fetched earlier is damaged, or of another image: fetching it again", p.ref)
+		p.o.warn("a part of %s that was fetched earlier is damaged, or belongs to another image: fetching it again", p.ref)
 	}
 	err := p.repo.again(ctx, d.Digest, "fetching that part again", func() error {
 		if err := p.drop(hashing, f); err != nil {
@@ -330,7 +330,7 @@ func (p *pull) verify(ctx context.Context) error {
 		return err
 	}
 	if desc.Golden != p.config.Golden || desc.Signature != p.config.Signature || string(desc.ImageInfo) != string(p.config.ImageInfo) {
-		return errors.New("the image is not the one that its config describes: do not use it, and ask the person who pushed it")
+		return errors.New("the image does not match its config: do not use it, and ask the person who pushed it")
 	}
 	return g.VerifyChunks(ctx, p.chunks)
 }

@@ -52,7 +52,7 @@ func (r *Reader) ReadAt(b []byte, off int64) (n int, err error) {
 }
 
 // errNoRanges means that a registry ignores the requested range and sends the whole blob.
-var errNoRanges = errors.New("the registry does not answer ranges, so machines cannot be updated from it: use another one, or a web server")
+var errNoRanges = errors.New("the registry does not support range requests, so machines cannot be updated from it: use another registry, or a web server")
 
 // part reads a range of one part.
 func (r *Reader) part(b []byte, d artifact.Descriptor, off int64) (n int, err error) {
@@ -67,7 +67,7 @@ func (r *Reader) part(b []byte, d artifact.Descriptor, off int64) (n int, err er
 			return transfer.Final(errNoRanges)
 		}
 		if want := fmt.Sprintf("bytes %d-%d/%d", off+int64(n), off+int64(len(b))-1, d.Size); resp.Header.Get("Content-Range") != want {
-			return transfer.Final(fmt.Errorf("the registry answers with the range %q, not %q", resp.Header.Get("Content-Range"), want))
+			return transfer.Final(fmt.Errorf("the registry returned the range %q, expected %q", resp.Header.Get("Content-Range"), want))
 		}
 		got, err := io.ReadFull(resp.Body, b[n:])
 		n += got

@@ -88,7 +88,7 @@ func (t *Target) stillIs(ctx context.Context, d *Disk) error {
 		return err
 	}
 	if !d.Same(now) {
-		return fmt.Errorf("now it is %s: %w", now, ErrChanged)
+		return fmt.Errorf("the disk is now %s: %w", now, ErrChanged)
 	}
 	return Users("/proc", d.Path)
 }

@@ -245,7 +245,7 @@ func (d *Devices) Find(path string) (*Disk, error) {
 		}
 		if n := top.find(real); n != nil {
 			disk := n.disk()
-			disk.Refusals = append([]string{fmt.Sprintf("it is a part of %s (%s), and an image is a whole disk: name the disk", top.Path, n.Type)}, disk.Refusals...)
+			disk.Refusals = append([]string{fmt.Sprintf("it is a part of %s (%s), but an image needs a whole disk: name the disk", top.Path, n.Type)}, disk.Refusals...)
 			return &disk, nil
 		}
 	}
@@ -254,7 +254,7 @@ func (d *Devices) Find(path string) (*Disk, error) {
 
 func notDisk(n *node) string {
 	if n.Size == 0 {
-		return "it has no medium, or a size of 0: insert one"
+		return "it has no medium, or its size is 0: insert a medium"
 	}
 	return fmt.Sprintf("it is not a disk but a device of type %s", n.Type)
 }
@@ -362,14 +362,14 @@ func (n *node) refusals() (out, lost []string) {
 			if what == "" {
 				continue
 			}
-			no := add("%s is part of %s: if you no longer need that, wipefs --all %s", x.Name, what, x.Path)
+			no := add("%s is part of %s: if you no longer need that, run wipefs --all %s", x.Name, what, x.Path)
 			if !slices.Contains(lost, no) {
 				lost = append(lost, no)
 			}
 		}
 		for i := range x.Children {
 			if c := &x.Children[i]; c.Type != "part" {
-				add("%s is in use by %s (%s): close or stop that first", x.Name, c.Path, c.Type)
+				add("%s is in use by %s (%s): close or stop %[2]s first", x.Name, c.Path, c.Type)
 			}
 		}
 	})

@@ -190,7 +190,7 @@ func TestProbe(t *testing.T) {
 		t.Errorf("asked about %q", asked)
 	}
 	for path, want := range map[string]struct{ holds, refusals, members []string }{
-		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if you no longer need that, wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if you no longer need that, wipefs --all /dev/sda1"}},
+		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if you no longer need that, run wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if you no longer need that, run wipefs --all /dev/sda1"}},
 		"/dev/sdb": {},
 		"/dev/sdc": {nil, []string{"the content of sdc is unknown: wipefs: error: /dev/sdc: Input/output error"}, nil},
 	} {

@@ -113,7 +113,7 @@ func (p *ruleParser) term(term string) {
 
 func (p *ruleParser) path(term string) {
 	if p.rule.path = filepath.Clean(term); strings.Contains(p.text, ",") {
-		p.bad("%s names one disk: no other term goes with it", term)
+		p.bad("%s names one disk, so it cannot be combined with other terms", term)
 	} else if !strings.HasPrefix(p.rule.path, "/dev/") {
 		p.bad("%s is not below /dev", term)
 	}
@@ -122,7 +122,7 @@ func (p *ruleParser) path(term string) {
 
 func (p *ruleParser) only() {
 	if p.text != OnlyDisk {
-		p.bad("only means that there is one disk: no other term goes with it")
+		p.bad("only cannot be combined with other terms")
 	}
 	p.once(pickTerm)
 }

@@ -90,7 +90,7 @@ func TestRuleRefuses(t *testing.T) {
 		"bus=pci,size>=big":            {`unknown bus "pci"`, `reading size "big"`},
 		"smallest,largest":             {"smallest or largest is given twice"},
 		"smallest-nvme,bus=sata":       {"bus is given twice"},
-		"only,smallest":                {"no other term goes with it"},
+		"only,smallest":                {"cannot be combined with other terms"},
 		"/dev/sda,smallest":            {"/dev/sda names one disk"},
 		"/etc/passwd":                  {"not below /dev"},
 		"/dev/../etc/passwd":           {"not below /dev"},

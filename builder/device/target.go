@@ -27,10 +27,10 @@ type Target struct {
 }
 
 // ErrBusy means that the device is in use.
-var ErrBusy = errors.New("another program, a mount or a holder uses it")
+var ErrBusy = errors.New("a program, a mount or another device (LVM, RAID) uses it")
 
 // ErrChanged means that a path now leads to another disk or file than the one that was checked.
-var ErrChanged = errors.New("it was replaced after it was checked, nothing was written: run edgebake again")
+var ErrChanged = errors.New("it was replaced after edgebake had checked it; nothing was written: run edgebake again")
 
 // sameKind checks that the opened file is a regular file or a disk, as IsFile reported. The path
 // may have been replaced in between.

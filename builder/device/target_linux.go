@@ -40,7 +40,7 @@ func open(path string, isFile bool) (*Target, error) {
 	case errors.Is(err, unix.EROFS):
 		return nil, errReadOnly
 	case errors.Is(err, unix.ENOMEDIUM):
-		return nil, fmt.Errorf("%w: insert one", unix.ENOMEDIUM)
+		return nil, fmt.Errorf("%w: insert a medium", unix.ENOMEDIUM)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("%w: run edgebake as a user who may write it (sudo, or the group that ls -l shows)", os.ErrPermission)
 	case err != nil:

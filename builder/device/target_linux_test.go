@@ -231,7 +231,7 @@ func TestUsers(t *testing.T) {
 		}
 		out.Read(make([]byte, 1))
 		err = Users("/proc", dev)
-		if writes != (err != nil) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("(process %d): end that first", cmd.Process.Pid)) {
+		if writes != (err != nil) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("(process %d): stop that program first", cmd.Process.Pid)) {
 			t.Errorf("%s: %v", how, err)
 		}
 		cmd.Process.Kill()

@@ -16,7 +16,7 @@ import (
 type ErrUsers struct{ Programs []string }
 
 func (e *ErrUsers) Error() string {
-	return fmt.Sprintf("open for writing in %s: end that first", strings.Join(e.Programs, ", "))
+	return fmt.Sprintf("open for writing in %s: stop that program first", strings.Join(e.Programs, ", "))
 }
 
 // Users returns an *ErrUsers if other programs have the disk at path, or one of its partitions,

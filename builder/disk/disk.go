@@ -283,7 +283,7 @@ func (s *Spec) size(p *Partition, rootA *ondisk.PartitionInfo, bad func(string, 
 	}
 	info.Size = s.fileSystem(p, roundUp(given, Align), bad)
 	if p.Label == ondisk.LabelSlot && (info.Size != ondisk.SlotSize || p.FS != FAT12 && p.FS != FAT16 || len(p.Nodes) > 0) {
-		bad("the slot is an empty FAT16 (FAT12 with sectors of 4 KiB) of %d MiB", ondisk.SlotSize>>20)
+		bad("the slot must be an empty FAT16 (FAT12 with sectors of 4 KiB) of %d MiB", ondisk.SlotSize>>20)
 	}
 	if p.Grow > 0 || p.HashTree {
 		info.FSSize = info.Size

@@ -115,9 +115,9 @@ func (r *Reader) Read(name string) (Source, error) {
 	if fi, err := os.Stat(name); err == nil && fi.Size() > MaxSize {
 		fix := "name the YAML file"
 		if slices.Contains(slices.Concat(Endings, TableEndings), ending) {
-			fix = "split it"
+			fix = "split the document"
 		}
-		return d, fmt.Errorf("%s has %s, a document has at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(MaxSize), fix)
+		return d, fmt.Errorf("%s has %s, but a document may have at most %s: %s", name, configs.HumanSize(fi.Size()), configs.HumanSize(MaxSize), fix)
 	}
 	d.Data, err = os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) && slices.Contains(Endings, ending) {

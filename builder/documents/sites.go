@@ -214,7 +214,7 @@ func fitsSlot(site *configs.Site) error {
 		return err
 	}
 	if limit := slot.SizeLimit(ondisk.SlotSite); int64(len(b)) > limit {
-		return fmt.Errorf("has %d bytes with its defaults, and a slot has space for a Site of at most %d bytes: move large contents from its ignition, or from that in defaults, to the Image (files, overlays), or give all machines one Ignition config with --ignition", len(b), limit)
+		return fmt.Errorf("has %d bytes with its defaults, but a slot has space for a Site of at most %d bytes: move large contents of ignition (of the Site or in defaults) to the Image (files, overlays), or give all machines one Ignition config with --ignition", len(b), limit)
 	}
 	return nil
 }

@@ -91,10 +91,10 @@ func (d Source) warning(text string) configs.Problem {
 // could not be stamped yet, or no Site signed today would be accepted.
 func (r *Reader) warnOfDates(d Source, img *configs.Image) {
 	if first, _ := (ondisk.ImageInfo{SourceDate: img.SourceTime().Unix()}).StampDates(); first.After(r.Now) {
-		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, and until then the image can be stamped only with --undated: set it to the current date, or set the clock", img.SourceDate))})
+		r.Warn(configs.Problems{d.Problem("sourceDate", fmt.Sprintf("%s is in the future by this computer's clock, so until then the image can be stamped only with --undated: set sourceDate to the current date, or correct the clock", img.SourceDate))})
 	}
 	if img.Sites.NotBeforeTime().After(r.Now) {
-		r.Warn(configs.Problems{d.Problem("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, and until then no signed Site is accepted: set it to the current date, or set the clock", img.Sites.NotBefore))})
+		r.Warn(configs.Problems{d.Problem("sites.notBefore", fmt.Sprintf("%s is in the future by this computer's clock, so until then machines accept no signed Site: set notBefore to the current date, or correct the clock", img.Sites.NotBefore))})
 	}
 }
 
@@ -162,7 +162,7 @@ func (r *Reader) cluster(doc *configs.Document) (*clusterdoc.File, []manifest.Fi
 	if all == nil {
 		r.Warn(c.Warnings)
 		if image := filepath.Join(d.Dir(), "image.yaml"); len(c.Manifests) == 0 && withoutCNI(image) {
-			r.Warn(configs.Problems{{File: d.Name, Path: "manifests", Msg: fmt.Sprintf("none, and %s has cni.config: none: add the network plugin, without which no node becomes Ready", image)}})
+			r.Warn(configs.Problems{{File: d.Name, Path: "manifests", Msg: fmt.Sprintf("is empty, and %s has cni.config: none: add the network plugin, without which no node becomes Ready", image)}})
 		}
 	}
 	return c, manifests, all.Err()

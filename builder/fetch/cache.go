@@ -416,7 +416,7 @@ func (c *Cache) Forget(key string) error {
 	sum := sha256.Sum256([]byte(key))
 	err := os.Remove(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("forgetting a made input: %w", err)
+		return fmt.Errorf("removing the record of a made input: %w", err)
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 	sha, _, err := c.Put(ctx, want, in)
 	var wrong *DigestError
 	if errors.As(err, &wrong) && want != "" {
-		return "", fmt.Errorf("%w; the server has another file: correct the URL, or its sha256", err)
+		return "", fmt.Errorf("%w; the file on the server is not the expected one: correct the URL, or its sha256", err)
 	}
 	return sha, err
 }

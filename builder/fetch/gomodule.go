@@ -440,7 +440,7 @@ type UnknownVersionError struct {
 }
 
 func (e *UnknownVersionError) Error() string {
-	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", of that minor version "))
+	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", the newest of that minor version is "))
 }
 
 // unknownVersion returns an UnknownVersionError if the proxy has only other versions.

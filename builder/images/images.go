@@ -271,7 +271,7 @@ func CheckContainerd(version string) error {
 	if len(parts) >= 2 && slices.Contains(KnownContainerd(), parts[0]+"."+leadingDigits(parts[1])) {
 		return nil
 	}
-	return fmt.Errorf("containerd %q: this edgebake does not know its store, only that of %s; choose one of these versions, or imageStore.mode: import",
+	return fmt.Errorf("containerd %q: this edgebake does not know its image store, only the image store of %s; choose one of these versions, or imageStore.mode: import",
 		version, strings.Join(KnownContainerd(), ", "))
 }
 

@@ -644,12 +644,12 @@ func TestRegistryFailures(t *testing.T) {
 		{"500", status(500, "/manifests/"), 0, []string{"failing", "mirror"}},
 		{"503 blob", status(503, "/blobs/"), 0, []string{"config sha256:", "failing"}},
 		{"hangs up", hangup, 0, []string{"closed the connection without an answer", "proxy", "mirror"}},
-		{"hangs", hang, briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
-		{"stalls", stall("/blobs/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
-		{"stalls in a manifest", stall("/manifests/"), briefly, []string{"was silent for 300ms", "proxy", "mirror"}},
+		{"hangs", hang, briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
+		{"stalls", stall("/blobs/"), briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
+		{"stalls in a manifest", stall("/manifests/"), briefly, []string{"sent nothing for 300ms", "proxy", "mirror"}},
 		{"wrong bytes", short, 0, []string{"config sha256:", "expected", "use another source"}},
 		{"login server by address", realm("http://10.1.2.3/token"), 0, []string{"10.1.2.3", "by a host name"}},
-		{"a page", page, 0, []string{"it answered with text/html", "login page"}},
+		{"a page", page, 0, []string{"the answer is not an image manifest (its type is \"text/html", "login page"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -730,7 +730,7 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 				t.Errorf("%d blobs spoiled, wanted one config and two layers: %v", spoiled.Load(), err)
 			}
 			// One warning from each of the two steps.
-			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; trying the next") {
+			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; trying the next host") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)

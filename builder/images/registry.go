@@ -186,9 +186,9 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	goOn := ""
 	switch {
 	case others && begun:
-		goOn = "trying the next"
+		goOn = "trying the next host"
 	case others && transfer.IsTimeout(e.Err):
-		goOn = "trying the next, and this one last from now on"
+		goOn = "trying the next host; from now on, this host is tried last"
 	case begun && transfer.IsBroken(e.Err):
 		goOn = "trying again"
 	}
@@ -240,7 +240,7 @@ func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor
 			return false, err
 		}
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
-			return false, fmt.Errorf("it answered with %s, %w", cmp.Or(string(got.MediaType), "bytes"), registry.ErrNoManifest)
+			return false, fmt.Errorf("%w (its type is %q)", registry.ErrNoManifest, got.MediaType)
 		}
 		// Prefer the type in the manifest: the digest does not cover the type in the response's
 		// header.

@@ -472,7 +472,7 @@ func fits(p ocispec.Platform, arch string) bool {
 func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, doc manifestDoc, arch string, platformKnown bool) error {
 	for _, d := range append([]ocispec.Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
-			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it gives %s the size %d; have the image pushed again", d.Digest, d.Size))
+			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it lists %s with the size %d; have the image pushed again", d.Digest, d.Size))
 		}
 	}
 	var err error
@@ -504,7 +504,7 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	diffIDs := image.RootFS.DiffIDs
 	if len(diffIDs) != len(doc.Layers) {
-		return fail("it lists %s, but the manifest %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
+		return fail("it lists %s, but the manifest lists %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
 	}
 	if len(doc.Layers) > maxLayers {
 		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))

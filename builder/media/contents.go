@@ -77,7 +77,7 @@ func (m *Image) contents() ([]Contents, error) {
 	var out []Contents
 	b, err := m.belongings()
 	if err != nil {
-		return nil, fmt.Errorf("reading what is in image %s: %w", m.path, err)
+		return nil, fmt.Errorf("reading the contents of image %s: %w", m.path, err)
 	}
 	for _, p := range m.table.Partitions {
 		var c *Contents
@@ -93,7 +93,7 @@ func (m *Image) contents() ([]Contents, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", m.path, p.Name, err)
+			return nil, fmt.Errorf("reading the contents of image %s, partition %s: %w", m.path, p.Name, err)
 		}
 		c.Label, c.Size = p.Name, p.Size
 		for i := range c.Groups {
@@ -360,11 +360,11 @@ func ReadFiles(name string) (*Listing, error) {
 	}
 	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
 		if err := m.listTree(label, l.Files); err != nil {
-			return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, label, err)
+			return nil, fmt.Errorf("reading the contents of image %s, partition %s: %w", name, label, err)
 		}
 	}
 	if err := m.listBoot(l.Files); err != nil {
-		return nil, fmt.Errorf("reading what is in image %s, partition %s: %w", name, ondisk.LabelESP, err)
+		return nil, fmt.Errorf("reading the contents of image %s, partition %s: %w", name, ondisk.LabelESP, err)
 	}
 	return l, nil
 }

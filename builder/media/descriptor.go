@@ -59,7 +59,7 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	}
 	const fix = "use the golden image that it was made from, and stamp copies of that"
 	if err := m.neverFlashed(); err != nil {
-		return Descriptor{}, fmt.Errorf("%w: %w: use the image that was written to it", ErrNotGolden, err)
+		return Descriptor{}, fmt.Errorf("%w: %w: use the image that was written to this disk", ErrNotGolden, err)
 	}
 	switch s := i.Slot; {
 	case s.State == SlotDamaged:
@@ -105,7 +105,7 @@ func (m *Image) neverFlashed() error {
 		end = max(end, p.Start+p.Size)
 	}
 	if m.size != m.table.Size || m.size-end > disk.Align {
-		return fmt.Errorf("it is on a larger disk, of %d MiB, and the old data after the image would be pushed too", m.size>>20)
+		return fmt.Errorf("it is on a larger disk, of %d MiB, and old data after the image would be pushed too: push the image file", m.size>>20)
 	}
 	return nil
 }
@@ -259,7 +259,7 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	}
 	if last := z.Entry(z.Frames() - 1); last.Offset+last.Compressed != size-int64(len(tail)) {
 		z.Close()
-		return nil, errors.New("the table of its frames is not at its end")
+		return nil, errors.New("its frame table is not at its end")
 	}
 	n := (z.Size() + disk.Align - 1) / disk.Align
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
@@ -321,11 +321,11 @@ func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 // computed.
 func (m *Image) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
-		return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
+		return fmt.Errorf("verifying image %s: %w: its frame table differs from the frame table in its config", m.path, ErrNotOurs)
 	}
 	for i := range c.z.Frames() {
 		if m.z.Entry(i) != c.z.Entry(i) {
-			return fmt.Errorf("verifying image %s: %w: the table of its frames is not the one that was announced", m.path, ErrNotOurs)
+			return fmt.Errorf("verifying image %s: %w: its frame table differs from the frame table in its config", m.path, ErrNotOurs)
 		}
 	}
 	if err := m.aligned(); err != nil {
@@ -347,7 +347,7 @@ func (m *Image) aligned() error {
 }
 
 func misplaced(p gpt.Partition) error {
-	return fmt.Errorf("%w: partition %s has %d bytes at %d, which edgebake does not do", ErrNotOurs, p.Name, p.Size, p.Start)
+	return fmt.Errorf("%w: partition %s has %d bytes at %d, but edgebake makes no such partition", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
 // IsCompressed reports whether a file name is that of a compressed image.

@@ -491,14 +491,14 @@ func TestFlashNotices(t *testing.T) {
 		spoil func(*medium)
 		want  []string
 	}{
-		"a byte of ROOT":      {image, func(m *medium) { m.flip = 90 << 20 }, []string{"other bytes than were written", "counterfeit"}},
-		"a byte of a hole":    {image, func(m *medium) { m.flip = 5<<20 + 3<<19 }, []string{"other bytes"}},
-		"a byte of the slot":  {image, func(m *medium) { m.flip = 68<<20 + 1 }, []string{"other bytes"}},
-		"a byte of an entry":  {image, func(m *medium) { m.flip = entry }, []string{"other bytes"}},
-		"a byte between":      {image, func(m *medium) { m.flip = 1 << 20 }, []string{"other bytes"}},
+		"a byte of ROOT":      {image, func(m *medium) { m.flip = 90 << 20 }, []string{"other data than was written", "counterfeit"}},
+		"a byte of a hole":    {image, func(m *medium) { m.flip = 5<<20 + 3<<19 }, []string{"other data"}},
+		"a byte of the slot":  {image, func(m *medium) { m.flip = 68<<20 + 1 }, []string{"other data"}},
+		"a byte of an entry":  {image, func(m *medium) { m.flip = entry }, []string{"other data"}},
+		"a byte between":      {image, func(m *medium) { m.flip = 1 << 20 }, []string{"other data"}},
 		"a byte of the table": {image, func(m *medium) { m.flip = 1100 }, []string{"partition table"}},
 		"a byte of its copy":  {image, func(m *medium) { m.flip = m.size - 2000 }, []string{"partition table"}},
-		"a byte of sector 0":  {image, func(m *medium) { m.flip = 450 }, []string{"partition table", "other bytes"}},
+		"a byte of sector 0":  {image, func(m *medium) { m.flip = 450 }, []string{"partition table", "other data"}},
 		"a damaged image":     {damaged, nil, []string{"is damaged, or has booted", "golden digest"}},
 		"unplugged":           {image, at(7, syscall.ENXIO), []string{"the disk is gone"}},
 		"failing":             {image, at(7, syscall.EIO), []string{"the disk failed"}},

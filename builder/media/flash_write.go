@@ -332,7 +332,7 @@ func (f *Flash) blame(ctx context.Context) error {
 
 // otherBytes returns the error for a disk that does not return the written bytes.
 func otherBytes(off int64) error {
-	return fmt.Errorf("at %d the disk returns other bytes than were written to it: it is failing, or smaller than it claims (counterfeit): use another disk", off)
+	return fmt.Errorf("at byte %d the disk returns other data than was written to it: the disk is failing, or smaller than it claims (counterfeit): use another disk", off)
 }
 
 // readBack reads everything from the medium, compares the chunks that were
@@ -407,10 +407,10 @@ func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 		back := make([]byte, sector)
 		copy(back, unfinished)
 		if _, failed := d.WriteAt(back, 0); failed != nil {
-			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+			return errors.Join(err, fmt.Errorf("removing the partition table again: %w", failed))
 		}
 		if failed := d.Sync(); failed != nil {
-			return errors.Join(err, fmt.Errorf("taking the partition table away again: %w", failed))
+			return errors.Join(err, fmt.Errorf("removing the partition table again: %w", failed))
 		}
 	}
 	return err
@@ -444,7 +444,7 @@ func (f *Flash) store(d Medium, parts ...extent) error {
 			return fmt.Errorf("%w: %w", errReadBack, err)
 		}
 		if !bytes.Equal(got, p.b) {
-			return fmt.Errorf("%w: at %d the disk returns other bytes than were written to it: it is failing: use another disk", errReadBack, p.off)
+			return fmt.Errorf("%w: at byte %d the disk returns other data than was written to it: the disk is failing: use another disk", errReadBack, p.off)
 		}
 	}
 	return nil

@@ -664,7 +664,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	flip(info.Size - 512) // the backup table
 	flip(info.Partitions[1].Start + 20)
 	err = Verify(t.Context(), path, nil)
-	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "golden digest was there too") {
+	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "slot also had the golden digest") {
 		t.Errorf("two kinds of damage: %v", err)
 	}
 	// A damaged slot can be stamped, but the golden digest is lost.

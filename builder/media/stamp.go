@@ -104,7 +104,7 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	}
 	m, err := openLocked(path, flag, inPlace)
 	if inPlace && errors.Is(err, fs.ErrPermission) {
-		err = fmt.Errorf("%w; or have a copy stamped (--output)", err)
+		err = fmt.Errorf("%w; or stamp a copy (--output)", err)
 	}
 	if err != nil {
 		return nil, err
@@ -240,7 +240,7 @@ func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
-			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("needs %s in a slot, which has space for %s of it: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
+			return configs.Problems{{File: s.Read.Name, Msg: fmt.Sprintf("needs %s in a slot, but a slot has only %s for this file: %s", configs.HumanSize(size), configs.HumanSize(limit), slot.Smaller(name))}}
 		}
 	}
 	return nil

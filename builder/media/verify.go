@@ -74,7 +74,7 @@ func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (di
 	meta, err := slot.ReadInfo(m.section(p))
 	switch {
 	case err != nil:
-		bad(fmt.Errorf("%w. The golden digest was there too: use the golden image to verify the rest", withFix(err)))
+		bad(fmt.Errorf("%w. The slot also had the golden digest, so nothing else can be verified: use the golden image", withFix(err)))
 		slotErr = nil
 	case meta.Plan != m.info.Plan:
 		bad(fmt.Errorf("the slot is of plan %s, the image of plan %s: stamp it again", meta.Plan, m.info.Plan))
@@ -236,7 +236,7 @@ func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	}
 	err = i.Decode()
 	if x := i.Index; x != nil && (x.Golden != info.Golden || !bytes.Equal(x.ImageInfo, m.infoText)) {
-		return errors.New("the index of its chunks is that of another image: a machine would be updated to that one; copy or build it again")
+		return errors.New("the index of its chunks belongs to another image, to which a machine would be updated: copy or build the image again")
 	}
 	return err
 }

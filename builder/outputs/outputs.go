@@ -321,7 +321,7 @@ func (o *Options) ExportBases(ctx context.Context, targets []Target, results []*
 	for i := range targets {
 		t := &targets[i]
 		if err := builder.ExportBase(ctx, results[i].Plan, t.Options, fileFor(targets, t, o.ExportBase)); err != nil {
-			return t.Options.Output, fmt.Errorf("the image is complete, its base is not exported: %w", err)
+			return t.Options.Output, fmt.Errorf("the image is complete, but its base was not exported: %w", err)
 		}
 	}
 	return "", nil

@@ -174,16 +174,16 @@ func (l *Lock) Check(p *Plan) error {
 		case !sameOrigin(old, in):
 			errs = append(errs, fmt.Errorf("input %s differs from the lock", name))
 		case old.SHA256 == "":
-			errs = append(errs, fmt.Errorf("input %s has no sha256 in the lock, which therefore pins nothing", name))
+			errs = append(errs, fmt.Errorf("input %s has no sha256 in the lock, so the lock does not pin it", name))
 		case in.SHA256 != "" && in.SHA256 != old.SHA256:
-			errs = append(errs, fmt.Errorf("input %s has sha256 %s, but locked is %s%s", name, in.SHA256, old.SHA256, byOtherGo(in.Go, old.Go)))
+			errs = append(errs, fmt.Errorf("input %s has sha256 %s, but the lock has %s%s", name, in.SHA256, old.SHA256, byOtherGo(in.Go, old.Go)))
 		case in.Digest != "" && in.Digest != old.Digest:
-			errs = append(errs, fmt.Errorf("input %s is manifest %s, but locked is %s: restore the locked manifest at the image's source, or build without --locked, which renews the lock", name, in.Digest, cmp.Or(old.Digest, "none")))
+			errs = append(errs, fmt.Errorf("input %s is manifest %s, but the lock has %s: restore the locked manifest at the image's source, or build without --locked, which renews the lock", name, in.Digest, cmp.Or(old.Digest, "none")))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(l.Inputs)) {
 		if _, ok := p.Inputs[name]; !ok {
-			errs = append(errs, fmt.Errorf("the lock has input %s, but the Image has not", name))
+			errs = append(errs, fmt.Errorf("the lock has input %s, which the Image does not have", name))
 		}
 	}
 	if len(errs) > 0 {

@@ -269,7 +269,7 @@ func (p *Plan) problems() []error {
 		name := "image " + img.Source.Ref
 		images[name] = true
 		if in := p.Inputs[name]; in.SHA256 != img.Target.Digest.Hex() || in.Digest != string(img.Manifest.Digest) {
-			errs = append(errs, fmt.Errorf("reading the plan: images[%d]: it is not the one of input %q", i, name))
+			errs = append(errs, fmt.Errorf("reading the plan: images[%d] is not the image of input %q", i, name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Inputs)) {

@@ -113,7 +113,7 @@ func TestLock(t *testing.T) {
 	p.Inputs["base2"], p.Inputs["kubelet"] = p.Inputs["kubelet"], Input{}
 	maps.DeleteFunc(p.Inputs, func(k string, _ Input) bool { return k == "kubelet" })
 	err = l.Check(p)
-	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, but locked is " + hex64("c"), "input base differs from the lock", "the lock has input kubelet, but the Image has not"} {
+	for _, want := range []string{"input new is not in the lock", "input ctr has sha256 changed, but the lock has " + hex64("c"), "input base differs from the lock", "the lock has input kubelet, which the Image does not have"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
@@ -143,7 +143,7 @@ func TestLockWithoutDigest(t *testing.T) {
 	image.Digest = "sha256:" + hex64("2")
 	p.Inputs[name] = image
 	err := l.Check(p)
-	for _, want := range []string{name, "manifest sha256:" + hex64("2"), "locked is sha256:" + hex64("1"), "build without --locked"} {
+	for _, want := range []string{name, "manifest sha256:" + hex64("2"), "the lock has sha256:" + hex64("1"), "build without --locked"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("another manifest of the same index: the error lacks %q: %v", want, err)
 		}

@@ -34,7 +34,7 @@ func Run(cmd *exec.Cmd, grace time.Duration) error {
 		return err
 	}
 	if kept := kill(cmd.Process.Pid); kept != nil {
-		return errors.Join(err, fmt.Errorf("ending what %s started: %w", cmd.Args[0], kept))
+		return errors.Join(err, fmt.Errorf("stopping the processes that %s started: %w", cmd.Args[0], kept))
 	}
 	return err
 }
@@ -46,7 +46,7 @@ func kill(group int) error {
 			return nil // nothing is left but zombies
 		}
 		if wait > killLimit/2 {
-			return fmt.Errorf("processes of group %d do not end", group)
+			return fmt.Errorf("processes of group %d do not exit", group)
 		}
 		time.Sleep(wait)
 	}

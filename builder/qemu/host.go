@@ -61,7 +61,7 @@ var versionLine = regexp.MustCompile(`QEMU emulator version (\d+)\.(\d+)`)
 func parseVersion(out string) (Version, error) {
 	m := versionLine.FindStringSubmatch(out)
 	if m == nil {
-		return Version{}, fmt.Errorf("it says %q", strings.TrimSpace(out))
+		return Version{}, fmt.Errorf("unexpected output %q", strings.TrimSpace(out))
 	}
 	major, err := strconv.Atoi(m[1])
 	if err != nil {
@@ -125,7 +125,7 @@ func FindFirmware(dirs []string, arch string, secure bool) (Firmware, error) {
 	if secure {
 		what += " with Secure Boot"
 	}
-	return Firmware{}, fmt.Errorf("finding %s for %s below %s: none there (Debian's package is %s)", what, arch, strings.Join(dirs, ", "), pkg)
+	return Firmware{}, fmt.Errorf("finding %s for %s below %s: not found (Debian's package is %s)", what, arch, strings.Join(dirs, ", "), pkg)
 }
 
 func regular(path string) bool {
@@ -152,21 +152,21 @@ func (fw Firmware) OwnVars(path string) (Firmware, error) {
 func Overlay(ctx context.Context, image, overlay string, size int64) error {
 	abs, err := filepath.Abs(image)
 	if err != nil {
-		return fmt.Errorf("laying an overlay over %s: %w", image, err)
+		return fmt.Errorf("creating an overlay of %s: %w", image, err)
 	}
 	if fi, err := os.Stat(abs); err != nil || fi.IsDir() {
-		return fmt.Errorf("laying an overlay over %s: no such image", image)
+		return fmt.Errorf("creating an overlay of %s: no such image", image)
 	}
 	tool, err := exec.LookPath("qemu-img")
 	if err != nil {
-		return fmt.Errorf("laying an overlay over %s: no qemu-img on PATH (Debian's package is qemu-utils): %w", image, err)
+		return fmt.Errorf("creating an overlay of %s: no qemu-img on PATH (Debian's package is qemu-utils): %w", image, err)
 	}
 	args := []string{"create", "-q", "-f", "qcow2", "-F", "raw", "-b", abs, overlay}
 	if size > 0 {
 		args = append(args, strconv.FormatInt(size, 10))
 	}
 	if out, err := procgroup.Command(ctx, tool, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("laying an overlay over %s: qemu-img: %w: %s", image, err, bytes.TrimSpace(out))
+		return fmt.Errorf("creating an overlay of %s: qemu-img: %w: %s", image, err, bytes.TrimSpace(out))
 	}
 	return nil
 }
@@ -180,7 +180,7 @@ const ProbeLimit = 15 * time.Second
 // after limit.
 func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.Duration) (accel, why string) {
 	if arch != runtime.GOARCH {
-		return TCG, fmt.Sprintf("the guest is %s and this machine %s", arch, runtime.GOARCH)
+		return TCG, fmt.Sprintf("the guest is %s and this machine is %s", arch, runtime.GOARCH)
 	}
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		return TCG, "this machine has no /dev/kvm"
@@ -268,7 +268,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 			return fmt.Errorf("a small guest hung under KVM for %v", limit)
 		}
 		if err == nil {
-			err = errors.New("ended at once")
+			err = errors.New("exited immediately")
 		}
 		return fmt.Errorf("QEMU with KVM: %w%s", err, firstWords(said.String()))
 	case <-time.After(limit + 5*time.Second):

@@ -165,7 +165,7 @@ func (c *commandLine) machine(m Machine, v Version) {
 		c.bad("accelerator %q: want kvm or tcg", m.Accel)
 	}
 	if m.CPUs < 0 || m.Memory < 0 {
-		c.bad("%d CPUs and %d MiB of memory", m.CPUs, m.Memory)
+		c.bad("%d CPUs and %d MiB of memory: want 1 or more of both", m.CPUs, m.Memory)
 	}
 	board := "q35"
 	if m.Arch == "arm64" {

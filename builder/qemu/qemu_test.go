@@ -170,7 +170,7 @@ func TestTryGuest(t *testing.T) {
 		{"silent", "exec sleep 600", "hung", soon},
 		{"no permission", "echo 'Could not access KVM kernel module: Permission denied' >&2; exit 1", "Permission denied", ample},
 		{"dies", "printf 'qemu-system-x86_64: error: failed to set MSR 0x10a\\nqemu-system-x86_64: kvm.c:3183: Assertion failed.\\n' >&2; exit 1", "QEMU with KVM: exit status 1: failed to set MSR 0x10a", ample},
-		{"ends at once", "exit 0", "ended at once", ample},
+		{"ends at once", "exit 0", "exited immediately", ample},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -42,7 +42,7 @@ func (e *Error) Error() string {
 	}
 	switch {
 	case transfer.IsTimeout(e.Err):
-		return fmt.Sprintf("%s was silent for %v", who, e.Stall)
+		return fmt.Sprintf("%s sent nothing for %v", who, e.Stall)
 	case errors.As(e.Err, &te):
 		return fmt.Sprintf("%s answered %d %s%s", who, te.StatusCode, http.StatusText(te.StatusCode), saidBy(te))
 	case errors.As(e.Err, &untrusted):
@@ -58,7 +58,7 @@ func (e *Error) Error() string {
 	case errors.Is(e.Err, ErrPlainHTTP) && sentTo != "":
 		return fmt.Sprintf("%s redirects to %s over plain HTTP, which is rejected", e.Host, sentTo)
 	case e.Err == io.ErrUnexpectedEOF:
-		return e.Host + " broke off in the middle"
+		return e.Host + " closed the connection before the answer was complete"
 	case errors.Is(e.Err, io.EOF):
 		return who + " closed the connection without an answer"
 	case errors.As(e.Err, &ue):
@@ -96,13 +96,13 @@ func (e *Error) Unwrap() error { return e.Err }
 func urlHost(s string) string {
 	u, err := url.Parse(s)
 	if err != nil {
-		return "another place"
+		return "an invalid URL"
 	}
 	return u.Host
 }
 
 // ErrNoManifest means that a response is not a manifest.
-var ErrNoManifest = errors.New("which is not a manifest")
+var ErrNoManifest = errors.New("the answer is not an image manifest")
 
 // Words contains the caller's terms for fixes.
 type Words struct {
@@ -124,7 +124,7 @@ func Fix(err error, w Words) string {
 	var untrusted *tls.CertificateVerificationError
 	switch {
 	case errors.Is(err, ErrAuthFile):
-		return "correct " + w.AuthFile + ", or the file"
+		return "correct the path in " + w.AuthFile + ", or the file"
 	case errors.As(err, &te):
 		return fixOfStatus(err, te.StatusCode, w)
 	case errors.Is(err, context.Canceled):

@@ -86,7 +86,7 @@ type TruncatedError struct {
 }
 
 func (e *TruncatedError) Error() string {
-	return fmt.Sprintf("%v: the table is for a disk of %d bytes, and there are only %d: copy the image again", ErrTruncated, e.Disk, e.Size)
+	return fmt.Sprintf("%v: the table is for a disk of %d bytes, but there are only %d bytes: copy the image again", ErrTruncated, e.Disk, e.Size)
 }
 
 func (e *TruncatedError) Unwrap() error { return ErrTruncated }
@@ -104,7 +104,7 @@ func (t *Table) check() error {
 		bad("a disk of %d bytes has no space for a table", t.Size)
 	}
 	if len(t.Partitions) > entries {
-		bad("%d partitions are more than %d", len(t.Partitions), entries)
+		bad("%d partitions, but at most %d are possible", len(t.Partitions), entries)
 	}
 	seen := map[string]string{t.GUID: "the disk"}
 	for _, p := range t.Partitions {
@@ -310,7 +310,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	case le.Uint32(b[12:]) != 92 || crc32.ChecksumIEEE(sum) != le.Uint32(b[16:]):
 		return nil, fmt.Errorf("%w: the header's checksum is wrong", ErrNoTable)
 	case le.Uint64(b[24:]) != lba:
-		return nil, fmt.Errorf("%w: the header is for another place", ErrNoTable)
+		return nil, fmt.Errorf("%w: the header belongs to another position", ErrNoTable)
 	case le.Uint32(b[80:]) != entries || le.Uint32(b[84:]) != entryBytes:
 		return nil, fmt.Errorf("%w: it has %d entries of %d bytes, not %d of %d",
 			ErrNoTable, le.Uint32(b[80:]), le.Uint32(b[84:]), entries, entryBytes)
@@ -320,7 +320,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 		array = lba - uint64(arraySize/sector)
 	}
 	if le.Uint64(b[72:]) != array {
-		return nil, fmt.Errorf("%w: its entries are in an unusual place", ErrNoTable)
+		return nil, fmt.Errorf("%w: its entries are at an unusual position", ErrNoTable)
 	}
 	return &header{other: le.Uint64(b[32:])}, nil
 }
