@@ -995,7 +995,7 @@ func TestCheckHidden(t *testing.T) {
 		node("overlay 1", "var/lib/edgebake/persist/kubernetes/manifests/web.yaml", tree.ModeRegular),
 	})...)
 	if got := joined.Errors(err); len(got) != 2 || !strings.Contains(got[0].Error(), "overlay 0: run/web.conf") ||
-		!strings.Contains(got[1].Error(), "put it below /var/lib/edgebake/persist/kubernetes") {
+		!strings.Contains(got[1].Error(), "put the file below /var/lib/edgebake/persist/kubernetes") {
 		t.Errorf("%v", err)
 	}
 }

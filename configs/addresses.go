@@ -103,7 +103,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 			continue // a control-plane node is itself one of the API servers
 		}
 		if strings.EqualFold(host, s.NodeName) {
-			probs.Add(path, "%s is this node itself (nodeName); give a control-plane node", host)
+			probs.Add(path, "%s is this node itself (nodeName); write a control-plane node", host)
 		}
 		a, err := netip.ParseAddr(host)
 		if err != nil {
@@ -119,7 +119,7 @@ func (s *Site) validateMasterUse(probs *Problems) {
 		}
 		for _, n := range subnets {
 			if part := forms.HostPart(n.Prefix, a); part != "" {
-				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.Path)
+				probs.Add(path, "%s is the %s address of %s (%s), not the address of a machine", a, part, n.Masked(), n.Path)
 				break
 			}
 		}
@@ -141,7 +141,7 @@ func (s *Site) validateServerUse(probs *Problems) {
 		}
 		for _, n := range subnets {
 			if part := forms.HostPart(n.Prefix, a); part != "" {
-				probs.Add(path, "%s is the %s address of %s (%s), not one machine's", a, part, n.Masked(), n.Path)
+				probs.Add(path, "%s is the %s address of %s (%s), not the address of a machine", a, part, n.Masked(), n.Path)
 				return
 			}
 		}

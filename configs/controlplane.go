@@ -205,7 +205,7 @@ func (s *Site) validateLostMembers(probs *Problems) {
 		probs.Add("controlPlane.restore", "%q is not a SHA-256 in hexadecimal digits (`sha256sum FILE`)", strict.Shorten(c.Restore))
 	}
 	if (c.Said != "") != (c.ContinueFrom != "") {
-		probs.Add("controlPlane.said", "and continueFrom must be set together: `edgebake cluster sites DIR --continue-from NAME` writes both")
+		probs.Add("controlPlane.said", "must be set together with continueFrom: `edgebake cluster sites DIR --continue-from NAME` writes both")
 	}
 	if c.ContinueFrom != "" && !member(c.ContinueFrom) {
 		probs.Add("controlPlane.continueFrom", "%q is not among controlPlane.members", strict.Shorten(c.ContinueFrom))
@@ -266,7 +266,7 @@ func (s *Site) validateKubeadmDocuments(probs *Problems) {
 		}
 		n := yamltree.At(root, field)
 		if got := yamltree.Text(n); got != value {
-			probs.Add(path, "%s.%s is %q, and must be %q: %s", kind, field, strict.Shorten(got), strict.Shorten(value), why)
+			probs.Add(path, "%s.%s is %q, but must be %q: %s", kind, field, strict.Shorten(got), strict.Shorten(value), why)
 		}
 	}
 	for _, kind := range []string{"ClusterConfiguration", "InitConfiguration"} {
@@ -343,10 +343,10 @@ func (k *ClusterKeys) validate(s *Site, probs *Problems) {
 		if public, err := forms.ParsePrivateKey(pair.Key.Reveal()); err != nil {
 			probs.Add(path+".key", "%v", err)
 		} else if !public.Equal(certs[0].PublicKey) {
-			probs.Add(path+".key", "is not the key of the certificate beside it")
+			probs.Add(path+".key", "is not the key of the certificate in cert")
 		}
 		if ca.Base == KubernetesCA && len(pins) > 0 && !slices.ContainsFunc(pins, func(pin string) bool { return strings.EqualFold(pin, caPin(certs[0])) }) {
-			probs.Add(path+".cert", "does not match %s (its hash is %s): the two are of different clusters", field, caPin(certs[0]))
+			probs.Add(path+".cert", "does not match %s (its hash is %s): they belong to different clusters", field, caPin(certs[0]))
 		}
 	}
 	if k.ServiceAccount.IsZero() {

@@ -90,7 +90,7 @@ func TestInventoryPlaces(t *testing.T) {
     network: {interfaces: [{name: en*, addresses: [192.168.1.20/24], gateway: 192.168.1.1}]}`
 	mustInventory(t, inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "paris"))
 	_, err := ParseInventory("i", []byte(inventoryHead+fmt.Sprintf(site, "a", "SNA", "berlin")+fmt.Sprintf(site, "b", "SNB", "berlin")))
-	if err == nil || !strings.Contains(err.Error(), "sites[1].network.interfaces[0].addresses[0]: address 192.168.1.20 in node pool berlin is also that of sites[0] (a)") {
+	if err == nil || !strings.Contains(err.Error(), "sites[1].network.interfaces[0].addresses[0]: address 192.168.1.20 in node pool berlin is also used by sites[0] (a)") {
 		t.Error(err)
 	}
 }
@@ -142,7 +142,7 @@ func TestInventoryOfThousands(t *testing.T) {
 		t.Errorf("%d sites", len(inv.Sites))
 	}
 	b.WriteString("  - {name: last, match: {serial: sn04711}}\n")
-	if _, err := ParseInventory("i", []byte(b.String())); err == nil || !strings.HasSuffix(err.Error(), "sites[5000].match.serial: serial number sn04711 is also that of sites[4711] (shop-4711): only one machine can have it") {
+	if _, err := ParseInventory("i", []byte(b.String())); err == nil || !strings.HasSuffix(err.Error(), "sites[5000].match.serial: serial number sn04711 is also used by sites[4711] (shop-4711): only one machine can have it") {
 		t.Error(err)
 	}
 }

@@ -74,7 +74,7 @@ func (m Match) Validate(path string, probs *Problems) {
 		switch {
 		case k.value == "":
 		case forms.Identity(k.value) == "":
-			probs.Add(path+"."+k.field, "%q never matches: it is a placeholder for a missing %s, which many machines have; use another member, e.g. macs", strict.Shorten(k.value), k.what)
+			probs.Add(path+"."+k.field, "%q never matches: it is a placeholder for a missing %s, which many machines have; use another field, e.g. macs", strict.Shorten(k.value), k.what)
 		case strict.BadText(k.value) != "":
 			probs.Add(path+"."+k.field, "%s", strict.BadText(k.value))
 		case unseen(k.value) != 0:

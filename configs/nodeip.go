@@ -44,7 +44,7 @@ func parseNodeSubnets(s string) (subnets []netip.Prefix, bad string) {
 		case forms.BadMachine(own) != "" && (p.Bits() > 0 || !own.IsUnspecified()):
 			return nil, fmt.Sprintf("%s cannot be the node's address: it %s", text, forms.BadMachine(own))
 		case slices.ContainsFunc(subnets, func(o netip.Prefix) bool { return o.Addr().Is4() == own.Is4() }):
-			return nil, fmt.Sprintf("%q has two of the same family; at most one IPv4 and one IPv6 address are possible", strict.Shorten(s))
+			return nil, fmt.Sprintf("%q has two networks of the same family; want at most one IPv4 and one IPv6", strict.Shorten(s))
 		}
 		subnets = append(subnets, p)
 	}
@@ -62,7 +62,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 		probs.Add("nodeIP", "is for workers: a control-plane node uses its address in the Cluster; remove it")
 	}
 	if _, given := s.KubeletExtraArgs["node-ip"]; given {
-		probs.Add(strict.KeyPath("kubeletExtraArgs", "node-ip"), "sets the same as nodeIP; keep one of the two")
+		probs.Add(strict.KeyPath("kubeletExtraArgs", "node-ip"), "sets the same value as nodeIP; keep one of the two")
 	}
 	if len(s.Network.Interfaces) == 0 || !s.Ignition.IsZero() || s.IgnitionFile != "" {
 		return
@@ -78,7 +78,7 @@ func (s *Site) validateNodeIP(probs *Problems) {
 	}
 	for _, p := range subnets {
 		if !learned[p.Addr().Is4()] && !slices.ContainsFunc(own, p.Contains) {
-			probs.Add("nodeIP", "no interface has an address in %s (they have %s): correct it, or network.interfaces", p, orNone(own))
+			probs.Add("nodeIP", "no interface has an address in %s (the interfaces have %s): correct nodeIP, or network.interfaces", p, orNone(own))
 		}
 	}
 }

@@ -22,9 +22,9 @@ func TestNodeIP(t *testing.T) {
 		{"fd00::/8", ra, ""},
 		{"172.16.0.0/12", static + extra, ""},
 
-		{"172.16.0.0/12", static, "no interface has an address in 172.16.0.0/12 (they have 192.168.7.20, 10.7.0.20, fd00:7::20)"},
+		{"172.16.0.0/12", static, "no interface has an address in 172.16.0.0/12 (the interfaces have 192.168.7.20, 10.7.0.20, fd00:7::20)"},
 		{"10.0.0.0/8,fd01::/16", static, "no interface has an address in fd01::/16"},
-		{"172.16.0.0/12", ra, "no interface has an address in 172.16.0.0/12 (they have 192.168.7.20)"},
+		{"172.16.0.0/12", ra, "no interface has an address in 172.16.0.0/12 (the interfaces have 192.168.7.20)"},
 		{"10.7.0.21", static, "no interface has an address in 10.7.0.21/32"},
 		{"10.1.2.3/8", "", "10.1.2.3/8 has bits set after its prefix; write 10.0.0.0/8"},
 		{"10.0.0.0/8,192.168.0.0/16", "", "two of the same family"},
@@ -39,7 +39,7 @@ func TestNodeIP(t *testing.T) {
 		{"0.0.0.0", "", "is not the address of a machine"},
 		{"'::ffff:10.0.0.1'", "", "write 10.0.0.1"},
 		{"'fe80::1%eth0'", "", "is neither a CIDR nor an address"},
-		{"10.0.0.0/8", "\nkubeletExtraArgs: {node-ip: 10.7.0.20}", `kubeletExtraArgs["node-ip"]: sets the same as nodeIP`},
+		{"10.0.0.0/8", "\nkubeletExtraArgs: {node-ip: 10.7.0.20}", `kubeletExtraArgs["node-ip"]: sets the same value as nodeIP`},
 	} {
 		doc := "apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.168.9.11:6443]\ncredentials: {token: abcdef.0123456789abcdef}\n" +
 			"caCertHashes: ['sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef']\nnodeIP: " + tc.nodeIP + tc.rest + "\n"

@@ -30,7 +30,7 @@ var documentFormat = &strict.Format{
 	Limits:     limits,
 	Followed:   KindCluster,
 	EmptyHint:  "; `edgebake init` writes one to start from",
-	KindHint:   "; an Image describes what is baked, a Site what is stamped, an Inventory many Sites, a Cluster what is minted",
+	KindHint:   "; an Image describes a golden image, a Site a node, an Inventory many nodes, a Cluster a new cluster",
 }
 
 // limits returns limits on the cost of documents from sticks, which are untrusted.

@@ -292,7 +292,7 @@ func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	claim := func(i int, path, what, key string) {
 		at := inv.label(i)
 		if first, taken := once[key]; taken && first != at {
-			r.at(fmt.Sprintf("sites[%d].%s", i, path), "%s is also that of %s: only one machine can have it", what, first)
+			r.at(fmt.Sprintf("sites[%d].%s", i, path), "%s is also used by %s: only one machine can have it", what, first)
 		} else if !taken {
 			once[key] = at
 		}

@@ -459,12 +459,12 @@ func identity(p string) bool {
 // HiddenAtBoot returns what hides a path of the image once a machine has booted, or "".
 func HiddenAtBoot(p string) string {
 	for _, over := range []struct{ dir, by string }{
-		{"/etc/kubernetes", "/etc/kubernetes is the machine's own, on DATA; put it below " + ondisk.PersistDir + "/kubernetes"},
+		{"/etc/kubernetes", "each machine has its own /etc/kubernetes, on DATA; put the file below " + ondisk.PersistDir + "/kubernetes"},
 		{"/efi", "the EFI system partition is mounted there"},
 		{"/proc", "the kernel's own file system is mounted there"},
 		{"/sys", "the kernel's own file system is mounted there"},
 		{"/dev", "the kernel's own file system is mounted there"},
-		{"/run", "a file system in memory is mounted there; let a file in /usr/lib/tmpfiles.d make it"},
+		{"/run", "a file system in memory is mounted there; create the file at boot, by a file in /usr/lib/tmpfiles.d"},
 	} {
 		if p == over.dir || strings.HasPrefix(p, over.dir+"/") {
 			return over.by
@@ -481,7 +481,7 @@ func (i *Image) validateFiles(probs *Problems) {
 		} else if by := HiddenAtBoot(f.Path); by != "" {
 			probs.Add(p+".path", "%s would be hidden: %s", f.Path, by)
 		} else if identity(f.Path) {
-			probs.Add(p+".path", "%s identifies a machine, and all machines of the image would share it; first boot makes one", f.Path)
+			probs.Add(p+".path", "%s identifies a machine, and all machines of the image would share it; first boot makes one for each machine", f.Path)
 		}
 		for m, o := range i.Files[:n] {
 			switch {
@@ -558,7 +558,7 @@ func (k *Kernel) validate(probs *Problems) {
 		case slices.Contains([]string{"root", "rootfstype", "rootflags", "ro", "rw", "init", "rdinit", "initrd"}, key):
 			probs.Add(p, "%s is set by edgebake", key)
 		case strings.ReplaceAll(key, "-", "_") == "systemd.machine_id":
-			probs.Add(p, "%s identifies a machine, and all machines of the image would share it; first boot makes one", key)
+			probs.Add(p, "%s identifies a machine, and all machines of the image would share it; first boot makes one for each machine", key)
 		case slices.Contains(toAShell, a):
 			probs.Add(p, "%s boots to a shell, and kubelet never starts; remove it", a)
 		case a == "--":

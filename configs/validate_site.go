@@ -61,7 +61,7 @@ func (s *Site) validateRules(credentials bool, probs *Problems) {
 		probs.Add("report.caCert", "requires a receiver; name it in report.url")
 	}
 	if s.Updates.TimeZone != "" && s.Updates.Window == "" {
-		probs.Add("updates.timeZone", "is that of updates.window, which is not set; add one, such as 22:00-05:00, or remove it")
+		probs.Add("updates.timeZone", "has no effect without updates.window; add a window, such as 22:00-05:00, or remove timeZone")
 	}
 	if !s.Ignition.IsZero() {
 		if s.IgnitionFile != "" {

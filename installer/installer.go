@@ -161,7 +161,7 @@ func (r *run) attempt(ctx context.Context) error {
 		return r.start(ctx, src, *target.done)
 	}
 	if r.begun != nil && !isSame(r.begun, &target.disk) {
-		return wait(r.list(fmt.Sprintf("the disk %s is gone: its installation had begun, and no other is taken in its place. Replace it, then switch the machine off and on. There are:", r.begun.Describe()), disks)...)
+		return wait(r.list(fmt.Sprintf("the disk %s is gone. Its installation had begun, so no other disk is used instead. Replace it, then switch the machine off and on. Disks:", r.begun.Describe()), disks)...)
 	}
 	return r.install(ctx, src, target.disk)
 }
@@ -252,9 +252,9 @@ func (s *seen) line(c ondisk.Install) string {
 func (s *seen) unfit(c ondisk.Install) string {
 	switch {
 	case s.Size < c.Need:
-		return fmt.Sprintf("too small, the image needs %d MiB", (c.Need+1<<20-1)>>20)
+		return fmt.Sprintf("too small: the image needs %d MiB", (c.Need+1<<20-1)>>20)
 	case s.Disk.Sector != 0 && s.Disk.Sector != c.Sector:
-		return fmt.Sprintf("has sectors of %d bytes, the image is for %d (disk.sector)", s.Disk.Sector, c.Sector)
+		return fmt.Sprintf("has sectors of %d bytes, but the image is for sectors of %d (disk.sector)", s.Disk.Sector, c.Sector)
 	}
 	return ""
 }
@@ -286,7 +286,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(installed) == 1 && (only || !r.c.Reinstall):
 		return choice{done: &installed[0]}, nil
 	case len(installed) > 0 && (only || !r.c.Reinstall):
-		return choice{}, wait(r.list("this machine has edgebake disks already, and nothing is installed. Remove the installer and start one of them; or make an installer with --reinstall:", disks)...)
+		return choice{}, wait(r.list("this machine already has disks with an edgebake image, so nothing is installed. Remove the installer and start one of these disks; or make an installer with --reinstall:", disks)...)
 	}
 	// Let the rule compare all disks: if the smallest is too small for the image, the next one may
 	// hold the machine's data.
@@ -299,9 +299,9 @@ func (r *run) choose(disks []seen) (choice, error) {
 	left := r.rule.Pick(asked)
 	switch {
 	case len(left) == 0:
-		return choice{}, wait(r.list(fmt.Sprintf("no disk matches the rule %q. Attach one, or make an installer with another --disk. There are:", r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("no disk matches the rule %q. Attach one, or make an installer with another --disk. Disks:", r.c.Disk), disks)...)
 	case len(left) > 1:
-		return choice{}, wait(r.list(fmt.Sprintf("%d disks match the rule %q, and it must be one. Make an installer with a --disk that names it, or remove the others. There are:", len(left), r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("%d disks match the rule %q, but exactly one must match. Make an installer with a --disk that selects one, or remove the others. Disks:", len(left), r.c.Disk), disks)...)
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
@@ -309,13 +309,13 @@ func (r *run) choose(disks []seen) (choice, error) {
 		return choice{done: &disks[i]}, nil
 	}
 	if disks[i].unfit(r.c) != "" {
-		return choice{}, wait(r.list(fmt.Sprintf("the rule %q picks a disk that the image cannot be on, and no other is taken in its place. Make an installer with another --disk (size>=32G,smallest for example). There are:", r.c.Disk), disks)...)
+		return choice{}, wait(r.list(fmt.Sprintf("the rule %q selects a disk that cannot hold the image, and no other disk is used instead. Make an installer with another --disk (size>=32G,smallest for example). Disks:", r.c.Disk), disks)...)
 	}
 	if err := disks[i].unreadable; err != nil {
 		return choice{}, fmt.Errorf("the disk %s cannot be read: %w: replace it", d.Describe(), err)
 	}
 	if lines := r.refusals(d); len(lines) > 0 {
-		return choice{}, wait(append([]string{fmt.Sprintf("the rule %q picks %s, and it is not overwritten:", r.c.Disk, d.Describe())}, lines...)...)
+		return choice{}, wait(append([]string{fmt.Sprintf("the rule %q selects %s, which is not overwritten:", r.c.Disk, d.Describe())}, lines...)...)
 	}
 	return choice{disk: d}, nil
 }
@@ -359,7 +359,7 @@ func (r *run) list(head string, disks []seen) []string {
 		out = append(out, disks[i].line(r.c))
 	}
 	if len(disks) == 0 {
-		out = append(out, "  (no disk)")
+		out = append(out, "  none")
 	}
 	return append(out, "  This machine: "+r.Machine().String())
 }
@@ -420,7 +420,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 		o.Slot = s.Bytes
 		site, err := configs.ParsePublicSite(ondisk.SlotSite, s.Files[ondisk.SlotSite])
 		if err == nil && !site.Match.IsZero() && !siteconf.Matches(site.Match, machine) { // firstboot reports other errors
-			return o, "", wait("the Site is for another machine (match), and nothing is installed. This machine: " + machine.String())
+			return o, "", wait("the Site is for another machine (match), so nothing is installed. This machine: " + machine.String())
 		}
 		return o, "", nil
 	}
@@ -433,7 +433,7 @@ func (r *run) site(image media.Source) (o media.FlashOptions, name string, err e
 		return o, "", wait(err.Error() + ": let each machine match one Site, and make the installer again")
 	}
 	if found == nil {
-		return o, "", wait("the inventory has no Site for this machine, and nothing is installed. This machine: " + machine.String())
+		return o, "", wait("the inventory has no Site for this machine, so nothing is installed. This machine: " + machine.String())
 	}
 	files := maps.Clone(s.Files)
 	delete(files, ondisk.SlotInventory)

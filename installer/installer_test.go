@@ -345,17 +345,17 @@ func TestWaits(t *testing.T) {
 		change     func(*room)
 		want       []string
 	}{
-		{"two", "only", []int64{8 * gb, 9 * gb}, nil, []string{`2 disks match the rule "only", and it must be one`, "disk1, 8.0 GB, sata, Model of disk1, serial S-disk1", "disk2, 9.0 GB", "This machine: MAC 52:54:00:00:00:09, serial EB-ONE"}},
+		{"two", "only", []int64{8 * gb, 9 * gb}, nil, []string{`2 disks match the rule "only", but exactly one must match`, "disk1, 8.0 GB, sata, Model of disk1, serial S-disk1", "disk2, 9.0 GB", "This machine: MAC 52:54:00:00:00:09, serial EB-ONE"}},
 		{"two of a size", "smallest", []int64{8 * gb, 8 * gb, 9 * gb}, nil, []string{`2 disks match the rule "smallest"`}},
 		{"none", "smallest-nvme", []int64{8 * gb}, nil, []string{`no disk matches the rule "smallest-nvme"`, "disk1, 8.0 GB, sata"}},
-		{"no disks", "only", nil, nil, []string{"(no disk)"}},
-		{"small", "only", []int64{1 * gb}, nil, []string{"no disk matches the rule", "too small, the image needs "}},
-		{"sectors", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"has sectors of 4096 bytes, the image is for 512 (disk.sector)"}},
-		{"the smallest is too small", "smallest", []int64{1 * gb, 8 * gb}, nil, []string{`the rule "smallest" picks a disk that the image cannot be on, and no other is taken in its place`, "disk1, 1.0 GB", "too small, the image needs ", "disk2, 8.0 GB"}},
-		{"the smallest has other sectors", "smallest-sata", []int64{8 * gb, 9 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"the image cannot be on", "has sectors of 4096 bytes"}},
+		{"no disks", "only", nil, nil, []string{"  none"}},
+		{"small", "only", []int64{1 * gb}, nil, []string{"no disk matches the rule", "too small: the image needs "}},
+		{"sectors", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"has sectors of 4096 bytes, but the image is for sectors of 512 (disk.sector)"}},
+		{"the smallest is too small", "smallest", []int64{1 * gb, 8 * gb}, nil, []string{`the rule "smallest" selects a disk that cannot hold the image, and no other disk is used instead`, "disk1, 1.0 GB", "too small: the image needs ", "disk2, 8.0 GB"}},
+		{"the smallest has other sectors", "smallest-sata", []int64{8 * gb, 9 * gb}, func(r *room) { r.disks[0].Sector = 4096 }, []string{"cannot hold the image", "has sectors of 4096 bytes"}},
 		{"one of two is too small", "bus=sata", []int64{1 * gb, 8 * gb}, nil, []string{`2 disks match the rule "bus=sata"`}},
 		{"stick", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb" }, []string{"no disk matches the rule", ": removable"}},
-		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk matches the rule", "(no disk)"}},
+		{"its own stick", "bus=usb", []int64{8 * gb}, func(r *room) { r.disks[0].Bus = "usb"; r.src.Disk = r.disks[0].Path }, []string{"no disk matches the rule", "  none"}},
 		{"in use", "only", []int64{8 * gb}, func(r *room) { r.disks[0].Refusals = []string{"sda1 is mounted"} }, []string{"is not overwritten:", "  sda1 is mounted"}},
 		{"member", "only", []int64{8 * gb}, func(r *room) {
 			r.disks[0].Refusals = []string{"sda1 is part of LVM"}
@@ -367,7 +367,7 @@ func TestWaits(t *testing.T) {
 			r.disks[0].Members = r.disks[0].Refusals[:1]
 		}, []string{"is not overwritten:", "sda1 is in use by dm-0"}},
 		{"another inventory", "only", []int64{8 * gb}, func(r *room) { r.me = siteconf.Machine{Serial: "EB-NOBODY", MACs: []string{"52:54:00:00:00:77"}} },
-			[]string{"the inventory has no Site for this machine, and nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
+			[]string{"the inventory has no Site for this machine, so nothing is installed. This machine: MAC 52:54:00:00:00:77, serial EB-NOBODY"}},
 		{"two sites", "only", []int64{8 * gb}, func(r *room) { r.me = siteconf.Machine{Serial: "EB-TWICE", MACs: []string{"52:54:00:00:00:04"}} },
 			[]string{"the Sites shop-3, shop-4 all match this machine"}},
 	} {
@@ -397,7 +397,7 @@ func TestSiteForOneMachine(t *testing.T) {
 	if err := r.run(4 * time.Minute); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
-	r.want("the Site is for another machine (match), and nothing is installed. This machine: MAC 52:54:00:00:00:09, serial EB-ONE")
+	r.want("the Site is for another machine (match), so nothing is installed. This machine: MAC 52:54:00:00:00:09, serial EB-ONE")
 	r.untouched(r.disks[0].Path)
 
 	r = newRoom(t, siteText+"match: {serial: EB-ONE}\n", 8*gb)
@@ -500,7 +500,7 @@ func TestDiskDies(t *testing.T) {
 	if err := r.run(time.Hour); !errors.Is(err, errStopped) || r.ended != "" {
 		t.Errorf("%v %s", err, r.ended)
 	}
-	r.want("the disk "+dead.Path, "is gone: its installation had begun")
+	r.want("the disk "+dead.Path, "is gone. Its installation had begun")
 	r.untouched(r.disks[0].Path)
 
 	back := dead

@@ -186,7 +186,7 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 		return fmt.Errorf("asking firstboot for its version: %w", err)
 	}
 	if said := strings.TrimSpace(string(out)); said != "firstboot "+p.version {
-		return fmt.Errorf("this is release %s and its programs for images say %q: set the version in cmd/internal/version/version.go before the tag", p.version, said)
+		return fmt.Errorf("this is release %s, but its programs for images report version %q: set the version in cmd/internal/version/version.go before the tag", p.version, said)
 	}
 	return nil
 }
@@ -253,7 +253,7 @@ func (p *packages) docs(root string) error {
 	if err != nil {
 		return err
 	}
-	debian := fmt.Sprintf("edgebake (%s) unstable; urgency=medium\n\n  * What this version has is in NEWS.md.gz.\n\n -- edgebake developers <edgebake@edgebake.io>  %s\n",
+	debian := fmt.Sprintf("edgebake (%s) unstable; urgency=medium\n\n  * For the changes of this version, see NEWS.md.gz.\n\n -- edgebake developers <edgebake@edgebake.io>  %s\n",
 		debianVersion(p.version, p.date), p.date.Format(time.RFC1123Z))
 	return errors.Join(
 		writeGzip(filepath.Join(doc, "changelog.gz"), []byte(debian)),

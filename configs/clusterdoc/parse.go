@@ -99,7 +99,7 @@ func (c *Cluster) SetDefaults() {
 func (c *Cluster) warnings() configs.Problems {
 	var probs configs.Problems
 	if n := len(c.Masters); n > 0 && n%2 == 0 {
-		probs.Add("masters", "%d control-plane nodes survive the loss of %d, no more than %d would: etcd needs more than half of its members; use %d or %d", n, (n-1)/2, n-1, n-1, n+1)
+		probs.Add("masters", "%d control-plane nodes survive no more failures than %d: etcd needs more than half of its members; use %d or %d", n, n-1, n-1, n+1)
 	} else if n > 7 {
 		probs.Add("masters", "%d members make etcd slow: every write waits for more than half of them; use 3 or 5", n)
 	}

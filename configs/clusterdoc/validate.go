@@ -188,7 +188,7 @@ func (m *ControlPlaneNode) validateAddress(path string, probs *configs.Problems)
 	}
 	for _, s := range subnets {
 		if part := forms.HostPart(s.Prefix, a); part != "" {
-			probs.Add(path+".address", "%s is the %s address of %s, not one machine's", a, part, s.Masked())
+			probs.Add(path+".address", "%s is the %s address of %s, not the address of a machine", a, part, s.Masked())
 		}
 	}
 }

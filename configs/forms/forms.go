@@ -232,7 +232,7 @@ func BadURL(s string, schemes ...string) string {
 	}
 	switch {
 	case !ok:
-		return fmt.Sprintf("the URL begins with %s://; wanted: %s://", u.Scheme, strings.Join(schemes, ":// or "))
+		return fmt.Sprintf("the URL begins with %s://; write %s://", u.Scheme, strings.Join(schemes, ":// or "))
 	case u.User != nil:
 		// The field is not a Secret, so messages may print its value.
 		return "the URL contains a user name or password, which logs would show; leave them out"

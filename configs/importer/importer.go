@@ -398,7 +398,7 @@ var pathPart = regexp.MustCompile(`^([A-Za-z]+)((?:\[\d\])*)$`)
 func fieldPath(field string) (path []step, kind reflect.Type, free bool, bad string) {
 	path, kind, free, bad = fieldOf(field)
 	if bad == "" && (len(path) == 0 || !inCell(kind)) {
-		return nil, nil, false, fmt.Sprintf("%q has fields of its own, and does not fit into a cell", strict.Shorten(field))
+		return nil, nil, false, fmt.Sprintf("%q consists of several fields, so it does not fit into a cell", strict.Shorten(field))
 	}
 	return path, kind, free, bad
 }
@@ -587,7 +587,7 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	}
 	item := next.Content[i]
 	if item.Kind != yaml.MappingNode {
-		return path[0].key + " has other items in the template"
+		return path[0].key + " has items without fields in the template"
 	}
 	return im.set(item, nil, path[2:], v)
 }

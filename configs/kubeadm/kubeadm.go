@@ -112,7 +112,7 @@ var ownedByEdgebake = map[string]map[string]string{
 		"networking.serviceSubnet":    "use serviceCIDRs of the Cluster",
 		"proxy.disabled":              "use kubeProxy.mode of the Cluster: none",
 		"etcd.external":               "each control-plane node runs a member of etcd",
-		"etcd.local.dataDir":          "it is /var/lib/etcd, which the decision about etcd membership depends on",
+		"etcd.local.dataDir":          "it is /var/lib/etcd, where first boot looks for etcd's data",
 	},
 	"InitConfiguration": {
 		"bootstrapTokens":                  "`edgebake cluster new` makes one for each node",

@@ -186,7 +186,7 @@ func (id Identity) Open(name string, data []byte) ([]byte, error) {
 	if err != nil {
 		var none *age.NoIdentityMatchError
 		if errors.As(err, &none) {
-			return nil, fmt.Errorf("opening %s: %s is not one of the keys to which it was encrypted", name, id.file)
+			return nil, fmt.Errorf("opening %s: %s does not decrypt it; it was encrypted to another key or passphrase", name, id.file)
 		}
 		if strings.Contains(err.Error(), "work factor too large") {
 			return nil, fmt.Errorf("opening %s: its passphrase needs more than 2^%d steps of work, more than age uses by default: decrypt it with age, and encrypt it again", name, maxWork)

@@ -68,7 +68,7 @@ func TestSealOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := identity.Open("x", text); err == nil || !strings.Contains(err.Error(), "is not one of the keys to which it was encrypted") {
+	if _, err := identity.Open("x", text); err == nil || !strings.Contains(err.Error(), "does not decrypt it; it was encrypted to another key or passphrase") {
 		t.Error(err)
 	}
 	if _, err := (Identity{}).Open("x", text); err == nil || !strings.Contains(err.Error(), "--identity") {

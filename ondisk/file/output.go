@@ -66,7 +66,7 @@ func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 		}
 		err = Lock(f, true)
 		if errors.Is(err, ErrLocked) {
-			err = fmt.Errorf("another program is writing it (%s): wait until that ends", name)
+			err = fmt.Errorf("another program is writing it (%s): wait until that program has finished", name)
 		}
 		if err != nil {
 			f.Close()

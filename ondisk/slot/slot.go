@@ -143,7 +143,7 @@ func (c *Contents) encode() ([]byte, error) {
 	}
 	if _, inventory := c.Files[ondisk.SlotInventory]; inventory && len(trimmed(img.b)) > half-sectorSize {
 		total, _ := c.sizes()
-		return nil, fmt.Errorf("the Inventory and its files need %.1f MiB, and must leave half a slot (%d MiB) free: %s",
+		return nil, fmt.Errorf("the Inventory and its files need %.1f MiB, but must leave half a slot (%d MiB) free: %s",
 			float64(total)/(1<<20), half>>20, smallerInventory)
 	}
 	return img.b, readable(img)

@@ -203,7 +203,7 @@ func readSigned(b *bucket, key string) (int64, error) {
 func (s *State) readMeta(db *bucket) error {
 	v1 := db.find("v1")
 	if v1 == nil {
-		return errors.New("it has no schema v1; is it containerd's?")
+		return errors.New("it has no schema v1, so it is not a database of containerd")
 	}
 	var err error
 	if s.Schema, err = readSigned(v1, "version"); err != nil {

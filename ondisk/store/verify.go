@@ -247,7 +247,7 @@ func (v *verifier) image(img *Image) error {
 		return err
 	}
 	if got := blob.Labels[LabelGCConfig]; got != doc.Config.Digest {
-		return fmt.Errorf("manifest %s refers to the config %q by label, but to %s in fact: it would be collected", blob.Digest, got, doc.Config.Digest)
+		return fmt.Errorf("manifest %s has a label for the config %q, but its config is %s: garbage collection would remove the config", blob.Digest, got, doc.Config.Digest)
 	}
 	if err := v.unpacked(doc.Config.Digest); err != nil {
 		return err
@@ -255,7 +255,7 @@ func (v *verifier) image(img *Image) error {
 	for n, l := range doc.Layers {
 		label := blob.Labels[LabelGCLayer+strconv.Itoa(n)]
 		if label != "" && (label != l.Digest || v.blobByDigest[label] == nil) {
-			return fmt.Errorf("manifest %s refers to the layer %s by label, which is missing or another", blob.Digest, label)
+			return fmt.Errorf("the label of manifest %s for the layer %s is missing or wrong", blob.Digest, label)
 		}
 	}
 	return nil
@@ -319,7 +319,7 @@ func (v *verifier) unpacked(digest string) error {
 		}
 	}
 	if got := config.Labels[LabelGCSnapshot]; got != chain {
-		return fmt.Errorf("config %s refers to the snapshot %q by label, its layers end at %s: they would be collected", config.Digest, got, chain)
+		return fmt.Errorf("config %s has a label for the snapshot %q, but its layers end at %s: garbage collection would remove the layers", config.Digest, got, chain)
 	}
 	return nil
 }

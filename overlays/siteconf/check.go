@@ -137,7 +137,7 @@ func (c *check) networks() {
 	if err != nil {
 		return // the cluster assigns pod addresses
 	}
-	const fix = "the image's pod network (cni.podCIDR %s): choose another, or build the image with another podCIDR"
+	const fix = "the image's pod network (cni.podCIDR %s): choose another address, or build the image with another podCIDR"
 	one := func(path, s string) {
 		if a, err := netip.ParseAddr(s); err == nil && pods.Contains(a) {
 			c.add(path, "%s is in "+fix, a, pods)

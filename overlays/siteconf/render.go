@@ -248,7 +248,7 @@ func conflicts(ours, user *types.Config) []string {
 	}
 	for _, p := range allPaths(user) {
 		if paths[p] {
-			both = append(both, p+" is set there and by the Site")
+			both = append(both, p+" is also set by the Site")
 		}
 	}
 	both = append(both, userConflicts(ours.Passwd.Users, user.Passwd.Users)...)
@@ -267,13 +267,13 @@ func userConflicts(ours, theirs []types.PasswdUser) (both []string) {
 		}
 		// Keys and groups are combined; single values are not.
 		if o.PasswordHash != nil && u.PasswordHash != nil {
-			both = append(both, "user "+u.Name+" has a passwordHash there and in the Site")
+			both = append(both, "user "+u.Name+" also has a passwordHash in the Site")
 		}
 		if o.Shell != nil && u.Shell != nil && *o.Shell != *u.Shell {
-			both = append(both, "user "+u.Name+" has a shell there and in the Site")
+			both = append(both, "user "+u.Name+" also has a shell in the Site")
 		}
 		if u.ShouldExist != nil && !*u.ShouldExist {
-			both = append(both, "user "+u.Name+" is removed there but created by the Site")
+			both = append(both, "user "+u.Name+" is removed, but the Site creates it")
 		}
 	}
 	return both
@@ -290,14 +290,14 @@ func unitConflicts(ours, theirs []types.Unit) (both []string) {
 			continue
 		}
 		if o.Enabled != nil && (u.Enabled != nil && *o.Enabled != *u.Enabled || u.Mask != nil && *u.Mask) {
-			both = append(both, "unit "+u.Name+" is disabled there but needed by the Site")
+			both = append(both, "unit "+u.Name+" is disabled, but the Site needs it")
 		}
 		if o.Contents != nil && u.Contents != nil {
-			both = append(both, "unit "+u.Name+" has contents there and in the Site")
+			both = append(both, "unit "+u.Name+" also has contents from the Site")
 		}
 		for _, d := range u.Dropins {
 			if slices.ContainsFunc(o.Dropins, func(e types.Dropin) bool { return e.Name == d.Name }) {
-				both = append(both, "drop-in "+d.Name+" of "+u.Name+" is set there and by the Site")
+				both = append(both, "drop-in "+d.Name+" of "+u.Name+" is also set by the Site")
 			}
 		}
 	}

@@ -58,7 +58,7 @@ func TestInstaller(t *testing.T) {
 	w.must("truncate", "--size=12G", large)
 	small := w.blank("stranger.raw", 8<<30)
 	stranger := w.start(lab.VMConfig{Name: "stranger", Image: small, Disk: 8 << 30, More: []string{large}, Sticks: qemu.SCSI, Stick: stick, SerialNumber: "EB-NOBODY"})
-	w.expect(stranger, 0, `edgebake: the inventory has no Site for this machine, and nothing is installed\. This machine: MAC [0-9a-f:]{17}, serial EB-NOBODY`)
+	w.expect(stranger, 0, `edgebake: the inventory has no Site for this machine, so nothing is installed\. This machine: MAC [0-9a-f:]{17}, serial EB-NOBODY`)
 	stranger.Cut()
 	w.empty(large)
 	w.empty(w.disk(stranger))

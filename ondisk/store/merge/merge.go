@@ -68,7 +68,7 @@ func makePlan(from, into *store.State) (*plan, error) {
 	for _, s := range snaps {
 		if have, ok := p.parents[s.Key]; ok {
 			if have.Kind != store.KindCommitted {
-				return nil, fmt.Errorf("the store in use has %s, but not committed; it is damaged", s.Key)
+				return nil, fmt.Errorf("the store in use is damaged: its snapshot %s is not committed", s.Key)
 			}
 			p.shared++
 			continue
