@@ -36,7 +36,7 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	}
 	serves, lacks := overlays.PiBoards(base, kernel, string(builtin))
 	if len(serves) == 0 {
-		return bad("its kernel %s supports no board of hardware: raspberry-pi (%s): use the package linux-image-arm64", kernel, strings.Join(lacks, "; "))
+		return bad("the kernel %s supports no board of hardware: raspberry-pi (%s): use the package linux-image-arm64", kernel, strings.Join(lacks, "; "))
 	}
 	text := fmt.Sprintf("kernel %s supports %s", kernel, strings.Join(serves, " and "))
 	state := StateLog

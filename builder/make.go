@@ -277,7 +277,7 @@ func (b *executor) goRecipe(name string) (fetch.GoRecipe, error) {
 // recipeOf reads the recipe of an input that is made here.
 func recipeOf[T any](in plan.Input) (r T, err error) {
 	if err := json.Unmarshal(in.Recipe, &r); err != nil {
-		return r, fmt.Errorf("reading its recipe: %w", err)
+		return r, fmt.Errorf("reading the recipe: %w", err)
 	}
 	return r, nil
 }
@@ -497,13 +497,13 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
-		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the plan has %s: use the base that was exported with this plan", sha, in.SHA256)
+		return fmt.Errorf("the SHA-256 of the base (uncompressed) is %s, but the plan has %s: use the base that was exported with this plan", sha, in.SHA256)
 	case in.Make == "" && b.doc.Base.Tar.SHA256 != "":
-		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but base.tar.sha256 is %s: use the archive with this digest, or the exported base with its lock", sha, in.SHA256)
+		return fmt.Errorf("the SHA-256 of the base (uncompressed) is %s, but base.tar.sha256 is %s: use the archive with this digest, or the exported base with its lock", sha, in.SHA256)
 	case in.Make != "":
-		return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
+		return fmt.Errorf("the SHA-256 of the base (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --locked, which renews it", sha, in.SHA256)
 	}
-	return fmt.Errorf("its SHA-256 (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --base", sha, in.SHA256)
+	return fmt.Errorf("the SHA-256 of the base (uncompressed) is %s, but the lock has %s: use the base that was exported with this lock, or build without --base", sha, in.SHA256)
 }
 
 func (b *executor) lockedHint(in plan.Input, compiledBy string) string {

@@ -73,7 +73,7 @@ var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-ke
 func (p *packages) debianContainer(ctx context.Context) error {
 	arch := runtime.GOARCH
 	if !slices.Contains(p.arch, arch) {
-		return fmt.Errorf("it is made for the architecture of this computer only: add --arch %s, or leave debian out of --only", arch)
+		return fmt.Errorf("the debian container is made for the architecture of this computer only: add --arch %s, or leave debian out of --only", arch)
 	}
 	base := filepath.Join(p.stage, "debian.tar.gz")
 	if err := p.debian(ctx, arch, base); err != nil {

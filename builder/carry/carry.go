@@ -101,16 +101,16 @@ func readManifest(b []byte) (*artifact.Manifest, error) {
 func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	var c config
 	if err := json.Unmarshal(b, &c); err != nil {
-		return nil, fmt.Errorf("its config is damaged: %w: push the image again", err)
+		return nil, fmt.Errorf("the config is damaged: %w: push the image again", err)
 	}
 	if c.Version < 1 {
-		return nil, errors.New("its config is damaged: it has no version: push the image again")
+		return nil, errors.New("the config is damaged: it has no version: push the image again")
 	}
 	if c.Version > configVersion {
-		return nil, fmt.Errorf("a newer edgebake pushed it: its config has version %d, and this edgebake knows only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)
+		return nil, fmt.Errorf("a newer edgebake pushed this image: the config has version %d, and this edgebake knows only version %d: use the edgebake that pushed it, or a newer one", c.Version, configVersion)
 	}
 	if sum := m.Stored(); sum != c.Stored || c.Stored > artifact.MaxStored || int64(len(c.Table)) >= c.Stored {
-		return nil, fmt.Errorf("its parts have %d bytes, but its config lists %d: push the image again", m.Stored(), c.Stored)
+		return nil, fmt.Errorf("the parts have %d bytes, but the config lists %d: push the image again", m.Stored(), c.Stored)
 	}
 	return &c, nil
 }

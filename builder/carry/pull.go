@@ -145,7 +145,7 @@ func (p *pull) announce(ctx context.Context) error {
 	}
 	p.result = &Pulled{Digest: string(digestOf(b))}
 	if b, err = p.repo.document(ctx, "/blobs/"+string(p.m.Config.Digest), p.m.Config.Digest, "*/*", p.m.Config.Size); err != nil {
-		return fmt.Errorf("fetching its config: %w", err)
+		return fmt.Errorf("fetching the config: %w", err)
 	}
 	if p.config, err = readConfig(b, p.m); err != nil {
 		return err
@@ -176,7 +176,7 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 		return err
 	}
 	if p.chunks, err = media.NewChunks(p.out.File, p.config.Stored, p.config.Table); err != nil {
-		return fmt.Errorf("its config is damaged: %w: push the image again", err)
+		return fmt.Errorf("the config is damaged: %w: push the image again", err)
 	}
 	if raw != nil {
 		if err := raw.Truncate(p.chunks.Size()); err != nil {

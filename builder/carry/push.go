@@ -137,7 +137,7 @@ func (p *push) run(ctx context.Context) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("pushing to %s: sending its manifest: %w", p.repo.ref, explain(err, ""))
+		return fmt.Errorf("pushing to %s: sending the manifest: %w", p.repo.ref, explain(err, ""))
 	}
 	p.result.Digest = string(digestOf(b))
 	p.repo.o.progress("push", p.result.Stored, p.result.Stored)
@@ -172,7 +172,7 @@ func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
 	p.result.Parts = len(parts)
 	m.Config = artifact.Descriptor{MediaType: artifact.ConfigType, Digest: digestOf(raw), Size: int64(len(raw))}
 	if err := p.blob(ctx, m.Config, io.NewSectionReader(strings.NewReader(string(raw)), 0, int64(len(raw)))); err != nil {
-		return nil, fmt.Errorf("sending its config: %w", err)
+		return nil, fmt.Errorf("sending the config: %w", err)
 	}
 	return m, nil
 }

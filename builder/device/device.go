@@ -245,7 +245,7 @@ func (d *Devices) Find(path string) (*Disk, error) {
 		}
 		if n := top.find(real); n != nil {
 			disk := n.disk()
-			disk.Refusals = append([]string{fmt.Sprintf("it is a part of %s (%s), but an image needs a whole disk: name the disk", top.Path, n.Type)}, disk.Refusals...)
+			disk.Refusals = append([]string{fmt.Sprintf("this is a part of %s (%s), but an image needs a whole disk: name the disk", top.Path, n.Type)}, disk.Refusals...)
 			return &disk, nil
 		}
 	}
@@ -254,9 +254,9 @@ func (d *Devices) Find(path string) (*Disk, error) {
 
 func notDisk(n *node) string {
 	if n.Size == 0 {
-		return "it has no medium, or its size is 0: insert a medium"
+		return "the drive has no medium, or its size is 0: insert a medium"
 	}
-	return fmt.Sprintf("it is not a disk but a device of type %s", n.Type)
+	return fmt.Sprintf("this is not a disk but a device of type %s", n.Type)
 }
 
 func (n *node) find(path string) *node {
@@ -342,7 +342,7 @@ func (n *node) refusals() (out, lost []string) {
 		return s
 	}
 	if n.ReadOnly {
-		add("it is read-only: look for a write-protect switch")
+		add("the disk is read-only: look for a write-protect switch")
 	}
 	n.walk(func(x *node) {
 		system := slices.ContainsFunc(x.Mountpoints, func(at string) bool { return slices.Contains(systemMounts, at) })

@@ -30,7 +30,7 @@ type Target struct {
 var ErrBusy = errors.New("a program, a mount or another device (LVM, RAID) uses it")
 
 // ErrChanged means that a path now leads to another disk or file than the one that was checked.
-var ErrChanged = errors.New("it was replaced after edgebake had checked it; nothing was written: run edgebake again")
+var ErrChanged = errors.New("the disk was replaced after edgebake had checked it; nothing was written: run edgebake again")
 
 // sameKind checks that the opened file is a regular file or a disk, as IsFile reported. The path
 // may have been replaced in between.
@@ -60,15 +60,15 @@ func IsFile(path string) (bool, error) {
 	case err != nil:
 		return false, err
 	case fi.Mode().IsRegular() && amongDevices(path):
-		return false, fmt.Errorf("it is not a disk but a file in memory, left by a program that wrote to a missing disk: remove it (rm %s), and plug the disk in again", path)
+		return false, fmt.Errorf("this is not a disk but a file in memory, left by a program that wrote to a missing disk: remove it (rm %s), and plug the disk in again", path)
 	case fi.Mode().IsRegular():
 		return true, nil
 	case fi.Mode()&fs.ModeDevice != 0 && fi.Mode()&fs.ModeCharDevice == 0:
 		return false, nil
 	case fi.IsDir():
-		return false, errors.New("it is a directory: name a disk")
+		return false, errors.New("this is a directory: name a disk")
 	}
-	return false, errors.New("it is neither a block device nor a file")
+	return false, errors.New("this is neither a block device nor a file")
 }
 
 // amongDevices reports whether a path is in /dev, where a new regular file would be in memory and

@@ -75,7 +75,7 @@ func (t *Target) look() (err error) {
 	}
 	n, err := unix.IoctlGetInt(int(t.f.Fd()), unix.BLKSSZGET)
 	if err != nil {
-		return fmt.Errorf("reading its sector size: %w", err)
+		return fmt.Errorf("reading the sector size: %w", err)
 	}
 	t.Sector = int64(n)
 	// Some kernels open a read-only disk for writing, but fail the first write.

@@ -277,7 +277,7 @@ func (c *compressor) verify(size int64) error {
 		err = i.Decode()
 	}
 	if err != nil {
-		return fmt.Errorf("reading the new index of its chunks back: %w", err)
+		return fmt.Errorf("reading the new chunk index back: %w", err)
 	}
 	return nil
 }

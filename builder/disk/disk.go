@@ -303,7 +303,7 @@ type SizeError struct {
 }
 
 func (e *SizeError) Error() string {
-	return fmt.Sprintf("its content and headroom need %d MiB, but its size is %d MiB: increase it, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
+	return fmt.Sprintf("the content and headroom need %d MiB, but the size is %d MiB: increase the size, or remove it to have it computed", roundUp(e.Need, 1<<20)>>20, e.Given>>20)
 }
 
 // fileSystem returns the size of a partition's file system: the given one or, if that is 0, the
@@ -323,16 +323,16 @@ func (s *Spec) fileSystem(p *Partition, given int64, bad func(string, ...any)) i
 		}
 	case FAT12, FAT16, FAT32:
 		if given == 0 {
-			bad("its size must be given")
+			bad("the size must be given")
 		} else if err := fat.Fits(p.Nodes, s.fatOptions(p, ondisk.PartitionInfo{Size: given})); err != nil {
 			bad("%w", err)
 		}
 	case "":
 		if given == 0 {
-			bad("its size must be given")
+			bad("the size must be given")
 		}
 		if len(p.Nodes) > 0 {
-			bad("it has files but no file system")
+			bad("the partition has files but no file system")
 		}
 	default:
 		bad("file system %q cannot be written: use ext4, fat32, fat16, fat12 or none", p.FS)

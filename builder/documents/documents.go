@@ -280,7 +280,7 @@ func (r *Reader) token() (token configs.Secret, forced bool, err error) {
 // explainToken adds the ways to provide a token to the error of a missing one.
 func explainToken(err error) error {
 	if errors.Is(err, configs.ErrGivenToken) {
-		return fmt.Errorf("%w; it comes from --token-file or $%s", err, TokenVariable)
+		return fmt.Errorf("%w; the token comes from --token-file or $%s", err, TokenVariable)
 	}
 	probs, ok := err.(configs.Problems)
 	if !ok {

@@ -229,7 +229,7 @@ func tooLarge(size, limit int64) error {
 	if size >= 0 {
 		has = fmt.Sprintf("%d MiB, and the limit is %d MiB", size>>20, limit>>20)
 	}
-	return fmt.Errorf("it is too large (%s): correct the URL, or use another mirror", has)
+	return fmt.Errorf("the file is too large (%s): correct the URL, or use another mirror", has)
 }
 
 // bounded is a reader that fails after limit bytes.

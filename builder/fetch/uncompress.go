@@ -68,7 +68,7 @@ func isTar(head []byte) bool {
 // gigabytes.
 const maxWindow = 512 << 20
 
-var errWindow = fmt.Errorf("it needs more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
+var errWindow = fmt.Errorf("uncompressing needs more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
 
 // openXZ checks the dictionary size in the first block's header, since the
 // library does not limit it.
@@ -142,7 +142,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 				return errWindow
 			}
 			if err == nil && n > limit {
-				return fmt.Errorf("it has more than %d MiB uncompressed: check that it is the right archive; if it is, use it uncompressed", limit>>20)
+				return fmt.Errorf("the archive has more than %d MiB uncompressed: check that it is the right archive; if it is, use it uncompressed", limit>>20)
 			}
 			return err
 		})

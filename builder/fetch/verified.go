@@ -231,7 +231,7 @@ func (c *Cache) saveVerified(sha string, fi fs.FileInfo) {
 }
 
 // errChanges means that a file changed while it was hashed.
-var errChanges = errors.New("it changes while it is read: find the program that writes to it")
+var errChanges = errors.New("the file changes while it is read: find the program that writes to it")
 
 // hashBlob hashes a blob and returns its state, unchanged during the hashing. For a wrong digest it
 // returns a *DigestError.

@@ -221,7 +221,7 @@ var errHostile = errors.New("path leads out of the image")
 // file system can store.
 func checkName(name string) error {
 	if len(name) >= maxPath {
-		return fmt.Errorf("path of %d bytes; at most %d are possible", len(name), maxPath-1)
+		return fmt.Errorf("the path has %d bytes; at most %d are possible", len(name), maxPath-1)
 	}
 	if strings.ContainsRune(name, 0) {
 		return errors.New("path with a zero byte")
@@ -235,7 +235,7 @@ func checkName(name string) error {
 				return errHostile
 			}
 		case len(element) > maxName && !(strings.HasPrefix(element, whiteoutPrefix) && len(element) <= maxName+len(whiteoutPrefix)):
-			return fmt.Errorf("name of %d bytes; at most %d are possible", len(element), maxName)
+			return fmt.Errorf("the name has %d bytes; at most %d are possible", len(element), maxName)
 		default:
 			depth++
 		}
@@ -433,7 +433,7 @@ func (s *snapshot) walk(at *place, p string) error {
 			continue
 		}
 		if links++; links > maxSymlinks {
-			return fmt.Errorf("more than %d symbolic links on the way to it", maxSymlinks)
+			return fmt.Errorf("the path leads through more than %d symbolic links", maxSymlinks)
 		}
 		if strings.HasPrefix(e.Target, "/") {
 			at.names, at.entries = at.names[:0], at.entries[:0]

@@ -115,7 +115,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 				_, err = io.Copy(io.Discard, in) // read the rest, after the compressed data
 			}
 			if err == nil && hex.EncodeToString(again.Sum(nil)) != packed {
-				return errors.New("it changes while it is read: find the program that writes to it")
+				return errors.New("the file changes while it is read: find the program that writes to it")
 			}
 			if err != nil && !errors.Is(err, context.Canceled) && !errors.As(err, new(*LimitError)) && !fetch.NoSpace(err) {
 				return fmt.Errorf("uncompressing: %w; the archive is cut short or damaged, copy or make it again", err)
@@ -150,7 +150,7 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 		b.label = "docker archive " + name
 		src, err = openDocker(b)
 	default:
-		err = errors.New("it has neither oci-layout nor manifest.json: it is cut short, or no image archive; make it with `docker save` or `skopeo copy … oci-archive:`")
+		err = errors.New("the archive has neither oci-layout nor manifest.json: it is cut short, or not an image archive; make it with `docker save` or `skopeo copy … oci-archive:`")
 	}
 	return src, err
 }
@@ -179,11 +179,11 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 			break
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; it is cut short, damaged, or no tar: copy or make it again", position(sr), err)
+			return nil, nil, fmt.Errorf("reading the tar after byte %d: %w; the archive is cut short, damaged, or not a tar: copy or make it again", position(sr), err)
 		}
 		name := path.Clean(h.Name)
 		if len(spans)+len(links) > maxArchiveFiles {
-			return nil, nil, fmt.Errorf("it has more than %d files; name an archive of images", maxArchiveFiles)
+			return nil, nil, fmt.Errorf("the archive has more than %d files; name an archive of images", maxArchiveFiles)
 		}
 		switch h.Typeflag {
 		case tar.TypeReg:
@@ -256,7 +256,7 @@ func openOCI(b *bundle) (source, error) {
 			return &ociFiles{b, doc}, nil
 		}
 	}
-	return nil, errors.Join(fmt.Errorf("reading index.json of %s: %w; it is damaged, make it again", b.label, err), b.close())
+	return nil, errors.Join(fmt.Errorf("reading index.json of %s: %w; the file is damaged, make the layout again", b.label, err), b.close())
 }
 
 func (f *ociFiles) name() string { return f.label }
@@ -278,7 +278,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 	}
 	for _, d := range found[1:] {
 		if d.Digest != found[0].Digest {
-			return Descriptor{}, fmt.Errorf("it has two different images of that name, %s and %s; pin one by its digest", found[0].Digest, d.Digest)
+			return Descriptor{}, fmt.Errorf("the layout has two different images of that name, %s and %s; pin one by its digest", found[0].Digest, d.Digest)
 		}
 	}
 	return listed("manifest", found[0], ref, f)
@@ -320,13 +320,13 @@ func (f *ociFiles) lacks(ref imageref.Ref) error {
 	}
 	switch {
 	case isSole(ref) && ref.Digest != "":
-		return fmt.Errorf("it has no image %s, only %s; correct the digest", ref.Digest, orNone(each))
+		return fmt.Errorf("the layout has no image %s, only %s; correct the digest", ref.Digest, orNone(each))
 	case isSole(ref):
-		return fmt.Errorf("it must contain one image but has %d: %s; select one by digest", len(each), orNone(each))
+		return fmt.Errorf("the layout must contain one image but has %d: %s; select one by digest", len(each), orNone(each))
 	case len(names) == 0:
-		return errors.New("it contains no image with a name; make it again")
+		return errors.New("the layout contains no image with a name; make it again")
 	}
-	return fmt.Errorf("it has no image of that name, only %s; use one of these as ref, or give the image that name (%s in index.json)",
+	return fmt.Errorf("the layout has no image of that name, only %s; use one of these as ref, or give the image that name (%s in index.json)",
 		orNone(slices.Sorted(maps.Keys(names))), annotationRefName)
 }
 
@@ -388,7 +388,7 @@ func openDocker(b *bundle) (source, error) {
 	}
 	images, err := parseDoc[[]dockerImage](raw)
 	if err != nil {
-		return nil, fmt.Errorf("reading manifest.json: %w; it is damaged, make it again", err)
+		return nil, fmt.Errorf("reading manifest.json: %w; the file is damaged, make the archive again", err)
 	}
 	return &dockerFiles{bundle: b, images: images, names: map[imageref.Digest]string{}, manifests: map[imageref.Digest][]byte{}}, nil
 }
@@ -416,12 +416,12 @@ func (f *dockerFiles) find(ctx context.Context, ref imageref.Ref) (Descriptor, e
 	}
 	slices.Sort(have)
 	if isSole(ref) {
-		return Descriptor{}, fmt.Errorf("it must contain one image but has %d: %s; save only one", len(f.images), orNone(have))
+		return Descriptor{}, fmt.Errorf("the archive must contain one image but has %d: %s; save only one", len(f.images), orNone(have))
 	}
 	if len(have) == 0 {
-		return Descriptor{}, errors.New("it contains no image with a name; tag the image before docker save")
+		return Descriptor{}, errors.New("the archive contains no image with a name; tag the image before docker save")
 	}
-	return Descriptor{}, fmt.Errorf("it has no image of that name, only %s; use one of these as ref, or give the image that tag before docker save", orNone(have))
+	return Descriptor{}, fmt.Errorf("the archive has no image of that name, only %s; use one of these as ref, or give the image that tag before docker save", orNone(have))
 }
 
 func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor, error) {
@@ -511,7 +511,7 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 	}
 	name, ok := f.names[d.Digest]
 	if !ok {
-		return nil, "", errors.New("the archive has no such blob any more; it was changed, resolve the image again")
+		return nil, "", errors.New("the archive has no such blob any more, since it was changed: resolve the image again")
 	}
 	return nil, name, nil
 }

@@ -254,7 +254,7 @@ func mayBeCompressed(mediaType string) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, fmt.Errorf("its media type %q is not a container image's layer; have the image pushed again with tar, tar+gzip or tar+zstd", mediaType)
+	return false, fmt.Errorf("the media type %q is not that of a container image's layer; have the image pushed again with tar, tar+gzip or tar+zstd", mediaType)
 }
 
 // KnownContainerd returns the series of containerd that a baked store was

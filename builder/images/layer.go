@@ -43,7 +43,7 @@ const (
 	usualWindow = 128 << 20
 )
 
-var errLargeWindow = errors.New("its zstd window is too large")
+var errLargeWindow = errors.New("the zstd window is too large")
 
 func decompress(r io.Reader, compression string, window uint64) (io.ReadCloser, error) {
 	switch compression {
@@ -100,7 +100,7 @@ func (d *digestReader) Read(p []byte) (n int, err error) {
 	d.h.Write(p[:n])
 	d.n += int64(n)
 	if d.n > d.size {
-		return n, fmt.Errorf("it is longer than the %d bytes in the manifest; %w", d.size, errTooLong)
+		return n, fmt.Errorf("the blob is longer than the %d bytes in the manifest; %w", d.size, errTooLong)
 	}
 	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) {
 		if verr := d.verify(); verr != nil {
@@ -112,7 +112,7 @@ func (d *digestReader) Read(p []byte) (n int, err error) {
 
 func (d *digestReader) verify() error {
 	if d.n != d.size {
-		return fmt.Errorf("it ends after %d of %d bytes: %w", d.n, d.size, io.ErrUnexpectedEOF)
+		return fmt.Errorf("the blob ends after %d of %d bytes: %w", d.n, d.size, io.ErrUnexpectedEOF)
 	}
 	if got := hex.EncodeToString(d.h.Sum(nil)); got != d.sha {
 		return &fetch.DigestError{Want: d.sha, Got: got, Size: d.n}
@@ -183,11 +183,11 @@ func (d *digestReader) explain(err error) error {
 	// The bytes match the digest: fetching them again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
-		return fmt.Errorf("uncompressing it: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, configs.HumanSize(maxWindow))
+		return fmt.Errorf("uncompressing the layer: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, configs.HumanSize(maxWindow))
 	case errors.Is(err, zstd.ErrUnknownDictionary):
-		return errors.New("uncompressing it: it was compressed with a zstd dictionary, which containerd does not support: have the image pushed again without one")
+		return errors.New("uncompressing the layer: it was compressed with a zstd dictionary, which containerd does not support: have the image pushed again without one")
 	}
-	return fmt.Errorf("uncompressing it: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
+	return fmt.Errorf("uncompressing the layer: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
 
 // unpacker limits the uncompressing of one image's layers.
@@ -270,7 +270,7 @@ func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l L
 	}
 	var de *fetch.DigestError
 	if errors.As(err, &de) && de.Want == diff {
-		return fmt.Errorf("its uncompressed bytes do not match the diffID in the image's config: %v; have the image pushed again", err)
+		return fmt.Errorf("the uncompressed bytes do not match the diffID in the image's config: %v; have the image pushed again", err)
 	}
 	return err
 }

@@ -121,7 +121,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 			return nil, fmt.Errorf("%s: %w", label(named), err)
 		}
 		if p.Ref.Digest != "" && p.Ref.Digest != ref.Digest {
-			return nil, fmt.Errorf("%s: its ref and its field digest (%s) have different digests: keep one of them", label(named), img.Digest)
+			return nil, fmt.Errorf("%s: ref and the field digest (%s) have different digests: keep one of them", label(named), img.Digest)
 		}
 	}
 	src, err := sources.get(ctx, img)
@@ -218,7 +218,7 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 		FSLayers  json.RawMessage `json:"fsLayers"`
 	}
 	if err := json.Unmarshal(raw, &parts); err != nil {
-		return manifestDoc{}, fmt.Errorf("it is not a manifest in JSON: %w; the source is damaged, or has no images: use another", plainJSON(err))
+		return manifestDoc{}, fmt.Errorf("not a manifest in JSON: %w; the source is damaged, or has no images: use another", plainJSON(err))
 	}
 	called := *mediaType
 	*mediaType = parts.MediaType
@@ -231,7 +231,7 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	doc := manifestDoc{}
 	switch {
 	case len(parts.FSLayers) > 0, strings.HasPrefix(*mediaType, "application/vnd.docker.distribution.manifest.v1"):
-		return doc, errors.New("it is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
+		return doc, errors.New("this is a docker schema 1 manifest, which containerd no longer runs; push the image again with a current tool")
 	case isIndex(called) && isManifest(*mediaType):
 		return doc, errIsManifest
 	case isManifest(called) && isIndex(*mediaType):
@@ -251,12 +251,12 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 		err := readStrict(raw, &m)
 		return manifestDoc{Config: m.Config, Layers: m.Layers}, err
 	}
-	return doc, fmt.Errorf("its media type %q is neither a manifest nor an index of a container image; name an image", *mediaType)
+	return doc, fmt.Errorf("the media type %q is neither a manifest nor an index of a container image; name an image", *mediaType)
 }
 
 var (
-	errIsManifest = errors.New("its descriptor says index, but it is a manifest; have the image pushed again")
-	errIsIndex    = errors.New("its descriptor says manifest, but it is an index; have the image pushed again")
+	errIsManifest = errors.New("the descriptor says index, but the blob is a manifest; have the image pushed again")
+	errIsIndex    = errors.New("the descriptor says manifest, but the blob is an index; have the image pushed again")
 )
 
 // readStrict decodes a document into containerd's own type: containerd could not run an image that
@@ -432,9 +432,9 @@ func (r *indexReader) nothing() error {
 		return fmt.Errorf("more than %d of its entries have no platform; name one of them by its digest", maxIndexDoc)
 	}
 	if len(r.have) == 0 {
-		return fmt.Errorf("it has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)
+		return fmt.Errorf("the image has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)
 	}
-	return fmt.Errorf("it has nothing for linux/%s, only for %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
+	return fmt.Errorf("the image has nothing for linux/%s, only for %s; choose an image for this architecture, or build the disk image for another arch", r.arch, strings.Join(r.have, ", "))
 }
 
 // platformName returns the name of a platform for messages.
@@ -472,13 +472,13 @@ func fits(p ocispec.Platform, arch string) bool {
 func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, doc manifestDoc, arch string, platformKnown bool) error {
 	for _, d := range append([]ocispec.Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
-			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it lists %s with the size %d; have the image pushed again", d.Digest, d.Size))
+			return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("the manifest lists %s with the size %d; have the image pushed again", d.Digest, d.Size))
 		}
 	}
 	var err error
 	p.Config, err = listed("config", doc.Config, ref, src)
 	if !isConfig(p.Config.MediaType) {
-		return badBlob("config", p.Config, ref, src, fmt.Errorf("its media type %q is not a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
+		return badBlob("config", p.Config, ref, src, fmt.Errorf("the media type %q is not that of a container image's config; this is another kind of artifact and cannot be run; name an image", p.Config.MediaType))
 	}
 	if err != nil {
 		return err
@@ -504,10 +504,10 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	}
 	diffIDs := image.RootFS.DiffIDs
 	if len(diffIDs) != len(doc.Layers) {
-		return fail("it lists %s, but the manifest lists %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
+		return fail("the config lists %s, but the manifest lists %d; have the image pushed again", configs.Count(len(diffIDs), "layer"), len(doc.Layers))
 	}
 	if len(doc.Layers) > maxLayers {
-		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))
+		return badBlob("manifest", p.Manifest, ref, src, fmt.Errorf("the image has %d layers, but the kernel's overlayfs stacks at most %d: have the image built with fewer", len(doc.Layers), maxLayers))
 	}
 	var errs []error
 	for i, l := range doc.Layers {

@@ -57,10 +57,10 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
 	sha := d.Digest.Hex()
 	if d.Size < 0 {
-		return fail(fmt.Errorf("its size is given as %d; have the image pushed again", d.Size))
+		return fail(fmt.Errorf("the size is given as %d; have the image pushed again", d.Size))
 	}
 	if d.Size > maxDoc {
-		return fail(fmt.Errorf("it claims %d bytes; at most %d are accepted", d.Size, maxDoc))
+		return fail(fmt.Errorf("the descriptor lists a size of %d bytes; at most %d are accepted", d.Size, maxDoc))
 	}
 	if !c.Has(sha) {
 		err := src.fetch(ctx, ref, d, func(r io.Reader) error {
@@ -90,7 +90,7 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 // on.
 func checkSize(d Descriptor, size int64) error {
 	if size != d.Size {
-		return fmt.Errorf("it has %d bytes, but its descriptor says %d: have the image pushed again", size, d.Size)
+		return fmt.Errorf("the blob has %d bytes, but the descriptor says %d: have the image pushed again", size, d.Size)
 	}
 	return nil
 }

@@ -14,10 +14,10 @@ import (
 // each with lsetxattr(2): it ignores unknown namespaces, and fails if the kernel rejects a value.
 func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
-		return false, fmt.Errorf("its name has %d bytes: want 1 to %d, and no zero byte", len(name), maxName)
+		return false, fmt.Errorf("the name has %d bytes: want 1 to %d, and no zero byte", len(name), maxName)
 	}
 	if len(value) > maxXattr {
-		return false, fmt.Errorf("its %d bytes are more than the %d that Linux allows", len(value), maxXattr)
+		return false, fmt.Errorf("the value has %d bytes, more than the %d that Linux allows", len(value), maxXattr)
 	}
 	namespace, rest, _ := strings.Cut(name, ".")
 	switch {
@@ -28,7 +28,7 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 		// systems.
 		return false, nil
 	case rest == "":
-		return false, errors.New("it has no name after its namespace")
+		return false, errors.New("there is no name after the namespace")
 	case name == xattrCaps:
 		return true, tree.CheckCapability(name, value)
 	case namespace == "user":
@@ -56,11 +56,11 @@ func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	case len(b) == 0:
 		return false, nil
 	case len(b) < 4:
-		return false, fmt.Errorf("its %d bytes are not a POSIX ACL", len(b))
+		return false, fmt.Errorf("the value of %d bytes is not a POSIX ACL", len(b))
 	case binary.LittleEndian.Uint32(b) != 2:
 		return false, nil // another version: the kernel ignores it like an unknown namespace
 	case len(b)%8 != 4:
-		return false, fmt.Errorf("its %d bytes are not a POSIX ACL", len(b))
+		return false, fmt.Errorf("the value of %d bytes is not a POSIX ACL", len(b))
 	case len(b) == 4:
 		return false, nil
 	case name == xattrDefault && !e.IsDir():
@@ -79,19 +79,19 @@ func validACL(b []byte) error {
 		many := tag == aclUser || tag == aclGroup
 		switch {
 		case !slices.Contains([]uint16{aclUserObj, aclUser, aclGroupObj, aclGroup, aclMask, aclOther}, tag):
-			return fmt.Errorf("its ACL has an entry with the unknown tag %#x", tag)
+			return fmt.Errorf("the ACL has an entry with the unknown tag %#x", tag)
 		case perm&^7 != 0:
-			return fmt.Errorf("its ACL has an entry with the permissions %#o", perm)
+			return fmt.Errorf("the ACL has an entry with the permissions %#o", perm)
 		case tag < last || tag == last && !many:
-			return errors.New("the entries of its ACL are out of order")
+			return errors.New("the entries of the ACL are out of order")
 		case many && id == noOwner:
-			return errors.New("its ACL has an entry without a user or group")
+			return errors.New("the ACL has an entry without a user or group")
 		}
 		last, named, mask = tag, named || many, mask || tag == aclMask
 		seen[tag] = true
 	}
 	if !seen[aclUserObj] || !seen[aclGroupObj] || !seen[aclOther] || named && !mask {
-		return errors.New("its ACL is incomplete")
+		return errors.New("the ACL is incomplete")
 	}
 	return nil
 }

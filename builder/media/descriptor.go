@@ -35,7 +35,7 @@ func (c *Descriptor) SignedBy(keys []string) (string, error) {
 
 // ErrNotGolden means that an image contains data that its build did not write. Such data may be
 // secret.
-var ErrNotGolden = errors.New("it is not a golden image")
+var ErrNotGolden = errors.New("not a golden image")
 
 // Hold locks the image against stamping until Close.
 func (m *Image) Hold() error {
@@ -63,17 +63,17 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	}
 	switch s := i.Slot; {
 	case s.State == SlotDamaged:
-		return Descriptor{}, fmt.Errorf("%w: its slot cannot be read (%s): use a copy of the golden image, or build it again", ErrNotGolden, s.Error)
+		return Descriptor{}, fmt.Errorf("%w: the slot cannot be read (%s): use a copy of the golden image, or build it again", ErrNotGolden, s.Error)
 	case s.State == SlotInventory:
-		return Descriptor{}, fmt.Errorf("%w: it is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
+		return Descriptor{}, fmt.Errorf("%w: the image is stamped with an Inventory, which has join tokens: %s", ErrNotGolden, fix)
 	case s.State == SlotSite:
-		return Descriptor{}, fmt.Errorf("%w: it is stamped with %s, which has a join token: %s", ErrNotGolden, who, fix)
+		return Descriptor{}, fmt.Errorf("%w: the image is stamped with %s, which has a join token: %s", ErrNotGolden, who, fix)
 	case len(s.Files) > 0:
-		return Descriptor{}, fmt.Errorf("%w: its slot has %s, which no golden image has: %s", ErrNotGolden, s.Files[0].Name, fix)
+		return Descriptor{}, fmt.Errorf("%w: the slot has %s, which no golden image has: %s", ErrNotGolden, s.Files[0].Name, fix)
 	case s.Report != "":
-		return Descriptor{}, fmt.Errorf("%w: a machine has booted it and wrote a report into it: %s", ErrNotGolden, fix)
+		return Descriptor{}, fmt.Errorf("%w: a machine has booted the image and wrote a report into it: %s", ErrNotGolden, fix)
 	case s.Golden == "":
-		return Descriptor{}, fmt.Errorf("%w: its slot has no golden digest: use a copy of the golden image, or build it again", ErrNotGolden)
+		return Descriptor{}, fmt.Errorf("%w: the slot has no golden digest: use a copy of the golden image, or build it again", ErrNotGolden)
 	}
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -98,14 +98,14 @@ func (m *Image) Descriptor() (Descriptor, error) {
 // have old data after the last partition, which no digest covers.
 func (m *Image) neverFlashed() error {
 	if m.ownGUIDs() {
-		return errors.New("it is a flashed disk with its own GUIDs")
+		return errors.New("this is a flashed disk with its own GUIDs")
 	}
 	end := int64(0)
 	for _, p := range m.table.Partitions {
 		end = max(end, p.Start+p.Size)
 	}
 	if m.size != m.table.Size || m.size-end > disk.Align {
-		return fmt.Errorf("it is on a larger disk, of %d MiB, and old data after the image would be pushed too: push the image file", m.size>>20)
+		return fmt.Errorf("the image is on a larger disk, of %d MiB, and old data after the image would be pushed too: push the image file", m.size>>20)
 	}
 	return nil
 }
@@ -118,11 +118,11 @@ func leftovers(slot *io.SectionReader) error {
 		return err
 	}
 	if hasToken(b) || bytes.Contains(b, []byte(" PRIVATE KEY-----")) {
-		return errors.New("a Site was deleted from its slot, and its token or keys can still be read there: use the golden image that it was made from")
+		return errors.New("a Site was deleted from the slot, and its token or keys can still be read there: use the golden image that it was made from")
 	}
 	fsys, err := fat.Open(bytes.NewReader(b))
 	if err == nil && fsys.Size() != slot.Size() {
-		err = fmt.Errorf("its slot's file system has %d bytes, expected %d: copy or build the image again", fsys.Size(), slot.Size())
+		err = fmt.Errorf("the slot's file system has %d bytes, expected %d: copy or build the image again", fsys.Size(), slot.Size())
 	}
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func leftovers(slot *io.SectionReader) error {
 	// free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
-			return errors.New("a file was deleted from its slot, and can still be read there: use the golden image that it was made from")
+			return errors.New("a file was deleted from the slot, and can still be read there: use the golden image that it was made from")
 		}
 		return nil
 	})
@@ -259,7 +259,7 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	}
 	if last := z.Entry(z.Frames() - 1); last.Offset+last.Compressed != size-int64(len(tail)) {
 		z.Close()
-		return nil, errors.New("its frame table is not at its end")
+		return nil, errors.New("the frame table is not at the end of the image")
 	}
 	n := (z.Size() + disk.Align - 1) / disk.Align
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
@@ -321,11 +321,11 @@ func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 // computed.
 func (m *Image) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
-		return fmt.Errorf("verifying image %s: %w: its frame table differs from the frame table in its config", m.path, ErrNotOurs)
+		return fmt.Errorf("verifying image %s: %w: the frame table of the image differs from the frame table in the config", m.path, ErrNotOurs)
 	}
 	for i := range c.z.Frames() {
 		if m.z.Entry(i) != c.z.Entry(i) {
-			return fmt.Errorf("verifying image %s: %w: its frame table differs from the frame table in its config", m.path, ErrNotOurs)
+			return fmt.Errorf("verifying image %s: %w: the frame table of the image differs from the frame table in the config", m.path, ErrNotOurs)
 		}
 	}
 	if err := m.aligned(); err != nil {

@@ -193,9 +193,9 @@ func (f *Flash) layout() error {
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
-		errs = append(errs, fmt.Errorf("it has %d MiB and the installer needs %d MiB: use a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
+		errs = append(errs, fmt.Errorf("the disk has %d MiB, but the installer needs %d MiB: use a larger one", f.o.Size>>20, (f.End+tailRoom)>>20))
 	} else if f.o.Size < f.End+tailRoom {
-		errs = append(errs, fmt.Errorf("the disk has %d MiB and the image needs %d MiB: use a larger disk, or build a smaller image (disk.root, disk.data, disk.reserve)",
+		errs = append(errs, fmt.Errorf("the disk has %d MiB, but the image needs %d MiB: use a larger disk, or build a smaller image (disk.root, disk.data, disk.reserve)",
 			f.o.Size>>20, (f.End+tailRoom)>>20))
 	}
 	if have := f.m.table.SectorSize; f.o.Sector != 0 && f.o.Sector != have {
@@ -203,7 +203,7 @@ func (f *Flash) fits() error {
 		if f.o.Sector == gpt.Sector512 {
 			fix = "build it without disk.sector"
 		}
-		errs = append(errs, fmt.Errorf("the image is for disks with sectors of %d bytes, this one has sectors of %d: %s", have, f.o.Sector, fix))
+		errs = append(errs, fmt.Errorf("the image is for disks with sectors of %d bytes, but this disk has sectors of %d: %s", have, f.o.Sector, fix))
 	}
 	return errors.Join(errs...)
 }

@@ -66,7 +66,7 @@ func (p *Payload) Close() { p.f.Close() }
 func (p *Payload) take() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
-		return fmt.Errorf("it is for %s, whose firmware cannot start installers: write it to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
+		return fmt.Errorf("the image is for %s, whose firmware cannot start installers: write the image to the board's card or drive with edgebake flash", strings.Join(boards, " and "))
 	}
 	sum := sha256.Sum256(p.f.slot)
 	p.SlotSum = hex.EncodeToString(sum[:])
@@ -142,7 +142,7 @@ func (p *Payload) Verify(ctx context.Context, progress func(step string, done, t
 		err = unreadable(err)
 	}
 	if err == nil && got.Golden != p.Slot.Golden {
-		err = fmt.Errorf("%w: it is damaged, or has booted; copy or build it again", notAsBuilt(got, p.Slot))
+		err = fmt.Errorf("%w: the image is damaged, or has booted; copy or build it again", notAsBuilt(got, p.Slot))
 	}
 	if err != nil {
 		return fmt.Errorf("verifying image %s: %w", p.f.m.path, err)

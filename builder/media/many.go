@@ -201,7 +201,7 @@ func ReadSlotFile(path string) (*slot.Contents, error) {
 	defer f.Close()
 	st, err := f.Stat()
 	if err == nil && st.Mode().IsRegular() && st.Size() != ondisk.SlotSize {
-		err = fmt.Errorf("it has %d bytes, a slot has %d: name a file that edgebake stamp --slots made", st.Size(), ondisk.SlotSize)
+		err = fmt.Errorf("the file has %d bytes, but a slot has %d: name a file that edgebake stamp --slots made", st.Size(), ondisk.SlotSize)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading slot %s: %w", path, err)

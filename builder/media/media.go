@@ -198,7 +198,7 @@ func (m *Image) readDisk() error {
 	var err error
 	m.table, err = gpt.Read(m, m.size)
 	if cut := (*gpt.TruncatedError)(nil); errors.As(err, &cut) && ours(m) != nil {
-		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
+		return &partError{fmt.Errorf("the edgebake image is cut short: it has %d of %d bytes: copy it again", cut.Size, cut.Disk)}
 	} else if what := m.relative(); err != nil && what != "" {
 		return fmt.Errorf("%w: it is %s", ErrNotOurs, what)
 	} else if errors.Is(err, gpt.ErrNoTable) {
@@ -225,11 +225,11 @@ func (m *Image) notSeekable(err error) error {
 	case format.Newer:
 		return &partError{fmt.Errorf("%s: use that edgebake, or a newer one", format.Problem)}
 	case format.NoTable && seekable.IsFrame(head):
-		return &partError{fmt.Errorf("it is an edgebake image that is cut short: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
+		return &partError{fmt.Errorf("the edgebake image is cut short: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
 	case format.NoTable:
-		return &partError{errors.New("it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again")}
+		return &partError{errors.New("another program compressed this edgebake image: decompress it first (zstd -d), or build it again")}
 	}
-	return &partError{fmt.Errorf("it is an edgebake image that is damaged: %s: copy or build it again", format.Problem)}
+	return &partError{fmt.Errorf("the edgebake image is damaged: %s: copy or build it again", format.Problem)}
 }
 
 // relative returns a description of a file that edgebake makes but that is not a disk, such as a
@@ -364,10 +364,10 @@ func (m *Image) readInfo() error {
 		return fmt.Errorf("%w: %w; it is damaged, copy or build it again", ErrNotOurs, err)
 	}
 	if err := json.Unmarshal(m.infoText, &m.info); err != nil {
-		return fmt.Errorf("its %s is damaged: %w: copy or build the image again", ondisk.ESPImageInfo, err)
+		return fmt.Errorf("%s of the image is damaged: %w: copy or build the image again", ondisk.ESPImageInfo, err)
 	}
 	if m.info.Version < 1 {
-		return fmt.Errorf("its %s has no version: it is damaged, copy or build the image again", ondisk.ESPImageInfo)
+		return fmt.Errorf("%s of the image has no version: it is damaged, copy or build the image again", ondisk.ESPImageInfo)
 	}
 	if m.info.Version > ondisk.ImageInfoVersion {
 		return fmt.Errorf("a newer edgebake made it: %s has version %d, and this edgebake knows %d: use that edgebake, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)

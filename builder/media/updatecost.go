@@ -145,7 +145,7 @@ func (m *Image) updateIndex() (*update.Image, error) {
 func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
-		return nil, fmt.Errorf("its index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
+		return nil, fmt.Errorf("the chunk index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
 	}
 	c := &UpdateCost{Index: i.Head, Requests: 1 + i.Requests, Image: m.stored, Signed: i.Signature != ""}
 	c.Root = c.spans(i, root, root.Missing(have.has))
@@ -167,7 +167,7 @@ func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have seeds) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
-		return fmt.Errorf("the index lacks partition %s: build it again", ondisk.LabelData)
+		return fmt.Errorf("the chunk index lacks partition %s: build it again", ondisk.LabelData)
 	}
 	now := &store.State{}
 	if p, err := old.partition(ondisk.LabelData); err != nil {

@@ -48,7 +48,7 @@ func (m *Image) Verify(ctx context.Context, progress func(done, total int64), sp
 
 // unreadable returns the error for an image whose bytes cannot be decompressed.
 func unreadable(err error) error {
-	return fmt.Errorf("%w: it is damaged or cut short: copy or build it again", err)
+	return fmt.Errorf("%w: the image is damaged or cut short: copy or build it again", err)
 }
 
 // verifyWith checks the image with the digests that digest computes.
@@ -118,7 +118,7 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	default:
 		where = "partitions " + strings.Join(differ, ", ") + " are not as they were built: "
 	}
-	return fmt.Errorf("%sits golden digest is %s, but it was built with %s", where, got.Golden, built.Golden)
+	return fmt.Errorf("%sthe golden digest of the image is %s, but it was built with %s", where, got.Golden, built.Golden)
 }
 
 // gaps checks that all bytes outside of the partitions and the table are zero. On a larger device,
@@ -177,7 +177,7 @@ func (m *Image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
 	if len(found) != len(m.info.Partitions) {
-		return fmt.Errorf("it has %s, but it was built with %d", configs.Count(len(found), "partition"), len(m.info.Partitions))
+		return fmt.Errorf("the image has %s, but it was built with %d", configs.Count(len(found), "partition"), len(m.info.Partitions))
 	}
 	for i, want := range m.info.Partitions {
 		if got := found[i]; got.Label != want.Label || got.GUID != want.GUID && !own || got.Start != want.Start || got.Size != want.Size {
@@ -232,11 +232,11 @@ func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 		return err // machines reject an index without a signature
 	}
 	if _, err := slot.VerifyIndex(i.Body, i.Signature, keys); err != nil {
-		return fmt.Errorf("the index of its chunks: %w", err)
+		return fmt.Errorf("the chunk index: %w", err)
 	}
 	err = i.Decode()
 	if x := i.Index; x != nil && (x.Golden != info.Golden || !bytes.Equal(x.ImageInfo, m.infoText)) {
-		return errors.New("the index of its chunks belongs to another image, to which a machine would be updated: copy or build the image again")
+		return errors.New("the chunk index belongs to another image, to which a machine would be updated: copy or build the image again")
 	}
 	return err
 }

@@ -249,7 +249,7 @@ func Decode(data []byte) (*Plan, error) {
 		return nil, err
 	}
 	if id != f.ID {
-		return nil, fmt.Errorf("reading the plan: it was edited: its id is %q, its contents have %q; %s", f.ID, id, again)
+		return nil, fmt.Errorf("reading the plan: it was edited: its id is %q, but its contents give %q; %s", f.ID, id, again)
 	}
 	return p, nil
 }

@@ -111,7 +111,7 @@ func (a authFile) Resolve(target authn.Resource) (authn.Authenticator, error) {
 	for _, key := range keys {
 		c, err := a.GetAuthConfig(key)
 		if helper := missingHelper(err); helper != "" {
-			return nil, fmt.Errorf("%w %s: its credential helper %s is not installed", ErrAuthFile, a.Filename, helper)
+			return nil, fmt.Errorf("%w %s: the credential helper %s is not installed", ErrAuthFile, a.Filename, helper)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%w %s: getting the login of %s from its credential helper: %w", ErrAuthFile, a.Filename, key, err)

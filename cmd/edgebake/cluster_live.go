@@ -35,7 +35,7 @@ func (a *address) Type() string   { return "string" }
 
 func (a *address) Set(s string) error {
 	if _, err := netip.ParseAddr(s); err != nil && s != "" {
-		return errors.New("it is not an IP address")
+		return errors.New("not an IP address")
 	}
 	*a = address(s)
 	return nil

@@ -63,18 +63,18 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	}
 	raw, err := base64.StdEncoding.DecodeString(packed.Reveal())
 	if err != nil {
-		return nil, errors.New("it is not base64")
+		return nil, errors.New("not base64")
 	}
 	z, err := gzip.NewReader(bytes.NewReader(raw))
 	if err != nil {
-		return nil, errors.New("it is not gzip data")
+		return nil, errors.New("not gzip data")
 	}
 	text, err := io.ReadAll(io.LimitReader(z, maxManifests+1))
 	switch {
 	case err != nil:
-		return nil, errors.New("it is damaged")
+		return nil, errors.New("damaged gzip data")
 	case len(text) > maxManifests:
-		return nil, fmt.Errorf("it has more than %d MiB when unpacked", maxManifests>>20)
+		return nil, fmt.Errorf("more than %d MiB when unpacked", maxManifests>>20)
 	}
 	var all []File
 	dec := json.NewDecoder(bytes.NewReader(text))
@@ -89,7 +89,7 @@ func Unpack(packed strict.Secret) ([]File, error) {
 			return nil, errNoManifests
 		}
 		if len(all) == maxManifestFiles {
-			return nil, fmt.Errorf("it has more than %d files", maxManifestFiles)
+			return nil, fmt.Errorf("more than %d files", maxManifestFiles)
 		}
 		all = append(all, m)
 	}
@@ -99,13 +99,13 @@ func Unpack(packed strict.Secret) ([]File, error) {
 	return all, nil
 }
 
-var errNoManifests = errors.New("it is not a list of manifests")
+var errNoManifests = errors.New("not a list of manifests")
 
 // CheckPacked reports the problems of packed manifests.
 func CheckPacked(path string, packed strict.Secret, probs *strict.Problems) {
 	all, err := Unpack(packed)
 	if err != nil {
-		probs.Add(path, "%v: `edgebake cluster sites` writes it", err)
+		probs.Add(path, "%v: `edgebake cluster sites` writes this field", err)
 	}
 	for _, m := range all {
 		if len(*probs) > strict.MaxProblems {

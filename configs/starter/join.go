@@ -54,7 +54,7 @@ var unusableFlags = []string{"--config", "--discovery-file", "--discovery-token"
 func joinArgs(words []string) (args []joinArg, err error) {
 	for ; len(words) > 0; words = words[1:] {
 		if dash := strings.TrimLeft(words[0], "–—−"); dash != words[0] {
-			return nil, fmt.Errorf("it has %q, whose dashes a text program has changed: write --%s, or copy the line from the terminal", words[0], dash)
+			return nil, fmt.Errorf("the line has %q, whose dashes a text program has changed: write --%s, or copy the line from the terminal", words[0], dash)
 		}
 		flag, value, hasValue := strings.Cut(words[0], "=")
 		if !strings.HasPrefix(flag, "-") {
@@ -62,7 +62,7 @@ func joinArgs(words []string) (args []joinArg, err error) {
 			continue
 		}
 		if slices.Contains(unusableFlags, flag) {
-			return nil, fmt.Errorf("it has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
+			return nil, fmt.Errorf("the line has %s: give a line with --token and --discovery-token-ca-cert-hash, as `kubeadm token create --print-join-command` prints it", flag)
 		}
 		if !hasValue && len(words) > 1 && !slices.Contains(joinSwitches, flag) && !strings.HasPrefix(words[1], "-") {
 			words, value = words[1:], words[1]
@@ -108,11 +108,11 @@ func (in *Input) setMasters(bare []string) error {
 	case len(others) == 0:
 		return nil
 	case slices.ContainsFunc(others, isServer):
-		return errors.New("it names two API servers: give one, and add the others to masters in site.yaml")
+		return errors.New("the line names two API servers: give one, and add the others to masters in site.yaml")
 	case len(others) == 1:
-		return errors.New("it has a word that is neither a flag, a flag's value nor an API server (host:port): remove it")
+		return errors.New("the line has a word that is neither a flag, a flag's value nor an API server (host:port): remove it")
 	}
-	return fmt.Errorf("it has %d words that are neither flags, flags' values nor API servers (host:port): remove them", len(others))
+	return fmt.Errorf("the line has %d words that are neither flags, flags' values nor API servers (host:port): remove them", len(others))
 }
 
 // set sets the fields for one argument of a join command.
@@ -140,9 +140,9 @@ func (in *Input) set(a joinArg) error {
 		case slices.Contains(joinOnBoard, a.flag):
 			in.LeftOut = append(in.LeftOut, a.flag)
 		case field != "":
-			return fmt.Errorf("it has %s, which init cannot use: remove it, and set %s in site.yaml", a.flag, field)
+			return fmt.Errorf("the line has %s, which init cannot use: remove it, and set %s in site.yaml", a.flag, field)
 		default:
-			return fmt.Errorf("it has %s, which init cannot use: remove it, and look for the field of the Site with `edgebake explain site`", a.flag)
+			return fmt.Errorf("the line has %s, which init cannot use: remove it, and look for the field of the Site with `edgebake explain site`", a.flag)
 		}
 	}
 	return nil
@@ -156,9 +156,9 @@ func (in *Input) isYurt() bool {
 func (in *Input) checkJoin() (errs []error) {
 	switch {
 	case in.Token == "":
-		errs = append(errs, errors.New("it has no --token TOKEN: "+forms.TokenWords))
+		errs = append(errs, errors.New("the line has no --token TOKEN: "+forms.TokenWords))
 	case !forms.Token.MatchString(in.Token):
-		errs = append(errs, errors.New("its --token is not a bootstrap token: "+forms.TokenWords))
+		errs = append(errs, errors.New("--token is not a bootstrap token: "+forms.TokenWords))
 	}
 	if len(in.Masters) == 0 {
 		in.Masters = []string{""}
@@ -169,10 +169,10 @@ func (in *Input) checkJoin() (errs []error) {
 		}
 	}
 	if in.isYurt() && in.NodePool == "" {
-		errs = append(errs, fmt.Errorf("it has --node-type %s but no --nodepool-name, which %[1]s nodes need: add it", in.NodeType))
+		errs = append(errs, fmt.Errorf("the line has --node-type %s but no --nodepool-name, which %[1]s nodes need: add it", in.NodeType))
 	}
 	if len(in.CAHashes) == 0 {
-		errs = append(errs, errors.New("it has no "+flagCAHash+" sha256:HEX, with which the machine verifies your cluster"))
+		errs = append(errs, errors.New("the line has no "+flagCAHash+" sha256:HEX, with which the machine verifies your cluster"))
 	}
 	for _, h := range in.CAHashes {
 		if !forms.CAHash.MatchString(h) {
@@ -211,7 +211,7 @@ func joinLine(words []string) (worker []string, err error) {
 		}
 		if i := slices.IndexFunc(line, isControlPlaneFlag); i >= 0 {
 			flag, _, _ := strings.Cut(line[i], "=")
-			err = fmt.Errorf("it has %s, so it is the line for control-plane nodes: use the one for workers", flag)
+			err = fmt.Errorf("the line has %s, so it is for control-plane nodes: use the line for workers", flag)
 			continue
 		}
 		worker = line
@@ -219,7 +219,7 @@ func joinLine(words []string) (worker []string, err error) {
 	}
 	switch {
 	case found > 1:
-		return nil, fmt.Errorf("it has %d join lines for workers: keep one", found)
+		return nil, fmt.Errorf("there are %d join lines for workers: keep one", found)
 	case found == 0:
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func templateError(err error) string {
 		return fmt.Sprintf("the template uses .%s, which is not a field of %s; fields begin with a capital letter, e.g. {{.Name}} or {{.Kubernetes.Version}}", m[1], m[2])
 	}
 	why := strings.TrimPrefix(err.Error(), "template: :")
-	return fmt.Sprintf("rendering the template: %s; its data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)
+	return fmt.Sprintf("rendering the template: %s; the template's data is the Image, e.g. {{.Name}} or {{.Kubernetes.Version}}", why)
 }
 
 // bounded is a buffer with a maximum size.

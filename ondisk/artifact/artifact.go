@@ -52,7 +52,7 @@ type Manifest struct {
 }
 
 // ErrOther means that a reference does not name an edgebake image.
-var ErrOther = errors.New("it is not an image from edgebake push")
+var ErrOther = errors.New("not an image from edgebake push")
 
 // Read decodes a manifest and checks its types, digests and sizes.
 func Read(b []byte) (*Manifest, error) {
@@ -62,7 +62,7 @@ func Read(b []byte) (*Manifest, error) {
 		Config       struct{ MediaType string }
 	}
 	if err := json.Unmarshal(b, &kind); err != nil {
-		return nil, fmt.Errorf("%w: its manifest cannot be read: %w", ErrOther, err)
+		return nil, fmt.Errorf("%w: the manifest cannot be read: %w", ErrOther, err)
 	}
 	switch {
 	case kind.ArtifactType == Type || kind.Config.MediaType == ConfigType:
@@ -76,9 +76,9 @@ func Read(b []byte) (*Manifest, error) {
 	var m Manifest
 	err := json.Unmarshal(b, &m)
 	if bad := (*imageref.DigestError)(nil); errors.As(err, &bad) {
-		return nil, fmt.Errorf("its manifest names a blob %s: push the image again", quoted(bad.Text))
+		return nil, fmt.Errorf("the manifest names a blob %s: push the image again", quoted(bad.Text))
 	} else if err != nil {
-		return nil, fmt.Errorf("its manifest is damaged: %w: push the image again", err)
+		return nil, fmt.Errorf("the manifest is damaged: %w: push the image again", err)
 	}
 	return &m, m.check()
 }
@@ -91,14 +91,14 @@ func (m *Manifest) check() error {
 	all := append([]Descriptor{m.Config}, m.Layers...)
 	for _, d := range all {
 		if d.Digest == "" || d.Size <= 0 || d.Size > MaxStored {
-			return fmt.Errorf("its manifest names a blob %q of %d bytes: %s", d.Digest, d.Size, fix)
+			return fmt.Errorf("the manifest names a blob %q of %d bytes: %s", d.Digest, d.Size, fix)
 		}
 	}
 	switch {
 	case m.Config.Size > MaxConfig:
-		return fmt.Errorf("its config has %d bytes, at most %d are allowed: %s", m.Config.Size, MaxConfig, fix)
+		return fmt.Errorf("the config has %d bytes, at most %d are allowed: %s", m.Config.Size, MaxConfig, fix)
 	case len(m.Layers) == 0:
-		return fmt.Errorf("its manifest names no parts: %s", fix)
+		return fmt.Errorf("the manifest names no parts: %s", fix)
 	}
 	for i, l := range m.Layers {
 		if l.MediaType != PartType {

@@ -127,13 +127,13 @@ func (x *Index) Seal(sign func(body []byte) (string, error)) ([]byte, error) {
 }
 
 // errDamaged means that the index cannot be decoded.
-var errDamaged = errors.New("the index of its chunks is damaged: copy or build the image again")
+var errDamaged = errors.New("the chunk index is damaged: copy or build the image again")
 
 // NewerError means that this program does not support the version of the index.
 type NewerError struct{ Version uint32 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("a newer edgebake made it: the index of its chunks has version %d, and this edgebake knows %d: use that edgebake, or a newer one", e.Version, Version)
+	return fmt.Sprintf("a newer edgebake made this image: the chunk index has version %d, and this edgebake knows %d: use that edgebake, or a newer one", e.Version, Version)
 }
 
 // Open splits the content of the frame with the index into the encoded index and its signature. It

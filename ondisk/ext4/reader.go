@@ -75,7 +75,7 @@ func (r *Reader) open() error {
 	}
 	s := superblock(b)
 	if s.u16(0x38) != superMagic {
-		return errors.New("it has no ext4 superblock")
+		return errors.New("there is no ext4 superblock")
 	}
 	if err := s.supported(); err != nil {
 		return err
@@ -93,7 +93,7 @@ func (r *Reader) open() error {
 		return errors.New("superblock: the sizes contradict each other")
 	}
 	if err := r.readAt(make([]byte, 1), r.blocks*blockSize-1); err != nil {
-		return fmt.Errorf("it is truncated, the file system has %d bytes: %w", r.blocks*blockSize, err)
+		return fmt.Errorf("truncated, the file system has %d bytes: %w", r.blocks*blockSize, err)
 	}
 	r.info = s.info()
 	return r.readGroups(groups)
@@ -109,14 +109,14 @@ func (s superblock) u32(at int) int64 { return int64(le.Uint32(s[at:])) }
 func (s superblock) supported() error {
 	compat, incompat, ro := s.u32(0x5c), s.u32(0x60), s.u32(0x64)
 	if extra := incompat &^ readIncompat; extra != 0 {
-		return fmt.Errorf("it has features that this reader does not know (%#x)", extra)
+		return fmt.Errorf("the file system has features that this reader does not know (%#x)", extra)
 	}
 	const need = incompatExtents | incompat64Bit | incompatFileType | incompatCsumSeed
 	if compat&compatJournal == 0 || incompat&need != need || ro&roMetadataCsum == 0 {
-		return errors.New("it lacks features of edgebake's file systems: another program made it")
+		return errors.New("features of edgebake's file systems are missing: another program made this one")
 	}
 	if s.u32(0x18) != 2 || s.u16(0x58) != inodeSize || s.u16(0xfe) != descSize || s.u32(0x20) != blocksPerGroup || s[0x175] != crc32cChecksum {
-		return errors.New("its blocks, groups or inodes have another size than edgebake's: another program made it")
+		return errors.New("blocks, groups or inodes have another size than edgebake's: another program made this file system")
 	}
 	return nil
 }
@@ -343,7 +343,7 @@ func (r *Reader) extents(in *rawInode) ([]extent, error) {
 	return w.out, nil
 }
 
-var errExtentTree = errors.New("its extent tree is damaged")
+var errExtentTree = errors.New("the extent tree is damaged")
 
 // extentWalk collects the written extents of one inode.
 type extentWalk struct {
@@ -364,7 +364,7 @@ func (w *extentWalk) node(b []byte, room, depth int) error {
 		p := b[extentHeader*(i+1):]
 		// Require ascending blocks, so that the walk ends whatever the blocks contain.
 		if int64(le.Uint32(p)) < w.next {
-			return errors.New("its extents overlap")
+			return errors.New("extents overlap")
 		}
 		var err error
 		if depth > 0 {

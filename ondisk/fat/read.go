@@ -205,10 +205,10 @@ func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error))
 			if size < 0 && steps > 0 && int64(c) >= r.g.clusters+2 {
 				break
 			}
-			return fmt.Errorf("its chain of clusters ends %d bytes early", left)
+			return fmt.Errorf("the chain of clusters ends %d bytes early", left)
 		}
 		if c == noted {
-			return errors.New("its chain of clusters is a loop")
+			return errors.New("the chain of clusters is a loop")
 		}
 		if steps == next {
 			noted, next = c, next*2

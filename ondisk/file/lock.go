@@ -23,7 +23,7 @@ func Lock(f *os.File, exclusive bool) error {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return ErrLocked
 	case err != nil:
-		return fmt.Errorf("its file system cannot lock files (%w): use a local disk", err)
+		return fmt.Errorf("the file system cannot lock files (%w): use a local disk", err)
 	}
 	return nil
 }

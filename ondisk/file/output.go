@@ -99,7 +99,7 @@ func openOwn(name string) (*os.File, error) {
 		// can change any file in any case.
 		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
 		if foreign || !st.Mode().IsRegular() {
-			err = errors.New("it belongs to another user or is not a regular file: remove it, or write elsewhere")
+			err = errors.New("the file belongs to another user or is not a regular file: remove it, or write elsewhere")
 		}
 	}
 	if err != nil {

@@ -29,7 +29,7 @@ type Claim struct {
 }
 
 // ErrNoClaims means that a stick has no claims file, or no space in it.
-var ErrNoClaims = errors.New("it has no space for the claim of this machine (" + ondisk.SlotClaims + ")")
+var ErrNoClaims = errors.New("no space in " + ondisk.SlotClaims + " for the claim of this machine")
 
 const (
 	claimSize = 512

@@ -88,7 +88,7 @@ func verify(message []byte, signature string, keys []string) (string, error) {
 	}
 	for _, id := range ids {
 		if id == fmt.Sprintf("%X", s.KeyID) {
-			return "", fmt.Errorf("the image's signature by key %s does not match: image.json, the golden digest or the index of its chunks was changed since, or another key has the same ID: do not use the image", id)
+			return "", fmt.Errorf("the image's signature by key %s does not match: image.json, the golden digest or the chunk index was changed since, or another key has the same ID: do not use the image", id)
 		}
 	}
 	return "", fmt.Errorf("the image is signed by key %X, expected %s: another person built it, or the key was replaced", s.KeyID, strings.Join(ids, " or "))

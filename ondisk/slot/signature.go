@@ -21,7 +21,7 @@ import (
 // contains the date.
 
 // ErrUnsigned means that there is no signature.
-var ErrUnsigned = errors.New("it has no signature (" + ondisk.SlotSignature + ")")
+var ErrUnsigned = errors.New("no signature (" + ondisk.SlotSignature + ")")
 
 // Digests returns the message to sign: the number of files, and for each file the length of its
 // name, its name and the SHA-256 of its contents.
@@ -51,7 +51,7 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	}
 	var s minisign.Signature
 	if err := s.UnmarshalText(c.Signature); err != nil {
-		return time.Time{}, fmt.Errorf("its %s is not a minisign signature: sign it again, and copy that file as it is", ondisk.SlotSignature)
+		return time.Time{}, fmt.Errorf("%s is not a minisign signature: sign it again, and copy that file as it is", ondisk.SlotSignature)
 	}
 	var ids []string
 	tried := false
@@ -71,11 +71,11 @@ func (c *Contents) Verify(keys []string) (time.Time, error) {
 	}
 	switch {
 	case tried:
-		return time.Time{}, fmt.Errorf("its signature by key %X does not match: a file was changed, added or left out since, or another key has the same ID: sign it again, and copy all written files to an empty stick", s.KeyID)
+		return time.Time{}, fmt.Errorf("the signature by key %X does not match: a file was changed, added or left out since, or another key has the same ID: sign it again, and copy all written files to an empty stick", s.KeyID)
 	case len(ids) == 0:
-		return time.Time{}, fmt.Errorf("it is signed by key %X, but the Image names no key (sites.keys)", s.KeyID)
+		return time.Time{}, fmt.Errorf("signed by key %X, but the Image names no key (sites.keys)", s.KeyID)
 	}
-	return time.Time{}, fmt.Errorf("it is signed by key %X, but the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
+	return time.Time{}, fmt.Errorf("signed by key %X, but the Image names %s (sites.keys): sign it with a key that the Image names", s.KeyID, strings.Join(ids, ", "))
 }
 
 // signedAt returns the date in a trusted comment.
@@ -91,5 +91,5 @@ func signedAt(comment string) (time.Time, error) {
 			return time.Unix(int64(n), 0).UTC(), nil
 		}
 	}
-	return time.Time{}, errors.New("its signature has no date (" + timestamp + "SECONDS in the trusted comment): sign it with edgebake site sign")
+	return time.Time{}, errors.New("the signature has no date (" + timestamp + "SECONDS in the trusted comment): sign it with edgebake site sign")
 }

@@ -60,7 +60,7 @@ var (
 	ErrNoReport = errors.New("no preallocated report in the slot")
 	// ErrForeign means that the file system is larger than a slot. It is a stick with other files,
 	// which writing a slot would destroy.
-	ErrForeign = errors.New("it is a larger file system, not a slot: remove the Site from it by hand")
+	ErrForeign = errors.New("this is a larger file system, not a slot: remove the Site from it by hand")
 )
 
 // Contents are the contents of a slot.
@@ -212,9 +212,9 @@ func readable(img *image) error {
 	case errors.Is(err, ErrNoSite):
 		return nil
 	case errors.Is(err, errCost):
-		return errors.New("reading it again would take too long: put the files into fewer directories, or into the Image (files, overlays)")
+		return errors.New("reading the slot again would take too long: put the files into fewer directories, or into the Image (files, overlays)")
 	case err != nil:
-		return fmt.Errorf("reading it again: %w", err)
+		return fmt.Errorf("reading the slot again: %w", err)
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func VerifyArchive(r io.ReaderAt, size int64) error {
 	}
 	index, ok := blobs["index.json"]
 	if !ok {
-		return errors.New("it has no index.json")
+		return errors.New("there is no index.json")
 	}
 	var errs []error
 	var follow func(doc *io.SectionReader, what string, depth int)

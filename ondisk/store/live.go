@@ -54,7 +54,7 @@ func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("it cannot be read: %v", p)
+			err = fmt.Errorf("the database cannot be read: %v", p)
 		}
 	}()
 	return f()

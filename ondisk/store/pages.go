@@ -52,7 +52,7 @@ type pages struct {
 // readDatabase reads and checks a whole database.
 func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	if size > maxDatabase {
-		return nil, fmt.Errorf("it has %d bytes, more than the %d that are possible", size, maxDatabase)
+		return nil, fmt.Errorf("the database has %d bytes, more than the %d that are possible", size, maxDatabase)
 	}
 	p := &pages{file: file, size: size, seen: map[uint64]bool{0: true, 1: true}}
 	meta, err := p.meta()
@@ -61,7 +61,7 @@ func readDatabase(file io.ReaderAt, size int64) (*bucket, error) {
 	}
 	p.used = meta.used
 	if int64(p.used) < 0 || int64(p.used) > p.size/p.pageSize {
-		return nil, fmt.Errorf("it is cut short: %d pages are in use, %d bytes are there", p.used, p.size)
+		return nil, fmt.Errorf("the database is cut short: %d pages are in use, but it has only %d bytes", p.used, p.size)
 	}
 	root := &bucket{sequence: meta.sequence}
 	if err := p.tree(meta.root, root, keys{}, 0); err != nil {
@@ -102,7 +102,7 @@ func (p *pages) meta() (metaPage, error) {
 	best := found[0]
 	for _, m := range found[1:] {
 		if m.pageSize != best.pageSize {
-			return metaPage{}, fmt.Errorf("its meta pages have different page sizes, %d and %d", best.pageSize, m.pageSize)
+			return metaPage{}, fmt.Errorf("the meta pages have different page sizes, %d and %d", best.pageSize, m.pageSize)
 		}
 		if m.tx > best.tx {
 			best = m
@@ -136,13 +136,13 @@ func (p *pages) metaAt(at int64) (metaPage, error) {
 	}
 	switch {
 	case le.Uint32(b) != boltMagic:
-		return m, errors.New("it is not a bbolt database")
+		return m, errors.New("not a bbolt database")
 	case le.Uint32(b[4:]) != boltVersion:
-		return m, fmt.Errorf("its format is version %d, expected %d", le.Uint32(b[4:]), boltVersion)
+		return m, fmt.Errorf("the format is version %d, expected %d", le.Uint32(b[4:]), boltVersion)
 	case le.Uint64(b[metaSize-8:]) != h.Sum64():
 		return m, errors.New("a checksum is wrong")
 	case m.pageSize < 1<<10 || m.pageSize > 64<<10 || m.pageSize&(m.pageSize-1) != 0:
-		return m, fmt.Errorf("its page size is %d", m.pageSize)
+		return m, fmt.Errorf("the page size is %d", m.pageSize)
 	}
 	return m, nil
 }
@@ -201,7 +201,7 @@ func (p *pages) tree(id uint64, into *bucket, in keys, depth int) error {
 	case flagLeaf:
 		err = p.leaf(body, count, into, in, depth)
 	default:
-		err = fmt.Errorf("it is of unknown type %#x", flags)
+		err = fmt.Errorf("unknown page type %#x", flags)
 	}
 	if err != nil && depth == 0 {
 		err = fmt.Errorf("below page %d: %w", id, err)
@@ -227,7 +227,7 @@ func (p *pages) branch(body []byte, count int, into *bucket, in keys, depth int)
 		children = append(children, child{key, le.Uint64(e[8:])})
 	}
 	if count == 0 {
-		return errors.New("it is a branch without elements")
+		return errors.New("a branch without elements")
 	}
 	for n, c := range children {
 		below := keys{c.key, in.until}

@@ -52,7 +52,7 @@ func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
 }
 
 // errBusy means that a database was changed while it was read.
-var errBusy = errors.New("it was changed during each attempt to read it")
+var errBusy = errors.New("the database was changed during each attempt to read it")
 
 // readInUse reads a database without its lock. bbolt does not reuse the pages of the last
 // transaction until the next one is complete. So if the transaction number has not changed during
@@ -203,14 +203,14 @@ func readSigned(b *bucket, key string) (int64, error) {
 func (s *State) readMeta(db *bucket) error {
 	v1 := db.find("v1")
 	if v1 == nil {
-		return errors.New("it has no schema v1, so it is not a database of containerd")
+		return errors.New("no schema v1, so it is not a database of containerd")
 	}
 	var err error
 	if s.Schema, err = readSigned(v1, "version"); err != nil {
 		return err
 	}
 	if s.Schema < 1 || s.Schema > NewestSchema {
-		return fmt.Errorf("its schema is version %d, this program knows 1 to %d; a newer edgebake may know it", s.Schema, NewestSchema)
+		return fmt.Errorf("the schema is version %d, but this program knows only 1 to %d; a newer edgebake may know it", s.Schema, NewestSchema)
 	}
 	err = db.find("v1", Namespace, "images").each(func(name string, b *bucket) error {
 		i := Image{Name: name}
@@ -292,7 +292,7 @@ func (s *State) readBackend(db *bucket) error {
 	snaps := db.find("v1", "snapshots")
 	if snaps == nil {
 		if len(s.Snapshots) > 0 {
-			return errors.New("it has no snapshots, but meta.db has some")
+			return errors.New("no snapshots, but meta.db has some")
 		}
 		return nil
 	}

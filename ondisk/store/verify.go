@@ -237,10 +237,10 @@ type manifest struct {
 func (v *verifier) image(img *Image) error {
 	target := v.blobByDigest[img.Digest]
 	if target == nil {
-		return fmt.Errorf("its target %s is missing", img.Digest)
+		return fmt.Errorf("the target %s is missing", img.Digest)
 	}
 	if target.Size != img.Size {
-		return fmt.Errorf("its target has %d bytes, but the record says %d", target.Size, img.Size)
+		return fmt.Errorf("the target has %d bytes, but the record says %d", target.Size, img.Size)
 	}
 	blob, doc, err := v.manifest(target)
 	if err != nil {
@@ -294,14 +294,14 @@ func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 func (v *verifier) unpacked(digest string) error {
 	config := v.blobByDigest[digest]
 	if config == nil {
-		return fmt.Errorf("its config %s is missing", digest)
+		return fmt.Errorf("the config %s is missing", digest)
 	}
 	var c ocispec.Image // decoded as strictly as containerd does
 	if err := v.json(config.Digest, &c); err != nil {
 		return err
 	}
 	if len(c.RootFS.DiffIDs) > maxLayers {
-		return fmt.Errorf("it has %d layers, the kernel's overlayfs stacks at most %d", len(c.RootFS.DiffIDs), maxLayers)
+		return fmt.Errorf("%d layers, but the kernel's overlayfs stacks at most %d", len(c.RootFS.DiffIDs), maxLayers)
 	}
 	chain := ""
 	for n, diff := range c.RootFS.DiffIDs {

@@ -558,7 +558,7 @@ func (p *packer) file(file, name string) error {
 	if n.IsRegular() {
 		value, err := readCapability(file)
 		if err != nil {
-			return fmt.Errorf("reading its file capabilities: %w", err)
+			return fmt.Errorf("reading the file capabilities: %w", err)
 		}
 		if value != "" {
 			n.Xattrs = map[string]string{capability: value}
@@ -574,7 +574,7 @@ func (p *packer) file(file, name string) error {
 	defer f.Close()
 	_, err = io.CopyN(p.tw, f, n.Data.Size)
 	if err == io.EOF {
-		return errors.New("it became shorter while it was read; build again when no program writes to it")
+		return errors.New("the file became shorter while it was read; build again when no program writes to it")
 	}
 	return err
 }

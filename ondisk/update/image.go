@@ -19,8 +19,8 @@ import (
 
 // Errors for images that cannot be used for updates.
 var (
-	ErrNoIndex = errors.New("it has no index of its chunks: build it again as .raw.zst with this edgebake (edgebake build --output NAME.raw.zst)")
-	ErrBoard   = errors.New("it is for boards whose own firmware starts the kernel, and these cannot be updated")
+	ErrNoIndex = errors.New("the image has no chunk index: build it again as .raw.zst with this edgebake (edgebake build --output NAME.raw.zst)")
+	ErrBoard   = errors.New("the image is for boards whose own firmware starts the kernel, and such boards cannot be updated")
 )
 
 // Image is a compressed image that is read through range requests.
@@ -56,7 +56,7 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 		return nil, ErrNoIndex
 	}
 	if index.Size() > chunk.MaxIndex {
-		return nil, fmt.Errorf("the index of its chunks has %d bytes, at most %d are accepted", index.Size(), chunk.MaxIndex)
+		return nil, fmt.Errorf("the chunk index has %d bytes, at most %d are accepted", index.Size(), chunk.MaxIndex)
 	}
 	content, err := io.ReadAll(index)
 	if err != nil {

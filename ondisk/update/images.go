@@ -20,7 +20,7 @@ import (
 const StoreRoot = "lib/containerd"
 
 // ErrArchives means that the container images are archives instead of being unpacked.
-var ErrArchives = errors.New("its container images are archives, which an update cannot use: build it without imageStore.mode: import")
+var ErrArchives = errors.New("the container images are archives, which an update cannot use: build the image without imageStore.mode: import")
 
 // Lacks returns the references of the container images in next that a machine lacks if it runs the
 // system now.

@@ -261,7 +261,7 @@ func readSectors(r io.ReaderAt, size, sector int64, copyOnly bool) (*Table, erro
 			return nil, &TruncatedError{Disk: disk, Size: size}
 		}
 		if disk < headSize+tailSize {
-			return nil, fmt.Errorf("%w: its copy is at sector %d", ErrNoTable, primary.other)
+			return nil, fmt.Errorf("%w: the backup table is at sector %d", ErrNoTable, primary.other)
 		}
 	}
 	tail := make([]byte, tailSize)
@@ -312,7 +312,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 	case le.Uint64(b[24:]) != lba:
 		return nil, fmt.Errorf("%w: the header belongs to another position", ErrNoTable)
 	case le.Uint32(b[80:]) != entries || le.Uint32(b[84:]) != entryBytes:
-		return nil, fmt.Errorf("%w: it has %d entries of %d bytes, not %d of %d",
+		return nil, fmt.Errorf("%w: the table has %d entries of %d bytes, not %d of %d",
 			ErrNoTable, le.Uint32(b[80:]), le.Uint32(b[84:]), entries, entryBytes)
 	}
 	array := uint64(2)
@@ -320,7 +320,7 @@ func parseHeader(b []byte, lba uint64, sector int64) (*header, error) {
 		array = lba - uint64(arraySize/sector)
 	}
 	if le.Uint64(b[72:]) != array {
-		return nil, fmt.Errorf("%w: its entries are at an unusual position", ErrNoTable)
+		return nil, fmt.Errorf("%w: the entries are at an unusual position", ErrNoTable)
 	}
 	return &header{other: le.Uint64(b[32:])}, nil
 }
