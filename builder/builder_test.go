@@ -340,7 +340,7 @@ func TestBuildRefuses(t *testing.T) {
 		}), want: []string{"the base has no systemd", "no initrd for it", "but not its modules"}},
 		{name: "an old systemd", base: with("usr/lib/x86_64-linux-gnu/systemd/libsystemd-shared-252.so", ""), want: []string{"the base has systemd 252", "254 or later"}},
 		{name: "a program that is none", base: with("usr/local/bin/yurthub", "<html>not found</html>"), want: []string{"usr/local/bin/yurthub is not a program for Linux"}},
-		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, but the image for amd64"}},
+		{name: "another architecture", base: with("usr/bin/arm", buildtest.ELF(elf.EM_AARCH64)), want: []string{"usr/bin/arm is for arm64, but the image is for amd64"}},
 		{name: "up and out", base: with("../x", ""), want: []string{"base.tar: ../x", "path leads out of the tree"}},
 		{name: "twice", base: with("usr/bin/su", ""), want: []string{"usr/bin/su: path occurs twice"}},
 		{name: "loop", base: append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeSymlink, Name: "opt", Linkname: "opt"}}), want: []string{"opt/site/notes: symbolic links loop"}},

@@ -159,9 +159,9 @@ func TestWrongForOneArchitecture(t *testing.T) {
 	}
 	_, err := p.buildEach(t, p.jobs(t))
 	for _, want := range []string{
-		"kubernetes.source: programs/arm64/kubelet is for amd64, but the image for arm64",
-		"containerd.source: programs/arm64/ctr is for amd64, but the image for arm64",
-		"agents.firstboot: programs/arm64/firstboot is for amd64, but the image for arm64",
+		"kubernetes.source: programs/arm64/kubelet is for amd64, but the image is for arm64",
+		"containerd.source: programs/arm64/ctr is for amd64, but the image is for arm64",
+		"agents.firstboot: programs/arm64/firstboot is for amd64, but the image is for arm64",
 		"images[0]", "linux/amd64", "not for linux/arm64", "missing.txt",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -179,8 +179,8 @@ func TestWrongForOneArchitecture(t *testing.T) {
 // TestBaseForAnotherArchitecture checks that such a base is rejected before anything is made.
 func TestBaseForAnotherArchitecture(t *testing.T) {
 	p := newProject(t, buildtest.BaseFor("arm64"), nil)
-	const want = "its usr/lib/systemd/systemd is for arm64, but the image for amd64"
-	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; use one for amd64" {
+	const want = "its usr/lib/systemd/systemd is for arm64, but the image is for amd64"
+	if _, err := p.build(t, filepath.Join(t.TempDir(), "x.raw")); err == nil || err.Error() != "base.tar: "+want+"; use a program for amd64" {
 		t.Errorf("%v", err)
 	}
 	// An exported base is rejected as well.

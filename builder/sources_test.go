@@ -245,7 +245,7 @@ func TestReleaseServer(t *testing.T) {
 	}
 	defer o.Cache.Close()
 	again = start(t, p.image(t), o)
-	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "the server has another file") {
+	if err := again.makeInputs(t.Context()); err == nil || !strings.Contains(err.Error(), "input kubelet: ") || !strings.Contains(err.Error(), "the file on the server is not the expected one") {
 		t.Errorf("a changed file: %v", err)
 	}
 

@@ -130,7 +130,7 @@ func TestYurthubStaticPod(t *testing.T) {
 // inputs are pinned, before anything is compiled.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
-		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, but the image for amd64"},
+		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, but the image is for amd64"},
 		"an archive":           {"\x1f\x8b" + strings.Repeat("gz", 100), "programs/yurthub is not a program"},
 		"empty":                {"", "programs/yurthub is not a program"},
 	} {

@@ -68,13 +68,13 @@ func TestASignedStick(t *testing.T) {
 		{"until enrolled", ondisk.SitesUntilEnrolled, key, nil, true, false, "using the Site of stick"},
 		{"never", ondisk.SitesNever, key, nil, false, false, "accepts no Site from a stick (sites.removable: never)"},
 		{"unsigned", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Signature = nil }, false, false,
-			"stick /dev/sdb1 is ignored: it has no signature (site.minisig); the Image accepts signed Sites only"},
+			"stick /dev/sdb1 is ignored: no signature (site.minisig); the Image accepts signed Sites only"},
 		{"unsigned repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Signature = nil }, false, true, "are ignored, since the Image allows repairs only (sites.removable): users, config.ign"},
 		{"unsigned, until enrolled", ondisk.SitesUntilEnrolled, key, func(c *slot.Contents) { c.Signature = nil }, false, false, "unless it is signed by a key that the Image names (edgebake site sign)"},
-		{"another key", ondisk.SitesSigned, other, nil, false, false, "it is signed by key "},
-		{"another key's repair", ondisk.SitesRepair, other, nil, false, true, "stick /dev/sdb1 counts as unsigned: it is signed by key "},
+		{"another key", ondisk.SitesSigned, other, nil, false, false, "signed by key "},
+		{"another key's repair", ondisk.SitesRepair, other, nil, false, true, "stick /dev/sdb1 counts as unsigned: signed by key "},
 		{"tampered", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, false, "a file was changed, added or left out since"},
-		{"tampered repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, true, "counts as unsigned: its signature by key"},
+		{"tampered repair", ondisk.SitesRepair, key, func(c *slot.Contents) { c.Files["site.yaml"] = append(c.Files["site.yaml"], '\n') }, false, true, "counts as unsigned: the signature by key"},
 		{"an extra file", ondisk.SitesSigned, key, func(c *slot.Contents) { c.Files["files/x"] = nil }, false, false, "does not match"},
 		{"a file less", ondisk.SitesSigned, key, func(c *slot.Contents) { delete(c.Files, "config.ign") }, false, false, "does not match"},
 		{"swapped", ondisk.SitesSigned, key, func(c *slot.Contents) {
@@ -120,7 +120,7 @@ func TestABlankMachineAndSignedSites(t *testing.T) {
 	w.Stamp(worldtest.SlotDevice, "")
 	w.admits(ondisk.SitesSigned, key)
 	w.plug(w.Site(worldtest.WithToken))
-	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("it has no signature (site.minisig)") {
+	if err := w.boot(); err == nil || w.Joins > 0 || !w.ConsoleHas("no signature (site.minisig)") {
 		t.Fatalf("%v; kubeadm joined %d times\n%s", err, w.Joins, strings.Join(w.Console, "\n"))
 	}
 	w.signed(key, day(5), nil, map[string]string{"site.yaml": w.Site(worldtest.WithToken)})

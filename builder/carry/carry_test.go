@@ -555,14 +555,14 @@ func TestPullRejects(t *testing.T) {
 		"unknown digest":  {ref: "@sha256:" + strings.Repeat("0", 64), words: []string{"answered 404"}, small: true},
 		"unsigned":        {ref: ":unsigned", keys: []string{public.String()}, words: []string{"has no signature", "nothing was downloaded"}, small: true},
 		"another key":     {ref: ":signed", keys: []string{other.String()}, words: []string{"is signed by key", "nothing was downloaded"}, small: true},
-		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed it", "version 2", "use that edgebake"}, small: true},
-		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but its config lists 99"}, small: true},
+		"newer":           {ref: ":newer", words: []string{"a newer edgebake pushed this image", "version 2", "use the edgebake that pushed it"}, small: true},
+		"sizes":           {ref: ":wrong-size", words: []string{"parts have 100 bytes, but the config lists 99"}, small: true},
 		"no parts":        {ref: ":no-parts", words: []string{"names no parts"}, small: true},
-		"no image":        {ref: ":not-an-image", words: []string{"its config is damaged", "push the image again"}, small: true},
+		"no image":        {ref: ":not-an-image", words: []string{"the config is damaged", "push the image again"}, small: true},
 		"a page":          {ref: ":signed", fault: page, words: []string{"login page"}, small: true},
 		"a Site":          {ref: ":stamped", keys: []string{public.String()}, words: []string{"not a golden image", "join token"}},
-		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"not the one that its config describes"}},
-		"wrong golden":    {ref: ":wrong-golden", words: []string{"not the one that its config describes"}},
+		"other content":   {ref: ":other-content", keys: []string{public.String()}, words: []string{"the image does not match its config"}},
+		"wrong golden":    {ref: ":wrong-golden", words: []string{"the image does not match its config"}},
 		"a bad frame":     {ref: ":spoilt", words: []string{"decompressing frame"}},
 		"a swapped blob":  {ref: ":signed", fault: swapped, words: []string{"part ", "sent bytes that do not match digest sha256:"}},
 		"a key that fits": {ref: ":signed", keys: []string{other.String(), public.String()}},
@@ -575,7 +575,7 @@ func TestPullRejects(t *testing.T) {
 			}
 			io.WriteString(w, strings.Replace(rec.Body.String(), good.Golden[:6], "000000", 1))
 			return true
-		}, words: []string{"fetching its config", "sent bytes that do not match"}, small: true},
+		}, words: []string{"fetching the config", "sent bytes that do not match"}, small: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.faulty(test.fault)
@@ -703,12 +703,12 @@ func TestPushRejects(t *testing.T) {
 	copied := image(t, "i.raw", nil)
 	larger(t, copied, 512, "token")
 	for path, words := range map[string][]string{
-		flashed: {"it is a flashed disk", "use the image that was written to it"},
-		copied:  {"it is on a larger disk", "use the image that was written to it"},
+		flashed: {"this is a flashed disk", "use the image that was written to this disk"},
+		copied:  {"the image is on a larger disk", "use the image that was written to this disk"},
 		stamped: {"stamped with the Site node-{{.MAC}}, which has a join token", "golden image that it was made from"},
 		damaged: {"slot cannot be read"},
 		deleted: {"a Site was deleted"},
-		other:   {"a file was deleted from its slot"},
+		other:   {"a file was deleted from the slot"},
 	} {
 		_, err := Push(t.Context(), path, s.ref(":1"), quick(t))
 		wantError(t, err, append(words, "pushing image "+path)...)
@@ -757,7 +757,7 @@ func TestDamagedImageGetsNoName(t *testing.T) {
 		}
 	}
 	_, err = Push(t.Context(), path, s.ref(":1"), o)
-	wantError(t, err, "its golden digest is")
+	wantError(t, err, "the golden digest of the image is")
 	if got := s.requests("PUT /v2/edge/image/manifests"); len(got) > 0 {
 		t.Errorf("it got a name: %v", got)
 	}

@@ -51,7 +51,7 @@ func TestDisks(t *testing.T) {
 		"/dev/sdb":     {"sdb1 is mounted at /media/me/STICK: umount /dev/sdb1"},
 		"/dev/sdd":     {"sdd is part of a Linux RAID", "sdd is in use by /dev/md0 (raid1)"},
 		"/dev/sdf":     {"sdf1 is part of a Linux RAID", "sdf2 is in use by /dev/mapper/open (crypt)", "mounted at /mnt/a", "mounted at /mnt/b"},
-		"/dev/mmcblk0": {"it is read-only: look for a write-protect switch"},
+		"/dev/mmcblk0": {"the disk is read-only: look for a write-protect switch"},
 	}
 	disks := devices.Disks()
 	if disks[0].Path != "/dev/sdc" || len(disks) != len(want) {
@@ -131,7 +131,7 @@ func TestFind(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"by-id": "", "sda2": "it is a part of " + dir + "/sda (part)", "vg-root": "(lvm)", "sr0": "type rom", "sde": "no medium",
+		"by-id": "", "sda2": "this is a part of " + dir + "/sda (part)", "vg-root": "(lvm)", "sr0": "type rom", "sde": "no medium",
 	} {
 		d, err := devices.Find(real(name))
 		if err != nil {

@@ -35,9 +35,9 @@ func TestEndlessDownload(t *testing.T) {
 	srv := httptest.NewServer(mux)
 	defer srv.Close()
 	for path, want := range map[string]string{
-		"/endless":   "it is too large (more than 1 MiB)",
-		"/announced": "it is too large (95367 MiB, and the limit is 1 MiB)",
-		"/longer":    "it is too large (more than 1 MiB)",
+		"/endless":   "the file is too large (more than 1 MiB)",
+		"/announced": "the file is too large (95367 MiB, and the limit is 1 MiB)",
+		"/longer":    "the file is too large (more than 1 MiB)",
 		"/good":      "",
 	} {
 		dir := t.TempDir()

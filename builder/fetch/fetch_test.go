@@ -327,7 +327,7 @@ func TestDownload(t *testing.T) {
 		{name: "cut short", urls: []string{"/cut"}, asked: 3, err: []string{"the connection ended in the middle of the file"}},
 		{name: "hangs up", urls: []string{"/hangup"}, asked: 3, err: []string{"/hangup: the server closed the connection without an answer"}},
 		{name: "stall", urls: []string{"/stall"}, asked: 3, err: []string{"no data for 100ms"}},
-		{name: "another file", urls: []string{"/other"}, asked: 1, err: []string{"sha256 is " + sum([]byte("another file")), "the server has another file"}},
+		{name: "another file", urls: []string{"/other"}, asked: 1, err: []string{"sha256 is " + sum([]byte("another file")), "the file on the server is not the expected one"}},
 		{name: "all mirrors are named", urls: []string{"/none", "/secret"}, asked: 1, err: []string{"/none: ", "/secret: "}},
 		{name: "scheme", urls: []string{"gopher://x/y"}, err: []string{`scheme "gopher"`}},
 		{name: "nothing there", urls: []string{"file:///nowhere/at/all"}, err: []string{"no such file"}},

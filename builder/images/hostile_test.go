@@ -70,7 +70,7 @@ func TestXattrs(t *testing.T) {
 		{"user", xattr("user.x", "1"), " user.x"},
 		{"label", xattr("security.selinux", "x"), " security.selinux"},
 		{"user without a name", xattr("user.", "x"), "!no name after"},
-		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!its name has 256 bytes"},
+		{"long name", xattr("user."+strings.Repeat("n", 251), "x"), "!the name has 256 bytes"},
 		{"value over 64 KiB", xattr("user.x", strings.Repeat("v", 64<<10+1)), "!more than the 65536"},
 		{"value over a block", xattr("user.x", strings.Repeat("v", 4<<10)), "!ext4 has space"},
 		{"capability", xattr("security.capability", imagetest.Capability), " security.capability"},
@@ -754,7 +754,7 @@ func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 		"annotations has a number": {func(m, _ jsonDoc) { m["annotations"] = jsonDoc{"a": 1} }, "annotations is a JSON number, expected a string"},
 		"urls is a string":         {func(m, _ jsonDoc) { layerOf(m, 0)["urls"] = "x" }, "is a JSON string, expected a list"},
 		"negative size":            {func(m, _ jsonDoc) { layerOf(m, 0)["size"] = -5 }, "the size -5"},
-		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "descriptor says manifest, but it is an index"},
+		"manifest with manifests":  {func(m, _ jsonDoc) { m["manifests"] = []any{} }, "descriptor says manifest, but the blob is an index"},
 		"schema 1":                 {func(m, _ jsonDoc) { m["fsLayers"] = []any{} }, "schema 1"},
 		"unknown fields": {func(m, c jsonDoc) {
 			m["x"], c["x"] = 1, 1

@@ -266,7 +266,7 @@ func TestBadLayouts(t *testing.T) {
 		}, []string{"layer 2 of 2", "is not a file"}},
 		{"more layers than diffIDs", func(t *testing.T, l *layout) {
 			l.change(func(_, c jsonDoc) { c["rootfs"].(jsonDoc)["diff_ids"] = []any{} })
-		}, []string{"config", "lists 0 layers, but the manifest 2", "pushed again"}},
+		}, []string{"config", "lists 0 layers, but the manifest lists 2", "pushed again"}},
 		{"digest that is a path", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) { layerOf(m, 0)["digest"] = "sha256:../../../../etc/passwd" })
 		}, []string{"layer 1 of 2", "64 hex digits", "use another"}},
@@ -281,7 +281,7 @@ func TestBadLayouts(t *testing.T) {
 				d["mediaType"] = "application/vnd.oci.image.layer.v1.tar"
 				c["rootfs"].(jsonDoc)["diff_ids"].([]any)[1] = d["digest"]
 			})
-		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image; it may be hostile: do not use it"}},
+		}, []string{"layer 2 of 2", "../../../etc/shadow", "leads out of the image; the image may be hostile: do not use it"}},
 		{"layer that is no tar", func(t *testing.T, l *layout) {
 			l.change(func(m, c jsonDoc) {
 				d := layerOf(m, 1)
@@ -391,7 +391,7 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	l.imgs[0].Ref = "edgebake.test/c:1"
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
-	wantError(t, err, "edgebake.test/c:1", "it has no image of that name, only edgebake.test/a:1, edgebake.test/b:1; use one of these as ref", "org.opencontainers.image.ref.name")
+	wantError(t, err, "edgebake.test/c:1", "the layout has no image of that name, only edgebake.test/a:1, edgebake.test/b:1; use one of these as ref", "org.opencontainers.image.ref.name")
 
 	// A short name is shown in full, as the field ref needs it.
 	l = newLayout(t, small("edgebake.test/a:1", "a"))
@@ -423,7 +423,7 @@ func TestSoleImageOfSeveral(t *testing.T) {
 	}
 	sole.Digest = "sha256:" + strings.Repeat("1", 64)
 	_, err = Resolve(t.Context(), newCache(t), []configs.ContainerImage{sole}, testOptions())
-	wantError(t, err, "it has no image sha256:111", "edgebake.test/b:1 sha256:", "correct the digest")
+	wantError(t, err, "the layout has no image sha256:111", "edgebake.test/b:1 sha256:", "correct the digest")
 }
 
 func TestAllProblemsAtOnce(t *testing.T) {
@@ -855,7 +855,7 @@ func TestAuthFile(t *testing.T) {
 		{`{"auths":{"https://` + s.host + `/v1/":{"username":"robot","password":"hunter2"}}}`, ""},
 		{`{"credHelpers":{"` + s.host + `":"edgebake-test"}}`, ""},
 		{`{"credsStore":"edgebake-test"}`, ""},
-		{`{"credHelpers":{"` + s.host + `":"edgebake-none"}}`, "its credential helper docker-credential-edgebake-none is not installed"},
+		{`{"credHelpers":{"` + s.host + `":"edgebake-none"}}`, "the credential helper docker-credential-edgebake-none is not installed"},
 		{`{"auths":{}}`, "correct the login of " + s.host + " in auths of /"},
 		{`{"auths":{"` + s.host + `":{"username":"robot","password":"other"}}}`, "config.json, or add it there"},
 		{`hunter2`, "not a docker config.json"},

@@ -197,7 +197,7 @@ func TestArchiveChangesWhileRead(t *testing.T) {
 			if err == nil {
 				src.Close()
 			}
-			wantError(t, err, "it changes while it is read")
+			wantError(t, err, "the file changes while it is read")
 			if got, want := pin(c), pin(newCache(t)); !reflect.DeepEqual(got, want) {
 				t.Errorf("it is %+v, want %+v", got, want)
 			}

@@ -638,7 +638,7 @@ func TestFlashRefuses(t *testing.T) {
 		"too small": {image, func(o *FlashOptions) { o.Size = fi.Size() - 2<<20 }, []string{"use a larger disk"}},
 		"sectors and size and site": {image, func(o *FlashOptions) { o.Size, o.Sector, o.Site = 1<<20, 4096, &other },
 			[]string{"use a larger disk", "build it with disk.sector: 4096", "arm64", "cloud", "v9"}},
-		"4Kn image":      {wide, func(o *FlashOptions) { o.Sector, o.Size = 512, 1<<40 }, []string{"sectors of 4096 bytes, this one has sectors of 512", "without disk.sector"}},
+		"4Kn image":      {wide, func(o *FlashOptions) { o.Sector, o.Size = 512, 1<<40 }, []string{"sectors of 4096 bytes, but this disk has sectors of 512", "without disk.sector"}},
 		"truncated":      {cut(image, "cut.raw", 50<<20), nil, []string{"cut short"}},
 		"truncated .zst": {cut(packed, "cut.raw.zst", z.Size()/2), nil, []string{"cut short"}},
 		"no slot":        {noSlot, nil, []string{"no partition EDGEBAKE"}},

@@ -502,11 +502,11 @@ func TestFilesThatAreNoImage(t *testing.T) {
 			content []byte
 			want    string
 		}{
-			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": it is an edgebake image that is cut short: it has %d bytes, and the table at its end is missing: copy it again", len(goodZ)-5000)},
-			"zst early":    {goodZ[:1<<20], "it is an edgebake image that is cut short: it has 1048576 bytes, and the table at its end is missing: copy it again"},
-			"zst damaged":  {append(bytes.Clone(goodZ[:1<<20]), goodZ[1<<20+1:]...), "it is an edgebake image that is damaged: "},
-			"other zst":    {read(plain), ": it is an edgebake image, and another program compressed it: decompress it first (zstd -d), or build it again"},
-			"raw":          {cut(good, 1<<20), fmt.Sprintf("it is an edgebake image that is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
+			"zst whole":    {cut(goodZ, 5000), fmt.Sprintf(": the edgebake image is cut short: it has %d bytes, and the table at its end is missing: copy it again", len(goodZ)-5000)},
+			"zst early":    {goodZ[:1<<20], "the edgebake image is cut short: it has 1048576 bytes, and the table at its end is missing: copy it again"},
+			"zst damaged":  {append(bytes.Clone(goodZ[:1<<20]), goodZ[1<<20+1:]...), "the edgebake image is damaged: "},
+			"other zst":    {read(plain), ": another program compressed this edgebake image: decompress it first (zstd -d), or build it again"},
+			"raw":          {cut(good, 1<<20), fmt.Sprintf("the edgebake image is cut short: it has %d of %d bytes: copy it again", len(good)-1<<20, len(good))},
 			"another disk": {cut(bytes.ReplaceAll(good[:1<<20], []byte("E\x00D\x00G\x00E\x00"), []byte("O\x00D\x00G\x00E\x00")), 1), "not an edgebake image"},
 		} {
 			p := filepath.Join(t.TempDir(), "image")

@@ -304,8 +304,8 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 	for path, want := range map[string]string{
 		good:                    "",
 		made("good", nil):       "",
-		made("good", &stranger): "index of its chunks: the image is signed by key",
-		mixed:                   "is that of another image",
+		made("good", &stranger): "chunk index: the image is signed by key",
+		mixed:                   "belongs to another image",
 	} {
 		_, err := verifySignature(path, public.String())
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

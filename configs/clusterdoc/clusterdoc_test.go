@@ -52,7 +52,7 @@ func TestClusterDefaults(t *testing.T) {
 // position.
 func TestClusterWarnings(t *testing.T) {
 	c := mustCluster(t, strings.Replace(smallCluster, "7.11}]", "7.11}, {name: m2, address: 192.168.7.12}]", 1)+"kubeProxy: {mode: ipvs}\n")
-	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive the loss of 0, no more than 1 would") {
+	if len(c.Warnings) != 2 || c.Warnings[0].Line != 5 || !strings.Contains(c.Warnings[0].Msg, "2 control-plane nodes survive no more failures than 1") {
 		t.Error(c.Warnings)
 	}
 }

@@ -165,7 +165,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serial\na,\"=\"\"0012\"\"\"\nb,=A1\nc,#REF!\nd,#N/A\ne,Err:502\nf,1.23457E+11\ng,\"1,23E+5\"\n", []string{`t.csv:2: column "serial": "=\"0012\"" is a formula`, `t.csv:3: column "serial": "=A1" is a formula`, `t.csv:4: column "serial": "#REF!" is the error of a formula`, `"#N/A" is the error of a formula`, `"Err:502" is the error of a formula`, `t.csv:7: column "serial": "1.23457E+11" is a long number`, `"1,23E+5" is a long number`}},
 		{"name,serial\na,SN\u200b1\nb,SN\u00a02\n", []string{`t.csv:2: column "serial": contains an invisible character (U+200B)`, `t.csv:3: column "serial": contains an invisible character (U+00A0)`}},
 		{"name,match\na,b\n", []string{`column "match": "match" consists of several fields, so it does not fit into a cell: name the field that it sets (--map "match"=FIELD)`}},
-		{"name,serial\na,SN1\n\n\nb,SN1\n", []string{`t.csv:5: column "serial": serial number sn1 is also that of line 2 (a)`}},
+		{"name,serial\na,SN1\n\n\nb,SN1\n", []string{`t.csv:5: column "serial": serial number sn1 is also used by line 2 (a)`}},
 		{"name,serial,ip\na,SN1,10.1.1.300/24\n", []string{`t.csv:2: column "ip": `, "10.1.1.300/24"}},
 		{"name,serial,nodeType\na,SN1,edge\n", []string{"t.csv:2: nodePool: is required for nodeType edge"}},
 		{"name,serial,ipvs.disabled,ipvs.rise\na,SN1,maybe,many\n", []string{`column "ipvs.disabled": must be true or false`, `column "ipvs.rise": must be a whole number`}},

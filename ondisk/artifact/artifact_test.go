@@ -14,7 +14,7 @@ func TestReadRejects(t *testing.T) {
 		`{"schemaVersion":2,"artifactType":"application/vnd.cncf.helm.v1"}`:                                              {"its type is", "helm"},
 		`{"schemaVersion":2,"artifactType":"application/vnd.edgebake.image.v9"}`:                                         {"image.v9", "use the edgebake that pushed it"},
 		`{"artifactType":"` + Type + `","config":{"digest":"sha256:../../x","size":5}}`:                                  {"names a blob", "../../x"},
-		`{"artifactType":"` + Type + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":9000000000}}`: {"its config has", "at most"},
+		`{"artifactType":"` + Type + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":9000000000}}`: {"the config has", "at most"},
 		`{"artifactType":"` + Type + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":1}}`:          {"no parts"},
 		`{"artifactType":"` + Type + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":-1}}`:         {"of -1 bytes"},
 		`{"artifactType":"` + Type + "\\u001b[2J\"}":                                                                     {`\x1b`},

@@ -52,7 +52,7 @@ func TestSignature(t *testing.T) {
 		{"good", []string{text}, func(*Contents) {}, ""},
 		{"one of two keys", []string{other.String(), text}, func(*Contents) {}, ""},
 		{"Windows line ends", []string{text}, func(c *Contents) { c.Signature = bytes.ReplaceAll(c.Signature, []byte("\n"), []byte("\r\n")) }, ""},
-		{"no signature", []string{text}, func(c *Contents) { c.Signature = nil }, "it has no signature (site.minisig)"},
+		{"no signature", []string{text}, func(c *Contents) { c.Signature = nil }, "no signature (site.minisig)"},
 		{"no keys", nil, func(*Contents) {}, "the Image names no key (sites.keys)"},
 		{"another key", []string{other.String()}, func(*Contents) {}, "the Image names " + strings.ToUpper(strconv.FormatUint(other.ID(), 16))},
 		{"changed", []string{text}, func(c *Contents) { c.Files["site.yaml"] = []byte("A") }, "does not match: a file was changed"},
@@ -69,13 +69,13 @@ func TestSignature(t *testing.T) {
 		{"a signature of another program", []string{text}, func(c *Contents) { c.Signature = minisign.Sign(secret, []byte("anything")) }, "does not match"},
 		{"no date", []string{text}, func(c *Contents) {
 			c.Signature = minisign.SignWithComments(secret, Digests(c.Files), "hello", "x")
-		}, "its signature has no date"},
+		}, "the signature has no date"},
 		{"two dates", []string{text}, func(c *Contents) {
 			c.Signature = minisign.SignWithComments(secret, Digests(c.Files), "timestamp:5\ttimestamp:6", "x")
-		}, "its signature has no date"},
+		}, "the signature has no date"},
 		{"a date before all", []string{text}, func(c *Contents) {
 			c.Signature = minisign.SignWithComments(secret, Digests(c.Files), "timestamp:-5", "x")
-		}, "its signature has no date"},
+		}, "the signature has no date"},
 		{"no signature at all", []string{text}, func(c *Contents) { c.Signature = []byte("hello") }, "is not a minisign signature"},
 		{"empty", []string{text}, func(c *Contents) { c.Signature = []byte{} }, "is not a minisign signature"},
 	} {

@@ -668,7 +668,7 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 		return info, &fixError{fmt.Errorf("reading %s: %w; only edgebake should write it", e.Path, err), stampAgain}
 	}
 	if info.Version != ondisk.SlotInfoVersion {
-		return info, &fixError{fmt.Errorf("reading %s: it has version %d, this program knows %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}
+		return info, &fixError{fmt.Errorf("reading %s: its version is %d, but this program knows only %d", e.Path, info.Version, ondisk.SlotInfoVersion), "use the edgebake that made the image"}
 	}
 	return info, nil
 }
