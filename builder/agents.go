@@ -252,10 +252,10 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 		cmd.Dir = src
 		cmd.Env = append(cmd.Env, ProgramEnv(arch)...)
 		cmd.Env = append(cmd.Env, "GOTMPDIR="+work)
-		var out, said bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &out, &said
+		var out, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &stderr
 		if err := procgroup.Run(cmd, 10*time.Second); err != nil {
-			return "", fmt.Errorf("compiling %s in %s: %w\n%s%s", name, src, err, said.Bytes(), out.Bytes())
+			return "", fmt.Errorf("compiling %s in %s: %w\n%s%s", name, src, err, stderr.Bytes(), out.Bytes())
 		}
 		return out.String(), nil
 	}

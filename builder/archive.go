@@ -68,8 +68,8 @@ func (b *run) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	return x, errors.Join(errs...)
 }
 
-// run runs a program and returns its standard output as out and its standard error as said.
-func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, said string, err error) {
+// run runs a program and returns its standard output as out and its standard error as errOut.
+func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, errOut string, err error) {
 	cmd := procgroup.Command(ctx, name, args...)
 	cmd.Env = append(cmd.Env, "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
 	cmd.Dir = "/"
@@ -98,22 +98,22 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	}
 	defer os.RemoveAll(x.dir)
 	s := b.step("archive", "looking for the suite and packages in the archive's index")
-	_, said, err := x.run(ctx, "apt-get", "-q", "update", "--error-on=any")
+	_, stderr, err := x.run(ctx, "apt-get", "-q", "update", "--error-on=any")
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		if errs := b.missingSuites(r, said); errs != nil {
+		if errs := b.missingSuites(r, stderr); errs != nil {
 			return errs
 		}
-		s.log("could not read the archive's index: " + firstError(said))
+		s.log("could not read the archive's index: " + firstError(stderr))
 		return nil // mmdebstrap reports the error, if it has one
 	}
-	_, said, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
+	_, stderr, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if err := b.missingPackages(ctx, x, r, said); err != nil {
+	if err := b.missingPackages(ctx, x, r, stderr); err != nil {
 		return err
 	}
 	s.done()
@@ -121,21 +121,21 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 }
 
 // firstError returns the first of apt's errors, which causes the later ones.
-func firstError(said string) string {
-	for line := range strings.Lines(said) {
+func firstError(stderr string) string {
+	for line := range strings.Lines(stderr) {
 		if strings.HasPrefix(line, "E: ") {
 			return strings.TrimSpace(strings.TrimPrefix(line, "E: "))
 		}
 	}
-	return strings.TrimSpace(said)
+	return strings.TrimSpace(stderr)
 }
 
 // missingSuites returns an error for each suite that apt did not find, with the field that names
 // it.
-func (b *executor) missingSuites(r debianRecipe, said string) error {
+func (b *executor) missingSuites(r debianRecipe, stderr string) error {
 	var errs []error
 	var seen []string
-	for _, m := range missingSuite.FindAllStringSubmatch(said, -1) {
+	for _, m := range missingSuite.FindAllStringSubmatch(stderr, -1) {
 		uri, suite := cmp.Or(m[1], m[3]), cmp.Or(m[2], m[4])
 		if slices.Contains(seen, uri+" "+suite) {
 			continue
@@ -154,8 +154,8 @@ func (b *executor) missingSuites(r debianRecipe, said string) error {
 
 // missingPackages returns an error for each package that apt did not find, with the field that
 // names it.
-func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, said string) error {
-	found := missingPackage.FindAllStringSubmatch(said, -1)
+func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, stderr string) error {
+	found := missingPackage.FindAllStringSubmatch(stderr, -1)
 	if len(found) == 0 {
 		return nil
 	}

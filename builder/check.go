@@ -63,14 +63,14 @@ var leftoverNames = []string{
 
 // cleanBase removes identities and leftovers from a base. Only files are removed.
 func cleanBase(nodes []tree.Node) []tree.Node {
-	gone := map[string]bool{}
+	removed := map[string]bool{}
 	for _, p := range leftoverNames {
-		gone[p] = true
+		removed[p] = true
 	}
 	out := make([]tree.Node, 0, len(nodes))
 	for _, n := range nodes {
 		switch {
-		case isIdentity(n), gone[n.Path]:
+		case isIdentity(n), removed[n.Path]:
 			continue
 		case !n.IsDir() && !n.IsSymlink() && !keptLeftovers[n.Path] && isLeftover(n.Path):
 			continue

@@ -96,11 +96,11 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 		return ctx.Err()
 	}
 	if err != nil {
-		said := "\n" + log.text()
+		output := "\n" + log.text()
 		if b.ShowsDetails {
-			said = ""
+			output = ""
 		}
-		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), said) // the hint first, then mmdebstrap's output
+		return fmt.Errorf("mmdebstrap: %w%s%s", err, debianHint(log.text()), output) // the hint first, then mmdebstrap's output
 	}
 	return nil
 }
@@ -159,8 +159,8 @@ func removeScratch(dir string) error {
 	}
 	cmd := procgroup.Command(context.Background(), "mmdebstrap", append([]string{"--unshare-helper"}, argv...)...)
 	cmd.Dir = "/"
-	if said, helpErr := cmd.CombinedOutput(); helpErr != nil {
-		return fmt.Errorf("%w: mmdebstrap --unshare-helper: %w: %s", err, helpErr, bytes.TrimSpace(said))
+	if output, helpErr := cmd.CombinedOutput(); helpErr != nil {
+		return fmt.Errorf("%w: mmdebstrap --unshare-helper: %w: %s", err, helpErr, bytes.TrimSpace(output))
 	}
 	return os.RemoveAll(dir)
 }

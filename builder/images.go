@@ -136,15 +136,15 @@ func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, e
 	if err := json.Unmarshal(raw, &pinned); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotPinned, err)
 	}
-	asked := map[configs.ContainerImage]bool{}
+	missing := map[configs.ContainerImage]bool{}
 	for _, i := range wanted {
-		asked[i] = true
+		missing[i] = true
 	}
 	for _, p := range pinned {
-		if !asked[p.Source] {
+		if !missing[p.Source] {
 			return nil, fmt.Errorf("%w: the cache has %s", errNotPinned, p.Source.Ref)
 		}
-		delete(asked, p.Source)
+		delete(missing, p.Source)
 	}
 	if len(pinned) == 0 {
 		return nil, fmt.Errorf("%w: the cache has none", errNotPinned)

@@ -149,13 +149,13 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 		_, goErr = fetch.GoCommand(ctx)
 	}
 	if goErr != nil {
-		var told []string
+		var reported []string
 		for _, name := range compile {
 			field := b.origins[name].field
-			if slices.Contains(told, field) {
+			if slices.Contains(reported, field) {
 				continue
 			}
-			told = append(told, field)
+			reported = append(reported, field)
 			hint := fmt.Sprintf("get the programs from a release server (source: url) or a directory (source: file): see `edgebake explain image.%s`", field)
 			if strings.HasPrefix(field, "agents.") {
 				hint = "install edgebake's package, which contains it"

@@ -108,27 +108,27 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 	}
 	var errs []error
 	for _, n := range list {
-		lies := false
+		inside := false
 		switch n.kind {
 		case namedOverlay:
 			// An overlay that contains the Image is reported separately.
-			lies = checkOverlay(n.path, dir) == nil && liesIn(path, n.path)
+			inside = checkOverlay(n.path, dir) == nil && isInside(path, n.path)
 		case namedLayout: // a layout's directory may also have other files
-			lies = liesIn(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
+			inside = isInside(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
 			if file.Same(path, n.path) {
 				errs = append(errs, fmt.Errorf("%s %s: the Image reads this file (%s): name another file", name, path, n.field))
 			}
 		}
-		if lies {
+		if inside {
 			errs = append(errs, fmt.Errorf("%s %s: it is in a directory that the Image reads (%s): write elsewhere", name, path, n.field))
 		}
 	}
 	return joined.Distinct(errs...)
 }
 
-// liesIn reports whether a file, which may not exist, is in a directory.
-func liesIn(path, dir string) bool {
+// isInside reports whether a file, which may not exist, is in a directory.
+func isInside(path, dir string) bool {
 	outer, err := realPath(dir)
 	if err != nil {
 		return false

@@ -173,17 +173,17 @@ func choices() [][]string {
 
 // mergeNodes merges over into base, by the rules in the documentation of Inventory.
 func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
-	gone := map[string]bool{}
+	replaced := map[string]bool{}
 	own := map[string]*yaml.Node{}
 	for k, v := range yamltree.Entries(over) {
-		own[k], gone[k] = v, true
+		own[k], replaced[k] = v, true
 		if path != "" {
 			continue
 		}
 		for _, group := range choices() {
 			if slices.Contains(group, k) && !yamltree.IsNull(v) {
 				for _, other := range group {
-					gone[other] = true
+					replaced[other] = true
 				}
 			}
 		}
@@ -193,7 +193,7 @@ func mergeNodes(path string, base, over *yaml.Node) *yaml.Node {
 	for k, v := range yamltree.Entries(base) {
 		o := own[k]
 		switch {
-		case !gone[k]:
+		case !replaced[k]:
 			add(k, v)
 		case o != nil && o.Kind == yaml.MappingNode && v.Kind == yaml.MappingNode && strict.Join(path, k) != "credentials":
 			add(k, mergeNodes(strict.Join(path, k), v, o))

@@ -273,22 +273,22 @@ func (c *networkCheck) addressing(path string, f Addressing) (prefixes []netip.P
 	case f.Metric != 0 && f.NoDefaultRoute:
 		c.probs.Add(path+".metric", "has no effect with noDefaultRoute: remove it")
 	}
-	prefixes, unread := c.addresses(path, f)
+	prefixes, unparsed := c.addresses(path, f)
 	if f.Gateway != "" {
-		c.gateway(path+".gateway", f, prefixes, unread)
+		c.gateway(path+".gateway", f, prefixes, unparsed)
 	}
 	return prefixes
 }
 
-// addresses validates the addresses of an interface. unread means that one of them has no prefix
+// addresses validates the addresses of an interface. unparsed means that one of them has no prefix
 // length, so that the gateway may be in its network.
-func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unread bool) {
+func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Prefix, unparsed bool) {
 	for i, text := range f.Addresses {
 		sub := fmt.Sprintf("%s.addresses[%d]", path, i)
 		p, err := netip.ParsePrefix(text)
 		if bad := badAddress(text, p, err); bad != "" {
 			c.probs.Add(sub, "%s", bad)
-			unread = unread || !isReserved(p.Addr())
+			unparsed = unparsed || !isReserved(p.Addr())
 			continue
 		}
 		a := p.Addr()
@@ -305,7 +305,7 @@ func (c *networkCheck) addresses(path string, f Addressing) (prefixes []netip.Pr
 		}
 		prefixes = append(prefixes, p)
 	}
-	return prefixes, unread
+	return prefixes, unparsed
 }
 
 // isReserved reports whether a is in a reserved network. Then the problem is the address, whatever
@@ -341,9 +341,9 @@ func badAddress(text string, p netip.Prefix, err error) string {
 	return ""
 }
 
-// gateway validates the default router of an interface that has these networks. unread means that
+// gateway validates the default router of an interface that has these networks. unparsed means that
 // the interface also has a network of unknown size.
-func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unread bool) {
+func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefix, unparsed bool) {
 	g, err := netip.ParseAddr(f.Gateway)
 	if err != nil {
 		c.probs.Add(path, "%q is not the IP address of a router", strict.Shorten(f.Gateway))
@@ -356,7 +356,7 @@ func (c *networkCheck) gateway(path string, f Addressing, prefixes []netip.Prefi
 	switch {
 	case partOf(prefixes, g) != "":
 		c.probs.Add(path, "%s is the %s address of the interface's network, not a router's", g, partOf(prefixes, g))
-	case unread || g.Is6() && g.IsLinkLocalUnicast():
+	case unparsed || g.Is6() && g.IsLinkLocalUnicast():
 	case len(prefixes) == 0 && f.DHCP:
 		c.probs.Add(path, "comes from DHCP here; remove it, or give addresses")
 	case !containsAddr(prefixes, g) && !OnLink(f.Addresses, g):

@@ -87,11 +87,11 @@ type run struct {
 	// begun is the disk on which writing has begun. If it fails, no other disk may be chosen, since
 	// that could hold the machine's data.
 	begun *device.Disk
-	// clock is the time spent waiting; said is the last message, and saidAt its
+	// clock is the time spent waiting; shown is the last message, and shownAt its
 	// time on clock.
-	clock  time.Duration
-	said   string
-	saidAt time.Duration
+	clock   time.Duration
+	shown   string
+	shownAt time.Duration
 }
 
 // sleep waits, and adds the time to the clock.
@@ -133,10 +133,10 @@ func Run(ctx context.Context, c ondisk.Install, e *Env) error {
 // show prints the reason why the installer waits: when it is new, and then every minute.
 func (r *run) show(w *waiting) {
 	text := strings.Join(w.lines, "\n")
-	if text == r.said && r.clock-r.saidAt < again {
+	if text == r.shown && r.clock-r.shownAt < again {
 		return
 	}
-	r.said, r.saidAt = text, r.clock
+	r.shown, r.shownAt = text, r.clock
 	for _, l := range w.lines {
 		r.Say(l)
 	}
@@ -290,13 +290,13 @@ func (r *run) choose(disks []seen) (choice, error) {
 	}
 	// Let the rule compare all disks: if the smallest is too small for the image, the next one may
 	// hold the machine's data.
-	var asked []device.Disk
+	var candidates []device.Disk
 	for i := range disks {
 		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {
-			asked = append(asked, s.Disk)
+			candidates = append(candidates, s.Disk)
 		}
 	}
-	left := r.rule.Pick(asked)
+	left := r.rule.Pick(candidates)
 	switch {
 	case len(left) == 0:
 		return choice{}, wait(r.list(fmt.Sprintf("no disk matches the rule %q. Attach one, or make an installer with another --disk. Disks:", r.c.Disk), disks)...)

@@ -148,15 +148,15 @@ func (p *packages) layOut(ctx context.Context) error {
 	if err := p.compile(ctx, runtime.GOARCH, own); err != nil {
 		return err
 	}
-	var told struct{ Version string }
+	var reported struct{ Version string }
 	out, err := procgroup.Command(ctx, own, "version", "--output", "json").Output()
 	if err == nil {
-		err = json.Unmarshal(out, &told)
+		err = json.Unmarshal(out, &reported)
 	}
 	if err != nil {
 		return fmt.Errorf("asking edgebake for its version: %w", err)
 	}
-	p.version = told.Version
+	p.version = reported.Version
 	if err := p.checkRelease(ctx, filepath.Join(nodes, "firstboot-linux-"+runtime.GOARCH)); err != nil {
 		return err
 	}
@@ -185,8 +185,8 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	if err != nil {
 		return fmt.Errorf("asking firstboot for its version: %w", err)
 	}
-	if said := strings.TrimSpace(string(out)); said != "firstboot "+p.version {
-		return fmt.Errorf("this is release %s, but its programs for images report version %q: set the version in cmd/internal/version/version.go before the tag", p.version, said)
+	if reported := strings.TrimSpace(string(out)); reported != "firstboot "+p.version {
+		return fmt.Errorf("this is release %s, but its programs for images report version %q: set the version in cmd/internal/version/version.go before the tag", p.version, reported)
 	}
 	return nil
 }
@@ -199,8 +199,8 @@ func (p *packages) compile(ctx context.Context, arch, out string) error {
 	cmd.Env = append(append(cmd.Env, builder.ProgramEnv(arch)...),
 		// Go calls git, which rejects a clone of another user.
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*")
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, said)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, output)
 	}
 	return nil
 }
@@ -209,8 +209,8 @@ func (p *packages) manuals(ctx context.Context, edgebake, root string) error {
 	dir := filepath.Join(root, "usr/share/man/man1")
 	cmd := procgroup.Command(ctx, edgebake, "man", "--output", dir)
 	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("making the manual pages: %w\n%s", err, said)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("making the manual pages: %w\n%s", err, output)
 	}
 	pages, err := os.ReadDir(dir)
 	if err != nil {
@@ -364,8 +364,8 @@ func (p *packages) debs(ctx context.Context) error {
 		cmd.Dir = p.src
 		cmd.Env = append(cmd.Env, "GOFLAGS=", "ARCH="+arch, "VERSION="+version, "STAGE="+filepath.Join(p.stage, arch),
 			"SOURCE_DATE_EPOCH="+strconv.FormatInt(p.date.Unix(), 10))
-		if said, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("nfpm: %w\n%s", err, said)
+		if output, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("nfpm: %w\n%s", err, output)
 		}
 		if err := p.made(out); err != nil {
 			return err

@@ -1002,7 +1002,7 @@ func TestRetryAfter(t *testing.T) {
 		return true
 	})
 	_, err = r.request(t.Context(), http.MethodGet, r.url("/manifests/1"), nil, nil, 0, http.StatusOK)
-	if pause := transfer.AskedPause(err); pause != 7*time.Second || !passes(err) {
+	if pause := transfer.AskedPause(err); pause != 7*time.Second || !mayBeTemporary(err) {
 		t.Errorf("to wait %v: %v", pause, err)
 	}
 }

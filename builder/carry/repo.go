@@ -30,7 +30,7 @@ type repo struct {
 	client *http.Client
 	stall  time.Duration
 	wait   time.Duration
-	told   sync.Mutex // serializes the warnings of parts that are sent in parallel
+	warnMu sync.Mutex // serializes the warnings of parts that are sent in parallel
 }
 
 // openRepo opens a repository and logs in. scope is transport.PullScope or
@@ -100,8 +100,8 @@ func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
 		retry.Again = func(err error) {
-			r.told.Lock()
-			defer r.told.Unlock()
+			r.warnMu.Lock()
+			defer r.warnMu.Unlock()
 			r.o.warn("%v; %s", err, what)
 		}
 	}
@@ -116,15 +116,15 @@ func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f
 		switch {
 		case transfer.IsFinal(err): // not an error of the registry
 			return false, err
-		case first || !passes(err):
+		case first || !mayBeTemporary(err):
 			return false, transfer.Final(failed)
 		}
 		return false, failed
 	})
 }
 
-// passes reports whether an error may be temporary.
-func passes(err error) bool {
+// mayBeTemporary reports whether an error may be temporary.
+func mayBeTemporary(err error) bool {
 	var te *transport.Error
 	var op *net.OpError
 	var unknown *net.DNSError

@@ -74,8 +74,8 @@ type node struct {
 	Mountpoints []string `json:"mountpoints"`
 	Children    []node   `json:"children"`
 
-	others []string // other signatures on it
-	unread error    // the reason why its contents are unknown
+	others     []string // other signatures on it
+	contentErr error    // the reason why its contents are unknown
 }
 
 // columns lists the lsblk columns we request.
@@ -163,7 +163,7 @@ func (d *Devices) probe(dir string, ask func(path string) ([]signature, error)) 
 				return
 			}
 			found, err := ask(n.Path)
-			n.unread = err
+			n.contentErr = err
 			for _, s := range found {
 				switch {
 				case s.Usage == "partition-table":
@@ -375,8 +375,8 @@ func (n *node) refusals() (out, lost []string) {
 	})
 	if len(out) == 0 { // matters only if there is no other reason
 		n.walk(func(x *node) {
-			if x.unread != nil {
-				add("the content of %s is unknown: %v", x.Name, x.unread)
+			if x.contentErr != nil {
+				add("the content of %s is unknown: %v", x.Name, x.contentErr)
 			}
 		})
 	}

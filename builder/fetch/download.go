@@ -145,7 +145,7 @@ func (d downloader) once(ctx context.Context, c *Cache, from, want string, progr
 			return "", err
 		}
 		total = resp.ContentLength
-		r = onTheWay{resp.Body}
+		r = responseBody{resp.Body}
 	default:
 		return "", fmt.Errorf("scheme %q: use https, http or file", u.Scheme)
 	}
@@ -207,11 +207,11 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// onTheWay is a response body that marks its read errors as temporary. Errors of the cache are not
+// responseBody is a response body that marks its read errors as temporary. Errors of the cache are not
 // temporary.
-type onTheWay struct{ io.ReadCloser }
+type responseBody struct{ io.ReadCloser }
 
-func (r onTheWay) Read(p []byte) (int, error) {
+func (r responseBody) Read(p []byte) (int, error) {
 	n, err := r.ReadCloser.Read(p)
 	switch {
 	case err == nil || err == io.EOF:

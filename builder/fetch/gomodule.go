@@ -159,11 +159,11 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 	if err := g.scratchModule(ctx, dir, r); err != nil {
 		return "", err
 	}
-	said, err := g.run(ctx, dir, "env", "GOVERSION")
+	stdout, err := g.run(ctx, dir, "env", "GOVERSION")
 	if err != nil {
 		return "", fmt.Errorf("finding the Go release that compiles %s %s: %w", r.Module, r.Version, err)
 	}
-	return strings.TrimSpace(string(said)), nil
+	return strings.TrimSpace(string(stdout)), nil
 }
 
 // FindGoVersion returns an UnknownVersionError if the module has no such version. It does not fetch
@@ -277,12 +277,12 @@ func GoCommand(ctx context.Context) (string, error) {
 	}
 	cmd := procgroup.Command(ctx, path, "version")
 	cmd.Env = append(cmd.Env, "GOTOOLCHAIN=local") // do not use the release that a go.mod in a parent directory requires
-	said, err := cmd.Output()
+	stdout, err := cmd.Output()
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
 	// If go does not report its version, it fails later with the cause.
-	if m := goRelease.FindSubmatch(said); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
+	if m := goRelease.FindSubmatch(stdout); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
 		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it downloads the release that it needs): see https://go.dev/dl, or install Debian's from backports", m[1], path, leastGo)
 	}
 	return path, nil
@@ -314,9 +314,9 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	cmd.Dir = dir
 	cmd.Env = append(g.environ(), "GOTMPDIR="+dir)
 	var out bytes.Buffer
-	said := &tail{max: 4 << 10}
+	stderr := &tail{max: 4 << 10}
 	cmd.Stdout = &out
-	cmd.Stderr = io.MultiWriter(g.log, said)
+	cmd.Stderr = io.MultiWriter(g.log, stderr)
 	// After an interrupt go needs time to remove its files.
 	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
@@ -324,12 +324,12 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	}
 	if err != nil {
 		for _, full := range []error{unix.ENOSPC, unix.EDQUOT} {
-			if text := []byte(full.Error()); bytes.Contains(said.b, text) || bytes.Contains(out.Bytes(), text) {
+			if text := []byte(full.Error()); bytes.Contains(stderr.b, text) || bytes.Contains(out.Bytes(), text) {
 				return out.Bytes(), fmt.Errorf("go %s: %w: free space in edgebake's cache (`edgebake cache prune`; --cache chooses another) and in Go's own (go clean -cache)", args[0], full)
 			}
 		}
 		// -json reports failures on standard output.
-		return out.Bytes(), fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, said.b, lastBytes(out.Bytes(), 4<<10))
+		return out.Bytes(), fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, stderr.b, lastBytes(out.Bytes(), 4<<10))
 	}
 	return out.Bytes(), nil
 }
@@ -345,20 +345,20 @@ func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
 		return nil, err
 	}
-	said, err := g.run(ctx, dir, "env", "GOVERSION", "GOEXPERIMENT")
+	stdout, err := g.run(ctx, dir, "env", "GOVERSION", "GOEXPERIMENT")
 	if err != nil {
 		return nil, err
 	}
-	version, experiments, _ := strings.Cut(string(said), "\n")
+	version, experiments, _ := strings.Cut(string(stdout), "\n")
 	return []byte(version), Experiments(experiments)
 }
 
 // Experiments returns an error if `go env GOEXPERIMENT` printed anything. If
 // the variable is empty, go reads the user's env file, and any value, even the
 // default, goes into the program.
-func Experiments(said string) error {
-	if said = strings.TrimSpace(said); said != "" {
-		return fmt.Errorf("GOEXPERIMENT=%s is set in go's own file (`go env GOENV` names it), and would change the program's bytes: remove it with `go env -u GOEXPERIMENT`", said)
+func Experiments(experiments string) error {
+	if experiments = strings.TrimSpace(experiments); experiments != "" {
+		return fmt.Errorf("GOEXPERIMENT=%s is set in go's own file (`go env GOENV` names it), and would change the program's bytes: remove it with `go env -u GOEXPERIMENT`", experiments)
 	}
 	return nil
 }

@@ -31,23 +31,23 @@ type registrySource struct {
 	config      map[string]configs.Registry // by host
 	at          func(string) string         // makes a path absolute
 
-	mu      sync.Mutex
-	pullers map[string]*remote.Puller // by host
-	silent  map[string]int            // number of timeouts by host
-	warned  map[string]bool
-	warn    func(text string)
+	mu       sync.Mutex
+	pullers  map[string]*remote.Puller // by host
+	timeouts map[string]int            // number of timeouts by host
+	warned   map[string]bool
+	warn     func(text string)
 }
 
 func newRegistry(o *Options, at func(string) string) *registrySource {
 	r := &registrySource{
-		stall:   cmp.Or(o.Stall, 30*time.Second),
-		wait:    cmp.Or(o.RetryWait, time.Second),
-		at:      at,
-		config:  map[string]configs.Registry{},
-		pullers: map[string]*remote.Puller{},
-		silent:  map[string]int{},
-		warn:    o.Warn,
-		warned:  map[string]bool{},
+		stall:    cmp.Or(o.Stall, 30*time.Second),
+		wait:     cmp.Or(o.RetryWait, time.Second),
+		at:       at,
+		config:   map[string]configs.Registry{},
+		pullers:  map[string]*remote.Puller{},
+		timeouts: map[string]int{},
+		warn:     o.Warn,
+		warned:   map[string]bool{},
 	}
 	for _, c := range o.Registries {
 		r.config[c.Host] = c
@@ -129,7 +129,7 @@ const attempts = 3
 func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imageref.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
 	r.mu.Lock()
-	slices.SortStableFunc(es, func(a, b endpoint) int { return cmp.Compare(r.silent[a.host], r.silent[b.host]) })
+	slices.SortStableFunc(es, func(a, b endpoint) int { return cmp.Compare(r.timeouts[a.host], r.timeouts[b.host]) })
 	r.mu.Unlock()
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	err := retry.Each(ctx, len(es), func(i int) error {
@@ -193,7 +193,7 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 		goOn = "trying again"
 	}
 	if transfer.IsTimeout(e.Err) {
-		r.silent[e.Host]++
+		r.timeouts[e.Host]++
 	}
 	if goOn == "" || r.warn == nil || r.warned[e.Host] {
 		return

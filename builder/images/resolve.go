@@ -331,11 +331,11 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 		r.errs = append(r.errs, fmt.Errorf("more than %d indexes are nested; name the manifest by its digest", maxIndexes))
 		return nil, nil
 	}
-	var fitting, silent []ocispec.Descriptor
+	var fitting, noPlatform []ocispec.Descriptor
 	for _, d := range index.Manifests {
 		switch {
 		case d.Platform == nil:
-			silent = append(silent, d)
+			noPlatform = append(noPlatform, d)
 		case fits(*d.Platform, r.arch):
 			fitting = append(fitting, d)
 		}
@@ -343,7 +343,7 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 			r.have = append(r.have, platformName(*d.Platform))
 		}
 	}
-	for n, d := range append(fitting, silent...) {
+	for n, d := range append(fitting, noPlatform...) {
 		found, err := r.entry(d, depth)
 		if err != nil && !errors.Is(err, context.Canceled) && !unanswered(err) {
 			r.errs = append(r.errs, err)

@@ -67,11 +67,11 @@ func ISO(ctx context.Context, to string, o Options, progress func(done, total in
 		"--modification-date="+stamp, "--set_all_file_dates", stamp, "-o", out.Name(),
 		"-e", isoESP, "-no-emul-boot", "-efi-boot-part", "--efi-boot-image", content)
 	cmd.Env = append(cmd.Env, "LC_ALL=C", "TZ=UTC")
-	if said, err := cmd.CombinedOutput(); err != nil {
-		if bytes.Contains(said, []byte("No space left on device")) {
+	if output, err := cmd.CombinedOutput(); err != nil {
+		if bytes.Contains(output, []byte("No space left on device")) {
 			return fmt.Errorf("making the ISO %s: %w", to, file.Explain(syscall.ENOSPC, filepath.Dir(to)))
 		}
-		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(said))
+		return fmt.Errorf("making the ISO: xorriso: %w\n%s", err, bytes.TrimSpace(output))
 	}
 	if err := out.Sync(); err != nil {
 		return err

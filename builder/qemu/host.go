@@ -193,8 +193,8 @@ func Probe(ctx context.Context, p Program, fw Firmware, arch string, limit time.
 
 // firstWords returns the first line of QEMU's output, without QEMU's name. The rest, such as an
 // assertion, does not help a user.
-func firstWords(said string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(said), "\n")
+func firstWords(stderr string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(stderr), "\n")
 	if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(name, "qemu-system-") {
 		line = rest
 	}
@@ -223,10 +223,10 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 		return err
 	}
 	out, in := io.Pipe()
-	var said bytes.Buffer
+	var stderr bytes.Buffer
 	cmd := procgroup.Command(ctx, p.Path, args...)
 	cmd.Stdout = in
-	cmd.Stderr = &said
+	cmd.Stderr = &stderr
 	// A QEMU that is stuck in the kernel cannot be killed, so do not wait for it.
 	cmd.WaitDelay = 2 * time.Second
 	if err := cmd.Start(); err != nil {
@@ -270,7 +270,7 @@ func tryGuest(ctx context.Context, p Program, fw Firmware, arch string, limit ti
 		if err == nil {
 			err = errors.New("exited immediately")
 		}
-		return fmt.Errorf("QEMU with KVM: %w%s", err, firstWords(said.String()))
+		return fmt.Errorf("QEMU with KVM: %w%s", err, firstWords(stderr.String()))
 	case <-time.After(limit + 5*time.Second):
 		return fmt.Errorf("a small guest hung under KVM for %v and cannot be killed", limit)
 	}

@@ -44,7 +44,7 @@ func (e *Error) Error() string {
 	case transfer.IsTimeout(e.Err):
 		return fmt.Sprintf("%s sent nothing for %v", who, e.Stall)
 	case errors.As(e.Err, &te):
-		return fmt.Sprintf("%s answered %d %s%s", who, te.StatusCode, http.StatusText(te.StatusCode), saidBy(te))
+		return fmt.Sprintf("%s answered %d %s%s", who, te.StatusCode, http.StatusText(te.StatusCode), messagesOf(te))
 	case errors.As(e.Err, &untrusted):
 		return fmt.Sprintf("%s has a certificate that cannot be verified: %v", who, untrusted.Err)
 	case errors.Is(e.Err, http.ErrSchemeMismatch):
@@ -80,11 +80,11 @@ func (e *Error) sentTo() (host string) {
 	return host
 }
 
-// saidBy returns the messages in a registry's response.
-func saidBy(te *transport.Error) (s string) {
+// messagesOf returns the messages in a registry's response.
+func messagesOf(te *transport.Error) (s string) {
 	for _, d := range te.Errors {
-		if said := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); said != "" {
-			s += ": " + printable.Line(said[:min(len(said), 200)])
+		if message := strings.Join(strings.Fields(cmp.Or(d.Message, string(d.Code))), " "); message != "" {
+			s += ": " + printable.Line(message[:min(len(message), 200)])
 		}
 	}
 	return s
@@ -154,18 +154,18 @@ func Fix(err error, w Words) string {
 }
 
 func fixOfStatus(err error, code int, w Words) string {
-	var asked *Error
+	var failed *Error
 	switch {
-	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && errors.As(err, &asked) && asked.AuthFile != "":
-		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also answer so when the image does not exist)", asked.Host, asked.AuthFile)
+	case (code == http.StatusUnauthorized || code == http.StatusForbidden) && errors.As(err, &failed) && failed.AuthFile != "":
+		return fmt.Sprintf("correct the login of %s in auths of %s, or add it there (registries also answer so when the image does not exist)", failed.Host, failed.AuthFile)
 	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		if errors.As(err, &asked) {
-			if fix := helperFix(asked.Host); fix != "" {
+		if errors.As(err, &failed) {
+			if fix := helperFix(failed.Host); fix != "" {
 				return fix
 			}
 		}
 		return w.Login + " (registries also answer so when the image does not exist)"
-	case code == http.StatusNotFound && errors.As(err, &asked) && asked.Digest != "":
+	case code == http.StatusNotFound && errors.As(err, &failed) && failed.Digest != "":
 		return w.Lacks
 	case code == http.StatusNotFound:
 		return "check repository, tag and digest for spelling"

@@ -162,14 +162,14 @@ const configLook = time.Second
 // awaitConfig waits until the configuration is valid or missing. It logs each new error once, and
 // returns false if ctx ends. If the program exited instead, systemd would restart it every second.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
-	said := ""
+	lastError := ""
 	for {
 		_, err := ipvs.ReadConfig(file)
 		if err == nil || errors.Is(err, os.ErrNotExist) {
 			return true
 		}
-		if line := err.Error(); line != said {
-			said = line
+		if line := err.Error(); line != lastError {
+			lastError = line
 			log(line + "\nwaiting until the file is changed")
 		}
 		select {

@@ -351,16 +351,16 @@ func (im *importer) header(line int, row []string, o Options) {
 
 // checkInterfaces reports columns of an interface that has no name in the table or in the template.
 func (im *importer) checkInterfaces(line int) {
-	said := map[int]bool{}
+	reported := map[int]bool{}
 	for _, c := range im.columns {
 		i, ok := ofInterface(c.path)
-		if !ok || said[i] || im.namesInterface(i) || slices.ContainsFunc(im.columns, func(o column) bool {
+		if !ok || reported[i] || im.namesInterface(i) || slices.ContainsFunc(im.columns, func(o column) bool {
 			other, ok := ofInterface(o.path)
 			return ok && other == i && (o.path[3].key == "name" || o.path[3].key == "mac")
 		}) {
 			continue
 		}
-		said[i] = true
+		reported[i] = true
 		im.problem(line, c.header, "sets %s, but neither the table nor the template names that interface: add a column interface to the table, with a name or a pattern such as en* in each row", c.field)
 	}
 }
@@ -500,9 +500,9 @@ var (
 // notValue returns a message if a spreadsheet replaced the text of a cell, for example a serial
 // number by 1E+10; otherwise "". Passwords may look like formulas. The message never quotes them.
 func notValue(text string, c column) string {
-	said, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
+	quoted, secret := "", c.kind == reflect.TypeFor[strict.Secret]()
 	if !secret {
-		said = strconv.Quote(strict.Shorten(text)) + " "
+		quoted = strconv.Quote(strict.Shorten(text)) + " "
 	}
 	none := noValue
 	if secret || c.free {
@@ -510,7 +510,7 @@ func notValue(text string, c column) string {
 	}
 	switch {
 	case c.free && quotedText.MatchString(text), !c.free && strings.HasPrefix(text, "="):
-		return said + "is a formula; write its value"
+		return quoted + "is a formula; write its value"
 	case none.MatchString(text):
 		return fmt.Sprintf("%q is the error of a formula: correct the formula in the spreadsheet", text)
 	case strings.HasPrefix(c.field, "match.") && rounded.MatchString(text):

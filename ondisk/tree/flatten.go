@@ -39,8 +39,8 @@ func (m *merger) flatten(l Layer) {
 	var marks []mark // applied only after all are found, because they may affect each other
 	for _, n := range l.Nodes {
 		dir, base := path.Split(n.Path)
-		name, gone := strings.CutPrefix(base, whiteout)
-		if !gone {
+		name, isWhiteout := strings.CutPrefix(base, whiteout)
+		if !isWhiteout {
 			plain = append(plain, n)
 			continue
 		}
@@ -60,8 +60,8 @@ func (m *merger) flatten(l Layer) {
 			marks = append(marks, mark{below(where, name), true})
 		}
 	}
-	for _, gone := range marks {
-		m.drop(gone.where, gone.itself)
+	for _, w := range marks {
+		m.drop(w.where, w.itself)
 	}
 	// Up to here, only links of lower layers were followed.
 	clear(m.resolved)
