@@ -53,7 +53,7 @@ func TestRaspberryPi(t *testing.T) {
 				t.Errorf("warned of old firmware: %v", old)
 			}
 			if !slices.ContainsFunc(said, func(e Event) bool { return e.State == tc.state && e.Text == tc.say }) {
-				t.Errorf("no %s %q among %+v", tc.state, tc.say, said)
+				t.Errorf("no event %s %q in %+v", tc.state, tc.say, said)
 			}
 			info, err := media.Inspect(out)
 			if err != nil {
@@ -110,7 +110,7 @@ func TestRaspberryPiRejects(t *testing.T) {
 		out := filepath.Join(t.TempDir(), "pi.raw")
 		_, err := p.build(t, out)
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
-			t.Errorf("%s: %v does not say %q", name, err, tc.want)
+			t.Errorf("%s: error %v lacks %q", name, err, tc.want)
 		}
 		if _, err := os.Stat(out); err == nil {
 			t.Errorf("%s: an image was written", name)
@@ -151,6 +151,6 @@ func TestRaspberryPiConfigIsPlanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pi.Rendered == generic.Rendered {
-		t.Error("the plan does not tell the two apart by what is rendered")
+		t.Error("the two plans have the same digest of rendered files")
 	}
 }

@@ -137,7 +137,7 @@ func TestVersionDecidesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if res.Report.Builder != v {
-			t.Errorf("the report does not tell who built it: %q", res.Report.Builder)
+			t.Errorf("report.Builder is %q", res.Report.Builder)
 		}
 		golden, plans = append(golden, res.Report.Golden), append(plans, res.Report.Plan)
 	}
@@ -170,14 +170,14 @@ func TestBuild(t *testing.T) {
 		switch part.Label {
 		case ondisk.LabelRootA:
 			if part.Free < minRootHead {
-				t.Errorf("ROOT-A has %d bytes free, promised are %d", part.Free, minRootHead)
+				t.Errorf("ROOT-A has %d bytes free, want at least %d", part.Free, minRootHead)
 			}
 			if part.Room != part.FSSize+256<<20 || part.Size <= part.Room {
 				t.Errorf("ROOT-A has no room to grow: %+v", part)
 			}
 		case ondisk.LabelData:
 			if part.Free < minDataHead {
-				t.Errorf("DATA has %d bytes free, promised are %d", part.Free, minDataHead)
+				t.Errorf("DATA has %d bytes free, want at least %d", part.Free, minDataHead)
 			}
 		}
 	}
@@ -233,7 +233,7 @@ func TestRoomOfMachinesInTheField(t *testing.T) {
 		lock.NarrowRoom(room)
 	}
 	if lock.RootRoom != 600 {
-		t.Errorf("the lock remembers %d", lock.RootRoom)
+		t.Errorf("rootRoom in the lock is %d", lock.RootRoom)
 	}
 }
 
@@ -440,10 +440,10 @@ func TestOutput(t *testing.T) {
 		}
 	}
 	if _, err := p.build(t, there); err == nil {
-		t.Error("a file that is there is replaced")
+		t.Error("an existing file was replaced without --force")
 	}
 	if b, err := os.ReadFile(there); err != nil || string(b) != "mine" {
-		t.Errorf("the file that was there is now %q, %v", b, err)
+		t.Errorf("the existing file is now %q, %v", b, err)
 	}
 	o := p.options(there)
 	o.Force = true
@@ -555,14 +555,14 @@ func TestPlacesDoNotShow(t *testing.T) {
 		t.Errorf("two plans:\n%s\n%s", x, y)
 	}
 	if first.Report.Golden != second.Report.Golden || !bytes.Equal(first.SBOM, second.SBOM) {
-		t.Error("two images")
+		t.Error("the builds made different images")
 	}
 	// Other content changes the ID, whichever field names it.
 	third := build(func(s string) string {
 		return cni.Replace(strings.Replace(strings.Replace(s, pause, pause+a+b, 1), "{{.Name}} on", "{{(index .Overlays 0).Dir}} on", 1))
 	}, nil)
 	if third.Report.Plan == first.Report.Plan {
-		t.Error("another file in the image has the same plan")
+		t.Error("a changed file in the image has the same plan")
 	}
 }
 
@@ -684,7 +684,7 @@ func TestExportBase(t *testing.T) {
 	}
 	want, err := os.ReadFile(filepath.Join(p.dir, "base.tar"))
 	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("the exported base is not the base (%v)", err)
+		t.Errorf("the exported base differs from the base (%v)", err)
 	}
 }
 
@@ -726,7 +726,7 @@ func TestLockedMadeBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first.Report.Golden != second.Report.Golden {
-		t.Error("not the same image")
+		t.Error("the images differ")
 	}
 	other, err := buildtest.Tar(buildtest.Base()[:30])
 	if err != nil {
@@ -737,14 +737,14 @@ func TestLockedMadeBase(t *testing.T) {
 	}
 	// The locked base is in the cache, but --base is used and rejected.
 	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "use the base that was exported") {
-		t.Errorf("another base is ignored: %v", err)
+		t.Errorf("no error for a --base with another digest: %v", err)
 	}
 	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
 	defer o.Cache.Close()
 	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "use the base that was exported") {
-		t.Errorf("another base is accepted: %v", err)
+		t.Errorf("a --base with another digest is accepted: %v", err)
 	}
 }
 

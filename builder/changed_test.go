@@ -29,7 +29,7 @@ func damage(t *testing.T, path string) (sound []byte) {
 		}
 	}
 	if bytes.Equal(b, sound) {
-		t.Fatal("the base has no initrd: the test is void")
+		t.Fatal("the base has no initrd, so the test checks nothing")
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
@@ -116,7 +116,7 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 				golden = r.Report.Golden
 			}
 			if r.Report.Golden != golden {
-				t.Errorf("built again it is image %s, want %s", r.Report.Golden, golden)
+				t.Errorf("the second build made image %s, want %s", r.Report.Golden, golden)
 			}
 		})
 	}

@@ -31,7 +31,7 @@ func TestDebianMounts(t *testing.T) {
 		desk.Lacks(t, "root may not mount here")
 	}
 	if _, err := os.Stat(filepath.Join(point, "inside")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its mount is seen from outside: %v", err)
+		t.Errorf("the mount is visible outside the namespace: %v", err)
 	}
 }
 

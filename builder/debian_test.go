@@ -76,7 +76,7 @@ func TestDebianBase(t *testing.T) {
 		t.Errorf("mmdebstrap ran as: %s", runs)
 	}
 	if all := strings.Join(said, "\n"); !strings.Contains(all, "base detail I: making it") {
-		t.Errorf("its words are not passed on:\n%s", all)
+		t.Errorf("mmdebstrap's output is not shown:\n%s", all)
 	}
 	// The archive is unreachable. A build with a lock or a filled cache does not need it.
 	if err := os.WriteFile(filepath.Join(p.dir, "fail"), nil, 0o644); err != nil {
@@ -202,7 +202,7 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 		t.Fatalf("no child was started: %q", notes)
 	}
 	if state := processState(t, pid[1]); state != "" && state != "Z" {
-		t.Errorf("its child runs on: %s", state)
+		t.Errorf("the child of mmdebstrap still runs: %s", state)
 	}
 	left, globErr := filepath.Glob(filepath.Join(os.TempDir(), "*"))
 	if globErr != nil || len(left) > 0 {
@@ -234,7 +234,7 @@ echo cleaned >>"$notes"
 exit 1
 `)
 	if !strings.Contains(notes, "interrupted\ncleaned\n") {
-		t.Errorf("mmdebstrap was not asked to end: %q", notes)
+		t.Errorf("mmdebstrap got no signal: %q", notes)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestScratch(t *testing.T) {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
 	if find, err := clearScratch(dir); err != nil || find != nil {
-		t.Errorf("it is empty: %q, %v", find, err)
+		t.Errorf("clearScratch of an empty directory: %q, %v", find, err)
 	}
 	root := filepath.Join(dir, "mmdebstrap.x")
 	if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {

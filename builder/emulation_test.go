@@ -104,7 +104,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 		}
 	}
 	if results[0].Report.Golden == results[1].Report.Golden || results[0].Report.Plan == results[1].Report.Plan {
-		t.Error("one image for both")
+		t.Error("both architectures have the same image")
 	}
 	runs := p.runs(t)
 	if strings.Count(runs, "\n") != 2 {
@@ -169,7 +169,7 @@ func TestWrongForOneArchitecture(t *testing.T) {
 		}
 	}
 	if err != nil && strings.Count(err.Error(), "missing.txt") != 1 {
-		t.Errorf("said twice:\n%v", err)
+		t.Errorf("the message appears twice:\n%v", err)
 	}
 	if p.runs(t) != "" {
 		t.Error("mmdebstrap ran")

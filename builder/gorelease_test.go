@@ -134,7 +134,7 @@ func TestLockNamesGo(t *testing.T) {
 		t.Error(err)
 	}
 	if said := asked(); said != "" {
-		t.Errorf("go was asked %q", said)
+		t.Errorf("go ran with %q", said)
 	}
 	for _, c := range []struct {
 		release, requires string

@@ -49,6 +49,6 @@ func TestMemory(t *testing.T) {
 	few, many := rss(1000), rss(100_000)
 	t.Logf("peak memory: %d MiB for 1,000 entries, %d MiB for 100,000: %d bytes an entry", few>>20, many>>20, (many-few)/99_000)
 	if many > 256<<20 {
-		t.Errorf("100,000 entries take %d MiB, promised are 256", many>>20)
+		t.Errorf("100,000 entries take %d MiB, want at most 256", many>>20)
 	}
 }

@@ -134,7 +134,7 @@ func TestOCIBase(t *testing.T) {
 	later := p.image(t)
 	later.SourceDate = "2027-01-01T00:00:00Z"
 	if pl, err = Resolve(t.Context(), later, p.options("")); err != nil || pl.Inputs[inputBase].SHA256 == first.SHA256 {
-		t.Errorf("a base of another date is taken: %v", err)
+		t.Errorf("a base of another date is used: %v", err)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Errorf("usr/bin/containerd: %+v", n.Inode)
 	}
 	if _, ok := by["usr/bin/containerd-stress"]; ok {
-		t.Error("a program that nobody asked for is on board")
+		t.Error("the image contains a program that was not requested")
 	}
 	if got, err := tree.ReadContent(by["usr/bin/kubelet"].Data, b.Cache, 1000); err != nil || string(got) != program+"kubelet" {
 		t.Errorf("kubelet: %v", err)
@@ -281,13 +281,13 @@ func TestPublishedDigest(t *testing.T) {
 	}
 	src.SHA256FromServer = false
 	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "sha256FromServer") {
-		t.Errorf("a digest nobody asked for: %v", err)
+		t.Errorf("an unrequested digest: %v", err)
 	}
 	src.SHA256FromServer = true
 	b.Lock = b.plan.Lock()
 	s.requests()
 	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err != nil || len(s.requests()) != 0 {
-		t.Errorf("the lock's digest is not taken: %v", err)
+		t.Errorf("the lock's digest is not used: %v", err)
 	}
 	b.Lock, b.Locked = &plan.Lock{Version: plan.LockVersion}, true
 	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", s.URL+"/plain", src, &plan.Layer{}); err == nil || !strings.Contains(err.Error(), "is not in the lock") {

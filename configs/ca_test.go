@@ -87,7 +87,7 @@ func TestSiteCA(t *testing.T) {
 				t.Fatal(err)
 			}
 			if again := mustSite(t, string(slot)); again.CACert != s.CACert {
-				t.Errorf("came back changed:\n%s", again.CACert)
+				t.Errorf("the round trip changed the document:\n%s", again.CACert)
 			}
 		})
 	}

@@ -116,7 +116,7 @@ func TestValidateChangesNothing(t *testing.T) {
 	}
 	empty := &Site{}
 	if len(empty.Validate()) == 0 || !reflect.DeepEqual(empty, &Site{}) {
-		t.Error("Validate changed an empty site, or liked it")
+		t.Error("Validate changed an empty site, or accepted it")
 	}
 }
 
@@ -145,7 +145,7 @@ func TestEditors(t *testing.T) {
 	}
 	for _, doc := range []string{"\x00\x01\x02", "\xff\xfea\x00", "\x1f\x8b\x08"} {
 		if _, err := parseAny("a", []byte(doc)); err == nil {
-			t.Errorf("%q was taken", doc)
+			t.Errorf("%q was accepted", doc)
 		}
 	}
 }
@@ -212,7 +212,7 @@ func TestEncode(t *testing.T) {
 		t.Fatal(doc.Probs)
 	}
 	if !reflect.DeepEqual(site, back) {
-		t.Errorf("came back changed:\n%s", slot)
+		t.Errorf("the round trip changed the document:\n%s", slot)
 	}
 	if !bytes.Contains(slot, []byte("s3cret")) {
 		t.Errorf("no secrets:\n%s", slot)
@@ -225,7 +225,7 @@ func TestEncode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if again := mustSite(t, string(slot)); !reflect.DeepEqual(s, again) {
-		t.Errorf("came back changed:\n%s", slot)
+		t.Errorf("the round trip changed the document:\n%s", slot)
 	}
 	// The form after the token is wiped.
 	s.Credentials = Credentials{}
@@ -234,7 +234,7 @@ func TestEncode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ParseSite("public", public); err == nil {
-		t.Error("a site without credentials was taken for a whole one")
+		t.Error("a site without credentials was accepted as complete")
 	}
 	p, err := ParsePublicSite("public", public)
 	if err != nil {
@@ -288,13 +288,13 @@ func TestSecretsStayHidden(t *testing.T) {
 		}
 	}
 	if NewSecret(secret) != s || NewSecret("other") == s || s == (Secret{}) {
-		t.Error("secrets do not compare by what they hide")
+		t.Error("equal secrets do not compare equal")
 	}
 	if s.Reveal() != secret {
-		t.Error("Reveal does not")
+		t.Error("Reveal does not return the secret")
 	}
 	if (Secret{}).String() != "" || !NewSecret("").IsZero() {
-		t.Error("an empty secret hides nothing, and shows as nothing")
+		t.Error("an empty secret is not printed as an empty string")
 	}
 }
 
@@ -321,7 +321,7 @@ func TestParseSize(t *testing.T) {
 	}
 	for _, in := range []string{"", "3", "3g", "3iB", "-1MiB", "0MiB", "1.5GiB", "3 GiB", "500K", "500Ki", "3gib", "65TiB", "9999999999TiB", "99999999999MiB"} {
 		if got, err := forms.ParseSize(in); err == nil {
-			t.Errorf("%q was taken: %d", in, got)
+			t.Errorf("%q was accepted: %d", in, got)
 		}
 	}
 }
@@ -366,7 +366,7 @@ func TestSSHKeys(t *testing.T) {
 	whole := key("ssh-ed25519")
 	for _, bad := range []string{whole[:len(whole)-4], whole[:40], "ssh-ed25519", "ssh-dss " + strings.Fields(whole)[1]} {
 		if forms.BadSSHKey(bad) == "" {
-			t.Errorf("%s was taken", bad)
+			t.Errorf("%s was accepted", bad)
 		}
 	}
 }
@@ -396,7 +396,7 @@ func FuzzParse(f *testing.F) {
 			}
 			for _, p := range probs {
 				if p.File == "" || p.Msg == "" {
-					t.Fatalf("a problem without place or words: %+v", p)
+					t.Fatalf("a problem without position or message: %+v", p)
 				}
 			}
 			return
@@ -411,10 +411,10 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := ParseSite("slot", slot)
 		if err != nil {
-			t.Fatalf("taken, but not from the slot: %v\n%s", err, slot)
+			t.Fatalf("accepted, but not after a round trip through the slot: %v\n%s", err, slot)
 		}
 		if !reflect.DeepEqual(site, again) {
-			t.Fatalf("came back changed:\n%s", slot)
+			t.Fatalf("the round trip changed the document:\n%s", slot)
 		}
 	})
 }
@@ -426,7 +426,7 @@ func FuzzIgnition(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg, _, probs := ignition.Parse("a.ign", data)
 		if (cfg == nil) == (probs == nil) {
-			t.Fatalf("neither taken nor refused: %v", probs)
+			t.Fatalf("neither accepted nor rejected: %v", probs)
 		}
 	})
 }

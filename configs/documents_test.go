@@ -37,7 +37,7 @@ func golden(t *testing.T, file string, got []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s is not what the code says; go test ./configs -update rewrites it. Now:\n%s", file, got)
+		t.Errorf("%s differs from the code; go test ./configs -update rewrites it. Now:\n%s", file, got)
 	}
 }
 

@@ -83,10 +83,10 @@ func TestASiteThatIsABurden(t *testing.T) {
 				}
 			}
 			if took > 30*time.Second {
-				t.Errorf("it took %s", took)
+				t.Errorf("parsing took %s", took)
 			}
 			if got := (after.TotalAlloc - before.TotalAlloc) >> 20; got > 1024 {
-				t.Errorf("it took %d MiB of memory", got)
+				t.Errorf("parsing took %d MiB of memory", got)
 			}
 			t.Logf("%s, %d MiB, %d problems", took.Round(time.Millisecond), (after.TotalAlloc-before.TotalAlloc)>>20, len(probs))
 		})

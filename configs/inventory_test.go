@@ -124,7 +124,7 @@ func TestInventoryFiles(t *testing.T) {
 	}
 	inv = mustInventory(t, inventoryHead+"  - {name: one, match: {serial: SN1}, ignitionFile: gone.ign}\n")
 	if err := inv.InlineFiles(func(string, string) (string, error) { return "", errors.New("no such file") }); err == nil {
-		t.Error("a file that is not there was read")
+		t.Error("a missing file was read")
 	}
 }
 
@@ -157,7 +157,7 @@ func TestInventoryBomb(t *testing.T) {
 		prev = name
 	}
 	if _, err := ParseInventory("i", []byte(doc)); err == nil {
-		t.Error("it was taken")
+		t.Error("the Inventory was accepted")
 	}
 }
 

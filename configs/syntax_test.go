@@ -90,6 +90,6 @@ func TestPlainMaster(t *testing.T) {
 	site := *mustSite(t, examples.Site)
 	site.Masters = []string{"[2001:db8::1]:6443", "[2001:DB8:0::1]:6443"}
 	if !strings.Contains(site.Validate().Error(), "is also masters[0]") {
-		t.Errorf("they are two: %v", site.Validate())
+		t.Errorf("two problems: %v", site.Validate())
 	}
 }

@@ -185,7 +185,7 @@ func (r *room) want(lines ...string) {
 	all := strings.Join(r.said, "\n")
 	for _, l := range lines {
 		if !strings.Contains(all, l) {
-			r.t.Errorf("nobody said %q:\n%s", l, all)
+			r.t.Errorf("no message %q in:\n%s", l, all)
 		}
 	}
 }
@@ -236,7 +236,7 @@ func TestInstall(t *testing.T) {
 	}
 	disk1, disk2 := r.disks[0].Path, r.disks[1].Path
 	if r.ended != "poweroff" || r.next != "" {
-		t.Errorf("it ended with %s, told the firmware %q", r.ended, r.next)
+		t.Errorf("the installer ended with %s, BootNext is %q", r.ended, r.next)
 	}
 	r.want("installing tiny on "+disk2+", 8.0 GB, sata, Model of disk2, serial S-disk2 in 10 seconds", "write: 100 %", "verify: 100 %", "INSTALLED tiny on", "read back and verified", "powering off: remove the installer")
 	r.untouched(disk1)
@@ -245,29 +245,29 @@ func TestInstall(t *testing.T) {
 	}
 	for range 2 {
 		if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
-			t.Errorf("%v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+			t.Errorf("%v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 		}
 		r.want("this machine is installed: " + disk2)
 	}
 	r.c.Reinstall = true
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
-		t.Errorf("its own work: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+		t.Errorf("its own work: %v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 	}
 	// Attach another stick, and a disk that its rule would select.
 	r.c.Reinstall, r.c.ID = false, "another"
 	r.add("disk3", 7*gb)
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
-		t.Errorf("another stick: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+		t.Errorf("another stick: %v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 	}
 	r.untouched(disk1, r.disks[2].Path)
 	r.c.Reinstall, r.c.Disk, r.c.Then = true, "serial=S-disk2", ondisk.ThenReboot
 	before := r.installed(disk2).DiskGUID
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != disk2 {
-		t.Errorf("reinstalling: %v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+		t.Errorf("reinstalling: %v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 	}
 	r.want("INSTALLED")
 	if after := r.installed(disk2).DiskGUID; after == before {
-		t.Error("it was not installed anew")
+		t.Error("the disk was not installed again")
 	}
 	if err := r.run(time.Hour); err != nil || r.next != disk2 || slices.ContainsFunc(r.said, func(s string) bool { return strings.Contains(s, "INSTALLED") }) {
 		t.Errorf("a forgotten stick with --reinstall installs again and again: %v\n%s", err, strings.Join(r.said, "\n"))
@@ -285,10 +285,10 @@ func TestInstallsNoEdgebakeDisk(t *testing.T) {
 	before := r.installed(r.disks[0].Path).DiskGUID
 	r.c.ID = "another"
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" || r.next != r.disks[0].Path {
-		t.Errorf("%v: it ended with %s, told the firmware %q", err, r.ended, r.next)
+		t.Errorf("%v: the installer ended with %s, BootNext is %q", err, r.ended, r.next)
 	}
 	if after := r.installed(r.disks[0].Path).DiskGUID; after != before {
-		t.Error("it was installed again")
+		t.Error("the disk was installed again")
 	}
 }
 
@@ -305,7 +305,7 @@ func TestDisksOfTheirOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if guid := r.installed(two).DiskGUID; guid == one {
-		t.Errorf("both have %s", guid)
+		t.Errorf("both disks have the GUID %s", guid)
 	}
 }
 
@@ -328,7 +328,7 @@ func TestForgottenStickWithoutFirmware(t *testing.T) {
 	}
 	r.want("remove the installer, then the machine restarts from its disk (setting the firmware to start it failed: no variables here)")
 	if n := len(r.said); n > 10 {
-		t.Errorf("it said %d lines in five minutes", n)
+		t.Errorf("the installer printed %d lines in five minutes", n)
 	}
 	r.each = func(line string) { r.gone = strings.HasPrefix(line, "remove the installer") }
 	if err := r.run(time.Hour); err != nil || r.ended != "reboot" {
@@ -382,7 +382,7 @@ func TestWaits(t *testing.T) {
 			}
 			r.want(c.want...)
 			if n := strings.Count(strings.Join(r.said, "\n"), r.said[1]); n < 3 || n > 6 {
-				t.Errorf("it said %q %d times in four minutes", r.said[1], n)
+				t.Errorf("the installer printed %q %d times in four minutes", r.said[1], n)
 			}
 			for _, d := range r.disks {
 				r.untouched(d.Path)

@@ -376,7 +376,7 @@ func TestESP(t *testing.T) {
 		"images elsewhere": {append(slices.Clone(base), tree.Node{Path: "var/lib/containerd", Layer: "base", Inode: &tree.Inode{Mode: tree.ModeSymlink | 0o777, Target: "/srv/containerd"}}), "layer base: var/lib/containerd: is a symbolic link to /srv/containerd, but must be a directory"},
 	} {
 		if _, err := ESP(testImage(), testFacts(), test.nodes); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: error %v does not say %q", name, err, test.want)
+			t.Errorf("%s: error %v lacks %q", name, err, test.want)
 		}
 	}
 }

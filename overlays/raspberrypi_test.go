@@ -138,7 +138,7 @@ func TestPiESPLacks(t *testing.T) {
 	_, err := ESP(piImage(), testFacts(), slices.DeleteFunc(nodes, func(n tree.Node) bool { return strings.HasPrefix(n.Path, "boot/initrd") }))
 	for _, want := range []string{"boot/initrd.img-6.12.107+deb13-arm64, needed to boot", "usr/lib/raspi-firmware/start4.elf, needed to boot; add the package raspi-firmware", "fixup4.dat"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not say %q", err, want)
+			t.Errorf("error %v lacks %q", err, want)
 		}
 	}
 }

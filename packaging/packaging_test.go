@@ -140,7 +140,7 @@ func TestAllPackages(t *testing.T) {
 	}
 	within(t, root, env, "dpkg", "--install", "edgebake.deb")
 	if out := within(t, root, env, "dpkg", "--verify", "edgebake"); strings.Contains(out, "/usr/bin/") || strings.Contains(out, "/usr/lib/") {
-		t.Errorf("installed is not what is in the package:\n%s", out)
+		t.Errorf("the installed files differ from the package:\n%s", out)
 	}
 	within(t, root, env, "edgebake", "version")
 }
@@ -285,7 +285,7 @@ func installed(t *testing.T, root string) {
 	// A first build reports everything that is missing at once, before it makes anything.
 	out, err := lonely(t, root, dir, "build", "image.yaml").CombinedOutput()
 	if err == nil {
-		t.Error("nothing is there to build with, and it was built")
+		t.Error("the build succeeded without its tools")
 	}
 	for _, want := range []string{"containerd.source: ", "kubernetes.source: ", "needs Go", "base.debian: making the Debian base needs mmdebstrap: apt-get install"} {
 		if !strings.Contains(string(out), want) {

@@ -33,7 +33,7 @@ func TestSquarify(t *testing.T) {
 		place := rect{3, 5, 100 + 1000*r.Float64(), 50 + 300*r.Float64()}
 		got := squarify(sizes, place)
 		if len(got) != len(sizes) {
-			t.Fatalf("%d places of %d", len(got), len(sizes))
+			t.Fatalf("%d rectangles for %d sizes", len(got), len(sizes))
 		}
 		for i, p := range got {
 			if want := sizes[i] / total * place.W * place.H; math.Abs(p.W*p.H-want) > 1e-6*place.W*place.H {

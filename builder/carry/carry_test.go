@@ -186,7 +186,7 @@ func wantError(t *testing.T, err error, words ...string) {
 	t.Helper()
 	for _, w := range words {
 		if err == nil || !strings.Contains(err.Error(), w) {
-			t.Errorf("%q is not in: %v", w, err)
+			t.Errorf("error lacks %q: %v", w, err)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func TestPushAndPull(t *testing.T) {
 	}
 	second := pushed(t, s, raw, ":raw")
 	if second.Digest != first.Digest || second.Had == 0 || second.Sent != 0 || second.Golden != first.Golden {
-		t.Errorf("the same image, raw, is another artifact: %+v, %+v", second, first)
+		t.Errorf("the raw image and the compressed image give different artifacts: %+v, %+v", second, first)
 	}
 	for _, out := range []string{"o.raw.zst", "o.raw"} {
 		for _, tag := range []string{":zst", "@" + first.Digest} {
@@ -227,10 +227,10 @@ func TestPushAndPull(t *testing.T) {
 				want = raw
 			}
 			if disktest.Sum(t, path) != disktest.Sum(t, want) {
-				t.Errorf("%s of %s is another file", out, tag)
+				t.Errorf("%s, pulled from %s, differs", out, tag)
 			}
 			if st, err := os.Stat(path); err != nil || out == "o.raw" && st.Sys().(*syscall.Stat_t).Blocks*512 > st.Size()*3/4 {
-				t.Errorf("it has no holes: %v %v", st, err)
+				t.Errorf("the pulled file has no holes: %v %v", st, err)
 			}
 			if err := media.Verify(t.Context(), path, nil); err != nil {
 				t.Error(err)
@@ -290,7 +290,7 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	if disktest.Sum(t, path) != disktest.Sum(t, zst) {
-		t.Error("another file")
+		t.Error("the pulled file differs")
 	}
 	// sent counts the config, but not the cut responses.
 	if got := s.sent(); got > before.Stored+64<<10 {
@@ -359,7 +359,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 				}
 				wantError(t, err, "run the same command again to continue")
 				if _, err := os.Stat(path); err == nil {
-					t.Fatal("the output is there")
+					t.Fatal("the output exists after a failure")
 				}
 				f, err := os.OpenFile(partial, os.O_RDWR, 0)
 				if err != nil {
@@ -382,14 +382,14 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 					t.Fatal(err)
 				}
 				if damage == "" && (p.Had != left.Done || s.sent() > before.Stored-p.Had+1<<20) {
-					t.Errorf("had %d of %d, %d were sent", p.Had, p.Stored, s.sent())
+					t.Errorf("%d of %d bytes were reused, %d were sent", p.Had, p.Stored, s.sent())
 				}
 				want := zst
 				if out == "o.raw" {
 					want = raw
 				}
 				if disktest.Sum(t, path) != disktest.Sum(t, want) {
-					t.Error("another file")
+					t.Error("the pulled file differs")
 				}
 				if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
 					t.Errorf("left behind: %v %v", list, err)
@@ -591,7 +591,7 @@ func TestPullRejects(t *testing.T) {
 			}
 			wantError(t, err, append(test.words, "pulling "+s.ref(test.ref).String())...)
 			if _, err := os.Stat(path); err == nil {
-				t.Error("the output is there")
+				t.Error("the output exists after a failure")
 			}
 			if name != "a swapped blob" {
 				empty(t, dir)
@@ -753,13 +753,13 @@ func TestDamagedImageGetsNoName(t *testing.T) {
 	o := quick(t)
 	o.Progress = func(step string, done, total int64) {
 		if step == "push" && done >= total {
-			t.Error("push says that it is done, and is not")
+			t.Error("Push returned no error, but the image is incomplete")
 		}
 	}
 	_, err = Push(t.Context(), path, s.ref(":1"), o)
 	wantError(t, err, "the golden digest of the image is")
 	if got := s.requests("PUT /v2/edge/image/manifests"); len(got) > 0 {
-		t.Errorf("it got a name: %v", got)
+		t.Errorf("the damaged image got a tag: %v", got)
 	}
 }
 
@@ -812,7 +812,7 @@ func TestPushGoesOn(t *testing.T) {
 		})
 		pushed(t, s, zst, ":1")
 		if got := len(s.requests("PATCH")); got != usual {
-			t.Errorf("it was sent again: %v", s.requests("PATCH"))
+			t.Errorf("the part was sent again: %v", s.requests("PATCH"))
 		}
 	})
 	t.Run("for ever", func(t *testing.T) {
@@ -881,7 +881,7 @@ func TestAccess(t *testing.T) {
 	_, err = Push(t.Context(), zst, plain.ref(":1"), o)
 	wantError(t, err, "plain HTTP", "add --insecure if it uses plain HTTP")
 	if got := plain.requests(""); len(got) > 0 {
-		t.Errorf("asked without TLS: %v", got)
+		t.Errorf("requests without TLS: %v", got)
 	}
 	o.Insecure = true
 	locked := serve(t, httptest.NewServer)
@@ -947,7 +947,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			_, err = Pull(t.Context(), s.ref(":1"), path, PullOptions{Options: o})
 			wantError(t, err, "no space left", "make room", "run the same command again")
 			if _, err := os.Stat(path); err == nil {
-				t.Error("the output is there")
+				t.Error("the output exists after a failure")
 			}
 			if err := os.Remove(ballast); err != nil {
 				t.Fatal(err)

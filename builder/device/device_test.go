@@ -64,7 +64,7 @@ func TestDisks(t *testing.T) {
 		}
 		all := strings.Join(d.Refusals, "\n")
 		if strings.Contains(all, "/run/netns") {
-			t.Errorf("%s: to unmount a part of the running system is no advice:\n%s", d.Path, all)
+			t.Errorf("%s: the refusal suggests unmounting a part of the running system:\n%s", d.Path, all)
 		}
 		for _, w := range parts {
 			if !strings.Contains(all, w) {
@@ -187,7 +187,7 @@ func TestProbe(t *testing.T) {
 		return nil, errors.New("wipefs: error: /dev/sdc: Input/output error")
 	})
 	if !slices.Equal(asked, []string{"/dev/sda", "/dev/sda1", "/dev/sdc"}) {
-		t.Errorf("asked about %q", asked)
+		t.Errorf("wipefs was run for %q", asked)
 	}
 	for path, want := range map[string]struct{ holds, refusals, members []string }{
 		"/dev/sda": {[]string{"sda1 ext4 OLD", "sda2 ext4"}, []string{"sda1 is part of LVM: if you no longer need that, run wipefs --all /dev/sda1"}, []string{"sda1 is part of LVM: if you no longer need that, run wipefs --all /dev/sda1"}},

@@ -162,7 +162,7 @@ func TestSame(t *testing.T) {
 	} {
 		now := d
 		if change(&now); d.Same(&now) {
-			t.Errorf("another %s is not noticed", name)
+			t.Errorf("a change of %s is not detected", name)
 		}
 	}
 }

@@ -100,7 +100,7 @@ func TestZeroByHand(t *testing.T) {
 	}
 	rest := b[4096+9<<20:]
 	if b[0] != 'o' || rest[0] != 'o' || len(bytes.Trim(b[4096:][:9<<20], "\x00")) > 0 {
-		t.Error("not zero, or more than what was asked for")
+		t.Error("the range is not zero, or bytes outside of it were changed")
 	}
 	// Odd offsets and lengths, as in reading a partition table.
 	for _, x := range []struct{ off, n int }{{1, 3}, {511, 2}, {4095, 4098}, {0, 512}} {
@@ -140,7 +140,7 @@ func TestReadsTheMedium(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := cache.ReadAt(b, 0); err != nil || !strings.HasPrefix(string(b), "old data") {
-		t.Fatalf("the page cache has forgotten: %q, %v", b[:13], err)
+		t.Fatalf("the page cache lost the written data: %q, %v", b[:13], err)
 	}
 	if _, err := d.ReadAt(b, 0); err != nil || !strings.HasPrefix(string(b), "changed below") {
 		t.Errorf("read %q, %v", b[:13], err)
@@ -171,7 +171,7 @@ func TestOpenChanged(t *testing.T) {
 	}
 	defer d.Close()
 	if !d.IsFile() {
-		t.Error("it is no file")
+		t.Error("IsFile is false for a file")
 	}
 }
 
@@ -218,7 +218,7 @@ func TestFileAmongDevices(t *testing.T) {
 func TestUsers(t *testing.T) {
 	dev, _ := loop(t, 16<<20)
 	if err := Users("/proc", dev); err != nil {
-		t.Errorf("nobody has it: %v", err)
+		t.Errorf("Users of an unused disk: %v", err)
 	}
 	for how, writes := range map[string]bool{"<": false, "<>": true, ">": true} {
 		cmd := exec.Command("sh", "-c", "exec 3"+how+`"$0"; echo; exec sleep 60`, dev)

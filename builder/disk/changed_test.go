@@ -28,11 +28,11 @@ func TestChangedBlobs(t *testing.T) {
 			}
 			o.Unchanged = func() error { return changed }
 			o.Slot = func(Digest) ([]byte, error) {
-				t.Error("its digest is about to be signed")
+				t.Error("the damaged image would be signed")
 				return nil, changed
 			}
 			if _, err := Write(t.Context(), path, s, l, blobs, o); !errors.Is(err, changed) {
-				t.Errorf("it is written: %v", err)
+				t.Errorf("the damaged image was written: %v", err)
 			}
 			files, err := os.ReadDir(filepath.Dir(path))
 			if err != nil {

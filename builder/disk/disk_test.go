@@ -111,7 +111,7 @@ func TestCompute(t *testing.T) {
 		t.Errorf("ROOT-A has %d bytes, ROOT-B %d", a.Size, b.Size)
 	}
 	if l.Find(ondisk.LabelSlot).Size != ondisk.SlotSize {
-		t.Error("the slot's size is not the slot's size")
+		t.Error("the slot partition does not have ondisk.SlotSize")
 	}
 	// A published GUID must not change: stamped machines have it.
 	if got := PartitionGUID("aa11", "ROOT-A"); got != "48bd4b57-efb1-8fdc-922d-f038450df706" {
@@ -155,7 +155,7 @@ func TestRoomForLater(t *testing.T) {
 		t.Errorf("the first partition begins at %d, in a table for large sectors", first)
 	}
 	if tail := l.Size - (data.Start + data.Size); tail < sector+array {
-		t.Errorf("%d bytes behind the last partition take no table for large sectors", tail)
+		t.Errorf("%d bytes after the last partition are too few for a table with large sectors", tail)
 	}
 	for _, p := range l.Parts {
 		if p.Start%sector != 0 || p.Size%sector != 0 {
@@ -337,7 +337,7 @@ func TestGoldenDigest(t *testing.T) {
 		}
 	}
 	if want := hex.EncodeToString(h.Sum(nil)); r.Golden != want {
-		t.Errorf("golden digest is %s, by definition %s", r.Golden, want)
+		t.Errorf("golden digest is %s, want %s", r.Golden, want)
 	}
 	got, err := Digests(t.Context(), Source{Read: func(_ []byte, off, n int64) ([]byte, bool, error) {
 		return b[off : off+n], seekable.IsZero(b[off : off+n]), nil
@@ -462,7 +462,7 @@ func TestFailuresLeaveNothing(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		if b, _ := os.ReadFile(p); string(b) != "precious" {
-			t.Error("it was changed")
+			t.Error("the existing output was changed")
 		}
 		if _, err := Write(t.Context(), p, s, l, blobs, WriteOptions{Slot: testSlot, Force: true}); err != nil {
 			t.Error(err)

@@ -57,7 +57,7 @@ func TestChangedSinceAdmitted(t *testing.T) {
 			}
 			for _, s := range []string{sha, other} {
 				if !c.Has(s) {
-					t.Fatal("not admitted")
+					t.Fatal("the undamaged blob was rejected")
 				}
 			}
 			if err := c.Unchanged(); err != nil {
@@ -66,7 +66,7 @@ func TestChangedSinceAdmitted(t *testing.T) {
 			change(t, c, sha)
 			repairer := open(t, dir)
 			if repairer.Has(sha) {
-				t.Fatal("the damage is not found")
+				t.Fatal("no error for the damaged blob")
 			}
 			put(t, repairer, []byte("kubelet"))
 			for _, when := range []string{"repaired", "admitted again"} {
@@ -76,7 +76,7 @@ func TestChangedSinceAdmitted(t *testing.T) {
 				}
 				if f, err := c.OpenBlob(sha); err == nil {
 					f.Close()
-					t.Errorf("%s: it can be opened", when)
+					t.Errorf("%s: the damaged blob can be opened", when)
 				}
 				if c.untouched(sha) || !c.untouched(other) {
 					t.Errorf("%s: untouched", when)
@@ -89,7 +89,7 @@ func TestChangedSinceAdmitted(t *testing.T) {
 				t.Error(err)
 			}
 			if next := open(t, dir); !next.Has(sha) || next.Unchanged() != nil {
-				t.Error("the next session is concerned")
+				t.Error("the next session reports the damage again")
 			}
 		})
 	}
@@ -226,14 +226,14 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(c.verifiedPath(sha)); err == nil {
-		t.Error("its state is noted as sound")
+		t.Error("the damaged blob is recorded as verified")
 	}
 	stop()
 	if v, err := c.Verify(t.Context(), false, nil); err != nil || v.Sound.Blobs != 1 {
 		t.Errorf("Verify, afterwards: %+v, %v", v, err)
 	}
 	if !c.Has(sha) {
-		t.Error("it is not there")
+		t.Error("the blob is missing")
 	}
 }
 
@@ -260,10 +260,10 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.Has(used) {
-		t.Fatal("not there")
+		t.Fatal("the blob is missing")
 	}
 	if after, err := os.Lstat(c.BlobPath(used)); err != nil || !sameState(before, after) {
-		t.Errorf("its state is another: %v", err)
+		t.Errorf("the recorded state differs: %v", err)
 	}
 	prune(t, open(t, dir), Limits{UsedSince: time.Now().Add(-24 * time.Hour)})
 	for sha, want := range map[string]bool{used: true, recent: true, idle: false, older: false} {

@@ -124,7 +124,7 @@ func TestMakeOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if made.Load() != 1 {
-		t.Errorf("the recipe was carried out %d times", made.Load())
+		t.Errorf("the recipe ran %d times", made.Load())
 	}
 	for _, sha := range shas {
 		if sha != sum([]byte("made")) {
@@ -230,11 +230,11 @@ func TestKill(t *testing.T) {
 		cmd.Wait()
 	}
 	if left := files(t, filepath.Join(dir, "tmp")); len(left) == 0 {
-		t.Error("the test is void: a killed writer left nothing")
+		t.Error("the killed writer left nothing, so the test checks nothing")
 	}
 	c := open(t, dir)
 	if left := files(t, filepath.Join(dir, "tmp")); len(left) != 0 {
-		t.Errorf("not swept: %q", left)
+		t.Errorf("leftovers were not removed: %q", left)
 	}
 	sha, err := c.Make(t.Context(), "k", func(_ context.Context, w io.Writer) error {
 		_, err := io.WriteString(w, "whole")
@@ -254,7 +254,7 @@ func TestSweepSparesTheLiving(t *testing.T) {
 	}
 	open(t, dir)
 	if _, err := os.Stat(scratch); err != nil {
-		t.Errorf("another build's directory was swept: %v", err)
+		t.Errorf("the directory of a running build was removed: %v", err)
 	}
 }
 

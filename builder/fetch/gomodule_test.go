@@ -73,7 +73,7 @@ func TestGoRecipeTellsAllThatIsWrong(t *testing.T) {
 	}
 	for _, want := range []string{"version", "mips", "example.com/other"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error does not speak of %q: %v", want, err)
+			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
 	for _, v := range []string{"1.36.3", "v1.36", "latest"} {

@@ -35,7 +35,7 @@ func TestImportWhatChanges(t *testing.T) {
 				return err
 			})
 			if reads != tt.reads {
-				t.Errorf("%d readings, want %d", reads, tt.reads)
+				t.Errorf("the file was read %d times, want %d", reads, tt.reads)
 			}
 			blobs, listErr := c.List()
 			if listErr != nil {

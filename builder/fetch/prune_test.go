@@ -133,7 +133,7 @@ func TestPruneBesideABuild(t *testing.T) {
 	// Another user's session cannot mark this user's blobs.
 	other := session{started: time.Now().Add(time.Hour), owner: 12345}
 	if !other.mayUse(Stored{owners: []uint32{54321}}) || other.mayUse(Stored{owners: []uint32{12345}}) || !other.mayUse(Stored{owners: []uint32{12345, 54321}}) {
-		t.Error("the owner does not count")
+		t.Error("mayUse ignores the owners of the blob")
 	}
 	if err := running.Close(); err != nil {
 		t.Fatal(err)
@@ -164,7 +164,7 @@ func TestPruneRaces(t *testing.T) {
 					continue
 				}
 				if f, err := c.OpenBlob(sha); err != nil {
-					t.Errorf("promised and gone: %v", err)
+					t.Errorf("a blob that Prune kept is missing: %v", err)
 				} else {
 					f.Close()
 				}

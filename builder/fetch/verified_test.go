@@ -78,7 +78,7 @@ func TestDamagedBlobs(t *testing.T) {
 			} else if err == nil {
 				f.Close()
 			} else if !strings.Contains(err.Error(), "run the build again") {
-				t.Errorf("OpenBlob says not what to do: %v", err)
+				t.Errorf("the error of OpenBlob has no fix: %v", err)
 			}
 			if (len(told) == 1 && told[0] == sha) != tt.found {
 				t.Errorf("told of %v", told)
@@ -149,7 +149,7 @@ func TestHashingEndsWithTheBuild(t *testing.T) {
 	}
 	again.Until(t.Context())
 	if !again.Has(sha) {
-		t.Error("an interrupt cost the blob")
+		t.Error("an interrupt removed the blob")
 	}
 }
 
@@ -174,7 +174,7 @@ func TestUntouched(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !c.untouched(sha) || !c.Has(sha) || !c.untouched(sha) {
-		t.Error("nobody has touched it")
+		t.Error("the blob was changed, although no program wrote to it")
 	}
 	spoil(t, c, sha, "kubelex", false)
 	if c.untouched(sha) {
@@ -217,7 +217,7 @@ func TestMadeOfWhatChanged(t *testing.T) {
 		return string(b), err
 	}
 	if got, err := made(func(c *Cache, sha string) { spoil(t, c, sha, "kubelex", false) }); err == nil || !strings.Contains(err.Error(), "has changed while it was used") {
-		t.Errorf("made %q of a blob that changed, %v", got, err)
+		t.Errorf("using a blob that changed gave %q, %v", got, err)
 	}
 	if got, err := made(func(*Cache, string) {}); err != nil || got != "kubelet" {
 		t.Errorf("made again it is %q, %v", got, err)

@@ -282,7 +282,7 @@ func TestLayerBombs(t *testing.T) {
 			var ie *ImageError
 			var le *LimitError
 			if !errors.As(err, &ie) || !errors.As(err, &le) {
-				t.Errorf("%v is not tied to the image, or is no limit", err)
+				t.Errorf("%v is not an ImageError with a LimitError", err)
 			}
 			unpoisoned(t, c)
 		})
@@ -831,7 +831,7 @@ func FuzzArchive(f *testing.F) {
 		smallLimits(&o)
 		_, err := Resolve(t.Context(), openCache(t, cache), []configs.ContainerImage{{Ref: "a:1", Archive: name}, {Ref: Sole, Archive: name}}, o)
 		if err == nil && !bytes.Contains(raw, []byte("diff_ids")) {
-			t.Error("an image came out of nothing")
+			t.Error("Resolve returned an image for data without diff_ids")
 		}
 	})
 }

@@ -133,7 +133,7 @@ func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
 						}
 						wantError(t, err, bad, "layer 1 of 1")
 						if strings.Contains(err.Error(), good) {
-							t.Errorf("%s: the good image is blamed: %v", order, err)
+							t.Errorf("%s: the error names the good image: %v", order, err)
 						}
 					}
 					unpoisoned(t, c)

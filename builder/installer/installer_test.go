@@ -309,7 +309,7 @@ func TestPayloadVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.Verify(t.Context(), nil); err == nil {
-		t.Error("nobody noticed")
+		t.Error("no error for the damaged image")
 	}
 }
 

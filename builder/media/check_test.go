@@ -63,7 +63,7 @@ ignition: '{"ignition":{"version":"3.6.0"},"storage":{"files":[{"path":"/etc/mot
 			}
 			for _, w := range tc.want {
 				if !strings.Contains(err.Error(), w) {
-					t.Errorf("does not say %q: %v", w, err)
+					t.Errorf("error lacks %q: %v", w, err)
 				}
 			}
 			if disktest.Sum(t, path) != before {

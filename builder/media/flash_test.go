@@ -373,7 +373,7 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if i, err := Inspect(m.path()); err != nil || i.Slot.State != f.State || f.State != SlotGolden {
-		t.Errorf("the slot is %+v, %v; it was said to be %s", i.Slot, err, f.State)
+		t.Errorf("the slot is %+v, %v; Flash reported %s", i.Slot, err, f.State)
 	}
 }
 
@@ -512,7 +512,7 @@ func TestFlashNotices(t *testing.T) {
 			}
 			_, _, err := flashTo(t, tc.image, m, nil)
 			if err == nil {
-				t.Fatal("not noticed")
+				t.Fatal("no error for a damaged disk")
 			}
 			for _, w := range tc.want {
 				if !strings.Contains(err.Error(), w) {

@@ -65,11 +65,11 @@ func TestFramesOfAnySize(t *testing.T) {
 				}
 				disktest.Oracle(t, "zstd", "-q", "-d", at(name+".raw.zst"), "-o", at(name+".out"))
 				if disktest.Sum(t, at(name+".out")) != stamped {
-					t.Errorf("%s is another disk", name)
+					t.Errorf("%s: the disk differs", name)
 				}
 			}
 			if disktest.Sum(t, at("copy.raw")) != stamped {
-				t.Error("the unpacked copy is another disk")
+				t.Error("the decompressed copy differs")
 			}
 			if _, err := Unstamp(at("g.raw.zst")); err != nil {
 				t.Fatal(err)
@@ -116,7 +116,7 @@ func pulled(t *testing.T, image []byte, want, path string) {
 		}
 	}
 	if disktest.Sum(t, path) != want {
-		t.Error("what was pulled is another disk")
+		t.Error("the pulled image gives a different disk")
 	}
 	g, err := Open(path)
 	if err != nil {

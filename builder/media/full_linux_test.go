@@ -69,7 +69,7 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 			t.Errorf("%s: %v", what, err)
 		}
 		if !o.Slots && !strings.Contains(err.Error(), "or write only the slots, 1") {
-			t.Errorf("images: no way out: %v", err)
+			t.Errorf("the error for images suggests nothing: %v", err)
 		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 			t.Errorf("%s: %v, %v", what, entries, err)

@@ -261,7 +261,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	}
 	for _, name := range []string{"new.raw", "unpacked.raw", "new.out", "g.out"} {
 		if disktest.Sum(t, at(name)) != want {
-			t.Errorf("%s is another disk", name)
+			t.Errorf("%s: the disk differs", name)
 		}
 	}
 	for _, name := range []string{"new.raw", "unpacked.raw", "new.raw.zst", "g.raw", "g.raw.zst"} {
@@ -361,7 +361,7 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 				}
 				for _, w := range tc.want {
 					if !strings.Contains(err.Error(), w) {
-						t.Errorf("error does not say %q: %v", w, err)
+						t.Errorf("error lacks %q: %v", w, err)
 					}
 				}
 			}
@@ -642,7 +642,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 			}
 			flip(p.Start + off)
 			if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), "golden digest") {
-				t.Errorf("a flipped bit in %s goes unnoticed: %v", label, err)
+				t.Errorf("a flipped bit in %s is not detected: %v", label, err)
 			}
 			flip(p.Start + off)
 		}
@@ -654,12 +654,12 @@ func TestVerifyFindsDamage(t *testing.T) {
 	} {
 		flip(off)
 		if err := Verify(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("byte %d of the disk should be zero", off)) {
-			t.Errorf("a flipped bit %s goes unnoticed: %v", where, err)
+			t.Errorf("a flipped bit %s is not detected: %v", where, err)
 		}
 		flip(off)
 	}
 	if err := Verify(t.Context(), path, nil); err != nil {
-		t.Errorf("put right again: %v", err)
+		t.Errorf("after the repair: %v", err)
 	}
 	flip(info.Size - 512) // the backup table
 	flip(info.Partitions[1].Start + 20)
@@ -907,7 +907,7 @@ func FuzzSBOM(f *testing.F) {
 	f.Fuzz(func(t *testing.T, doc []byte) {
 		packages, err := readSBOM(doc)
 		if err != nil && packages != nil {
-			t.Error("refused and read")
+			t.Error("readSBOM returned both an error and packages")
 		}
 		for n, p := range packages {
 			if p.Name == "" || n > 0 && p.Name < packages[n-1].Name {

@@ -105,7 +105,7 @@ func TestLock(t *testing.T) {
 		t.Error("another recipe takes the lock's digest")
 	}
 	if _, ok := (*Lock)(nil).Pinned("base", in); ok {
-		t.Error("no lock pins something")
+		t.Error("a missing lock returns a digest")
 	}
 	p.Inputs["new"] = Input{File: "new", SHA256: "ee"}
 	p.Inputs["ctr"] = Input{File: "bin/ctr", SHA256: "changed"}

@@ -56,7 +56,7 @@ func TestRunEndsChildren(t *testing.T) {
 				t.Error("no error")
 			}
 			if running(cmd.Process.Pid) {
-				t.Errorf("process %d runs on", pid)
+				t.Errorf("process %d still runs", pid)
 			}
 			if group, err := syscall.Getpgid(pid); err == nil && group != cmd.Process.Pid {
 				t.Errorf("process %d is of group %d, and not of %d", pid, group, cmd.Process.Pid)

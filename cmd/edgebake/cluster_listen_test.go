@@ -49,7 +49,7 @@ func (s *said) until(t *testing.T, want string) []string {
 			return m
 		}
 	}
-	t.Fatalf("%q was not said in a minute:\n%s", want, s)
+	t.Fatalf("the output lacks %q after a minute:\n%s", want, s)
 	return nil
 }
 

@@ -61,7 +61,7 @@ func TestMemoryOfThousands(t *testing.T) {
 		}
 		t.Logf("%s: %d MiB, %s of processor time", args[0], kib>>10, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 		if kib > 256<<10 {
-			t.Errorf("edgebake %s of 5,000 sites takes %d MiB, promised are 256", strings.Join(args, " "), kib>>10)
+			t.Errorf("edgebake %s of 5,000 sites takes %d MiB, want at most 256", strings.Join(args, " "), kib>>10)
 		}
 	}
 }

@@ -109,7 +109,7 @@ func TestReleaseServerExample(t *testing.T) {
 	slices.Sort(asked)
 	for path := range files {
 		if !slices.Contains(asked, path) {
-			t.Errorf("%s was not asked for: %q", path, asked)
+			t.Errorf("%s was not requested: %q", path, asked)
 		}
 		if !strings.Contains(string(guide), path) {
 			t.Errorf("the guide does not say that the mirror has %s", path)

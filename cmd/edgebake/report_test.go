@@ -118,7 +118,7 @@ func TestReport(t *testing.T) {
 		}
 	}
 	if len(a.Steps) == 0 || len(a.Inputs) == 0 {
-		t.Errorf("the build is not told: %d steps, %d inputs", len(a.Steps), len(a.Inputs))
+		t.Errorf("the page has %d build steps and %d inputs", len(a.Steps), len(a.Inputs))
 	}
 }
 
@@ -166,7 +166,7 @@ func TestReportPageExplainsItself(t *testing.T) {
 	page := string(raw)
 	c.want(page, "summary::before { content: ", "details[open] > summary::before { content: ", "edgebake&#39;s own")
 	if strings.Contains(page, "<td class=\"mono\">agent</td>") || strings.Contains(page, "::-webkit-details-marker") {
-		t.Error("the page says agent, or hides what shows that a line opens")
+		t.Error("the page contains agent, or hides the marker of lines that open")
 	}
 }
 

@@ -33,7 +33,7 @@ func TestOffAStick(t *testing.T) {
 			t.Errorf("installer %q: code %d, %q, %q", c.args, code, &out, &errs)
 		}
 		if failed := c.args == nil; failed != (len(consoles) == 1) {
-			t.Errorf("installer %q said on the consoles: %q", c.args, consoles)
+			t.Errorf("installer %q printed on the consoles: %q", c.args, consoles)
 		}
 	}
 }

@@ -209,7 +209,7 @@ problem: x: y
 	}
 	all[0].Servers[0].Masters[0].State = "down"
 	if err := verdict(all); err == nil {
-		t.Error("nobody is up, and that is no failure")
+		t.Error("no API server is up, but the exit code is 0")
 	}
 	if _, err := json.Marshal(all); err != nil {
 		t.Error(err)
@@ -259,7 +259,7 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		if lines != 1 {
-			t.Errorf("in an hour it was said %d times", lines)
+			t.Errorf("the message was logged %d times in an hour", lines)
 		}
 		write(`{"version":1,"servers":[{"vip":"10.103.97.2:6443","masters":["192.0.2.11:6443"]}]}`)
 		start := time.Now()
@@ -270,7 +270,7 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 		cancel()
 		write("{")
 		if awaitConfig(ctx, file, func(string) {}) {
-			t.Error("it runs with a wrong configuration")
+			t.Error("ipvscare runs with an invalid configuration")
 		}
 	})
 }

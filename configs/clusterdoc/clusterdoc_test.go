@@ -44,7 +44,7 @@ func TestClusterDefaults(t *testing.T) {
 		t.Errorf("%+v", six.Cluster)
 	}
 	if native := mustCluster(t, smallCluster+"openyurt: false\n"); native.HasOpenYurt() {
-		t.Error("openyurt: false is not taken")
+		t.Error("openyurt: false has no effect")
 	}
 }
 

@@ -12,7 +12,7 @@ func TestIdentity(t *testing.T) {
 		"Chassis Serial Number", "................",
 	} {
 		if got := Identity(junk); got != "" {
-			t.Errorf("%q was taken for an identity: %q", junk, got)
+			t.Errorf("%q was accepted as an identity: %q", junk, got)
 		}
 	}
 	for _, good := range []string{"PF3X99", "VMware-56 4d 1a", "100000009d1d4a3c", "CZC1234567", "6ba7b810-9dad-41d1-80b4-00c04fd430c8", "NONE-42X", "S1234", "OEM-4711"} {

@@ -219,7 +219,7 @@ func TestImportOfFreeText(t *testing.T) {
 		}
 		w := inv.Sites[0].Network.Interfaces[0].WiFi
 		if ssid, psk, _ := strings.Cut(cells, ","); head == "ssid,psk" && (w.SSID != ssid || w.PSK.Reveal() != psk) {
-			t.Errorf("%s came to be %q and %q", cells, w.SSID, w.PSK.Reveal())
+			t.Errorf("%s became %q and %q", cells, w.SSID, w.PSK.Reveal())
 		}
 		return nil
 	}
@@ -314,7 +314,7 @@ func TestHostileTables(t *testing.T) {
 			n++
 			inv, err := importing(table, nil)
 			if err == nil && len(inv.Sites) == 0 {
-				t.Errorf("%q in %s: no sites and no word", p, place)
+				t.Errorf("%q in %s: no sites and no error", p, place)
 			}
 			if err != nil && !strings.HasPrefix(err.Error(), "t.csv") {
 				t.Errorf("%q in %s: %v", p, place, err)

@@ -17,7 +17,7 @@ func TestTree(t *testing.T) {
 	}
 	// A list and nil have no fields.
 	if Get(m, "none") != nil || Get(nil, "a") != nil || Get(Get(m, "list"), "b") != nil || Text(m) != "" || Text(nil) != "" {
-		t.Error("found what is not there")
+		t.Error("Get found a missing key")
 	}
 	Set(m, "list", String("true"))
 	Set(m, "new", String("1"))

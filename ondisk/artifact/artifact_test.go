@@ -23,7 +23,7 @@ func TestReadRejects(t *testing.T) {
 		_, err := Read([]byte(doc))
 		for _, w := range words {
 			if err == nil || !strings.Contains(err.Error(), w) {
-				t.Errorf("%s: %q is not in: %v", doc, w, err)
+				t.Errorf("%s: error lacks %q: %v", doc, w, err)
 			}
 		}
 	}

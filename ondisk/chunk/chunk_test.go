@@ -51,7 +51,7 @@ func cutAll(t testing.TB, b []byte) []Chunk {
 			c.Sum = sha256.Sum256(content)
 		}
 		if len(content) != n || !bytes.Equal(content, want) {
-			t.Fatalf("chunk %d of %d bytes at %d is not what is there", len(chunks), n, at)
+			t.Fatalf("chunk %d of %d bytes at %d differs from the data", len(chunks), n, at)
 		}
 		chunks = append(chunks, c)
 		at += int64(n)

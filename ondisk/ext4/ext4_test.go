@@ -96,7 +96,7 @@ func fsck(t *testing.T, image string) {
 	}
 	for line := range strings.Lines(string(out)) {
 		if !strings.HasPrefix(line, "e2fsck ") && !strings.HasPrefix(line, "Pass ") && !strings.Contains(line, " files (") {
-			t.Errorf("e2fsck says: %s", line)
+			t.Errorf("e2fsck: %s", line)
 		}
 	}
 }

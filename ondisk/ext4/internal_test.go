@@ -39,7 +39,7 @@ func TestNameHashAgainstDebugfs(t *testing.T) {
 	}
 	for _, n := range names {
 		if want := fmt.Sprintf("Hash of %s is %#x ", n, nameHash(seed, n)); !strings.Contains(string(out), want) {
-			t.Errorf("debugfs does not say %q", want)
+			t.Errorf("debugfs does not print %q", want)
 		}
 	}
 	if t.Failed() {
@@ -68,7 +68,7 @@ func TestExtentTreeDepths(t *testing.T) {
 		in := &rawInode{number: 12, seed: 42}
 		root, nodes := extentTree(in.seed, extents, at)
 		if len(nodes) != len(at) {
-			t.Errorf("%d extents: %d tree blocks, %d were foreseen", n, len(nodes), len(at))
+			t.Errorf("%d extents: %d tree blocks, want %d", n, len(nodes), len(at))
 			continue
 		}
 		m := memory{}
@@ -144,7 +144,7 @@ func TestTimestampRange(t *testing.T) {
 	}
 	for _, s := range []int64{-1<<31 - 1, 1<<34 - 1<<31} {
 		if _, _, err := timestamp(time.Unix(s, 0)); err == nil {
-			t.Errorf("%d was taken", s)
+			t.Errorf("%d was accepted", s)
 		}
 	}
 }

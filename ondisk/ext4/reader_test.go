@@ -121,7 +121,7 @@ func TestReadAt(t *testing.T) {
 		}
 	}
 	if _, err := f.ReadAt(make([]byte, 1), -1); err == nil {
-		t.Error("a negative offset was taken")
+		t.Error("a negative offset was accepted")
 	}
 }
 
@@ -182,13 +182,13 @@ func TestDamageIsNoticed(t *testing.T) {
 			for p := range want {
 				// ext4 has no checksums of contents and link targets.
 				if have[p] != want[p] && p != "a" && p != "l" {
-					t.Fatalf("a flipped bit at %d was not noticed: %q became %q", at, want[p], have[p])
+					t.Fatalf("a flipped bit at %d was not detected: %q became %q", at, want[p], have[p])
 				}
 			}
 		}
 	}
 	if noticed < 50 {
-		t.Errorf("only %d flipped bits were noticed; does the test still hit anything?", noticed)
+		t.Errorf("only %d flipped bits were detected; does the test still hit used blocks?", noticed)
 	}
 }
 

@@ -120,7 +120,7 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 			err = r.Walk(func(e Entry) error {
 				n, ok := want[e.Path]
 				if !ok {
-					t.Errorf("found %q, which nobody wrote", e.Path)
+					t.Errorf("found %q, which was not written", e.Path)
 					return nil
 				}
 				delete(want, e.Path)
@@ -146,7 +146,7 @@ func TestWriteIsCleanAndReadable(t *testing.T) {
 				t.Errorf("%s is missing", p)
 			}
 			if e, err := r.Stat("efi/boot/bootx64.efi"); err != nil || e.Path != "EFI/BOOT/BOOTX64.EFI" {
-				t.Errorf("case matters: %v %v", e, err)
+				t.Errorf("names are case-sensitive: %v %v", e, err)
 			}
 
 			out := disktest.Oracle(t, "fsck.fat", "-n", "-v", name)
@@ -251,7 +251,7 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 			}
 			for _, w := range tc.want {
 				if !strings.Contains(err.Error(), w) {
-					t.Errorf("error does not say %q: %v", w, err)
+					t.Errorf("error lacks %q: %v", w, err)
 				}
 			}
 		})
@@ -403,7 +403,7 @@ func TestOtherFileSystemsAreNamed(t *testing.T) {
 		t.Errorf("exFAT: %v", err)
 	}
 	if _, err := Open(bytes.NewReader(nil)); err == nil {
-		t.Error("nothing at all is taken for FAT")
+		t.Error("an empty file is accepted as FAT")
 	}
 }
 

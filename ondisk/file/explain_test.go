@@ -28,6 +28,6 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	if Explain(nil, "/shop") != nil {
-		t.Error("no error becomes one")
+		t.Error("Explain(nil) is not nil")
 	}
 }

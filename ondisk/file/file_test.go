@@ -38,7 +38,7 @@ func TestReplace(t *testing.T) {
 		t.Errorf("writing into a directory that does not exist: %v", err)
 	}
 	if err := Replace(filepath.Join(dir, "d"), nil); err == nil || strings.Contains(err.Error(), unfinished) {
-		t.Errorf("an error with a name that nobody knows: %v", err)
+		t.Errorf("an error without a known path: %v", err)
 	}
 }
 

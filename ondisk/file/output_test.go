@@ -34,7 +34,7 @@ func TestErrorsOfTheSystemComeWithACure(t *testing.T) {
 		}
 	}
 	if err := errors.New("other"); Explain(err, "x") != err {
-		t.Error("an error that it does not know was changed")
+		t.Error("an unknown error was changed")
 	}
 }
 
@@ -92,7 +92,7 @@ func TestSyncedBeforeNamed(t *testing.T) {
 			synced := false
 			o.sync = func() error {
 				if _, err := os.Lstat(path); err == nil {
-					t.Errorf("%s, force %v: it has its name before it is synced", name, force)
+					t.Errorf("%s, force %v: the file has its name before it is synced", name, force)
 				}
 				synced = true
 				return o.File.Sync()

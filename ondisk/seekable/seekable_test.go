@@ -87,7 +87,7 @@ func TestRoundTrip(t *testing.T) {
 	disktest.Oracle(t, "zstd", "-t", name)
 	disktest.Oracle(t, "zstd", "-d", "-q", name, "-o", name+".out")
 	if got, err := os.ReadFile(name + ".out"); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("zstd -d gives something else: %v", err)
+		t.Errorf("zstd -d gives different content: %v", err)
 	}
 }
 
@@ -106,7 +106,7 @@ func TestAgainstAnotherImplementation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("the library reads something else: %v", err)
+		t.Errorf("the library reads different content: %v", err)
 	}
 
 	enc, err := zstd.NewWriter(nil)
@@ -188,7 +188,7 @@ func TestDamage(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size())); err == nil {
-				t.Errorf("a flipped bit at %d goes unnoticed", at)
+				t.Errorf("a flipped bit at %d is not detected", at)
 			}
 			z.Close()
 		}
@@ -257,7 +257,7 @@ func TestFramesOfAnySize(t *testing.T) {
 			t.Fatalf("%d bytes at %d differ", len(buf), off)
 		}
 		if seems := z.SeemsZero(int64(off), int64(len(buf))); zero && !seems {
-			t.Errorf("%d bytes at %d are zeros, and do not seem so", len(buf), off)
+			t.Errorf("%d bytes at %d are zeros, but SeemsZero is false", len(buf), off)
 		}
 	}
 	if zeros == 0 {
@@ -317,7 +317,7 @@ func TestSkippableFrames(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if z.Extra(b) == nil || z.Extra(0x184d2a5c) != nil {
-		t.Error("another frame is found, or one is not")
+		t.Error("Extra returns the wrong frame, or none")
 	}
 	if got, err := io.ReadAll(io.NewSectionReader(z, 0, z.Size())); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("content differs: %v", err)

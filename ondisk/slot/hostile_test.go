@@ -212,7 +212,7 @@ func (m *meter) ReadAt(p []byte, off int64) (int, error) {
 func (m *meter) within(t *testing.T, bytes, reads int64) {
 	t.Helper()
 	if m.bytes > bytes || m.reads > reads {
-		t.Errorf("it took %d reads and %d bytes", m.reads, m.bytes)
+		t.Errorf("reading took %d reads and %d bytes", m.reads, m.bytes)
 	}
 }
 
@@ -237,10 +237,10 @@ func TestHostileFileSystems(t *testing.T) {
 			}
 			m.within(t, mostBytes, mostReads)
 			if took > 2*time.Second {
-				t.Errorf("it took %v", took)
+				t.Errorf("reading took %v", took)
 			}
 			if got := after.TotalAlloc - before.TotalAlloc; got > 5*maxFiles {
-				t.Errorf("it took %d bytes of memory", got)
+				t.Errorf("reading took %d bytes of memory", got)
 			}
 			t.Logf("%v, %d reads, %d bytes, %d bytes allocated: %v", took, m.reads, m.bytes, after.TotalAlloc-before.TotalAlloc, err)
 
@@ -291,11 +291,11 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 	}
 	_, err := Make(large)
 	if err == nil {
-		t.Fatal("it was made")
+		t.Fatal("a slot with these files was made")
 	}
 	for _, want := range []string{"site.yaml has 262145 bytes, the slot has room", "are too many", "nested too deep"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error does not say %q: %v", want, err)
+			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
 }
@@ -392,7 +392,7 @@ func FuzzScrub(f *testing.F) {
 			t.Error("the secret is still there")
 		}
 		if _, err := Read(d); err != nil {
-			t.Errorf("what was scrubbed cannot be read: %v", err)
+			t.Errorf("the scrubbed slot cannot be read: %v", err)
 		}
 	})
 }

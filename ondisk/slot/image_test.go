@@ -23,7 +23,7 @@ func TestImageSignature(t *testing.T) {
 	}
 	again, err := SignImage("aa", doc, secret, signedOn)
 	if err != nil || again != sig {
-		t.Errorf("a second signature is another: %v", err)
+		t.Errorf("signing twice gives different signatures: %v", err)
 	}
 	site, err := Sign(map[string][]byte{"site.yaml": doc}, secret, signedOn)
 	if err != nil {

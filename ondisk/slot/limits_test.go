@@ -161,7 +161,7 @@ func rename(l *laptop, name, from, to string) {
 		l.t.Fatal(err)
 	}
 	if bytes.Count(b, []byte(from)) != 1 {
-		l.t.Fatalf("%s is not there once", name)
+		l.t.Fatalf("%s does not occur exactly once", name)
 	}
 	if err := os.WriteFile(l.img, bytes.Replace(b, []byte(from), []byte(to), 1), 0o644); err != nil {
 		l.t.Fatal(err)
@@ -196,7 +196,7 @@ func TestWhatCannotBeReadIsNotMade(t *testing.T) {
 		"a newer edgebake.json":            {Info: ondisk.SlotInfo{Version: 7}},
 	} {
 		if _, err := Make(c); err == nil {
-			t.Errorf("%s: it was made", name)
+			t.Errorf("%s: a slot with these files was made", name)
 		} else if strings.Contains(err.Error(), "format the stick") || len(err.Error()) > 500 {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -73,7 +73,7 @@ func TestRemake(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("the slot without them is another one")
+		t.Error("the slot without these files differs")
 	}
 }
 

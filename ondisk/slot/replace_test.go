@@ -66,7 +66,7 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 		case c.Unfinished:
 			return "unfinished"
 		case !bytes.Equal(d.b, next):
-			t.Fatalf("%s: it seems finished, and leaves something in the second half", when)
+			t.Fatalf("%s: the slot seems finished, but the second half is not zero", when)
 		}
 		return "new"
 	}
@@ -93,7 +93,7 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 			e := &cutOff{slices.Clone(d.b), again}
 			Replace(e, next)
 			if second := state(e, when+" and again"); first == "unfinished" && second == "old" {
-				t.Fatalf("%s: it went back", when)
+				t.Fatalf("%s: the old contents are back", when)
 			}
 		}
 		d.left = 1 << 30
@@ -124,7 +124,7 @@ func TestRecordInAnyOrder(t *testing.T) {
 		}
 		e := &cutOff{b, 1 << 30}
 		if err := Replace(e, next); err != nil || !bytes.Equal(e.b, next) {
-			t.Errorf("%s is lost, and it is written again: %v", name, err)
+			t.Errorf("%s is lost, although it is written again: %v", name, err)
 		}
 	}
 }
@@ -198,14 +198,14 @@ func TestRewrite(t *testing.T) {
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	img := slotOf(t, "files/etc/empty", "")
 	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {
-		t.Error("nothing lies there")
+		t.Error("secondHalfIsFree is false, but nothing is there")
 	}
 	moveDirectory(t, img, "ETC        ", half+1<<20)
 	if c, err := Read(bytes.NewReader(img)); !errors.Is(err, ErrNoSite) || len(c.Files) != 1 {
 		t.Fatalf("%v, %v", c, err)
 	}
 	if secondHalfIsFree(&cutOff{img, 1 << 30}) {
-		t.Error("the directory etc lies there")
+		t.Error("secondHalfIsFree is true, but the directory etc is there")
 	}
 }
 

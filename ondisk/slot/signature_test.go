@@ -107,7 +107,7 @@ func TestSignature(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := forged.Verify([]string{text}); err == nil {
-		t.Error("another key's signature was taken")
+		t.Error("another key's signature was accepted")
 	}
 }
 
@@ -119,7 +119,7 @@ func TestDigestsAreUnambiguous(t *testing.T) {
 	// One file whose name contains the text that separates the names of two files.
 	joined := map[string][]byte{"files/a " + lines[2][len("7 files/a "):] + "7 files/b": []byte("2")}
 	if string(Digests(joined)) == list {
-		t.Error("two files and one have the same list")
+		t.Error("two files and one file have the same digest list")
 	}
 }
 
@@ -199,7 +199,7 @@ func TestTheRealMinisign(t *testing.T) {
 		}
 		c.Signature[len(c.Signature)/2] ^= 1
 		if _, err := c.Verify([]string{public}); err == nil {
-			t.Error("a damaged one was taken")
+			t.Error("a damaged signature was accepted")
 		}
 	}
 }

@@ -193,7 +193,7 @@ func TestMakeRefuses(t *testing.T) {
 	}
 	for _, want := range []string{"both exist", "passwords.txt does not belong", "there is space for"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("error does not say %q: %v", want, err)
+			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
 	big := sample()
@@ -493,7 +493,7 @@ func TestReportInPlace(t *testing.T) {
 		return b
 	}
 	if !bytes.Equal(outside(img), outside(d.durable)) {
-		t.Error("sectors of others were written")
+		t.Error("sectors outside the report were written")
 	}
 
 	// A shorter report leaves nothing of the longer one; a long text is truncated.
@@ -646,7 +646,7 @@ func TestScrubLeavesAPersonsStickAlone(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if !bytes.Equal(d.cache, before) {
-		t.Error("it was written to")
+		t.Error("the larger file system was written to")
 	}
 }
 
@@ -725,7 +725,7 @@ func FuzzRead(f *testing.F) {
 		}})
 		if c == nil {
 			if err == nil {
-				t.Error("neither contents nor error")
+				t.Error("Read returned neither contents nor an error")
 			}
 			return
 		}

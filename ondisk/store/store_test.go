@@ -58,12 +58,12 @@ func TestWriteThenRead(t *testing.T) {
 			x, err1 := os.ReadFile(a)
 			y, err2 := os.ReadFile(b)
 			if err1 != nil || err2 != nil || string(x) != string(y) {
-				t.Errorf("%s: the same state gave other bytes", filepath.Base(a))
+				t.Errorf("%s: the same state gave different bytes", filepath.Base(a))
 			}
 		}
 	}
 	if err := s.Write(meta, snaps); err == nil {
-		t.Error("databases that exist were written over")
+		t.Error("existing databases were overwritten")
 	}
 }
 
@@ -238,7 +238,7 @@ func TestReadSurvivesEveryByte(t *testing.T) {
 					}
 				}
 				if b, err := readDatabase(bytes.NewReader(raw), int64(len(raw))); err != nil || b.find("v1") == nil {
-					t.Fatalf("the sound one: %v", err)
+					t.Fatalf("the undamaged database: %v", err)
 				}
 				if found == 0 || live == 0 {
 					t.Errorf("%d flips found, %d databases opened", found, live)

@@ -432,7 +432,7 @@ func TestPackDir(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", strings.Join(got, ","), want)
 	}
 	if err := PackDir(t.Context(), io.Discard, filepath.Join(d, "none"), day); err == nil {
-		t.Error("a directory that is not there was packed")
+		t.Error("a missing directory was packed")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -40,7 +40,7 @@ func TestSpans(t *testing.T) {
 		}
 	}
 	if Spans(nil, place) != nil {
-		t.Error("no frames make spans")
+		t.Error("spans were returned for no frames")
 	}
 }
 
@@ -79,7 +79,7 @@ func TestView(t *testing.T) {
 	})
 	got, err := io.ReadAll(io.NewSectionReader(v, 0, p.Size))
 	if err != nil || !bytes.Equal(got, b) {
-		t.Errorf("another content: %v", err)
+		t.Errorf("the content differs: %v", err)
 	}
 	if data := len(p.Missing(func([32]byte) bool { return false })); gets != data {
 		t.Errorf("%d chunks were read, there are %d", gets, data)
@@ -92,7 +92,7 @@ func TestView(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := NewView(p, func(int) ([]byte, error) { return []byte("short"), nil }).ReadAt(make([]byte, 10), starts[i]); err == nil {
-		t.Error("a short chunk is taken")
+		t.Error("a short chunk is accepted")
 	}
 	all := map[[32]byte]bool{}
 	for _, c := range p.Chunks {

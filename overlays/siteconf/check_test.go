@@ -120,7 +120,7 @@ func TestCheckSite(t *testing.T) {
 			}
 			for _, w := range tc.want {
 				if !strings.Contains(got.Error(), w) {
-					t.Errorf("does not say %q:\n%v", w, got)
+					t.Errorf("problems lack %q:\n%v", w, got)
 				}
 			}
 		})

@@ -145,7 +145,7 @@ func TestZeroMachine(t *testing.T) {
 		t.Errorf("a host name out of nothing:\n%s", raw)
 	}
 	if _, err := Render(site, Machine{Serial: "Default string"}, nil); err == nil || !strings.Contains(err.Error(), "serial number") {
-		t.Errorf("a junk serial was taken: %v", err)
+		t.Errorf("a placeholder serial number was accepted: %v", err)
 	}
 	if raw, err = Render(&configs.Site{NodeName: "n1"}, Machine{}, nil); err != nil || !strings.Contains(string(raw), "/etc/hostname") {
 		t.Errorf("%v\n%s", err, raw)

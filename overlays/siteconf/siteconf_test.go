@@ -178,7 +178,7 @@ func TestNodeName(t *testing.T) {
 	}
 	long := &configs.Site{NodeName: strings.Repeat("a", 60) + "-{{.MAC}}"}
 	if name, err := NodeName(long, full); err == nil {
-		t.Errorf("a name of %d letters was taken", len(name))
+		t.Errorf("a name of %d letters was accepted", len(name))
 	}
 }
 

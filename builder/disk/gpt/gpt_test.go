@@ -95,7 +95,7 @@ func TestSectorsOf4KiB(t *testing.T) {
 		for i := 0; i < len(part); i += 7 {
 			part[i] ^= 1
 			if err := Verify(bytes.NewReader(b), int64(len(b))); err == nil {
-				t.Fatalf("not noticed: byte %d of %d", i, len(part))
+				t.Fatalf("no error for a damaged byte %d of %d", i, len(part))
 			}
 			part[i] ^= 1
 		}
@@ -111,7 +111,7 @@ func TestSectorsOf4KiB(t *testing.T) {
 	}
 	want.SectorSize = 520
 	if _, _, err := Encode(want); err == nil {
-		t.Error("sectors of 520 bytes were taken")
+		t.Error("sectors of 520 bytes were accepted")
 	}
 }
 
@@ -152,7 +152,7 @@ func TestDamage(t *testing.T) {
 		x := bytes.Clone(b)
 		x[size-1024]++
 		if err := Verify(bytes.NewReader(x), size); err == nil {
-			t.Error("not noticed")
+			t.Error("no error for a damaged table")
 		}
 	})
 	t.Run("cut short", func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestDamage(t *testing.T) {
 				}
 				part[i] ^= 1
 				if err := Verify(bytes.NewReader(x), size); err == nil {
-					t.Fatalf("not noticed: byte %d of %d", i, len(part))
+					t.Fatalf("no error for a damaged byte %d of %d", i, len(part))
 				}
 				part[i] ^= 1
 			}

@@ -10,6 +10,6 @@ import (
 // format of a release.
 func TestOfSource(t *testing.T) {
 	if got := OfSource(); got == unknown || !semver.IsValid("v"+got) {
-		t.Errorf("it says %q", got)
+		t.Errorf("the version is %q", got)
 	}
 }
