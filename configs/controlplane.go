@@ -36,9 +36,9 @@ type SiteControlPlane struct {
 	// cluster once, and the others join it without data. Data that only the
 	// lost members had is lost. Remove it once the cluster runs.
 	ContinueFrom string `yaml:"continueFrom,omitempty" json:"continueFrom,omitempty"`
-	// Restore is the SHA-256 (hex) of a snapshot of etcd with which the member
-	// named by continueFrom starts, instead of its own data: from its
-	// /var/lib/edgebake/snapshots, or etcd-snapshot.db on a stick.
+	// Restore is the SHA-256 (hex) of a snapshot of etcd. The member named by
+	// continueFrom starts with it instead of its own data. The member looks for
+	// it in /var/lib/edgebake/snapshots and, as etcd-snapshot.db, on a stick.
 	Restore string `yaml:"restore,omitempty" json:"restore,omitempty"`
 	// Said is the time (RFC 3339) at which continueFrom was requested. A
 	// machine carries out each request once, and ignores requests older than
@@ -67,7 +67,7 @@ func (c *SiteControlPlane) SaidAt() time.Time {
 type ControlPlaneMember struct {
 	// Name of the node.
 	Name string `yaml:"name" json:"name" check:"nodeName"`
-	// Address is its IP address.
+	// Address is the node's IP address.
 	Address string `yaml:"address" json:"address"`
 }
 
@@ -95,7 +95,7 @@ type ClusterKeys struct {
 type KeyPair struct {
 	// Cert is the certificate.
 	Cert string `yaml:"cert" json:"cert" text:"lines"`
-	// Key is its private key.
+	// Key is the private key of the certificate.
 	Key Secret `yaml:"key" json:"key"`
 }
 

@@ -143,7 +143,7 @@ type OCISource struct {
 	Ref string `yaml:"ref,omitempty" json:"ref,omitempty" check:"imageRef" oneof:"one"`
 	// Layout is a directory in the OCI image layout.
 	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"one" path:"layout"`
-	// Archive is a tar of such a layout, or of docker save.
+	// Archive is a tar of an OCI image layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"one" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
 	// pins the digest that was found.
@@ -269,9 +269,9 @@ type ContainerImage struct {
 	// Ref is the image's full name on the node: REGISTRY/PATH:TAG. It is
 	// pulled from there unless layout or archive is set.
 	Ref string `yaml:"ref" json:"ref" check:"imageRef"`
-	// Layout is a directory in the OCI image layout that contains it.
+	// Layout is a directory in the OCI image layout that contains the image.
 	Layout string `yaml:"layout,omitempty" json:"layout,omitempty" oneof:"atmost" path:"layout"`
-	// Archive is a tar of such a layout, or of docker save.
+	// Archive is a tar of an OCI image layout, or of docker save.
 	Archive string `yaml:"archive,omitempty" json:"archive,omitempty" oneof:"atmost" path:"file"`
 	// Digest pins the manifest or index: sha256:<hex>. Without it image.lock
 	// pins the digest that was found.
@@ -339,7 +339,7 @@ type File struct {
 	Contents *string `yaml:"contents,omitempty" json:"contents,omitempty" text:"lines" oneof:"one"`
 	// Source is the path of a file to copy.
 	Source string `yaml:"source,omitempty" json:"source,omitempty" oneof:"one" path:"file"`
-	// Link makes it a symbolic link to this target.
+	// Link makes the file a symbolic link to this target.
 	Link string `yaml:"link,omitempty" json:"link,omitempty" oneof:"one"`
 	// Mode in octal; default 0644. Not for links.
 	Mode string `yaml:"mode,omitempty" json:"mode,omitempty" check:"mode"`
@@ -361,7 +361,7 @@ type Kernel struct {
 	// Consoles are values for console=, e.g. tty0 or ttyS0,115200; the last
 	// one is /dev/console. Default: the serial port and the screen.
 	Consoles []string `yaml:"consoles,omitempty" json:"consoles,omitempty" check:"console" unique:"yes"`
-	// Modules are loaded at boot.
+	// Modules of the kernel, which are loaded at boot.
 	Modules []string `yaml:"modules,omitempty" json:"modules,omitempty" check:"module"`
 	// Sysctl maps kernel settings to values, e.g. vm.overcommit_memory: "1".
 	Sysctl map[string]string `yaml:"sysctl,omitempty" json:"sysctl,omitempty"`

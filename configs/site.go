@@ -41,8 +41,8 @@ type Site struct {
 	// control-plane node). With it, discovery needs no anonymous access to the
 	// API servers.
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines"`
-	// CAFile is the path of that certificate, relative to the Site's file;
-	// stamping copies it into caCert.
+	// CAFile is the path of a file with the certificate, relative to the Site's
+	// file; stamping copies it into caCert.
 	CAFile string `yaml:"caFile,omitempty" json:"caFile,omitempty"`
 	// UnsafeSkipCAVerification joins any cluster that answers.
 	UnsafeSkipCAVerification bool `yaml:"unsafeSkipCAVerification,omitempty" json:"unsafeSkipCAVerification,omitempty"`
@@ -54,8 +54,8 @@ type Site struct {
 	// first that the machine has. The result is converted to lower case.
 	NodeName string `yaml:"nodeName,omitempty" json:"nodeName,omitempty" jsonschema:"default=node-{{.MAC}}"`
 	// Match selects the machine: other machines reject the Site, on their own
-	// disk or on a stick. Default: any machine. In an Inventory, each of sites
-	// has its own.
+	// disk or on a stick. Default: any machine. In an Inventory, each site
+	// has its own match.
 	Match Match `yaml:"match,omitempty" json:"match,omitempty"`
 	// NodeType is native (a plain kubeadm worker), edge (behind yurthub, keeps
 	// working without the cluster), cloud (behind yurthub, always online) or
@@ -120,13 +120,13 @@ type Site struct {
 	// here: files, directories, links, units, users. Contents must be inline
 	// (data:). Setting the same thing here and in the Site is an error.
 	Ignition Secret `yaml:"ignition,omitempty" json:"ignition,omitempty"`
-	// IgnitionFile is the path of such a config, relative to the Site's file;
-	// stamping copies it into the slot.
+	// IgnitionFile is the path of an Ignition config, relative to the Site's
+	// file; stamping copies it into the slot.
 	IgnitionFile string `yaml:"ignitionFile,omitempty" json:"ignitionFile,omitempty"`
 	// Report sets where first boot sends its progress, in addition to the
 	// console and the slot.
 	Report Report `yaml:"report,omitempty" json:"report,omitempty"`
-	// Updates sets when the machine is updated without a person.
+	// Updates sets when the machine installs updates automatically.
 	Updates SiteUpdates `yaml:"updates,omitempty" json:"updates,omitempty"`
 }
 
@@ -255,7 +255,7 @@ type Interface struct {
 	// WiFi joins a wireless network; name must be the interface's exact name,
 	// e.g. wlan0. The image needs wpasupplicant.
 	WiFi *WiFi `yaml:"wifi,omitempty" json:"wifi,omitempty"`
-	// Bond makes this interface from several others.
+	// Bond makes this interface a bond of several cards.
 	Bond *Bond `yaml:"bond,omitempty" json:"bond,omitempty"`
 	// Bridge makes this interface a bridge with these ports.
 	Bridge []string `yaml:"bridge,omitempty" json:"bridge,omitempty"`
@@ -263,7 +263,7 @@ type Interface struct {
 
 // Bond combines several cards into one interface.
 type Bond struct {
-	// Interfaces are the names of its cards.
+	// Interfaces are the names of the cards.
 	Interfaces []string `yaml:"interfaces" json:"interfaces"`
 	// Mode: active-backup works with any switch, 802.3ad (LACP) needs a
 	// configured one.
@@ -406,7 +406,7 @@ type Report struct {
 	CACert string `yaml:"caCert,omitempty" json:"caCert,omitempty" text:"lines" check:"certificates"`
 }
 
-// SiteUpdates sets when the machine is updated without a person.
+// SiteUpdates sets when the machine installs updates automatically.
 type SiteUpdates struct {
 	// Window is the time of each day in which the machine takes updates that
 	// its cluster orders or that a stick brings, e.g. 22:00-05:00. Default: any

@@ -137,7 +137,7 @@ func (c *compressor) cut() error {
 // label.
 func (c *compressor) region(from, to int64, label string) error {
 	if from > to || from%chunk.Block != 0 {
-		return fmt.Errorf("BUG: partition %q, or what is before it, has bytes %d to %d", label, from, to)
+		return fmt.Errorf("BUG: partition %q, or the gap before it, has bytes %d to %d", label, from, to)
 	}
 	var part *chunk.Part
 	if indexed(label) {

@@ -511,7 +511,7 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 	}
 	name, ok := f.names[d.Digest]
 	if !ok {
-		return nil, "", errors.New("the archive has no such blob any more, since it was changed: resolve the image again")
+		return nil, "", errors.New("the blob is no longer in the archive, which was changed: run the command again")
 	}
 	return nil, name, nil
 }
