@@ -516,7 +516,7 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 		return "; the Debian archive has changed: use the exported base (--base FILE, see edgebake build --export-base), or " + renew
 	case makeGo:
 		if in.Go == "" {
-			return "; it was compiled by " + compiledBy + " here, and the lock does not record its Go release: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
+			return "; this input was compiled by " + compiledBy + " here, and the lock does not record its Go release: try the one that was current then (GOTOOLCHAIN=go1.X.Y), or " + renew
 		}
 	}
 	if b.doc == nil {

@@ -49,6 +49,6 @@ func (s *Site) validateCA(atDesk bool, probs *Problems) {
 		return slices.ContainsFunc(s.CACertHashes, func(p string) bool { return strings.EqualFold(p, caPin(c)) })
 	}
 	if len(s.CACertHashes) > 0 && !slices.ContainsFunc(certs, pinned) {
-		probs.Add("caCert", "does not match caCertHashes (its hash is %s): they belong to different clusters; keep the one of your cluster", caPin(certs[0]))
+		probs.Add("caCert", "does not match caCertHashes (its hash is %s): the certificate and the hashes belong to different clusters; keep the one of your cluster", caPin(certs[0]))
 	}
 }

@@ -286,7 +286,7 @@ var siteName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 // have them.
 func (inv *Inventory) validate(credentials bool, r *inventoryReport) {
 	if len(inv.Sites) == 0 {
-		r.at("sites", "needs at least one Site: - name: shop-1, with match: and the fields that differ from defaults")
+		r.at("sites", "needs at least one item, e.g. - name: shop-1, with match: and the fields that differ from defaults")
 	}
 	once := map[string]string{} // maps a value that only one site can have to that site
 	claim := func(i int, path, what, key string) {

@@ -562,7 +562,7 @@ func (k *Kernel) validate(probs *Problems) {
 		case slices.Contains(toAShell, a):
 			probs.Add(p, "%s boots to a shell, and kubelet never starts; remove it", a)
 		case a == "--":
-			probs.Add(p, "ends the kernel's arguments; init would get the following ones")
+			probs.Add(p, "ends the kernel's arguments; the arguments after it would go to init")
 		case strings.Count(a, `"`)%2 == 1:
 			probs.Add(p, "%q has an unclosed quote, which would include the next arguments", strict.Shorten(a))
 		case spaceOutsideQuotes(a):

@@ -75,7 +75,7 @@ func (i *Image) containerdField() string {
 // validatePair rejects combinations of versions that do not work together.
 func (i *Image) validatePair(probs *Problems) {
 	if i.Containerd.Debian && i.containerdSeries() == "1.6" {
-		probs.Add("containerd.debian", "Debian %s has containerd 1.6, which is not supported; 1.7 and 2.x are: give a version and a source, e.g. version: %s and source: {goModule: {}}", i.Base.Debian.Suite, ExampleContainerd)
+		probs.Add("containerd.debian", "Debian %s has containerd 1.6, which is not supported (1.7 and 2.x are): give a version and a source, e.g. version: %s and source: {goModule: {}}", i.Base.Debian.Suite, ExampleContainerd)
 	}
 	if minor := kubeadm.Minor(i.Kubernetes.Version); minor >= firstKubernetesWithoutFallback && i.containerdSeries() == "1.7" {
 		probs.Add(i.containerdField(), "kubelet v1.%d does not start with containerd 1.7, which cannot report its cgroup driver: use containerd %s", minor, ExampleContainerd)

@@ -27,7 +27,7 @@ type Target struct {
 }
 
 // ErrBusy means that the device is in use.
-var ErrBusy = errors.New("a program, a mount or another device (LVM, RAID) uses it")
+var ErrBusy = errors.New("a program, a mount or another device (LVM, RAID) uses the disk")
 
 // ErrChanged means that a path now leads to another disk or file than the one that was checked.
 var ErrChanged = errors.New("the disk was replaced after edgebake had checked it; nothing was written: run edgebake again")

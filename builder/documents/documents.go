@@ -288,7 +288,7 @@ func explainToken(err error) error {
 	}
 	for i, p := range probs {
 		if strings.HasSuffix(p.Path, "credentials.token") && p.Missing {
-			probs[i].Msg += "; write it there, or give it with --token-file FILE or $" + TokenVariable
+			probs[i].Msg += "; write it into the document, or give it with --token-file FILE or $" + TokenVariable
 		}
 	}
 	return probs

@@ -73,7 +73,7 @@ func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (
 	case err == nil && fi.IsDir():
 		return nil, fmt.Errorf("image archive %s is a directory; if that is an OCI layout, name it as layout", name)
 	case err == nil && !fi.Mode().IsRegular():
-		return nil, fmt.Errorf("image archive %s is not a file; write it to one", name)
+		return nil, fmt.Errorf("image archive %s is not a file; write the archive to a file", name)
 	}
 	f, err := os.Open(name)
 	if err != nil {

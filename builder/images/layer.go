@@ -84,7 +84,7 @@ type digestReader struct {
 	err  error  // the error that ended reading
 }
 
-var errTooLong = errors.New("the source is damaged, fetch it again or use another")
+var errTooLong = errors.New("the source is damaged, fetch it again or use another source")
 
 func newDigestReader(r io.Reader, d Descriptor) *digestReader {
 	return &digestReader{r: r, h: sha256.New(), sha: d.Digest.Hex(), size: d.Size}

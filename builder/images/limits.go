@@ -150,7 +150,7 @@ func (l *limited) count(n int64) error {
 	}
 	l.taken += n
 	if l.limit.image.Add(-n) < 0 {
-		return &LimitError{fmt.Sprintf("the uncompressed layers of the image have more than %s (%d times the limit of one)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
+		return &LimitError{fmt.Sprintf("the uncompressed layers of the image have more than %s (%d times the limit of one layer)", configs.HumanSize(imageLayers*l.limit.layer), imageLayers), fieldMaxLayer}
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 		return []string{fmt.Sprintf("the image contains no container images, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list the images that every node runs in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
 	}
 	if img.Containerd.Sandbox == "" {
-		notes = append(notes, "containerd.sandbox names no pause image: containerd pulls its own before a node's first pod starts; for nodes without a registry add one to images, and name it in containerd.sandbox")
+		notes = append(notes, "containerd.sandbox names no pause image, so containerd pulls its default pause image before a node's first pod starts; for nodes without a registry, add a pause image to images and name it in containerd.sandbox")
 	}
 	if !slices.ContainsFunc(l.Images, func(w Wanted) bool { return strings.HasSuffix("/"+w.Name.Path, "/kube-proxy") }) {
 		notes = append(notes, fmt.Sprintf("the image contains no kube-proxy, so nodes pull it if the cluster runs it: add its image (kube-proxy:%s) to images", v))

@@ -312,7 +312,7 @@ func fixOf(err error) string {
 	case errors.As(err, &de):
 		return "the source is damaged or was changed in transit; fetch it again or use another source"
 	case errors.As(err, new(*imageref.DigestError)):
-		return "the source is damaged; use another"
+		return "the source is damaged; use another source"
 	case errors.Is(err, fs.ErrNotExist):
 		return "the layout or archive is incomplete; make it again, with this platform"
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):

@@ -55,7 +55,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		}
 		if other := byTag[key]; other != nil {
 			if other.Target.Digest != p.Target.Digest {
-				errs = append(errs, &ImageError{p.Source, fmt.Errorf("image %s is listed twice with two different images: %s (%s) and %s (%s); keep one, or give one another tag",
+				errs = append(errs, &ImageError{p.Source, fmt.Errorf("image %s is listed twice with two different images: %s (%s) and %s (%s); keep one, or give one of them another tag",
 					key, other.Target.Digest, sourceOf(other.Source), p.Target.Digest, sourceOf(p.Source))})
 			}
 			continue
@@ -218,7 +218,7 @@ func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 		FSLayers  json.RawMessage `json:"fsLayers"`
 	}
 	if err := json.Unmarshal(raw, &parts); err != nil {
-		return manifestDoc{}, fmt.Errorf("not a manifest in JSON: %w; the source is damaged, or has no images: use another", plainJSON(err))
+		return manifestDoc{}, fmt.Errorf("not a manifest in JSON: %w; the source is damaged, or has no images: use another source", plainJSON(err))
 	}
 	called := *mediaType
 	*mediaType = parts.MediaType
@@ -429,7 +429,7 @@ func (r *indexReader) nothing() error {
 		return errors.Join(r.errs...)
 	}
 	if r.read > maxIndexDoc {
-		return fmt.Errorf("more than %d of its entries have no platform; name one of them by its digest", maxIndexDoc)
+		return fmt.Errorf("more than %d entries of the index have no platform; name one entry by its digest", maxIndexDoc)
 	}
 	if len(r.have) == 0 {
 		return fmt.Errorf("the image has nothing for linux/%s; choose an image for this architecture, or build the disk image for another arch", r.arch)

@@ -335,7 +335,7 @@ func Warn(p *media.Payload) string {
 	if len(all) == 0 || bytes.Contains(all, []byte("/usb-storage.ko")) {
 		return "" // drivers are unknown, or the kernel has this one
 	}
-	return "its kernel (" + p.Image.Kernel + ") has no driver for USB sticks: the installer will not find its own image on one. Build the image with hardware: generic"
+	return "the image's kernel (" + p.Image.Kernel + ") has no driver for USB sticks, so the installer will not find its own image on a stick. Build the image with hardware: generic"
 }
 
 // Stick writes a raw disk image of an installer stick to file. sector is the stick's sector size in

@@ -462,7 +462,7 @@ func (e *sourceError) Error() string {
 	fix := "check the stick, the share or the server that has the image"
 	for _, damage := range []error{seekable.ErrDamaged, seekable.ErrFormat, io.EOF, io.ErrUnexpectedEOF} {
 		if errors.Is(e.err, damage) {
-			fix = "it is damaged or cut short, copy or build it again"
+			fix = "the image is damaged or cut short, copy or build it again"
 		}
 	}
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
@@ -473,7 +473,7 @@ func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err
 	}
-	full := "it is full: free space, and flash it again"
+	full := "the target is full: free space, and flash it again"
 	if disk {
 		full = "the disk is smaller than it claims: it is failing or counterfeit: use another disk"
 	}
@@ -485,8 +485,8 @@ func explainDevice(err error, disk bool) error {
 		{syscall.ENXIO, "the disk is gone: plug it in again, and flash it again"},
 		{syscall.EIO, "the disk failed, or was unplugged: try another port or disk, and flash it again"},
 		{syscall.ENOSPC, full},
-		{syscall.EROFS, "it became read-only, as cards do when they wear out: use another one"},
-		{syscall.EPERM, "it became read-only: look for a write-protect switch"},
+		{syscall.EROFS, "the disk became read-only, as cards do when they wear out: use another disk"},
+		{syscall.EPERM, "the disk became read-only: look for a write-protect switch"},
 	} {
 		if errors.Is(err, x.is) {
 			return fmt.Errorf("%w: %s", err, x.fix)

@@ -202,7 +202,7 @@ func (m *Image) readDisk() error {
 	} else if what := m.relative(); err != nil && what != "" {
 		return fmt.Errorf("%w: it is %s", ErrNotOurs, what)
 	} else if errors.Is(err, gpt.ErrNoTable) {
-		return fmt.Errorf("%w: %w; name one that edgebake build made", ErrNotOurs, err)
+		return fmt.Errorf("%w: %w; name an image that edgebake build made", ErrNotOurs, err)
 	} else if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotOurs, err)
 	}
@@ -223,7 +223,7 @@ func (m *Image) notSeekable(err error) error {
 	}
 	switch {
 	case format.Newer:
-		return &partError{fmt.Errorf("%s: use that edgebake, or a newer one", format.Problem)}
+		return &partError{fmt.Errorf("%s: use the edgebake that made it, or a newer one", format.Problem)}
 	case format.NoTable && seekable.IsFrame(head):
 		return &partError{fmt.Errorf("the edgebake image is cut short: it has %d bytes, and the table at its end is missing: copy it again", m.stored)}
 	case format.NoTable:
@@ -246,7 +246,7 @@ func (m *Image) relative() string {
 		return ""
 	}
 	if strings.HasPrefix(string(head[40:]), "EDGEBAKE_") {
-		return "an installer (edgebake installer --iso), which contains one: " + insteadOfInstaller
+		return "an installer (edgebake installer --iso), which contains an image: " + insteadOfInstaller
 	}
 	return "an ISO image"
 }
@@ -259,7 +259,7 @@ const insteadOfInstaller = "boot a machine from it, or name the image that it wa
 // installer returns a description of an installer's disk, which has no slot, or "".
 func (m *Image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
-		return "an installer (edgebake flash --installer), which contains one: " + insteadOfInstaller
+		return "an installer (edgebake flash --installer), which contains an image: " + insteadOfInstaller
 	}
 	if esp, err := m.esp(); err == nil {
 		if _, err := esp.Stat(ondisk.InstallArchive); err == nil {
@@ -333,7 +333,7 @@ func (m *Image) partition(label string) (gpt.Partition, error) {
 			return p, nil
 		}
 	}
-	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s; name one that edgebake build made", ErrNotOurs, label)
+	return gpt.Partition{}, fmt.Errorf("%w: it has no partition %s; name an image that edgebake build made", ErrNotOurs, label)
 }
 
 func (m *Image) section(p gpt.Partition) *io.SectionReader {
@@ -370,7 +370,7 @@ func (m *Image) readInfo() error {
 		return fmt.Errorf("%s of the image has no version: it is damaged, copy or build the image again", ondisk.ESPImageInfo)
 	}
 	if m.info.Version > ondisk.ImageInfoVersion {
-		return fmt.Errorf("a newer edgebake made it: %s has version %d, and this edgebake knows %d: use that edgebake, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
+		return fmt.Errorf("a newer edgebake made this image: %s has version %d, but this edgebake knows only version %d: use the edgebake that made it, or a newer one", ondisk.ESPImageInfo, m.info.Version, ondisk.ImageInfoVersion)
 	}
 	return nil
 }

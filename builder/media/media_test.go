@@ -344,7 +344,7 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}{
 		"everything": {func(s *Site) {
 			s.Doc.Arch, s.Doc.NodeType, s.Doc.APIVersion = "arm64", "cloud", "edgebake.io/v2"
-		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `supports Site v1alpha1, but this one is "v2"`}},
+		}, []string{"the Site is for arm64", `type "cloud", only edge, native`, `supports Site v1alpha1, but this Site is "v2"`}},
 		"organizations": {func(s *Site) { s.Doc.Organizations = []string{"openyurt:tenant:a"} }, []string{"organizations would have no effect: yurthub v1.7.0 of this image"}},
 		"none":          {func(s *Site) { s.Doc = nil }, []string{"neither a site.yaml nor an inventory.yaml"}},
 		"both":          {func(s *Site) { s.Inventory = inventory(t) }, []string{"both exist"}},

@@ -139,7 +139,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 		{"a script of the shell", into(inline("startup.nsh", []byte("fs1:x"))), `"startup.nsh"`, true},
 		{"a directory with a file's name", into(dir("site.yaml"), inline("site.yaml/x", nil)), `"site.yaml"`, true},
 		{"a loader behind another name", hidden("EFI        ", "files", efi...), `"files", also named "EFI"`, true},
-		{"one behind a name with a slash", hidden("EFI        ", "x/y", efi...), `"x/y" (a name that no file may have)`, true},
+		{"one behind a name with a slash", hidden("EFI        ", "x/y", efi...), `"x/y" (an invalid file name)`, true},
 		{"one behind a name of systems", hidden("EFI        ", ".Trashes", efi...), `".Trashes", also named "EFI"`, true},
 		{"one behind the name of a file", hidden("EFI        ", "site.yaml", efi...), `"site.yaml"`, true},
 	} {

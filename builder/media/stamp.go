@@ -305,7 +305,7 @@ func (m *Image) reads(version string) error {
 	if slices.Contains(m.info.SiteVersions, version) {
 		return nil
 	}
-	return fmt.Errorf("the image supports Site %s, but this one is %q: build the image with this edgebake, or stamp with the older one", strings.Join(m.info.SiteVersions, ", "), version)
+	return fmt.Errorf("the image supports Site %s, but this Site is %q: build the image with this edgebake, or stamp with the older edgebake", strings.Join(m.info.SiteVersions, ", "), version)
 }
 
 // put writes the slot into a file, which has the image's format.
@@ -362,7 +362,7 @@ func (m *Image) slotFrames(p gpt.Partition) (frames []int, err error) {
 			return nil, err
 		}
 		if !raw || e.Start < p.Start || e.Start+e.Size > end {
-			return nil, fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp that", ErrNotOurs)
+			return nil, fmt.Errorf("%w: its slot is compressed, so another program made this .zst: decompress it with zstd -d and stamp the result", ErrNotOurs)
 		}
 		frames = append(frames, i)
 	}

@@ -109,7 +109,7 @@ func (t *Target) readLock(o *Options, several bool) error {
 		return nil
 	}
 	if foreign == nil && t.Options.Locked {
-		return fmt.Errorf("--locked: there is no lock %s: build once without --locked to make it, or name another with --lock", t.Lock)
+		return fmt.Errorf("--locked: there is no lock %s: build once without --locked to make it, or name another lock with --lock", t.Lock)
 	}
 	return foreign
 }

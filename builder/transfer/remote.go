@@ -106,7 +106,7 @@ func (r *Remote) check(resp *http.Response, off int64) error {
 	switch resp.StatusCode {
 	case http.StatusPartialContent:
 	case http.StatusOK:
-		return fmt.Errorf("reading %s: the server does not support range requests: use another one", r.url)
+		return fmt.Errorf("reading %s: the server does not support range requests: use another server", r.url)
 	default:
 		return After(fmt.Errorf("reading %s: the server responded %s", r.url, resp.Status), RetryAfter(resp))
 	}

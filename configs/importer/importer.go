@@ -576,7 +576,7 @@ func (im *importer) set(n, template *yaml.Node, path []step, v *yaml.Node) strin
 	}
 	i := path[1].item
 	if i > len(next.Content) {
-		return fmt.Sprintf("is item %d of %s, but there is no item %d", i, path[0].key, i-1)
+		return fmt.Sprintf("sets item %d of %s, but there is no item %d", i, path[0].key, i-1)
 	}
 	if i == len(next.Content) {
 		next.Content = append(next.Content, yamltree.Mapping())

@@ -17,10 +17,10 @@ type Names struct {
 
 const (
 	oddPart   = "a part of a long name that belongs to no file"
-	oddName   = "a name that no file may have"
-	oddVolume = "a volume label that is a directory, or not the only one, or not at the top"
-	oddDot    = "a name of dots where none belongs"
-	oddTwice  = "a name that another entry has too"
+	oddName   = "an invalid file name"
+	oddVolume = "a volume label that is a directory, not the only one, or not in the top directory"
+	oddDot    = "an entry . or .. in the wrong place"
+	oddTwice  = "a name that another entry also has"
 )
 
 // EachNames calls fn for every used entry in d, in their order on the disk, until fn returns false.

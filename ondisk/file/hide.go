@@ -6,7 +6,7 @@ import (
 )
 
 // ErrOpen means that another program has the file open.
-var ErrOpen = errors.New("another program has it open, and could read the new content: close that program first")
+var ErrOpen = errors.New("another program has the file open and could read the new content: close that program first")
 
 // Hide removes other users' access to an open file before a secret is written to it. If another
 // program has the file open, and the file system can detect that, Hide returns ErrOpen.

@@ -9,7 +9,7 @@ import (
 )
 
 // ErrLocked means that another program has locked the file.
-var ErrLocked = errors.New("another program has it locked")
+var ErrLocked = errors.New("another program has locked the file")
 
 // Lock locks a file, exclusively or shared, until the file is closed. It does not wait: if another
 // program has locked the file, it returns ErrLocked.

@@ -79,7 +79,7 @@ func badFormat(format string, args ...any) error {
 
 // newer returns the error for a table that this edgebake is too old to read.
 func newer(format string, args ...any) error {
-	return &FormatError{Problem: "a newer edgebake made it: " + fmt.Sprintf(format, args...), Newer: true}
+	return &FormatError{Problem: "a newer edgebake made this image: " + fmt.Sprintf(format, args...), Newer: true}
 }
 
 var le = binary.LittleEndian
@@ -294,7 +294,7 @@ func IsFrame(head []byte) bool {
 func (z *Reader) readTable(size int64) error {
 	foot := make([]byte, footerSize)
 	if size < 8+footerSize {
-		return badFormat("it has %d bytes", size)
+		return badFormat("the file has only %d bytes", size)
 	}
 	if _, err := z.r.ReadAt(foot, size-footerSize); err != nil {
 		return err
@@ -304,7 +304,7 @@ func (z *Reader) readTable(size int64) error {
 	}
 	n, sums := int64(le.Uint32(foot)), foot[4]&hasSums != 0
 	if foot[4]&0x7c != 0 {
-		return newer("the table of its frames has a form (%#x) that this edgebake does not know", foot[4])
+		return newer("the frame table has a format (%#x) that this edgebake does not know", foot[4])
 	}
 	if !sums {
 		return badFormat("the table has no checksums, so another program made it")
@@ -327,7 +327,7 @@ func (z *Reader) readTable(size int64) error {
 		e := b[8+i*entrySize:]
 		x := Entry{Offset: off, Compressed: int64(le.Uint32(e)), Start: z.size, Size: int64(le.Uint32(e[4:])), sum: le.Uint32(e[8:])}
 		if x.Size > FrameSize {
-			return newer("frame %d holds %d bytes, and this edgebake knows at most %d", i, x.Size, FrameSize)
+			return newer("frame %d holds %d bytes, but this edgebake supports at most %d", i, x.Size, FrameSize)
 		}
 		if x.Size == 0 || x.Compressed > int64(RawSize(FrameSize)) {
 			return badFormat("frame %d holds %d bytes in %d", i, x.Size, x.Compressed)
@@ -351,7 +351,7 @@ func (z *Reader) readExtras(off, table int64) error {
 		}
 		x := extra{le.Uint32(head), off + 8, int64(le.Uint32(head[4:]))}
 		if off = x.offset + x.size; x.magic&^0xf != magicSkip || off > table || len(z.extras) == maxExtras {
-			return badFormat("its frames have %d bytes, the table says %d; the file is cut short or damaged", table, frames)
+			return badFormat("the frames have %d bytes, but the table lists %d; the file is cut short or damaged", table, frames)
 		}
 		z.extras = append(z.extras, x)
 	}

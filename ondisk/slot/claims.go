@@ -49,7 +49,7 @@ func (c Claim) encode() ([]byte, error) {
 	sum := sha256.Sum256(b)
 	b = fmt.Appendf(nil, "%s%x\n%s\n", claimHead, sum[:8], b)
 	if len(b) > claimSize {
-		return nil, fmt.Errorf("encoding a claim: it has %d bytes, there is room for %d", len(b), claimSize)
+		return nil, fmt.Errorf("encoding a claim: it has %d bytes, but there is space for only %d", len(b), claimSize)
 	}
 	return append(b, make([]byte, claimSize-len(b))...), nil
 }

@@ -63,7 +63,7 @@ func remake(r io.ReaderAt) ([]byte, error) {
 		switch {
 		case !inContract(e):
 		case twice:
-			err = fmt.Errorf("%s is there twice", name)
+			err = fmt.Errorf("%s exists twice", name)
 		case e.Dir:
 			err = in.dir(e, name)
 		default:

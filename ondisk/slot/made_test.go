@@ -113,13 +113,13 @@ func TestStrays(t *testing.T) {
 		{as("files"), `"files", also named "EFI"`},
 		{as("pki"), `"pki", also named "EFI"`},
 		{as("x/y"), oddUnusable},
-		{as("."), "(a name of dots"},
+		{as("."), "(an entry . or .. in"},
 		{as("a\x01:"), "a\\x01:"},
 		{as(".Trashes"), `".Trashes", also named "EFI"`},
 		{as("..."), `"..."`},
 		{volume, "(a volume label that is a directory"},
 		{script, `"report.txt", also named "STARTUP.NSH"`},
-		{twice, "(a name that another entry has too)"},
+		{twice, "(a name that another entry also has)"},
 	} {
 		err := Strays(bytes.NewReader(tc.img))
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
@@ -128,4 +128,4 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-const oddUnusable = `"x/y" (a name that no file may have)`
+const oddUnusable = `"x/y" (an invalid file name)`

@@ -289,7 +289,7 @@ func allowedPath(name string) bool {
 // pad fills a report with line ends up to a size of room bytes.
 func pad(b []byte, room int) ([]byte, error) {
 	if len(b) > room {
-		return nil, fmt.Errorf("a report has %d bytes, and there is space for %d", len(b), room)
+		return nil, fmt.Errorf("the report has %d bytes, but there is space for only %d", len(b), room)
 	}
 	padded := bytes.Repeat([]byte("\n"), room)
 	copy(padded, b)

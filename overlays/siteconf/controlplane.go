@@ -18,7 +18,7 @@ func (c *check) controlPlane() {
 	docs := c.site.ControlPlane.Documents()
 	version := c.img.Info.Kubernetes // a machine runs the patch release of its image
 	if v := docs.KubernetesVersion(); kubeadm.Minor(v) != kubeadm.Minor(version) {
-		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, but the image has kubelet and kubeadm %s, another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
+		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, but the image has kubelet and kubeadm %s, which have another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
 	}
 	for _, n := range docs.Images(version) {
 		if tags := tagsOf(c.img.Info, n.Name); len(tags) == 0 || n.Tag != "" && !slices.Contains(tags, n.Tag) {

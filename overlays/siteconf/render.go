@@ -235,7 +235,7 @@ func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
 		return cfg, fmt.Errorf("reading %s: %w", name, probs)
 	}
 	if both := conflicts(&cfg, user); len(both) > 0 {
-		return cfg, fmt.Errorf("merging %s: %s; keep one of the two", name, strings.Join(both, "; "))
+		return cfg, fmt.Errorf("merging %s: %s; keep only one of them", name, strings.Join(both, "; "))
 	}
 	return ign.Merge(cfg, *user), nil
 }
