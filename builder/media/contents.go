@@ -75,7 +75,7 @@ func ReadContents(name string) ([]Contents, error) {
 // contents lists the contents of the image's file systems, each file once.
 func (m *Image) contents() ([]Contents, error) {
 	var out []Contents
-	b, err := m.belongings()
+	b, err := m.fileOwners()
 	if err != nil {
 		return nil, fmt.Errorf("reading the contents of image %s: %w", m.path, err)
 	}
@@ -104,8 +104,8 @@ func (m *Image) contents() ([]Contents, error) {
 	return out, nil
 }
 
-// belongings maps files to their packages, programs and images.
-type belongings struct {
+// fileOwners maps files to their packages, programs and images.
+type fileOwners struct {
 	readers  map[string]*ext4.Reader // by partition
 	nodes    map[string][]tree.Node  // by partition, paths of the running system
 	packages map[string]string       // by path with links resolved
@@ -115,10 +115,10 @@ type belongings struct {
 	images   map[string][]string     // by path of a directory or file
 }
 
-// belongings reads both file systems and their lists of packages, programs and
+// fileOwners reads both file systems and their lists of packages, programs and
 // images.
-func (m *Image) belongings() (*belongings, error) {
-	b := &belongings{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
+func (m *Image) fileOwners() (*fileOwners, error) {
+	b := &fileOwners{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
 		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}
 	for _, label := range []string{ondisk.LabelRootA, ondisk.LabelData} {
 		p, err := m.partition(label)
@@ -161,7 +161,7 @@ func (m *Image) belongings() (*belongings, error) {
 }
 
 // readPackages reads dpkg's lists.
-func (b *belongings) readPackages() error {
+func (b *fileOwners) readPackages() error {
 	status := b.real("var/lib/dpkg/status") // DATA has a link there, to the lists on the root
 	info := path.Dir(status) + "/info/"
 	for label, nodes := range b.nodes {
@@ -197,7 +197,7 @@ func (b *belongings) readPackages() error {
 const maxLinks = 40
 
 // real resolves the links in a path: Debian has moved /bin and similar directories into /usr.
-func (b *belongings) real(p string) string {
+func (b *fileOwners) real(p string) string {
 	p = strings.TrimPrefix(path.Clean("/"+p), "/")
 	for range maxLinks {
 		next := b.follow(p)
@@ -210,7 +210,7 @@ func (b *belongings) real(p string) string {
 }
 
 // follow replaces the first directory in a path that is a link with its target.
-func (b *belongings) follow(p string) string {
+func (b *fileOwners) follow(p string) string {
 	for i := range len(p) {
 		if p[i] != '/' {
 			continue
@@ -226,7 +226,7 @@ func (b *belongings) follow(p string) string {
 }
 
 // readPrograms reads the programs from the image's SBOM.
-func (m *Image) readPrograms(b *belongings) error {
+func (m *Image) readPrograms(b *fileOwners) error {
 	raw, err := m.espFile(ondisk.ESPSBOM)
 	if err != nil {
 		return nil //nolint:nilerr // without an SBOM, programs count as files
@@ -244,7 +244,7 @@ func (m *Image) readPrograms(b *belongings) error {
 }
 
 // owner returns the group of a file.
-func (b *belongings) owner(p string) Group {
+func (b *fileOwners) owner(p string) Group {
 	if prog, ok := b.programs[p]; ok {
 		return Group{Kind: KindProgram, Name: prog.Name, Version: prog.Version}
 	}
@@ -264,7 +264,7 @@ func (b *belongings) owner(p string) Group {
 	return Group{Kind: KindOther, Name: "/" + strings.Join(parts[:min(2, max(1, len(parts)-1))], "/")}
 }
 
-func (b *belongings) contents(label string) (*Contents, error) {
+func (b *fileOwners) contents(label string) (*Contents, error) {
 	c := &Contents{FS: disk.Ext4, Free: b.readers[label].Info().FreeBytes}
 	seen := map[*tree.Inode]bool{}
 	var files []owned

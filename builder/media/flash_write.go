@@ -55,10 +55,10 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 
 // piece is one chunk to be written.
 type piece struct {
-	b    []byte // the part that is not zero; nil if all is zero
-	at   int64  // offset of b in the chunk
-	room []byte // buffer to reuse
-	err  error
+	b   []byte // the part that is not zero; nil if all is zero
+	at  int64  // offset of b in the chunk
+	buf []byte // buffer to reuse
+	err error
 }
 
 // stream writes all chunks in order, since many devices are slow otherwise.
@@ -71,9 +71,9 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 		ready[i] = make(chan piece, 1)
 	}
 	ahead := 2*runtime.GOMAXPROCS(0) + 1
-	rooms := make(chan []byte, ahead)
+	buffers := make(chan []byte, ahead)
 	for range ahead {
-		rooms <- make([]byte, disk.Align)
+		buffers <- make([]byte, disk.Align)
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -94,9 +94,9 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 			for {
 				// Take the buffer before the chunk's number: the worker with the lowest number must
 				// not wait for a buffer.
-				var room []byte
+				var buf []byte
 				select {
-				case room = <-rooms:
+				case buf = <-buffers:
 				case <-ctx.Done():
 					return
 				}
@@ -104,13 +104,13 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 				if !ok {
 					return
 				}
-				b, err := f.chunk(i, room, f.hashes())
+				b, err := f.chunk(i, buf, f.hashes())
 				at, b := trim(b)
-				ready[i] <- piece{b, at, room, err}
+				ready[i] <- piece{b, at, buf, err}
 			}
 		})
 	}
-	return f.write(ctx, d, r, ready, rooms)
+	return f.write(ctx, d, r, ready, buffers)
 }
 
 // grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller
@@ -133,7 +133,7 @@ func trim(b []byte) (at int64, rest []byte) {
 const maxZero = 256 << 20
 
 // write writes the chunks in order.
-func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan piece, rooms chan<- []byte) error {
+func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan piece, buffers chan<- []byte) error {
 	// Except for the first sector, the wiped head is zero already.
 	from, at := int64(headRoom), int64(headRoom)
 	zero := func() error {
@@ -167,7 +167,7 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 			from = at + int64(len(p.b))
 		}
 		at = off + disk.Align
-		rooms <- p.room
+		buffers <- p.buf
 		if at-from >= maxZero || i == len(ready)-1 && at > from {
 			if err := zero(); err != nil {
 				return err
@@ -208,7 +208,7 @@ func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstalle
 
 // chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of
 // chunks of zeros and of the slot, and if hashes is set those of all others.
-func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
+func (f *Flash) chunk(i int, buf []byte, hashes bool) ([]byte, error) {
 	off := int64(i) * disk.Align
 	f.built[i], f.written[i] = f.zeroSum, f.zeroSum
 	p := f.at(off)
@@ -223,7 +223,7 @@ func (f *Flash) chunk(i int, room []byte, hashes bool) ([]byte, error) {
 		f.written[i] = sha256.Sum256(b)
 		return b, nil
 	}
-	b, zero, err := f.m.chunk(room, off, disk.Align)
+	b, zero, err := f.m.chunk(buf, off, disk.Align)
 	if err != nil {
 		return nil, &sourceError{f.m.path, err}
 	}
@@ -313,9 +313,9 @@ func (f *Flash) digest() disk.Digest {
 func (f *Flash) blame(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
-		room := make([]byte, disk.Align)
+		buf := make([]byte, disk.Align)
 		return func(i int) error {
-			_, err := f.chunk(i, room, true)
+			_, err := f.chunk(i, buf, true)
 			return err
 		}
 	})

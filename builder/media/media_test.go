@@ -175,13 +175,13 @@ func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 	return r
 }
 
-// tired is a slot whose writes fail after a number of them.
-type tired struct {
+// failingWriter is a slot whose writes fail after a number of them.
+type failingWriter struct {
 	window
 	left int
 }
 
-func (d *tired) WriteAt(p []byte, off int64) (int, error) {
+func (d *failingWriter) WriteAt(p []byte, off int64) (int, error) {
 	if d.left--; d.left < 0 {
 		return 0, errors.New("the power is gone")
 	}
@@ -208,7 +208,7 @@ func TestStampingIsCut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return putRaw(&tired{window{m.f, p.Start, true}, writes}, true, img)
+		return putRaw(&failingWriter{window{m.f, p.Start, true}, writes}, true, img)
 	}
 	for writes := 0; ; writes++ {
 		if err := cut(writes); err == nil {

@@ -66,7 +66,7 @@ func fill(t *testing.T, m *Image, meta ondisk.SlotInfo, more ...tree.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img := room(make([]byte, ondisk.SlotSize))
+	img := sliceWriterAt(make([]byte, ondisk.SlotSize))
 	nodes := append([]tree.Node{inline(ondisk.SlotMeta, b)}, more...)
 	if err := fat.Write(img, nodes, nil, fat.Options{Type: 16, Label: ondisk.LabelSlot, Size: ondisk.SlotSize, Time: built, SectorSize: 512}); err != nil {
 		t.Fatal(err)
@@ -76,9 +76,9 @@ func fill(t *testing.T, m *Image, meta ondisk.SlotInfo, more ...tree.Node) {
 	}
 }
 
-type room []byte
+type sliceWriterAt []byte
 
-func (r room) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
+func (r sliceWriterAt) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
 // TestWhatNoDigestCovers checks that verify and flash with a key reject an image whose boot could
 // differ from the build. No digest covers the partitions' types and attributes and the slot's

@@ -335,10 +335,10 @@ func (m *Image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 		return err
 	}
 	var frame []byte
-	room := make([]byte, seekable.FrameSize)
+	buf := make([]byte, seekable.FrameSize)
 	for _, i := range frames {
 		e := m.z.Entry(i)
-		b := room[:e.Size]
+		b := buf[:e.Size]
 		clear(b[copy(b, img[min(int(e.Start-p.Start), len(img)):]):])
 		frame = seekable.Raw(frame[:0], b)
 		if _, err := f.WriteAt(frame, e.Offset); err != nil {

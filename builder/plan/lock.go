@@ -28,9 +28,9 @@ type Lock struct {
 
 // NarrowRoom lowers RootRoom to the capacity, in bytes, of a new image's roots. 0 means that the
 // image cannot be updated, and sets no limit.
-func (l *Lock) NarrowRoom(room int64) {
-	if room > 0 && (l.RootRoom == 0 || room < l.RootRoom) {
-		l.RootRoom = room
+func (l *Lock) NarrowRoom(capacity int64) {
+	if capacity > 0 && (l.RootRoom == 0 || capacity < l.RootRoom) {
+		l.RootRoom = capacity
 	}
 }
 
