@@ -173,7 +173,7 @@ func TestImportNamesRowAndColumn(t *testing.T) {
 		{"name,serial\nM\xfcnchen,SN1\n", []string{"t.csv:2: is not UTF-8"}},
 		{"PK\x03\x04\x00", []string{"is a spreadsheet file"}},
 		{"name,serial\na\x00,SN1\n", []string{`t.csv:2: column "name": "a\x00" must be`}},
-		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": is item 2 of interfaces, but there is no item 1`}},
+		{"name,serial,network.interfaces[2].name\na,SN1,eth0\n", []string{`t.csv:2: column "network.interfaces[2].name": sets item 2 of interfaces, but there is no item 1`}},
 		{"name,serial,credentials.token\na,SN1,hunter2\n", []string{`column "credentials.token": is not a bootstrap token`}},
 	} {
 		_, err := importing(c.table, nil)
