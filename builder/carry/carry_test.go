@@ -722,7 +722,7 @@ func TestPushRejects(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Push(t.Context(), good, s.ref(":1"), quick(t))
-	wantError(t, err, "another program is stamping it")
+	wantError(t, err, "another program is stamping the file")
 	if err := stamping.Close(); err != nil {
 		t.Fatal(err)
 	}

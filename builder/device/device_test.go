@@ -44,7 +44,7 @@ func TestDisks(t *testing.T) {
 	}
 	want := map[string][]string{
 		"/dev/sdc":   nil,
-		"/dev/loop0": {"it is read-only", "loop0 is mounted at /snap/x: umount /dev/loop0"},
+		"/dev/loop0": {"the disk is read-only", "loop0 is mounted at /snap/x: umount /dev/loop0"},
 		"/dev/sda": {"this computer runs from it: sda1 is mounted at /boot/efi", "sda2 is part of LVM", "wipefs --all /dev/sda2",
 			"sda2 is in use by /dev/mapper/vg-root (lvm)", "this computer runs from it: vg-root is mounted at /",
 			"vg-swap is swap in use: swapoff /dev/mapper/vg-swap"},

@@ -229,7 +229,7 @@ func TestComputeReportsEveryProblem(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, want := range []string{"no id", `"mips"`, "ESP: ", "neither file nor directory", "empty FAT16", "increase it", `"xfs"`, "Y: the size must be given", "needs its own label", "files but no file system"} {
+	for _, want := range []string{"no id", `"mips"`, "ESP: ", "neither file nor directory", "empty FAT16", "increase the size", `"xfs"`, "Y: the size must be given", "needs its own label", "files but no file system"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error does not say %q", want)
 		}

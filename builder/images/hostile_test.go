@@ -112,9 +112,9 @@ func TestImpossibleOwnersAndDevices(t *testing.T) {
 		h    tar.Header
 		want string
 	}{
-		{tar.Header{Uid: 1<<32 - 1}, "owner 4294967295 is not possible"},
-		{tar.Header{Gid: 1<<32 - 1}, "group 4294967295 is not possible"},
-		{tar.Header{Uid: 1 << 32}, "owner 4294967296 is not possible"},
+		{tar.Header{Uid: 1<<32 - 1}, "owner 4294967295 is too high"},
+		{tar.Header{Gid: 1<<32 - 1}, "group 4294967295 is too high"},
+		{tar.Header{Uid: 1 << 32}, "owner 4294967296 is too high"},
 		{tar.Header{Typeflag: tar.TypeChar, Devmajor: 4096}, "device 4096:0 is beyond"},
 		{tar.Header{Typeflag: tar.TypeBlock, Devminor: 1 << 20}, "device 0:1048576 is beyond"},
 	} {
@@ -397,7 +397,7 @@ func TestTooManyLayers(t *testing.T) {
 		return imgs
 	}
 	_, err := Resolve(t.Context(), newCache(t), many(501), testOptions())
-	wantError(t, err, "edgebake.test/tall:1", "it has 501 layers", "500")
+	wantError(t, err, "edgebake.test/tall:1", "the image has 501 layers", "500")
 	c := newCache(t)
 	r := mustBake(t, c, testOptions(), many(500))
 	if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {

@@ -883,7 +883,7 @@ func TestAuthFile(t *testing.T) {
 	}
 	s.auth = "robot:hunter2"
 	_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "/nonexistent/auth.json" })
-	wantError(t, err, "/nonexistent/auth.json", "correct authFile")
+	wantError(t, err, "/nonexistent/auth.json", "correct the path in authFile")
 }
 
 // TestUnreachableRegistry uses a registry that does not exist.

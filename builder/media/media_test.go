@@ -473,7 +473,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		"raw cut short":       {cut(good, 1<<20), "cut short"},
 		"raw cut to nothing":  {good[:1000], "no GUID partition table"},
 		"zst cut short":       {cut(goodZ, 5000), "cut short"},
-		"zst without a table": {read(plain), "another program compressed it"},
+		"zst without a table": {read(plain), "another program compressed this edgebake image"},
 		"no image.json":       {nameless, "file does not exist"},
 		"two slots":           {twice, "two partitions"},
 		"huge image.json":     {huge, "has 16777216 bytes"},
@@ -768,7 +768,7 @@ func TestStampingAtOnce(t *testing.T) {
 	}()
 	for range 120 {
 		r, err := Stamp(t.Context(), "g.raw.zst", site(), StampOptions{Now: now, Output: "copy.raw.zst", Force: true})
-		if err != nil && !strings.Contains(err.Error(), "another program is stamping it") {
+		if err != nil && !strings.Contains(err.Error(), "another program is stamping the file") {
 			t.Error(err)
 		}
 		if err == nil && r.Slot.Golden == "" {

@@ -261,7 +261,7 @@ func TestDamagedIndex(t *testing.T) {
 	}
 	sealed[0] = 2
 	var newer *NewerError
-	if _, _, err := Open(sealed); !errors.As(err, &newer) || !strings.Contains(err.Error(), "a newer edgebake made it") {
+	if _, _, err := Open(sealed); !errors.As(err, &newer) || !strings.Contains(err.Error(), "a newer edgebake made this image") {
 		t.Error(err)
 	}
 	if _, err := Decode(bytes.Replace(body, []byte(`"version":1`), []byte(`"version":2`), 1)); !errors.As(err, &newer) {

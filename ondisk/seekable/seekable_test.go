@@ -352,7 +352,7 @@ func TestNewer(t *testing.T) {
 		change(b)
 		_, err := Open(bytes.NewReader(b), int64(len(b)))
 		var format *FormatError
-		if !errors.As(err, &format) || !format.Newer || !strings.Contains(err.Error(), "a newer edgebake made it") {
+		if !errors.As(err, &format) || !format.Newer || !strings.Contains(err.Error(), "a newer edgebake made this image") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -148,7 +148,7 @@ func TestReadFindsDamage(t *testing.T) {
 			f := signed("version", 9)
 			return tx.Bucket([]byte("v1")).Put([]byte(f.key), f.value)
 		}, "version 9, but this program knows only 1 to 4"},
-		"no schema": {true, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("v1")) }, "containerd's?"},
+		"no schema": {true, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("v1")) }, "not a database of containerd"},
 		"no target": {true, func(tx *bolt.Tx) error {
 			return at("v1", Namespace, "images", "example.org/a:1")(tx).DeleteBucket([]byte("target"))
 		}, "has no target"},

@@ -39,7 +39,7 @@ kind: InitConfiguration
 		}
 	}
 	for _, version := range []string{"v1.35.3", "v1.37.3"} {
-		if err := CheckInfo(of(version, "3.6.9-0"), site).Err(); err == nil || !strings.Contains(err.Error(), "kubernetesVersion is v1.36.3, but the image has kubelet and kubeadm "+version+", another minor version") {
+		if err := CheckInfo(of(version, "3.6.9-0"), site).Err(); err == nil || !strings.Contains(err.Error(), "kubernetesVersion is v1.36.3, but the image has kubelet and kubeadm "+version+", which have another minor version") {
 			t.Errorf("%s: %v", version, err)
 		}
 	}

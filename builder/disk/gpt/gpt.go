@@ -86,7 +86,7 @@ type TruncatedError struct {
 }
 
 func (e *TruncatedError) Error() string {
-	return fmt.Sprintf("%v: the table is for a disk of %d bytes, but there are only %d bytes: copy the image again", ErrTruncated, e.Disk, e.Size)
+	return fmt.Sprintf("%v: the table is for a disk of %d bytes, but there are only %d: copy the image again", ErrTruncated, e.Disk, e.Size)
 }
 
 func (e *TruncatedError) Unwrap() error { return ErrTruncated }
