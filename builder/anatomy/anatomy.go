@@ -199,7 +199,7 @@ func (a *Anatomy) findReport(names []string, image, build string) (r *builder.Re
 		case build != "" && (err != nil || r.Plan == ""):
 			return nil, "", fmt.Errorf("reading the build's report %s: it is not the report of a build: name the NAME.report.json that `edgebake build` wrote", build)
 		case build != "":
-			return nil, "", fmt.Errorf("%s is the report of another build (its plan is %.12s, the image's plan is %.12s): name the report of the build that made %s", build, r.Plan, a.Plan, image)
+			return nil, "", fmt.Errorf("%s is the report of another build (it has plan %.12s, the image has plan %.12s): name the report of the build that made %s", build, r.Plan, a.Plan, image)
 		}
 		other = cmp.Or(other, name)
 	}
