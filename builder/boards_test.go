@@ -96,7 +96,7 @@ func TestRaspberryPiRejects(t *testing.T) {
 		want string
 	}{
 		"no drivers": {without("/drivers/"), nil,
-			"its kernel 6.12.1-test supports no board of hardware: raspberry-pi (Raspberry Pi 4 lacks sdhci-iproc, genet; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1, macb): use the package linux-image-arm64"},
+			"the kernel 6.12.1-test supports no board of hardware: raspberry-pi (Raspberry Pi 4 lacks sdhci-iproc, genet; Raspberry Pi 5 lacks sdhci-brcmstb, rp1_pci, clk-rp1, pinctrl-rp1, macb): use the package linux-image-arm64"},
 		"no device trees":        {without(".dtb"), nil, "Raspberry Pi 4 lacks bcm2711-rpi-*.dtb; Raspberry Pi 5 lacks bcm2712-*.dtb"},
 		"nothing about built-in": {without("modules.builtin"), nil, "Raspberry Pi 4 lacks pcie-brcmstb; "},
 		"a short kernel":         {kernel("kernel"), nil, notPlain},
