@@ -307,8 +307,11 @@ func excludeVIP(text, vip string) (string, error) {
 		return text, nil
 	}
 	root, err := yamltree.Parse([]byte(text))
-	if err != nil || len(root.Content) != 1 {
-		return "", fmt.Errorf("%s: it is not one document: %w", doing, err)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", doing, err)
+	}
+	if len(root.Content) != 1 {
+		return "", fmt.Errorf("%s: it must have exactly one YAML document", doing)
 	}
 	ipvs := yamltree.Child(root.Content[0], "ipvs", yaml.MappingNode)
 	list := yamltree.Child(ipvs, "excludeCIDRs", yaml.SequenceNode)
