@@ -92,36 +92,49 @@ The command can be killed at any point: run again, it continues.`,
 
 // check validates the flags, and sets the fields of the rollout.
 func (u *updateFlags) check(c *cobra.Command, a []string) error {
+	err := u.checkMode(a)
+	if u.status || u.pause || u.resume || u.stop {
+		return errors.Join(err, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
+	}
+	if len(u.from) > 0 && !u.dryRun {
+		err = errors.Join(err, usageError{errors.New("--from has an effect only with --dry-run: omit --from, or add --dry-run")})
+	}
+	r := &u.rollout
+	r.Soak, r.Drain, r.Restart, r.Fetch = time.Duration(u.soak), time.Duration(u.drain), time.Duration(u.restart), time.Duration(u.fetch)
+	return errors.Join(err, u.checkRings(), u.checkOrder(a))
+}
+
+// checkMode checks that exactly one thing is requested: to start an update of the image a, or one
+// of the flags that apply to all updates.
+func (u *updateFlags) checkMode(a []string) error {
 	modes := 0
 	for _, set := range []bool{u.dryRun, u.status, u.pause, u.resume, u.stop} {
 		if set {
 			modes++
 		}
 	}
-	alone := u.status || u.pause || u.resume || u.stop
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, usageError{fmt.Errorf(format, args...)}) }
+	alone := modes > 0 && !u.dryRun
 	switch {
 	case modes > 1:
-		bad("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one")
+		return usageError{errors.New("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one")}
 	case alone && len(a) > 0:
-		bad("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0])
+		return usageError{fmt.Errorf("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0])}
 	case !alone && len(a) == 0:
-		bad("edgebake cluster update requires an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")
+		return usageError{errors.New("edgebake cluster update requires an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")}
 	}
-	if alone {
-		errs = append(errs, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
-		return errors.Join(errs...)
-	}
-	if len(u.from) > 0 && !u.dryRun {
-		bad("--from has an effect only with --dry-run: omit --from, or add --dry-run")
-	}
+	return nil
+}
+
+// checkRings sets the rings of the rollout.
+func (u *updateFlags) checkRings() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, usageError{fmt.Errorf(format, args...)}) }
 	if u.rings != "" && len(u.selectors) > 0 {
 		bad("--rings and --selector exclude each other: choose one")
 	}
 	r := &u.rollout
-	var err error
 	if u.rings != "" {
+		var err error
 		if r.Rings, err = cluster.Rings(u.rings); err != nil {
 			bad("--rings: %w", err)
 		}
@@ -136,21 +149,27 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	if u.soak > 0 && len(r.Rings) < 2 {
 		bad("--soak is the time between rings, but there is only one ring: add --rings or a second --selector")
 	}
-	for flag, text := range map[string]string{"--max-bytes": r.Order.MaxBytes, "--limit-rate": r.Order.Rate} {
-		if text == "" {
+	return errors.Join(errs...)
+}
+
+// checkOrder checks the limits, and sets the image that the rollout installs.
+func (u *updateFlags) checkOrder(a []string) error {
+	var errs []error
+	o := &u.rollout.Order
+	for _, limit := range []struct{ flag, text string }{{"--max-bytes", o.MaxBytes}, {"--limit-rate", o.Rate}} {
+		if limit.text == "" {
 			continue
 		}
-		if _, err := forms.ParseSize(text); err != nil {
-			bad("%s: %w", flag, err)
+		if _, err := forms.ParseSize(limit.text); err != nil {
+			errs = append(errs, usageError{fmt.Errorf("%s: %w", limit.flag, err)})
 		}
 	}
 	if len(a) > 0 {
-		r.Order.Image, r.Order.Golden, _ = order.CutGolden(a[0])
-		if err := order.CheckImage(r.Order.Image); err != nil {
-			bad("%w", err)
+		o.Image, o.Golden, _ = order.CutGolden(a[0])
+		if err := order.CheckImage(o.Image); err != nil {
+			errs = append(errs, usageError{err})
 		}
 	}
-	r.Soak, r.Drain, r.Restart, r.Fetch = time.Duration(u.soak), time.Duration(u.drain), time.Duration(u.restart), time.Duration(u.fetch)
 	return errors.Join(errs...)
 }
 

@@ -13,10 +13,15 @@ import (
 	"github.com/edgebake/edgebake/firstboot/update"
 )
 
+// updateFlags are the flags of firstboot update.
+type updateFlags struct {
+	options                     update.Options
+	rate, most                  string
+	release, plugged, fromOrder bool // set by units
+}
+
 func newUpdate(m target, log io.Writer) *cobra.Command {
-	var o update.Options
-	var rate, most string
-	var release, plugged, ordered bool
+	u := &updateFlags{}
 	cmd := &cobra.Command{
 		Use: "update FILE|URL|oci://REGISTRY/REPOSITORY:TAG|stick", Short: "Replace this machine's system with that of another image",
 		Example: "  firstboot update oci://registry.example.com/edge/my-edge:2026.11\n  firstboot update https://images.example.com/my-edge.raw.zst\n  firstboot update /mnt/my-edge.raw.zst --no-reboot\n  firstboot update stick",
@@ -42,64 +47,70 @@ seconds while they are added.
 
 Control-plane nodes accept only patch releases of Kubernetes, one node at a time, while
 all members of etcd are healthy, and after a snapshot of etcd.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if release || plugged || ordered {
-				return noArgs(nil, args)
-			}
-			if len(args) != 1 {
-				return usageError{errors.New("want one image: a file, an http or https URL, oci://REGISTRY/REPOSITORY:TAG, or stick")}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var err1, err2 error
-			o.Rate, err1 = parseBytes("--limit-rate", rate)
-			o.MaxBytes, err2 = parseBytes("--max-bytes", most)
-			if err := errors.Join(err1, err2); err != nil {
-				return usageError{err}
-			}
-			if err := m.needRoot("update", "writes this machine's disk"); err != nil {
-				return err
-			}
-			if release {
-				return update.Release(cmd.Context(), m.env(log))
-			}
-			if plugged {
-				return update.FromStick(cmd.Context(), m.env(log))
-			}
-			if ordered {
-				return update.CarryOutOrder(cmd.Context(), m.env(log), printStep(cmd.OutOrStdout()))
-			}
-			m.insist()
-			o.Image = args[0]
-			if !strings.Contains(o.Image, "://") && o.Image != update.Stick {
-				abs, err := filepath.Abs(o.Image)
-				if err != nil {
-					return err
-				}
-				o.Image = abs
-			}
-			err := update.Update(cmd.Context(), m.env(log), o, printStep(cmd.OutOrStdout()))
-			if err == nil && o.NoReboot {
-				fmt.Fprintln(cmd.OutOrStdout(), "updated; the new system runs after the next restart.")
-			}
-			return err
-		},
+		Args: u.checkArgs,
+		RunE: func(cmd *cobra.Command, args []string) error { return u.run(cmd, m, log, args) },
 	}
-	cmd.Flags().BoolVar(&o.Unsigned, "unsigned", false, "accept an image without a signature, if this machine's image names no keys")
-	cmd.Flags().BoolVar(&o.NoReboot, "no-reboot", false, "do not restart the machine")
-	cmd.Flags().BoolVar(&o.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
-	cmd.Flags().StringVar(&rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
-	cmd.Flags().StringVar(&most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
-	cmd.Flags().BoolVar(&release, "release", false, "finish an update whose trial succeeded (a systemd unit runs this at each boot)")
-	cmd.Flags().BoolVar(&plugged, "plugged", false, "update from a stick that was plugged in (a systemd unit runs this)")
-	cmd.Flags().BoolVar(&ordered, "order", false, "carry out the update that the cluster orders, if there is one (a systemd timer runs this every few minutes)")
+	f := cmd.Flags()
+	f.BoolVar(&u.options.Unsigned, "unsigned", false, "accept an image without a signature, if this machine's image names no keys")
+	f.BoolVar(&u.options.NoReboot, "no-reboot", false, "do not restart the machine")
+	f.BoolVar(&u.options.NoDrain, "no-drain", false, "evict no pods before a restart with another minor version of Kubernetes")
+	f.StringVar(&u.rate, "limit-rate", "", "maximum number of bytes to fetch per second, e.g. 500k")
+	f.StringVar(&u.most, "max-bytes", "", "maximum number of bytes to fetch in total, e.g. 20M; required if the Site's link is metered")
+	f.BoolVar(&u.release, "release", false, "finish an update whose trial succeeded (a systemd unit runs this at each boot)")
+	f.BoolVar(&u.plugged, "plugged", false, "update from a stick that was plugged in (a systemd unit runs this)")
+	f.BoolVar(&u.fromOrder, "order", false, "carry out the update that the cluster orders, if there is one (a systemd timer runs this every few minutes)")
 	for _, flag := range []string{"release", "plugged", "order"} {
 		if err := cmd.Flags().MarkHidden(flag); err != nil {
 			panic("BUG: " + err.Error())
 		}
 	}
 	return cmd
+}
+
+func (u *updateFlags) checkArgs(_ *cobra.Command, args []string) error {
+	if u.release || u.plugged || u.fromOrder {
+		return noArgs(nil, args)
+	}
+	if len(args) != 1 {
+		return usageError{errors.New("want one image: a file, an http or https URL, oci://REGISTRY/REPOSITORY:TAG, or stick")}
+	}
+	return nil
+}
+
+func (u *updateFlags) run(cmd *cobra.Command, m target, log io.Writer, args []string) error {
+	o := u.options
+	var err1, err2 error
+	o.Rate, err1 = parseBytes("--limit-rate", u.rate)
+	o.MaxBytes, err2 = parseBytes("--max-bytes", u.most)
+	if err := errors.Join(err1, err2); err != nil {
+		return usageError{err}
+	}
+	if err := m.needRoot("update", "writes this machine's disk"); err != nil {
+		return err
+	}
+	ctx, out := cmd.Context(), cmd.OutOrStdout()
+	switch {
+	case u.release:
+		return update.Release(ctx, m.env(log))
+	case u.plugged:
+		return update.FromStick(ctx, m.env(log))
+	case u.fromOrder:
+		return update.CarryOutOrder(ctx, m.env(log), printStep(out))
+	}
+	m.insist()
+	o.Image = args[0]
+	if !strings.Contains(o.Image, "://") && o.Image != update.Stick {
+		abs, err := filepath.Abs(o.Image)
+		if err != nil {
+			return err
+		}
+		o.Image = abs
+	}
+	err := update.Update(ctx, m.env(log), o, printStep(out))
+	if err == nil && o.NoReboot {
+		fmt.Fprintln(out, "updated; the new system runs after the next restart.")
+	}
+	return err
 }
 
 // parseBytes parses a number of bytes; "" is 0.

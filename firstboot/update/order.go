@@ -257,37 +257,51 @@ func (o *orders) accept(text string) (*order.Order, error) {
 		return nil, nil
 	}
 	x, key, err := keyOf(text)
-	if key == r.Order && (r.State == order.StateDone || r.State == order.StateFailed || r.State == order.StateRestarting) {
-		return nil, nil
-	}
-	if key == r.Order && r.State == order.StateHeld && x.Hold {
+	if key == r.Order && r.settled(x) {
 		return nil, nil
 	}
 	former := *r
 	if key != r.Order || r.State == order.StateWithdrawn {
 		*r = orderRecord{Order: key}
 	}
-	fail := func(format string, args ...any) (*order.Order, error) {
-		return nil, o.end(order.StateFailed, fmt.Sprintf(format, args...))
+	if err != nil {
+		return nil, o.end(order.StateFailed, machine.OneLine(err))
 	}
-	last, _, _ := keyOf(former.Order)
-	switch {
-	case err != nil:
-		return fail("%s", machine.OneLine(err))
-	case former.State == order.StateDone && former.Plan == o.image.Plan && last.Golden == x.Golden:
+	if last, _, _ := keyOf(former.Order); former.State == order.StateDone && former.Plan == o.image.Plan && last.Golden == x.Golden {
 		r.Plan = former.Plan
 		return nil, o.end(order.StateDone, alreadyRuns)
-	case len(o.image.UpdateKeys) == 0:
-		return fail("the machine's image names no keys (updates.keys), so it accepts no orders: update it by hand to an image that names some")
-	case o.metered && x.MaxBytes == "":
-		return fail("the machine has a metered link: add a limit to the order, e.g. max-bytes=20M")
-	case r.Tries >= maxTries:
-		return fail("gave up after %d tries: %s", r.Tries, r.Reason)
+	}
+	if why := o.rejection(x); why != "" {
+		return nil, o.end(order.StateFailed, why)
 	}
 	if err := o.closed(); err != nil {
 		return nil, o.end(order.StateWaiting, err.Error())
 	}
 	return &x, nil
+}
+
+// settled reports whether there is nothing left to do for the recorded order x.
+func (r *orderRecord) settled(x order.Order) bool {
+	switch r.State {
+	case order.StateDone, order.StateFailed, order.StateRestarting:
+		return true
+	case order.StateHeld:
+		return x.Hold
+	}
+	return false
+}
+
+// rejection returns why this machine does not carry out the order; "" if it does.
+func (o *orders) rejection(x order.Order) string {
+	switch {
+	case len(o.image.UpdateKeys) == 0:
+		return "the machine's image names no keys (updates.keys), so it accepts no orders: update it by hand to an image that names some"
+	case o.metered && x.MaxBytes == "":
+		return "the machine has a metered link: add a limit to the order, e.g. max-bytes=20M"
+	case o.record.Tries >= maxTries:
+		return fmt.Sprintf("gave up after %d tries: %s", o.record.Tries, o.record.Reason)
+	}
+	return ""
 }
 
 const alreadyRuns = "the machine already runs this image"
