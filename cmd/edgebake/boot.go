@@ -9,6 +9,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/qemu"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs/printable"
 	"github.com/spf13/cobra"
 )
@@ -23,7 +24,7 @@ func newBoot(s streams) *cobra.Command {
 	var size int64 // size of the disk in GiB
 	c := &cobra.Command{
 		Use:               "boot IMAGE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Try an image in QEMU",
 		Long: `Boot starts an image in a virtual machine with its console on this terminal
 (Ctrl-C ends it). IMAGE may also be a flashed disk. Everything that the machine
@@ -31,7 +32,7 @@ writes is discarded at the end; the image stays as it is. The machine reaches th
 computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works.`,
 		Example: `  edgebake boot my-edge.raw
   edgebake boot my-edge.raw --memory 1024 --forward 2222:22`,
-		Args: args(1, 1, "one image (.raw), or a disk"),
+		Args: cli.Args(1, 1, "one image (.raw), or a disk"),
 		RunE: func(c *cobra.Command, a []string) error {
 			var errs []error
 			nic := qemu.NIC{}
@@ -53,7 +54,7 @@ computer's loopback as 10.0.2.2. KVM is used if a short test shows that it works
 				errs = append(errs, fmt.Errorf("--disk %d: want a size in GiB, or 0 for the size of the image", size))
 			}
 			if err := errors.Join(errs...); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			t.NICs, t.DiskSize = []qemu.NIC{nic}, size<<30
 			return bootImage(c.Context(), s, a[0], t)

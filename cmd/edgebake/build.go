@@ -16,6 +16,7 @@ import (
 	"github.com/edgebake/edgebake/builder/outputs"
 	"github.com/edgebake/edgebake/builder/plan"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/joined"
@@ -39,7 +40,7 @@ func (o *imageFlags) declare(c *cobra.Command) {
 	c.Flags().StringVar(&o.Lock, "lock", "", "lock file (default: beside the Image, image.lock for image.yaml)")
 	c.Flags().BoolVar(&o.locked, "locked", false, "reject every input that is not in the lock")
 	c.Flags().StringSliceVar(&o.archs, "arch", nil, "`architecture` to build for, instead of the Image's: "+strings.Join(configs.Architectures(), " or "))
-	complete(c, "arch", configs.Architectures()...)
+	cli.Complete(c, "arch", configs.Architectures()...)
 }
 
 // open reads the Image and its locks, and opens the cache.
@@ -47,12 +48,12 @@ func (o *imageFlags) open(s streams, image string) ([]outputs.Target, documents.
 	if err := o.checkArchs(); err != nil {
 		return nil, documents.Source{}, err
 	}
-	images, doc, err := (&documentFlags{}).reader(s).Images(image, o.archs...)
+	images, doc, err := (&cli.DocumentFlags{}).Reader(s).Images(image, o.archs...)
 	if err != nil {
 		return nil, doc, err
 	}
 	if o.locked && o.Lock == "" && image == "-" {
-		return nil, doc, usageError{errors.New("--locked: an Image from standard input has no lock file: name one with --lock")}
+		return nil, doc, cli.Usage(errors.New("--locked: an Image from standard input has no lock file: name one with --lock"))
 	}
 	o.Document = image
 	targets, err := o.OfImages(images, configs.ListedArchitectures(doc.Data), builder.Options{Dir: doc.Dir(), Version: version.String(), Published: version.Published(), Locked: o.locked})
@@ -81,7 +82,7 @@ func (o *imageFlags) checkArchs() error {
 		}
 	}
 	if len(errs) > 0 {
-		return usageError{errors.Join(errs...)}
+		return cli.Usage(errors.Join(errs...))
 	}
 	return nil
 }
@@ -94,7 +95,7 @@ func (o *imageFlags) openOne(s streams, image string) (outputs.Target, documents
 	}
 	if len(targets) > 1 {
 		targets[0].Options.Cache.Close()
-		return outputs.Target{}, doc, usageError{fmt.Errorf("%s is for %s: choose one with --arch", image, strings.Join(configs.ListedArchitectures(doc.Data), " and "))}
+		return outputs.Target{}, doc, cli.Usage(fmt.Errorf("%s is for %s: choose one with --arch", image, strings.Join(configs.ListedArchitectures(doc.Data), " and ")))
 	}
 	return targets[0], doc, nil
 }
@@ -108,7 +109,7 @@ type buildFlags struct {
 
 // openPlan reads the plan named by --plan, and opens the cache.
 func (b *buildFlags) openPlan(s streams) ([]outputs.Target, documents.Source, error) {
-	doc, err := (&documentFlags{}).reader(s).Read(b.plan)
+	doc, err := (&cli.DocumentFlags{}).Reader(s).Read(b.plan)
 	if err != nil {
 		return nil, doc, err
 	}
@@ -128,7 +129,7 @@ func newBuild(s streams) *cobra.Command {
 	var b buildFlags
 	c := &cobra.Command{
 		Use:               "build [IMAGE]",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Bake a golden disk image",
 		Long: `Build bakes the golden image that an Image document describes. It writes
 NAME.report.json (inputs, free space, times) and NAME.sbom.spdx.json beside the
@@ -164,10 +165,10 @@ read from the environment variable
   edgebake build image.yaml --force --export-base base.tar   # keep the Debian base ...
   edgebake build image.yaml --force --locked --base base.tar # ... and build from it
   edgebake build --plan plan.json                            # from edgebake plan --output json`,
-		Args: args(1, 1, "one Image document"),
+		Args: cli.Args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if b.update && (b.locked || b.Base != "") {
-				return usageError{errors.New("--update renews inputs, but --locked and --base keep them: choose one")}
+				return cli.Usage(errors.New("--update renews inputs, but --locked and --base keep them: choose one"))
 			}
 			b.Document = args[0]
 			targets, doc, err := b.open(s, args[0])
@@ -179,15 +180,15 @@ read from the environment variable
 	}
 	b.declare(c)
 	f := c.Flags()
-	fileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", imageEndings...)
+	cli.FileFlag(c, &b.Output, "output", "image to write, .raw or .raw.zst (default NAME.raw)", cli.ImageEndings...)
 	f.BoolVar(&b.Force, "force", false, "replace an existing image, its report and its SBOM")
 	f.BoolVar(&b.update, "update", false, "take the newest packages and tags, and renew the lock")
 	f.StringVar(&b.Base, "base", "", "use this Debian base, which --export-base wrote, instead of making one")
 	f.StringVar(&b.ExportBase, "export-base", "", "also write the Debian base to this file, for --base in later builds")
-	fileFlag(c, &b.Sign, "sign", "minisign secret key to sign the image with")
+	cli.FileFlag(c, &b.Sign, "sign", "minisign secret key to sign the image with")
 	f.BoolVar(&b.asJSON, "json", false, "print events and the report as JSON, one object a line")
-	fileFlag(c, &b.plan, "plan", "build from this plan, which edgebake plan --output json printed, instead of an Image", "json")
-	takesDocument(s, c, 0, imageHere())
+	cli.FileFlag(c, &b.plan, "plan", "build from this plan, which edgebake plan --output json printed, instead of an Image", "json")
+	cli.TakesDocument(s, c, 0, cli.ImageHere())
 	b.takesPlan(s, c)
 	return c
 }
@@ -200,11 +201,11 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 			return check(c, args)
 		}
 		if len(args) > 0 {
-			return usageError{fmt.Errorf("--plan and the Image document %s exclude each other: choose one", args[0])}
+			return cli.Usage(fmt.Errorf("--plan and the Image document %s exclude each other: choose one", args[0]))
 		}
 		for _, other := range []string{"filename", "lock", "locked", "arch", "update"} {
 			if c.Flags().Changed(other) {
-				return usageError{fmt.Errorf("--%s has no effect with --plan, since a plan has pinned all inputs: leave it out", other)}
+				return cli.Usage(fmt.Errorf("--%s has no effect with --plan, since a plan has pinned all inputs: leave it out", other))
 			}
 		}
 		return nil

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/fetch"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
@@ -26,7 +27,7 @@ Nothing is removed automatically; edgebake cache prune frees space.`,
 		Example: `  edgebake cache
   edgebake cache --output json
   edgebake cache prune --older-than 30d`,
-		Args: subcommand,
+		Args: cli.Subcommand,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cache, err := openFilled(dir)
 			if err != nil {
@@ -114,11 +115,11 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 		Example: `  edgebake cache prune --older-than 30d
   edgebake cache prune --keep 10Gi
   edgebake cache prune --keep 10Gi --dry-run`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			given := c.Flags().Changed
 			if !given("older-than") && !given("keep") {
-				return usageError{errors.New("choose the inputs to remove: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10Gi), or both")}
+				return cli.Usage(errors.New("choose the inputs to remove: --older-than TIME (e.g. 30d), --keep SIZE (e.g. 10Gi), or both"))
 			}
 			if given("older-than") {
 				limits.UsedSince = time.Now().Add(-olderThan)
@@ -129,7 +130,7 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 					n, err = 0, nil
 				}
 				if err != nil {
-					return usageError{fmt.Errorf("--keep: %w", err)}
+					return cli.Usage(fmt.Errorf("--keep: %w", err))
 				}
 				limits.Keep = &n
 			}
@@ -152,7 +153,7 @@ changed. If a lock pins it, export it first (edgebake build --export-base).`,
 		},
 	}
 	f := c.Flags()
-	f.Var((*span)(&olderThan), "older-than", "remove inputs that no build has used for this time, e.g. 30d or 12h")
+	f.Var((*cli.Span)(&olderThan), "older-than", "remove inputs that no build has used for this time, e.g. 30d or 12h")
 	f.StringVar(&keep, "keep", "", "shrink the cache to this size, e.g. 10Gi (0: remove everything); the least recently used inputs are removed first")
 	f.BoolVarP(&limits.DryRun, "dry-run", "n", false, "remove nothing, print what would be removed")
 	return c
@@ -172,7 +173,7 @@ A build does the same for every input that has changed since it was last
 hashed, and with --locked for every input that it uses.`,
 		Example: `  edgebake cache verify
   edgebake cache verify --dry-run --output json`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cache, err := openFilled(*dir)
 			if err != nil {

@@ -3,13 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"path"
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/carry"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/imageref"
@@ -20,30 +20,19 @@ import (
 func registryFlags(c *cobra.Command, o *carry.Options) {
 	f := c.Flags()
 	f.BoolVar(&o.Insecure, "insecure", false, "allow plain HTTP, and a certificate that cannot be verified")
-	fileFlag(c, &o.AuthFile, "auth-file", "docker config.json with the login (default: the user's own)", "json")
-}
-
-// isLoopback reports whether a registry is on this computer. For such a registry, plain HTTP needs
-// no permission: no other computer can impersonate it.
-func isLoopback(ref imageref.Ref) bool {
-	host, _, err := net.SplitHostPort(ref.Domain)
-	if err != nil {
-		host = strings.Trim(ref.Domain, "[]")
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	cli.FileFlag(c, &o.AuthFile, "auth-file", "docker config.json with the login (default: the user's own)", "json")
 }
 
 // parseReference parses an image reference from the command line.
 func parseReference(s string) (imageref.Ref, error) {
 	for _, scheme := range []string{"oci://", "docker://", "https://", "http://"} {
 		if rest, ok := strings.CutPrefix(s, scheme); ok {
-			return imageref.Ref{}, usageError{fmt.Errorf("reference %q: write it without %q: %s", s, scheme, rest)}
+			return imageref.Ref{}, cli.Usage(fmt.Errorf("reference %q: write it without %q: %s", s, scheme, rest))
 		}
 	}
 	ref, err := imageref.Parse(s)
 	if err != nil {
-		return ref, usageError{err}
+		return ref, cli.Usage(err)
 	}
 	return ref, nil
 }
@@ -66,7 +55,7 @@ func newPush(s streams) *cobra.Command {
 	var o carry.Options
 	c := &cobra.Command{
 		Use:               "push IMAGE REFERENCE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Push a golden image to a container registry",
 		Long: `Push sends a golden image to a registry as an OCI artifact: a few large parts,
 and a config with its golden digest, signature and image.json. The image is
@@ -78,7 +67,7 @@ A stamped image is rejected: its Site has a join token, which everybody who can
 read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 		Example: `  edgebake push my-edge.raw.zst registry.example.com/edge/my-edge:2026.11
   edgebake push my-edge.raw.zst registry.example.com/edge/my-edge:2026.11 --auth-file ci.json`,
-		Args: args(2, 2, "an image and a reference, HOST/REPOSITORY:TAG"),
+		Args: cli.Args(2, 2, "an image and a reference, HOST/REPOSITORY:TAG"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if err := imageFirst(c, a); err != nil {
 				return err
@@ -89,7 +78,7 @@ read the registry would get. A .raw image is compressed first, in $TMPDIR.`,
 			}
 			show := s.Display(false)
 			carrying(&o, show)
-			o.Insecure = o.Insecure || isLoopback(ref)
+			o.Insecure = o.Insecure || ref.OnLoopback()
 			p, err := carry.Push(c.Context(), a[0], ref, o)
 			show.Close()
 			if err != nil {
@@ -125,7 +114,7 @@ The file appears when everything is verified. Until then a hidden file beside it
 there after an interruption.`,
 		Example: `  edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw.zst --key office.pub
   edgebake pull registry.example.com/edge/my-edge:2026.11 --output my-edge.raw`,
-		Args: args(1, 1, "a reference, HOST/REPOSITORY:TAG"),
+		Args: cli.Args(1, 1, "a reference, HOST/REPOSITORY:TAG"),
 		RunE: func(c *cobra.Command, a []string) error {
 			ref, err := parseReference(a[0])
 			if err != nil {
@@ -135,14 +124,14 @@ there after an interruption.`,
 				output = path.Base(ref.Path) + ".raw.zst"
 			}
 			if !isImageName(output) {
-				return usageError{fmt.Errorf("--output %s: the name must end in .raw.zst, or in .raw for an uncompressed image", output)}
+				return cli.Usage(fmt.Errorf("--output %s: the name must end in .raw.zst, or in .raw for an uncompressed image", output))
 			}
 			if o.Keys, err = signing.PublicKeys(keys); err != nil {
 				return err
 			}
 			show := s.Display(false)
 			carrying(&o.Options, show)
-			o.Insecure = o.Insecure || isLoopback(ref)
+			o.Insecure = o.Insecure || ref.OnLoopback()
 			p, err := carry.Pull(c.Context(), ref, output, o)
 			show.Close()
 			var left *carry.InterruptedError
@@ -164,7 +153,7 @@ there after an interruption.`,
 			return nil
 		},
 	}
-	fileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", imageEndings...)
+	cli.FileFlag(c, &output, "output", "file to write, .raw.zst or .raw (default: the repository's name.raw.zst)", cli.ImageEndings...)
 	c.Flags().BoolVar(&o.Force, "force", false, "replace an existing file")
 	keyFlag(c, &keys)
 	registryFlags(c, &o.Options)

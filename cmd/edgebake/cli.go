@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
+	"github.com/edgebake/edgebake/cmd/internal/clustercmd"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/flagvalue"
 	"github.com/edgebake/edgebake/cmd/internal/version"
@@ -28,11 +30,6 @@ const (
 	// exitInterrupted is the exit code that shells report for a program ended by Ctrl-C.
 	exitInterrupted = 130
 )
-
-// usageError is an error of the command line.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
 
 // streams are the standard streams of a command.
 type streams = console.Streams
@@ -55,7 +52,7 @@ func run(ctx context.Context, args []string, s streams) int {
 		}
 		err = fmt.Errorf("done, but the result could not be printed: writing to standard output: %w", lost)
 	}
-	var usage usageError
+	var usage cli.UsageError
 	var left unfinished
 	switch {
 	case err == nil:
@@ -78,8 +75,8 @@ func run(ctx context.Context, args []string, s streams) int {
 // printErrors prints one line for each error.
 func printErrors(w io.Writer, err error) {
 	for _, e := range joined.Errors(err) {
-		if u, ok := e.(usageError); ok {
-			printErrors(w, u.error)
+		if u, ok := e.(cli.UsageError); ok {
+			printErrors(w, u.Unwrap())
 		} else if problems, ok := e.(configs.Problems); ok {
 			fmt.Fprintln(w, problems.Error()) // without a prefix, so that editors can jump to the position
 		} else {
@@ -142,21 +139,21 @@ yaml) for commands that print something. The exit code is 0 for success,
 	f.BoolVarP(&s.Talk.Verbose, "verbose", "v", false, "also print the output of the programs that edgebake calls")
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if f := c.Flags().Lookup("output"); f != nil && f.Value.String() == "-" && !slices.Contains(writesToStdout, c.CommandPath()) {
-			return usageError{fmt.Errorf("--output -: %s cannot write to standard output: name a file or directory", c.CommandPath())}
+			return cli.Usage(fmt.Errorf("--output -: %s cannot write to standard output: name a file or directory", c.CommandPath()))
 		}
 		if s.Talk.Quiet && s.Talk.Verbose {
-			return usageError{errors.New("--quiet and --verbose exclude each other")}
+			return cli.Usage(errors.New("--quiet and --verbose exclude each other"))
 		}
 		return nil
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 {
-			return subcommand(c, words) // the flag belongs to a misspelled command
+			return cli.Subcommand(c, words) // the flag belongs to a misspelled command
 		}
-		return usageError{fmt.Errorf("%w%s; see %s --help", flagvalue.Explain(err), nearFlag(c, err), c.CommandPath())}
+		return cli.Usage(fmt.Errorf("%w%s; see %s --help", flagvalue.Explain(err), nearFlag(c, err), c.CommandPath()))
 	})
 	addCommands(root, s)
-	return group(root)
+	return cli.Group(root)
 }
 
 // addCommands adds all commands, in the groups in which help lists them.
@@ -167,7 +164,7 @@ func addCommands(root *cobra.Command, s streams) {
 	}{
 		{"build", "Build images:", []*cobra.Command{newInit(s), newValidate(s), newPlan(s), newImages(s), newBuild(s), newPush(s), newPull(s)}},
 		{"stamp", "Stamp and flash:", []*cobra.Command{newStamp(s), newUnstamp(s), newSite(s), newInventory(s), newFlash(s), newInstaller(s), newDevices(s)}},
-		{"cluster", "Clusters:", []*cobra.Command{newCluster(s), newPreflight(s)}},
+		{"cluster", "Clusters:", []*cobra.Command{clustercmd.New(s), clustercmd.NewPreflight(s)}},
 		{"inspect", "Inspect and try:", []*cobra.Command{newInspect(s), newVerify(s), newReport(s), newDiff(s), newUpdate(s), newRender(s), newBoot(s)}},
 		{"other", "Other:", []*cobra.Command{newSchema(s), newExplain(s), newCacheCommand(s), newVersion(s), newMan(s)}},
 	} {
@@ -184,12 +181,12 @@ func addCommands(root *cobra.Command, s streams) {
 	for _, c := range root.Commands() {
 		switch c.Name() {
 		case "completion":
-			group(c)
+			cli.Group(c)
 		case "help":
 			c.Args = func(_ *cobra.Command, args []string) error {
 				found, rest, err := root.Find(args)
 				if err != nil || len(rest) > 0 {
-					return subcommand(found, rest)
+					return cli.Subcommand(found, rest)
 				}
 				return nil
 			}
@@ -197,28 +194,8 @@ func addCommands(root *cobra.Command, s streams) {
 	}
 }
 
-// group makes c a command that has only subcommands; by itself it prints its help.
-func group(c *cobra.Command, sub ...*cobra.Command) *cobra.Command {
-	c.Args, c.RunE = subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
-	c.AddCommand(sub...)
-	return c
-}
-
 // writesToStdout lists the commands for which --output - means standard output.
 var writesToStdout = []string{"edgebake report", "edgebake inventory import", "edgebake cluster token mint"}
-
-// subcommand rejects arguments that are not subcommands of c.
-func subcommand(c *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	hint := ""
-	c.SuggestionsMinimumDistance = 2
-	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-		hint = fmt.Sprintf("; did you mean %q?", near[0])
-	}
-	return usageError{fmt.Errorf("unknown command %q%s; %s --help lists them", args[0], hint, c.CommandPath())}
-}
 
 // nearFlag suggests an existing flag that is similar to an unknown one.
 func nearFlag(c *cobra.Command, err error) string {

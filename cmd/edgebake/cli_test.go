@@ -15,28 +15,28 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// cli runs the program in a directory of its own.
-type cli struct {
+// program runs edgebake in a directory of its own.
+type program struct {
 	t        *testing.T
 	dir      string
 	out, err string
 }
 
-func newCLI(t *testing.T) *cli {
+func newCLI(t *testing.T) *program {
 	t.Helper()
-	c := &cli{t: t, dir: disktest.Scratch(t)}
+	c := &program{t: t, dir: disktest.Scratch(t)}
 	t.Setenv("EDGEBAKE_CACHE", filepath.Join(disktest.Scratch(t), "cache"))
 	t.Chdir(c.dir)
 	return c
 }
 
 // run runs a command line and checks the exit code.
-func (c *cli) run(code int, args ...string) {
+func (c *program) run(code int, args ...string) {
 	c.t.Helper()
 	c.runIn(c.t.Context(), "", code, args...)
 }
 
-func (c *cli) runIn(ctx context.Context, stdin string, code int, args ...string) {
+func (c *program) runIn(ctx context.Context, stdin string, code int, args ...string) {
 	c.t.Helper()
 	var out, err bytes.Buffer
 	got := run(ctx, args, streams{In: strings.NewReader(stdin), Out: &out, Err: &err})
@@ -46,7 +46,7 @@ func (c *cli) runIn(ctx context.Context, stdin string, code int, args ...string)
 	}
 }
 
-func (c *cli) want(where string, parts ...string) {
+func (c *program) want(where string, parts ...string) {
 	c.t.Helper()
 	for _, p := range parts {
 		if !strings.Contains(where, p) {
@@ -55,7 +55,7 @@ func (c *cli) want(where string, parts ...string) {
 	}
 }
 
-func (c *cli) project(edit func(string) string) {
+func (c *program) project(edit func(string) string) {
 	c.t.Helper()
 	if err := buildtest.Write(c.dir, buildtest.Base(), edit); err != nil {
 		c.t.Fatal(err)
@@ -71,7 +71,7 @@ caCertHashes: ["sha256:000000000000000000000000000000000000000000000000000000000
 nodeName: berlin-7
 `
 
-func (c *cli) file(name, body string) {
+func (c *program) file(name, body string) {
 	c.t.Helper()
 	name = filepath.Join(c.dir, name)
 	err := os.MkdirAll(filepath.Dir(name), 0o755)

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/documents"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
@@ -17,11 +18,11 @@ import (
 )
 
 func newValidate(s streams) *cobra.Command {
-	var docs documentFlags
+	var docs cli.DocumentFlags
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "validate [FILE...]",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Check Image, Site, Inventory and Cluster documents",
 		Long: `Validate checks documents of any kind and prints every problem as
 FILE:LINE:COLUMN: FIELD: what is wrong. It fetches and writes nothing. The kubeadm
@@ -33,7 +34,7 @@ files that cannot be read.`,
 		Example: `  edgebake validate
   edgebake validate image.yaml site.yaml
   edgebake validate -f image.yaml`,
-		Args: args(1, -1, "at least one document"),
+		Args: cli.Args(1, -1, "at least one document"),
 		RunE: func(c *cobra.Command, files []string) error {
 			files, err := inDirectories(files)
 			if err != nil {
@@ -41,7 +42,7 @@ files that cannot be read.`,
 			}
 			var all configs.Problems
 			for _, name := range files {
-				err := docs.reader(s).Validate(name)
+				err := docs.Reader(s).Validate(name)
 				if err == nil && output == console.Text {
 					s.Note("%s: ok\n", configs.FileName(name))
 				}
@@ -68,8 +69,8 @@ files that cannot be read.`,
 		},
 	}
 	output.Flag(c)
-	docs.secrets(c)
-	takesDocument(s, c, 0, allHere())
+	docs.Secrets(c)
+	cli.TakesDocument(s, c, 0, cli.AllHere())
 	return c
 }
 
@@ -86,7 +87,7 @@ func inDirectories(names []string) (all []string, err error) {
 			return nil, fmt.Errorf("looking for documents: %w", err)
 		}
 		if len(found) == 0 {
-			return nil, usageError{fmt.Errorf("%s contains no edgebake document (*.yaml with apiVersion %s)", name, configs.APIVersion)}
+			return nil, cli.Usage(fmt.Errorf("%s contains no edgebake document (*.yaml with apiVersion %s)", name, configs.APIVersion))
 		}
 		all = append(all, found...)
 	}
@@ -103,19 +104,19 @@ type problem struct {
 }
 
 func newRender(s streams) *cobra.Command {
-	var docs documentFlags
+	var docs cli.DocumentFlags
 	c := &cobra.Command{
 		Use:               "render SITE",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Print a Site as an Ignition config",
 		Long: `Render prints a Site's operating-system settings (network, users, files) as an
 Ignition v3 config, as first boot applies them. Flatcar and Fedora CoreOS can use
 the config too. The node's name is left out where it depends on the machine. The
 output contains the Site's passwords and keys, but never its join token.`,
 		Example: `  edgebake render site.yaml`,
-		Args:    args(1, 1, "one Site document"),
+		Args:    cli.Args(1, 1, "one Site document"),
 		RunE: func(c *cobra.Command, a []string) error {
-			out, err := docs.reader(s).Rendered(a[0])
+			out, err := docs.Reader(s).Rendered(a[0])
 			if err != nil {
 				return err
 			}
@@ -124,8 +125,8 @@ output contains the Site's passwords and keys, but never its join token.`,
 		},
 	}
 	c.Flags().Bool("ignition", true, "print an Ignition v3 config, the only form")
-	docs.identityFlag(c)
-	takesDocument(s, c, 0, nil)
+	docs.IdentityFlag(c)
+	cli.TakesDocument(s, c, 0, nil)
 	return c
 }
 
@@ -135,7 +136,7 @@ func newVersion(s streams) *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version of edgebake",
 		Example: `  edgebake version --output json`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := struct {
 				Version  string   `json:"version"`

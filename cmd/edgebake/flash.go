@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
@@ -30,7 +31,7 @@ func newDevices(s streams) *cobra.Command {
 overwrite, then the disks that it rejects, with the reason.`,
 		Example: `  edgebake devices
   edgebake devices --output json`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			found, err := device.List(c.Context())
 			if err != nil {
@@ -93,16 +94,16 @@ func completeDevices(c *cobra.Command, word string) ([]string, cobra.ShellCompDi
 // slotFlags are the flags of commands that write an image with a Site to a disk or into
 // an installer.
 type slotFlags struct {
-	documentFlags
+	cli.DocumentFlags
 	site, inventory string
 	undated         bool
 	keys            []string
 }
 
 func (o *slotFlags) declare(c *cobra.Command) {
-	fileFlag(c, &o.site, "site", "Site or Inventory to stamp (default: the slot of the image is not changed)", documents.Endings...)
-	fileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot; each machine uses the Site that matches it", documents.Endings...)
-	o.stamped(c)
+	cli.FileFlag(c, &o.site, "site", "Site or Inventory to stamp (default: the slot of the image is not changed)", documents.Endings...)
+	cli.FileFlag(c, &o.inventory, "inventory", "Inventory to put into the slot; each machine uses the Site that matches it", documents.Endings...)
+	o.Stamped(c)
 	undatedFlag(c, &o.undated)
 	keyFlag(c, &o.keys)
 }
@@ -112,13 +113,13 @@ func (o *slotFlags) declare(c *cobra.Command) {
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
-		return usageError{errors.New("--site and --inventory cannot be given together")}
+		return cli.Usage(errors.New("--site and --inventory cannot be given together"))
 	case o.inventory != "":
 		o.site = o.inventory
 	case o.site == "":
-		return rejectUnused(c, unused{
-			flags:   []string{"ignition", "token-file", "identity"},
-			purpose: "a Site or Inventory, and none is named: add one, e.g. --site site.yaml",
+		return cli.RejectUnused(c, cli.Unused{
+			Flags:   []string{"ignition", "token-file", "identity"},
+			Purpose: "a Site or Inventory, and none is named: add one, e.g. --site site.yaml",
 		})
 	}
 	return nil
@@ -129,7 +130,7 @@ func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	if o.site == "" {
 		return nil, nil
 	}
-	site, err := o.reader(s).Sites(o.site)
+	site, err := o.Reader(s).Sites(o.site)
 	if err == nil && o.inventory != "" && site.Inventory == nil {
 		err = fmt.Errorf("%s is a Site: name it with --site", configs.FileName(o.site))
 	}
@@ -173,7 +174,7 @@ func newFlash(s streams) *cobra.Command {
 			if len(args) == 1 {
 				return completeDevices(c, word)
 			}
-			return completeFiles(imageEndings)(c, args, word)
+			return cli.CompleteFiles(cli.ImageEndings)(c, args, word)
 		},
 		Short: "Write an image to a disk, with a Site",
 		Long: `Flash writes an image (.raw or .raw.zst) to a disk in one pass, stamps the Site,
@@ -194,7 +195,7 @@ With an Inventory each machine gets the Site that matches it.`,
   edgebake flash my-edge.raw.zst /dev/sdX --site site.yaml --key office.pub
   edgebake flash my-edge.raw.zst --installer /dev/sdX --inventory stores.yaml --disk smallest-nvme
   edgebake flash my-edge.raw /dev/disk/by-id/usb-SanDisk_Ultra-0:0 --site site.yaml --yes --log flashed.jsonl`,
-		Args: args(1, 2, "an image and a disk, or an image and --installer STICK"),
+		Args: cli.Args(1, 2, "an image and a disk, or an image and --installer STICK"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if err := o.check(c, a); err != nil {
 				return err
@@ -215,7 +216,7 @@ With an Inventory each machine gets the Site that matches it.`,
 		return completeDevices(c, word)
 	})
 	o.install.declare(c)
-	fileFlag(c, &o.log, "log", "append a line of JSON to this file: the disk, its serial number, Site and digest")
+	cli.FileFlag(c, &o.log, "log", "append a line of JSON to this file: the disk, its serial number, Site and digest")
 	return c
 }
 
@@ -223,19 +224,19 @@ With an Inventory each machine gets the Site that matches it.`,
 func (o *flashFlags) check(c *cobra.Command, a []string) error {
 	switch {
 	case o.stick != "" && len(a) == 2:
-		return usageError{fmt.Errorf("give either the disk %s or --installer %s", a[1], o.stick)}
+		return cli.Usage(fmt.Errorf("give either the disk %s or --installer %s", a[1], o.stick))
 	case o.stick == "" && len(a) == 1:
-		return usageError{errors.New("edgebake flash requires an image and a disk, or an image and --installer STICK; see edgebake flash --help")}
+		return cli.Usage(errors.New("edgebake flash requires an image and a disk, or an image and --installer STICK; see edgebake flash --help"))
 	}
-	other := unused{flags: []string{"disk", "then", "reinstall", "cache"}, purpose: "--installer STICK"}
+	other := cli.Unused{Flags: []string{"disk", "then", "reinstall", "cache"}, Purpose: "--installer STICK"}
 	if o.stick != "" {
-		other = unused{flags: []string{"log", "no-verify"}, purpose: "disks, not for --installer"}
+		other = cli.Unused{Flags: []string{"log", "no-verify"}, Purpose: "disks, not for --installer"}
 	}
-	if err := errors.Join(rejectUnused(c, other), o.slotFlags.check(c), imageFirst(c, a)); err != nil {
+	if err := errors.Join(cli.RejectUnused(c, other), o.slotFlags.check(c), imageFirst(c, a)); err != nil {
 		return err
 	}
-	if (o.site == "-" || o.tokenFile == "-") && !o.yes && !o.dryRun {
-		return usageError{errors.New("the Site or token uses standard input, so flash cannot ask: add --yes")}
+	if (o.site == "-" || o.TokenFile == "-") && !o.yes && !o.dryRun {
+		return cli.Usage(errors.New("the Site or token uses standard input, so flash cannot ask: add --yes"))
 	}
 	return nil
 }
@@ -324,7 +325,7 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 		errs = append(errs,
 			file.NotInput("--log", o.log, "the image", image),
 			file.NotInput("--log", o.log, "the disk", path),
-			o.notInput("--log", o.log, media.Read{Name: o.site, Ignition: o.ignition}))
+			o.NotInput("--log", o.log, media.Read{Name: o.site, Ignition: o.Ignition}))
 	}
 	f, err := media.PrepareFlash(image, fo)
 	if err := errors.Join(append(errs, err)...); err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 // flashable returns a directory with an image, a Site and a disk.
-func flashable(t *testing.T) *cli {
+func flashable(t *testing.T) *program {
 	t.Helper()
 	c := newCLI(t)
 	c.project(nil)
@@ -27,7 +27,7 @@ func flashable(t *testing.T) *cli {
 }
 
 // disk makes a file that replaces a disk.
-func (c *cli) disk(name string, size int64) {
+func (c *program) disk(name string, size int64) {
 	c.t.Helper()
 	c.file(name, "old data")
 	if err := os.Truncate(name, size); err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/images"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs/imageref"
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ func newImages(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "images [IMAGE]",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "List the container images that an Image bakes in",
 		Long: `Images resolves the container images of an Image document: its own, those of
 the manifests it names, and those that its node types need. It asks registries for
@@ -64,7 +65,7 @@ separately: they are not baked in. So are custom resources, whose operators may
 start images that no manifest names.`,
 		Example: `  edgebake images image.yaml
   edgebake images image.yaml --output json`,
-		Args: args(1, 1, "one Image document"),
+		Args: cli.Args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			t, doc, err := flags.openOne(s, a[0])
 			if err != nil {
@@ -101,6 +102,6 @@ start images that no manifest names.`,
 	}
 	flags.declare(c)
 	output.Flag(c)
-	takesDocument(s, c, 0, imageHere())
+	cli.TakesDocument(s, c, 0, cli.ImageHere())
 	return c
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/clusterdoc"
 	"github.com/edgebake/edgebake/configs/forms"
@@ -26,7 +27,7 @@ import (
 
 // initFlags are the flags of init.
 type initFlags struct {
-	clusterFlags
+	cli.ClusterFlags
 	dir, join, key   string
 	asCluster, force bool
 }
@@ -60,14 +61,14 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
   edgebake init --kubeconfig ~/.kube/config --ssh-key ~/.ssh/id_ed25519.pub
   edgebake init --dir sites/berlin
   edgebake init --cluster`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := o.check(c); err != nil {
 				return err
 			}
 			key, keyErr := startKey(o.key)
 			switch {
-			case !o.asCluster && o.kubeconfig == "":
+			case !o.asCluster && o.Kubeconfig == "":
 				return o.fromJoin(s, key, keyErr)
 			case keyErr != nil:
 				return keyErr
@@ -79,15 +80,15 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		if o.join == "kubeadm" { // the join command was not quoted, so this is its first word
-			return usageError{errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it")}
+			return cli.Usage(errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it"))
 		}
 		return c.Parent().FlagErrorFunc()(c, err)
 	})
 	f := c.Flags()
-	dirFlag(c, &o.dir, "dir", ".", "directory to write to")
+	cli.DirFlag(c, &o.dir, "dir", ".", "directory to write to")
 	f.StringVar(&o.join, "join", "", "join line that kubeadm prints, in quotes; - reads it from standard input")
-	fileFlag(c, &o.key, "ssh-key", "file of the public key that may log in", "pub")
-	o.declare(c, "fill in the documents from the cluster of this kubeconfig")
+	cli.FileFlag(c, &o.key, "ssh-key", "file of the public key that may log in", "pub")
+	o.Declare(c, "fill in the documents from the cluster of this kubeconfig")
 	f.BoolVar(&o.asCluster, "cluster", false, "write a new Cluster and the Image of its machines")
 	f.BoolVar(&o.force, "force", false, "replace files that were edited")
 	return c
@@ -97,13 +98,13 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 func (o *initFlags) check(c *cobra.Command) error {
 	switch {
 	case o.asCluster:
-		return rejectUnused(c, unused{flags: []string{"join", "kubeconfig", "context"}, purpose: "a machine of an existing cluster, and --cluster for a new one: choose one"})
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"join", "kubeconfig", "context"}, Purpose: "a machine of an existing cluster, and --cluster for a new one: choose one"})
 	case c.Flags().Changed("join") && strings.TrimSpace(o.join) == "":
-		return usageError{errors.New("--join is empty: add the line that kubeadm prints, or leave the flag out")}
-	case o.kubeconfig != "" && o.join != "":
-		return usageError{errors.New("--join and --kubeconfig both describe the cluster: choose one")}
-	case o.kubeconfig == "":
-		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
+		return cli.Usage(errors.New("--join is empty: add the line that kubeadm prints, or leave the flag out"))
+	case o.Kubeconfig != "" && o.join != "":
+		return cli.Usage(errors.New("--join and --kubeconfig both describe the cluster: choose one"))
+	case o.Kubeconfig == "":
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "--kubeconfig FILE"})
 	}
 	return nil
 }
@@ -182,7 +183,7 @@ const initTokenTTL = 72 * time.Hour
 // fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site
 // has no valid token, it creates one, after all other checks.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
-	client, err := o.open()
+	client, err := o.Open()
 	if err != nil {
 		return err
 	}

@@ -87,7 +87,7 @@ func (l *living) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // kubeconfig writes the kubeconfig of the cluster's administrator.
-func (l *living) kubeconfig(c *cli) {
+func (l *living) kubeconfig(c *program) {
 	c.file("kubeconfig", "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\nusers: [{name: a, user: {token: t}}]\n"+
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/outputs"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
@@ -25,7 +26,7 @@ func newInspect(s streams) *cobra.Command {
 	var top int
 	c := &cobra.Command{
 		Use:               "inspect IMAGE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Show what is in an image, without mounting it",
 		Long: `Inspect reads an image's partitions, versions, container images, packages and
 the state of its slot. It prints no secret.`,
@@ -34,10 +35,10 @@ the state of its slot. It prints no secret.`,
   edgebake inspect my-edge.raw --verify
   edgebake inspect my-edge.raw --images
   edgebake inspect my-edge.raw --top 20`,
-		Args: args(1, 1, "one image"),
+		Args: cli.Args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if top < 0 {
-				return usageError{fmt.Errorf("--top %d: want the number of groups to list, 0 or more", top)}
+				return cli.Usage(fmt.Errorf("--top %d: want the number of groups to list, 0 or more", top))
 			}
 			info, err := media.Inspect(a[0])
 			if err != nil {

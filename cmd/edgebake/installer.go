@@ -15,6 +15,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/outputs"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/edgebake/edgebake/configs"
@@ -34,8 +35,8 @@ func (o *installFlags) declare(c *cobra.Command) {
 	f.StringVar(&o.Then, "then", ondisk.ThenPowerOff, "what the machine does afterwards: poweroff or reboot")
 	f.BoolVar(&o.Reinstall, "reinstall", false, "overwrite a disk that already has an edgebake image, or is part of LVM or a RAID; each installer does so once")
 	cacheFlag(f, &o.cache)
-	complete(c, "disk", device.OnlyDisk, "smallest", "largest", "smallest-nvme", "smallest-sata")
-	complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)
+	cli.Complete(c, "disk", device.OnlyDisk, "smallest", "largest", "smallest-nvme", "smallest-sata")
+	cli.Complete(c, "then", ondisk.ThenPowerOff, ondisk.ThenReboot)
 }
 
 func newInstaller(s streams) *cobra.Command {
@@ -46,7 +47,7 @@ func newInstaller(s streams) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:               "installer IMAGE (--iso FILE | --netboot DIR --url URL)",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Make an ISO, or files for network boot, that install an image on a machine",
 		Long: `Installer makes the installer of flash --installer as an ISO image: for machines
 without a free USB port, for example through the virtual drive of a remote console.
@@ -63,18 +64,18 @@ ISO and image contain the Site's token: keep them secret.`,
 		Example: `  edgebake installer my-edge.raw.zst --iso install.iso --inventory stores.yaml --disk smallest-nvme
   edgebake installer my-edge.raw.zst --iso install.iso --site site.yaml --then reboot
   edgebake installer my-edge.raw.zst --netboot www --url https://boot.example.com/edge --ca-cert ca.crt --then reboot`,
-		Args: args(1, 1, "an image"),
+		Args: cli.Args(1, 1, "an image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if err := errors.Join(slot.check(c), install.Check(), out.Check()); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return makeInstaller(c.Context(), s, a[0], &out, &slot, &install)
 		},
 	}
-	fileFlag(c, &out.ISO, "iso", "write the installer as an ISO to this file", "iso")
-	dirFlag(c, &out.Netboot, "netboot", "", "write the files for UEFI HTTP boot to this directory")
+	cli.FileFlag(c, &out.ISO, "iso", "write the installer as an ISO to this file", "iso")
+	cli.DirFlag(c, &out.Netboot, "netboot", "", "write the files for UEFI HTTP boot to this directory")
 	c.Flags().StringVar(&out.URL, "url", "", "URL at which a web server serves that directory, http:// or https://")
-	fileFlag(c, &out.CACert, "ca-cert", "`file` with the certificate (PEM) of the CA that signed the certificate of the server in --url; no other CA is accepted then (default: the CAs of the image)", "crt", "pem")
+	cli.FileFlag(c, &out.CACert, "ca-cert", "`file` with the certificate (PEM) of the CA that signed the certificate of the server in --url; no other CA is accepted then (default: the CAs of the image)", "crt", "pem")
 	c.Flags().BoolVar(&out.Force, "force", false, "replace an existing output")
 	slot.declare(c)
 	install.declare(c)
@@ -87,7 +88,7 @@ func makeInstaller(ctx context.Context, s streams, image string, out *installer.
 	defer undo()
 	errs := []error{err}
 	for _, f := range out.Files() {
-		errs = append(errs, slot.notInput(out.Flag(), f, media.Read{Name: slot.site, Ignition: slot.ignition}))
+		errs = append(errs, slot.NotInput(out.Flag(), f, media.Read{Name: slot.site, Ignition: slot.Ignition}))
 	}
 	ca, err := out.ReadCA()
 	errs = append(errs, err)
@@ -139,7 +140,7 @@ func hintCompression(s streams, image string, p *media.Payload) {
 // flashInstaller makes an installer on a stick.
 func (o *flashFlags) flashInstaller(ctx context.Context, s streams, image string) error {
 	if err := o.install.Check(); err != nil {
-		return usageError{err}
+		return cli.Usage(err)
 	}
 	show := s.Display(false)
 	defer show.Close()

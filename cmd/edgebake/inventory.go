@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/documents"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/importer"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -14,7 +15,7 @@ import (
 )
 
 func newInventory(s streams) *cobra.Command {
-	return group(&cobra.Command{
+	return cli.Group(&cobra.Command{
 		Use:     "inventory",
 		Short:   "Prepare the Sites of many machines",
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml`,
@@ -23,7 +24,7 @@ func newInventory(s streams) *cobra.Command {
 
 // importFlags are the flags of `edgebake inventory import`.
 type importFlags struct {
-	documentFlags
+	cli.DocumentFlags
 	template, output string
 	columns          []string
 	force            bool
@@ -33,7 +34,7 @@ func newInventoryImport(s streams) *cobra.Command {
 	var o importFlags
 	c := &cobra.Command{
 		Use:               "import TABLE --template SITE",
-		ValidArgsFunction: completeFiles(documents.TableEndings),
+		ValidArgsFunction: cli.CompleteFiles(documents.TableEndings),
 		Short:             "Make an Inventory from a table (CSV) and a Site",
 		Long: `Import makes an Inventory from a table and from a Site with the fields that all
 rows have in common. The first line of the table names the columns; each other
@@ -51,7 +52,7 @@ Commas, semicolons, tabs or bars separate the columns. Quotes, a byte order mark
 and Windows line ends are accepted.`,
 		Example: `  edgebake inventory import stores.csv --template site.yaml -o inventory.yaml
   edgebake inventory import stores.csv --template site.yaml --map "S/N=serial" --map Manager=-`,
-		Args: args(1, 1, "one table (CSV)"),
+		Args: cli.Args(1, 1, "one table (CSV)"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if o.output == "-" {
 				o.output = ""
@@ -60,26 +61,26 @@ and Windows line ends are accepted.`,
 		},
 	}
 	f := c.Flags()
-	fileFlag(c, &o.template, "template", "Site document with the fields that all rows have in common", documents.Endings...)
-	fileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Endings...)
+	cli.FileFlag(c, &o.template, "template", "Site document with the fields that all rows have in common", documents.Endings...)
+	cli.FileFlag(c, &o.output, "output", "Inventory to write (default: standard output)", documents.Endings...)
 	f.StringArrayVar(&o.columns, "map", nil, "`COLUMN=FIELD`, repeatable; FIELD - leaves the column out")
 	f.BoolVar(&o.force, "force", false, "replace an existing output")
-	o.identityFlag(c)
+	o.IdentityFlag(c)
 	return c
 }
 
 func importTable(s streams, name string, o importFlags) error {
 	if o.template == "" {
-		return usageError{errors.New("edgebake inventory import requires a Site with the fields that all rows have in common: --template FILE")}
+		return cli.Usage(errors.New("edgebake inventory import requires a Site with the fields that all rows have in common: --template FILE"))
 	}
 	if name == "-" && o.template == "-" {
-		return usageError{errors.New("the table and the template cannot both come from standard input")}
+		return cli.Usage(errors.New("the table and the template cannot both come from standard input"))
 	}
 	columns := map[string]string{}
 	for _, m := range o.columns {
 		i := strings.LastIndexByte(m, '=')
 		if i <= 0 || i == len(m)-1 {
-			return usageError{fmt.Errorf("--map %s: want COLUMN=FIELD, or COLUMN=- to leave a column out", m)}
+			return cli.Usage(fmt.Errorf("--map %s: want COLUMN=FIELD, or COLUMN=- to leave a column out", m))
 		}
 		columns[m[:i]] = m[i+1:]
 	}
@@ -91,7 +92,7 @@ func importTable(s streams, name string, o importFlags) error {
 			return err
 		}
 	}
-	reader := o.reader(s)
+	reader := o.Reader(s)
 	table, err := reader.Read(name)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/version"
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
@@ -25,7 +26,7 @@ func newMan(s streams) *cobra.Command {
 		Long: `Man writes a manual page for each command to a directory, for packages. The pages
 have the date of SOURCE_DATE_EPOCH, if it is set.`,
 		Example: `  edgebake man --output man1`,
-		Args:    noArgs,
+		Args:    cli.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if err := os.MkdirAll(dir, 0o777); err != nil {
 				return err
@@ -39,7 +40,7 @@ have the date of SOURCE_DATE_EPOCH, if it is set.`,
 				flagsAsInHelp(root, dir))
 		},
 	}
-	dirFlag(c, &dir, "output", "man1", "directory to write to")
+	cli.DirFlag(c, &dir, "output", "man1", "directory to write to")
 	return c
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder"
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/plan"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/spf13/cobra"
 )
@@ -22,7 +23,7 @@ func newPlan(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "plan [IMAGE]",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Print the inputs of a build, pinned, without building",
 		Long: `Plan resolves an Image: it finds the digests of files, releases and container
 images. For an input that is made on this computer, the digest is in the lock; before
@@ -31,7 +32,7 @@ with the same ID build the same image, byte for byte. --output json prints the w
 plan, with the recipes.`,
 		Example: `  edgebake plan image.yaml
   edgebake plan image.yaml --locked --output json`,
-		Args: args(1, 1, "one Image document"),
+		Args: cli.Args(1, 1, "one Image document"),
 		RunE: func(c *cobra.Command, args []string) error {
 			t, doc, err := flags.openOne(s, args[0])
 			if err != nil {
@@ -59,7 +60,7 @@ plan, with the recipes.`,
 	}
 	flags.declare(c)
 	output.Flag(c)
-	takesDocument(s, c, 0, imageHere())
+	cli.TakesDocument(s, c, 0, cli.ImageHere())
 	return c
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder/anatomy"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/outputs"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -23,7 +24,7 @@ func newReport(s streams) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:               "report IMAGE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Write an HTML page about the contents of an image",
 		Long: `Report writes one HTML page, without scripts and external files. It shows an
 image's partitions, their packages, programs and container images with the largest
@@ -38,7 +39,7 @@ compressed image takes longer.`,
 		Example: `  edgebake report my-edge.raw
   edgebake report my-edge.raw -o report.html --boot report.json
   edgebake report my-edge.raw -o json`,
-		Args: args(1, 1, "one image"),
+		Args: cli.Args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if output == "" {
 				output = outputs.Stem(a[0]) + ".report.html"
@@ -46,7 +47,7 @@ compressed image takes longer.`,
 			printed := slices.Contains([]string{"json", "yaml", "-"}, output)
 			asJSON := printed && output != "-" || strings.HasSuffix(output, ".json")
 			if !printed && !asJSON && !strings.HasSuffix(output, ".html") {
-				return usageError{fmt.Errorf("--output %s: want a name that ends in .html or .json; or print with json, yaml or -", output)}
+				return cli.Usage(fmt.Errorf("--output %s: want a name that ends in .html or .json; or print with json, yaml or -", output))
 			}
 			if !printed {
 				if err := file.Check(output, force); err != nil {
@@ -63,8 +64,8 @@ compressed image takes longer.`,
 	}
 	c.Flags().StringVarP(&output, "output", "o", "", "page to write, .html, or its data, .json; json, yaml and - print (default IMAGE.report.html)")
 	_ = c.MarkFlagFilename("output", "html", "json")
-	fileFlag(c, &build, "build", "report.json of the image's build (default: NAME.report.json beside the image)", "json")
-	fileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
+	cli.FileFlag(c, &build, "build", "report.json of the image's build (default: NAME.report.json beside the image)", "json")
+	cli.FileFlag(c, &boot, "boot", "report.json of a node that booted the image", "json")
 	c.Flags().BoolVar(&force, "force", false, "replace an existing page")
 	return c
 }
@@ -103,7 +104,7 @@ func newDiff(s streams) *cobra.Command {
 	var exitCode bool
 	c := &cobra.Command{
 		Use:               "diff A B",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Compare two images",
 		Long: `Diff compares two images: versions and settings, packages, container images,
 partitions, sizes, files, and the lines of small files. It does not compare the
@@ -111,7 +112,7 @@ slots.`,
 		Example: `  edgebake diff my-edge.raw other.raw
   edgebake diff my-edge.raw my-edge.raw.zst --output json
   edgebake diff my-edge.raw my-edge.raw.zst --exit-code`,
-		Args: args(2, 2, "two images"),
+		Args: cli.Args(2, 2, "two images"),
 		RunE: func(c *cobra.Command, a []string) error {
 			d, err := anatomy.Diff(a[0], a[1])
 			if err != nil {

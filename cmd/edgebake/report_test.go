@@ -57,7 +57,7 @@ func writeReported(dir string) error {
 }
 
 // reported builds the Image and writes its report.
-func reported(t *testing.T) *cli {
+func reported(t *testing.T) *program {
 	t.Helper()
 	c := newCLI(t)
 	if err := writeReported(c.dir); err != nil {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs/schema"
 	"github.com/spf13/cobra"
 )
@@ -17,14 +18,14 @@ func newSchema(s streams) *cobra.Command {
 documents. KIND is image, site, inventory or cluster. edgebake validate also
 checks rules that a schema cannot express.`,
 		Example: `  edgebake schema site`,
-		Args:    args(1, 1, "image, site, inventory or cluster"),
+		Args:    cli.Args(1, 1, "image, site, inventory or cluster"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return schema.Kinds(), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(c *cobra.Command, a []string) error {
 			raw, err := schema.Read(a[0])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			_, err = s.Bytes().Write(raw)
 			return err
@@ -43,12 +44,12 @@ beginning with image, site, inventory or cluster.`,
   edgebake explain site.network.interfaces
   edgebake explain image.kubernetes.source
   edgebake explain site --recursive   # the names of all fields`,
-		Args:              args(1, 1, "one field, e.g. site.network.interfaces"),
+		Args:              cli.Args(1, 1, "one field, e.g. site.network.interfaces"),
 		ValidArgsFunction: completeField,
 		RunE: func(c *cobra.Command, a []string) error {
 			f, err := schema.Explain(a[0])
 			if err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			if recursive {
 				printTree(s.Out, f, "")

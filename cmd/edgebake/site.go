@@ -11,13 +11,14 @@ import (
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/spf13/cobra"
 )
 
 func newSite(s streams) *cobra.Command {
-	return group(&cobra.Command{
+	return cli.Group(&cobra.Command{
 		Use:   "site",
 		Short: "Prepare Sites for USB sticks",
 		Long: `Site prepares Site documents for USB sticks. A machine accepts the Sites that its
@@ -30,7 +31,7 @@ func newSiteSign(s streams) *cobra.Command {
 	var o signFlags
 	c := &cobra.Command{
 		Use:               "sign SITE|INVENTORY --key KEY",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Sign a Site or Inventory for a USB stick",
 		Long: `Sign writes the files of a USB stick named EDGEBAKE: the Site or Inventory, its
 Ignition config, and one signature over all of them (` + ondisk.SlotSignature + `). A machine
@@ -48,27 +49,27 @@ pair. The password of an encrypted key is read from the environment variable
 The files hold the join token: treat them and the stick as secrets.`,
 		Example: `  edgebake site sign site.yaml --key office.key
   edgebake site sign site.yaml --key office.key --output EDGEBAKE   # where the stick is mounted`,
-		Args: args(1, 1, "a Site or Inventory document"),
+		Args: cli.Args(1, 1, "a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if o.key == "" {
-				return usageError{errors.New("edgebake site sign requires a key: --key FILE; see edgebake site sign --help")}
+				return cli.Usage(errors.New("edgebake site sign requires a key: --key FILE; see edgebake site sign --help"))
 			}
 			return o.sign(s, a[0])
 		},
 	}
 	f := c.Flags()
-	fileFlag(c, &o.key, "key", "minisign secret key to sign with")
-	dirFlag(c, &o.output, "output", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
+	cli.FileFlag(c, &o.key, "key", "minisign secret key to sign with")
+	cli.DirFlag(c, &o.output, "output", "", "write to this directory, for example the stick (default: the Site's name with -stick)")
 	f.BoolVar(&o.anyMachine, "any-machine", false, "sign a Site without match; every machine whose Image names the key accepts it")
 	f.BoolVar(&o.force, "force", false, "replace existing files")
-	o.stamped(c)
-	takesDocument(s, c, 0, nil)
+	o.Stamped(c)
+	cli.TakesDocument(s, c, 0, nil)
 	return c
 }
 
 // signFlags are the flags of site sign.
 type signFlags struct {
-	documentFlags
+	cli.DocumentFlags
 	key, output       string
 	force, anyMachine bool
 }
@@ -76,7 +77,7 @@ type signFlags struct {
 // sign signs a Site or Inventory and writes it to a directory.
 func (o *signFlags) sign(s streams, name string) error {
 	key, keyErr := signing.OpenKey(o.key, name == "-")
-	site, err := o.reader(s).Sites(name)
+	site, err := o.Reader(s).Sites(name)
 	if err == nil {
 		err = o.checkMatch(name, site)
 	}
@@ -89,7 +90,7 @@ func (o *signFlags) sign(s streams, name string) error {
 	}
 	if dir == "" {
 		if name == "-" {
-			return usageError{errors.New("a Site from standard input has no name: name a directory to write to with --output DIR")}
+			return cli.Usage(errors.New("a Site from standard input has no name: name a directory to write to with --output DIR"))
 		}
 		base := filepath.Base(name)
 		dir = strings.TrimSuffix(base, filepath.Ext(base)) + "-stick"
@@ -98,7 +99,7 @@ func (o *signFlags) sign(s streams, name string) error {
 	if err != nil {
 		return fmt.Errorf("signing %s: %w", name, err)
 	}
-	if err := stick.Check(dir, o.force, name, o.ignition, o.key); err != nil {
+	if err := stick.Check(dir, o.force, name, o.Ignition, o.key); err != nil {
 		return err
 	}
 	secret, err := key.Unlock(askPassword(s))
@@ -117,11 +118,11 @@ func (o *signFlags) sign(s streams, name string) error {
 func (o *signFlags) checkMatch(name string, site media.Site) error {
 	switch {
 	case site.Doc == nil && o.anyMachine:
-		return usageError{fmt.Errorf("%s is an Inventory, whose Sites name their machines (match): leave out --any-machine", configs.FileName(name))}
+		return cli.Usage(fmt.Errorf("%s is an Inventory, whose Sites name their machines (match): leave out --any-machine", configs.FileName(name)))
 	case site.Doc == nil:
 		return nil
 	case o.anyMachine && !site.Doc.Match.IsZero():
-		return usageError{fmt.Errorf("%s names its machine (match): leave out --any-machine, or remove match", configs.FileName(name))}
+		return cli.Usage(fmt.Errorf("%s names its machine (match): leave out --any-machine, or remove match", configs.FileName(name)))
 	case !o.anyMachine && site.Doc.Match.IsZero():
 		return fmt.Errorf("signing %s: the Site does not name its machine, so every machine whose Image names the key would accept it\n"+
 			"add match: {serial: ...} (or macs, uuid, assetTag) to the Site; or, if every machine may accept it, --any-machine", configs.FileName(name))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk"
 	"github.com/edgebake/edgebake/ondisk/file"
@@ -21,7 +22,7 @@ import (
 // stampFlags are the flags of `edgebake stamp`.
 type stampFlags struct {
 	media.StampOptions
-	documentFlags
+	cli.DocumentFlags
 	inPlace, each, slots bool
 	slot                 string
 }
@@ -30,7 +31,7 @@ func newStamp(s streams) *cobra.Command {
 	var o stampFlags
 	c := &cobra.Command{
 		Use:               "stamp IMAGE SITE|INVENTORY",
-		ValidArgsFunction: completeFiles(imageEndings, documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings, documents.Endings),
 		Short:             "Write Sites into a golden image",
 		Long: `Stamp writes a Site document into the slot of a copy of an image (--output), of the
 image itself (--in-place), or of a device that an image was written to. Images are
@@ -53,7 +54,7 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
   edgebake stamp my-edge.raw inventory.yaml --output stores.raw
   edgebake stamp my-edge.raw inventory.yaml --slots --output out/
   edgebake stamp /dev/sdX --slot out/berlin-7.slot`,
-		Args: args(1, 2, "an image and a Site or Inventory document"),
+		Args: cli.Args(1, 2, "an image and a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			o.Now = time.Now()
 			m := o.mode()
@@ -64,15 +65,15 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 		},
 	}
 	f := c.Flags()
-	fileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", imageEndings...)
+	cli.FileFlag(c, &o.Output, "output", "write a stamped copy here and leave the image as it is; with --each or --slots, a directory", cli.ImageEndings...)
 	f.BoolVar(&o.inPlace, "in-place", false, "stamp the image itself, which then is no longer golden")
 	f.BoolVar(&o.Force, "force", false, "replace existing outputs")
 	undatedFlag(c, &o.Undated)
 	f.BoolVar(&o.each, "each", false, "stamp each Site of the Inventory onto its own copy in the directory --output")
 	f.BoolVar(&o.slots, "slots", false, "write a slot (16 MiB) for each Site of the Inventory into the directory --output, and no image")
-	fileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
-	o.stamped(c)
-	takesDocument(s, c, 1, nil)
+	cli.FileFlag(c, &o.slot, "slot", "write this slot, made by --slots, into the image or device", strings.TrimPrefix(media.SlotEnding, "."))
+	o.Stamped(c)
+	cli.TakesDocument(s, c, 1, nil)
 	return c
 }
 
@@ -111,40 +112,40 @@ func (o *stampFlags) mode() stampMode {
 
 // check returns all errors of the command line.
 func (m *stampMode) check(c *cobra.Command, a []string, o stampFlags) error {
-	rest := unused{purpose: fmt.Sprintf("documents, but %s is a finished slot: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
+	rest := cli.Unused{Purpose: fmt.Sprintf("documents, but %s is a finished slot: stamp the document, or make the slot again: edgebake stamp %s INVENTORY --slots --output DIR", o.slot, a[0])}
 	c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) {
 		if !slices.Contains(m.flags, f.Name) {
-			rest.flags = append(rest.flags, f.Name)
+			rest.Flags = append(rest.Flags, f.Name)
 		}
 	})
 	if o.slot == "" {
-		rest.purpose = fmt.Sprintf("one image, and %s writes a file for each Site", m.name)
+		rest.Purpose = fmt.Sprintf("one image, and %s writes a file for each Site", m.name)
 	}
-	errs := []error{rejectUnused(c, rest)}
+	errs := []error{cli.RejectUnused(c, rest)}
 	switch {
 	case o.slot != "" && len(a) == 2:
-		errs = append(errs, usageError{fmt.Errorf("give either %s or %s", a[1], m.name)})
+		errs = append(errs, cli.Usage(fmt.Errorf("give either %s or %s", a[1], m.name)))
 	case o.slot != "":
 	case len(a) == 2:
 		errs = append(errs, imageFirst(c, a))
 	case errs[0] == nil:
-		errs = append(errs, usageError{fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())})
+		errs = append(errs, cli.Usage(fmt.Errorf("%s requires an image and a Site or Inventory document; see %s --help", c.CommandPath(), c.CommandPath())))
 	}
 	if (o.each || o.slots) && o.slot == "" && o.Output == "" {
-		errs = append(errs, usageError{fmt.Errorf("%s requires a directory to write to: --output DIR", m.name)})
+		errs = append(errs, cli.Usage(fmt.Errorf("%s requires a directory to write to: --output DIR", m.name)))
 	}
 	switch {
 	case o.inPlace && o.Output != "":
-		errs = append(errs, usageError{errors.New("--in-place and --output exclude each other")})
+		errs = append(errs, cli.Usage(errors.New("--in-place and --output exclude each other")))
 	case errors.Join(errs...) == nil && !o.inPlace && o.Output == "" && slices.Contains(m.flags, "in-place") && !isDevice(a[0]):
-		errs = append(errs, usageError{fmt.Errorf("the Site's token would be written into %s:\n  --output FILE stamps a copy\n  --in-place changes %[1]s itself", a[0])})
+		errs = append(errs, cli.Usage(fmt.Errorf("the Site's token would be written into %s:\n  --output FILE stamps a copy\n  --in-place changes %[1]s itself", a[0])))
 	}
 	return errors.Join(errs...)
 }
 
 // stampOne stamps the document, either in place or onto a copy of the image.
 func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
-	doc, err := o.reader(s).Sites(a[1])
+	doc, err := o.Reader(s).Sites(a[1])
 	if err != nil {
 		return err
 	}
@@ -154,9 +155,9 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 			if doc.Inventory != nil {
 				hint = ", or add --each or --slots to write a copy or a slot for each Site"
 			}
-			return usageError{fmt.Errorf("--output %s is a directory: name a file in it%s", o.Output, hint)}
+			return cli.Usage(fmt.Errorf("--output %s is a directory: name a file in it%s", o.Output, hint))
 		}
-		if err := o.notInput("--output", o.Output, doc.Read); err != nil {
+		if err := o.NotInput("--output", o.Output, doc.Read); err != nil {
 			return err
 		}
 	}
@@ -175,7 +176,7 @@ func stampOne(c *cobra.Command, s streams, a []string, o stampFlags) error {
 // stampMany stamps each Site of an Inventory onto its own copy of the image.
 func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	image, document := a[0], a[1]
-	doc, err := o.reader(s).Sites(document)
+	doc, err := o.Reader(s).Sites(document)
 	if err != nil {
 		return err
 	}
@@ -243,13 +244,13 @@ func isDevice(name string) bool {
 func newUnstamp(s streams) *cobra.Command {
 	return &cobra.Command{
 		Use:               "unstamp IMAGE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Remove the Site from an image",
 		Long: `Unstamp removes a Site or Inventory, with its token and Ignition config, from an
 image or a device, and overwrites its blocks. The image is the golden image again,
 byte for byte, unless a machine has booted it.`,
 		Example: `  edgebake unstamp my-edge.raw`,
-		Args:    args(1, 1, "one image"),
+		Args:    cli.Args(1, 1, "one image"),
 		RunE: func(_ *cobra.Command, a []string) error {
 			done, err := media.Unstamp(a[0])
 			if err != nil {

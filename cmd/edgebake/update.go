@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/edgebake/edgebake/builder/media"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/ondisk/update"
@@ -13,7 +14,7 @@ import (
 )
 
 func newUpdate(s streams) *cobra.Command {
-	return group(&cobra.Command{
+	return cli.Group(&cobra.Command{
 		Use:     "update",
 		Short:   "Show the cost of updates",
 		Example: `  edgebake update cost other.raw my-edge.raw.zst # the bytes that a machine would fetch`,
@@ -24,7 +25,7 @@ func newUpdateCost(s streams) *cobra.Command {
 	var output console.Form
 	c := &cobra.Command{
 		Use:               "cost OLD NEW",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Count the bytes that a machine fetches for an update",
 		Long: `Cost counts the bytes that a machine with the image OLD fetches to update to NEW:
 the chunks of NEW's root file system, kernel and initrd that are not in OLD, the
@@ -34,7 +35,7 @@ request. firstboot update --max-bytes counts the same way.
 OLD is an image or a disk. NEW is a compressed image (.raw.zst).`,
 		Example: `  edgebake update cost other.raw my-edge.raw.zst
   edgebake update cost other.raw my-edge.raw.zst --output json`,
-		Args: args(2, 2, "two images"),
+		Args: cli.Args(2, 2, "two images"),
 		RunE: func(c *cobra.Command, a []string) error {
 			cost, err := media.CostOfUpdate(a[0], media.Source{Name: a[1]})
 			if err != nil {

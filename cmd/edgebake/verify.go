@@ -5,6 +5,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/signing"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/spf13/cobra"
 )
@@ -14,7 +15,7 @@ func newVerify(s streams) *cobra.Command {
 	var quick bool
 	c := &cobra.Command{
 		Use:               "verify IMAGE",
-		ValidArgsFunction: completeFiles(imageEndings),
+		ValidArgsFunction: cli.CompleteFiles(cli.ImageEndings),
 		Short:             "Check that an image is undamaged, and who signed it",
 		Long: `Verify reads an image, or a flashed disk that has not booted yet, and compares
 everything except the slot with the golden digest. With --key it also checks that
@@ -24,14 +25,14 @@ Site in the slot is not covered by either.
 Without --key it detects damage, but not manipulation: the digest is in the image.`,
 		Example: `  edgebake verify my-edge.raw.zst
   edgebake verify my-edge.raw.zst --key office.pub`,
-		Args: args(1, 1, "one image"),
+		Args: cli.Args(1, 1, "one image"),
 		RunE: func(c *cobra.Command, a []string) error {
 			keys, err := signing.PublicKeys(names)
 			if err != nil {
 				return err
 			}
 			if quick && len(keys) == 0 {
-				return usageError{errors.New("--signature-only requires a key: --key PUB")}
+				return cli.Usage(errors.New("--signature-only requires a key: --key PUB"))
 			}
 			// Open the file only once. Otherwise the file could be replaced between checking its
 			// signature and reading it.

@@ -4,6 +4,7 @@ package imageref
 import (
 	"encoding/hex"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 
@@ -23,6 +24,17 @@ type Ref struct {
 
 // Repo returns the reference without tag and digest.
 func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
+
+// OnLoopback reports whether the registry is on this computer. For such a registry, plain HTTP needs
+// no permission: no other computer can impersonate it.
+func (r Ref) OnLoopback() bool {
+	host, _, err := net.SplitHostPort(r.Domain)
+	if err != nil {
+		host = strings.Trim(r.Domain, "[]")
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
 
 // String returns the full name.
 func (r Ref) String() string {

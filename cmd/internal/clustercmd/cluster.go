@@ -1,6 +1,10 @@
-package main
+// Package clustercmd defines edgebake's commands for clusters: `edgebake cluster` with its
+// subcommands, and `edgebake preflight`. It contains only flags and output; the work is done in
+// package cluster.
+package clustercmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,15 +13,19 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/builder/documents"
+	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cluster/mint"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/sealed"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-func newCluster(s streams) *cobra.Command {
-	return group(&cobra.Command{
+// New returns `edgebake cluster`.
+func New(s console.Streams) *cobra.Command {
+	return cli.Group(&cobra.Command{
 		Use:   "cluster",
 		Short: "Make a cluster's keys and tokens, and work on a living cluster",
 		Long: `Cluster works on a whole cluster. new and sites need no network: they make the
@@ -29,12 +37,12 @@ other commands take a kubeconfig and work on any running kubeadm cluster.`,
 		newClusterPrepare(s), newClusterVerify(s), newClusterRevert(s), newClusterStatus(s), newClusterListen(s), newClusterUpdate(s), newClusterRemove(s))
 }
 
-func newClusterNew(s streams) *cobra.Command {
+func newClusterNew(s console.Streams) *cobra.Command {
 	var out, identity string
 	var encryptTo []string
 	c := &cobra.Command{
 		Use:               "new CLUSTER --output DIR",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Make the keys and tokens of a new cluster, offline",
 		Long: `New makes the keys and tokens of a cluster before any of its machines is switched
 on, and writes them to DIR:
@@ -60,12 +68,12 @@ masters, or a lower version of Kubernetes, is an error: the keys and the machine
 already depend on them.`,
 		Example: `  edgebake cluster new cluster.yaml --output shops
   edgebake cluster new cluster.yaml --output sealed --encrypt-to team.pub`,
-		Args: args(1, 1, "one Cluster document"),
+		Args: cli.Args(1, 1, "one Cluster document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if out == "" {
-				return usageError{errors.New("edgebake cluster new requires a directory: --output DIR; see edgebake cluster new --help")}
+				return cli.Usage(errors.New("edgebake cluster new requires a directory: --output DIR; see edgebake cluster new --help"))
 			}
-			doc, manifests, err := (&documentFlags{}).reader(s).Cluster(a[0])
+			doc, manifests, err := (&cli.DocumentFlags{}).Reader(s).Cluster(a[0])
 			if err != nil {
 				return err
 			}
@@ -84,11 +92,11 @@ already depend on them.`,
 		},
 	}
 	f := c.Flags()
-	dirFlag(c, &out, "output", "", "directory to write to: a new or empty one, or the directory of this cluster")
+	cli.DirFlag(c, &out, "output", "", "directory to write to: a new or empty one, or the directory of this cluster")
 	f.SetNormalizeFunc(formerFlags)
-	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
+	cli.FileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR, to renew certificates in it")
 	f.StringArrayVar(&encryptTo, "encrypt-to", nil, "encrypt the secrets to this age or ssh public `key`, or to those of this file (can be repeated)")
-	takesDocument(s, c, 0, nil)
+	cli.TakesDocument(s, c, 0, nil)
 	return c
 }
 
@@ -103,7 +111,7 @@ func formerFlags(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	return pflag.NormalizedName(name)
 }
 
-func printMint(s streams, dir string, change *mint.Change) {
+func printMint(s console.Streams, dir string, change *mint.Change) {
 	r := change.Record
 	for _, e := range change.Ending {
 		s.Warn("%s\n  run the command again with --identity KEY to renew it", endingText(dir, e))
@@ -143,7 +151,7 @@ func endingText(dir string, e mint.Ending) string {
 	return fmt.Sprintf("%s is valid until %s", filepath.Join(dir, filepath.FromSlash(e.File)), e.End.UTC().Format(time.DateOnly))
 }
 
-func newClusterSites(s streams) *cobra.Command {
+func newClusterSites(s console.Streams) *cobra.Command {
 	var o mint.SitesOptions
 	var identity string
 	c := &cobra.Command{
@@ -181,7 +189,7 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
   edgebake cluster sites shops --identity key.txt --output sites
   edgebake cluster sites shops --bootstrap 48h
   edgebake cluster sites shops --continue-from m1 --output lost`,
-		Args: args(1, 1, "a directory that edgebake cluster new wrote"),
+		Args: cli.Args(1, 1, "a directory that edgebake cluster new wrote"),
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return nil, cobra.ShellCompDirectiveFilterDirs
 		},
@@ -202,14 +210,14 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 		},
 	}
 	f := c.Flags()
-	dirFlag(c, &o.Output, "output", "", "directory to write to (default DIR/sites)")
+	cli.DirFlag(c, &o.Output, "output", "", "directory to write to (default DIR/sites)")
 	f.SetNormalizeFunc(formerFlags)
-	fileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
-	fileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
-	f.Var((*span)(&o.Bootstrap), "bootstrap", "allow etcd to start empty from now until this time has passed, e.g. 48h")
+	cli.FileFlag(c, &o.Inventory, "inventory", "write one Inventory to this file instead", documents.Endings...)
+	cli.FileFlag(c, &identity, "identity", "file of the secret key that opens an encrypted DIR")
+	f.Var((*cli.Span)(&o.Bootstrap), "bootstrap", "allow etcd to start empty from now until this time has passed, e.g. 48h")
 	f.StringSliceVar(&o.Requests.Absent, "absent", nil, "control-plane `node` that never started; the cluster starts without it")
 	f.StringVar(&o.Requests.ContinueFrom, "continue-from", "", "control-plane node whose data the cluster keeps after etcd has lost its quorum")
-	fileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node named by --continue-from starts with", "db")
+	cli.FileFlag(c, &o.Snapshot, "restore", "snapshot of etcd that the node named by --continue-from starts with", "db")
 	f.BoolVar(&o.Force, "force", false, "replace existing files")
 	return c
 }
@@ -218,15 +226,15 @@ Once the cluster runs, stamp Sites that were written without these flags.`,
 func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	var errs []error
 	if c.Flags().Changed("bootstrap") && (o.Bootstrap <= 0 || o.Bootstrap > maxBootstrap) {
-		errs = append(errs, usageError{fmt.Errorf("--bootstrap %s: want a time of at most %d days, e.g. 48h, in which the cluster may be initialized", (*span)(&o.Bootstrap), maxBootstrap/(24*time.Hour))})
+		errs = append(errs, cli.Usage(fmt.Errorf("--bootstrap %s: want a time of at most %d days, e.g. 48h, in which the cluster may be initialized", (*cli.Span)(&o.Bootstrap), maxBootstrap/(24*time.Hour))))
 	}
 	if o.Inventory != "" {
-		return errors.Join(append(errs, rejectUnused(c,
-			unused{flags: []string{"output"}, purpose: "Sites, and --inventory writes one Inventory to the file that it names: choose one"},
-			unused{flags: []string{"bootstrap", "absent", "continue-from", "restore"}, purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
+		return errors.Join(append(errs, cli.RejectUnused(c,
+			cli.Unused{Flags: []string{"output"}, Purpose: "Sites, and --inventory writes one Inventory to the file that it names: choose one"},
+			cli.Unused{Flags: []string{"bootstrap", "absent", "continue-from", "restore"}, Purpose: "control-plane nodes, and an Inventory has none: leave --inventory out"}))...)
 	}
 	if record, err := mint.Load(dir); err == nil && len(record.Recipients) > 0 && o.Output == "" {
-		errs = append(errs, usageError{fmt.Errorf("the secrets in %s are encrypted, but Sites contain tokens and keys unencrypted: name a directory for them with --output", dir)})
+		errs = append(errs, cli.Usage(fmt.Errorf("the secrets in %s are encrypted, but Sites contain tokens and keys unencrypted: name a directory for them with --output", dir)))
 	}
 	return errors.Join(errs...)
 }
@@ -235,12 +243,32 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 // that is flashed again cannot start a new, empty cluster.
 const maxBootstrap = 31 * 24 * time.Hour
 
+const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)"
+
+// onCluster declares the flags of a command for a running cluster, and makes f the command's
+// function.
+func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Client, args []string) error) *cobra.Command {
+	k := new(cli.ClusterFlags)
+	k.Declare(c, kubeconfigUsage)
+	if c.Args == nil {
+		c.Args = cli.NoArgs
+	}
+	c.RunE = func(c *cobra.Command, args []string) error {
+		client, err := k.Open()
+		if err != nil {
+			return err
+		}
+		return f(c.Context(), client, args)
+	}
+	return c
+}
+
 // imageToStamp returns the image that the Image in the current directory builds. If that image does
 // not exist, first is the command that must run before stamping.
 func imageToStamp() (image, first string) {
 	image = "IMAGE"
-	if text, err := os.ReadFile(defaultImage); err == nil {
-		if all, err := configs.ParseImages(defaultImage, text); err == nil && len(all) == 1 {
+	if text, err := os.ReadFile(cli.DefaultImage); err == nil {
+		if all, err := configs.ParseImages(cli.DefaultImage, text); err == nil && len(all) == 1 {
 			image = all[0].Name + ".raw"
 		}
 	}
@@ -250,7 +278,7 @@ func imageToStamp() (image, first string) {
 	return image, first
 }
 
-func printSites(s streams, dir string, w *mint.WrittenSites, o mint.SitesOptions) {
+func printSites(s console.Streams, dir string, w *mint.WrittenSites, o mint.SitesOptions) {
 	for _, e := range w.Ending {
 		s.Warn("%s: run `edgebake cluster new` with the Cluster document and --output %s to renew it", endingText(dir, e), dir)
 	}

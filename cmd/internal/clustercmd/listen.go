@@ -1,4 +1,4 @@
-package main
+package clustercmd
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
+	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
 	"github.com/spf13/cobra"
@@ -19,7 +21,7 @@ type listenFlags struct {
 	names             []string
 }
 
-func newClusterListen(s streams) *cobra.Command {
+func newClusterListen(s console.Streams) *cobra.Command {
 	var l listenFlags
 	c := &cobra.Command{
 		Use:   "listen",
@@ -38,10 +40,10 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 ` + "`edgebake cluster status`" + ` shows the state of the cluster itself.`,
 		Example: `  edgebake cluster listen --name reports.example.com --dir reports
   edgebake cluster listen --name 192.168.7.5 --listen 192.168.7.5:443`,
-		Args: noArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return l.run(c.Context(), s) },
 	}
-	dirFlag(c, &l.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
+	cli.DirFlag(c, &l.dir, "dir", "reports", "directory of the reports, the certificate and the keys")
 	f := c.Flags()
 	f.StringSliceVar(&l.names, "name", nil, "`names` or IP addresses by which machines reach this computer; required the first time")
 	f.StringVar(&l.listen, "listen", ":8443", "address that machines report to")
@@ -49,10 +51,10 @@ Reports hold no token and no key of the cluster. The page shows reports of machi
 	return c
 }
 
-func (l *listenFlags) run(ctx context.Context, s streams) error {
+func (l *listenFlags) run(ctx context.Context, s console.Streams) error {
 	for _, name := range l.names { // a wrong name would stay in the certificate
 		if err := forms.CheckHost(name); err != nil {
-			return usageError{fmt.Errorf("--name: %w; give it without scheme, port and path", err)}
+			return cli.Usage(fmt.Errorf("--name: %w; give it without scheme, port and path", err))
 		}
 	}
 	id, err := reports.LoadIdentity(l.dir, l.names, time.Now())

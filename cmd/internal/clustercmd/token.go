@@ -1,4 +1,4 @@
-package main
+package clustercmd
 
 import (
 	"cmp"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
@@ -17,8 +18,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func newClusterToken(s streams) *cobra.Command {
-	return group(&cobra.Command{
+func newClusterToken(s console.Streams) *cobra.Command {
+	return cli.Group(&cobra.Command{
 		Use:   "token",
 		Short: "Make, list, check and revoke join tokens of a running cluster",
 		Long: `Token works on the bootstrap tokens of any running kubeadm cluster. A Site
@@ -30,14 +31,14 @@ contains its token in credentials.token.`,
 
 // tokenMint are the flags of token mint.
 type tokenMint struct {
-	cluster   clusterFlags
+	cluster   cli.ClusterFlags
 	node, vip string
 	ttl       time.Duration
 	output    string
 	force     bool
 }
 
-func newTokenMint(s streams) *cobra.Command {
+func newTokenMint(s console.Streams) *cobra.Command {
 	m := tokenMint{ttl: 24 * time.Hour}
 	c := &cobra.Command{
 		Use:   "mint",
@@ -48,7 +49,7 @@ fields of the machine: network, users, node type. The output holds the token; wi
 --output it goes to a file that only you can read.`,
 		Example: `  edgebake cluster token mint --node shop-7 --output site.yaml
   edgebake cluster token mint --ttl 72h --vip 10.103.97.2`,
-		Args: args(0, 0, "no argument"),
+		Args: cli.Args(0, 0, "no argument"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := m.check(); err != nil {
 				return err
@@ -56,23 +57,23 @@ fields of the machine: network, users, node type. The output holds the token; wi
 			return m.run(c.Context(), s)
 		},
 	}
-	m.cluster.declare(c, kubeconfigUsage)
+	m.cluster.Declare(c, kubeconfigUsage)
 	f := c.Flags()
-	fileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
+	cli.FileFlag(c, &m.output, "output", "write the Site to this file, with mode 0600 (default: standard output)", documents.Endings...)
 	f.BoolVar(&m.force, "force", false, "replace an existing file")
 	f.StringVar(&m.node, "node", "", "name of the node that the token is for; it becomes the Site's nodeName")
-	f.Var((*span)(&m.ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
+	f.Var((*cli.Span)(&m.ttl), "ttl", "how long the token is valid, e.g. 12h or 30d")
 	f.StringVar(&m.vip, "vip", "", "VIP to write into the Site (default: 10.103.97.2, the default of Sites)")
 	return c
 }
 
 func (m *tokenMint) check() error {
 	if m.ttl < time.Minute || m.ttl > 365*24*time.Hour {
-		return usageError{fmt.Errorf("--ttl %s: must be from 1m to 8760h", m.ttl)}
+		return cli.Usage(fmt.Errorf("--ttl %s: must be from 1m to 8760h", m.ttl))
 	}
 	if m.node != "" {
 		if err := forms.CheckNodeName(m.node); err != nil {
-			return usageError{fmt.Errorf("--node: %w", err)}
+			return cli.Usage(fmt.Errorf("--node: %w", err))
 		}
 	}
 	if m.output == "-" {
@@ -81,13 +82,13 @@ func (m *tokenMint) check() error {
 	if m.output == "" {
 		return nil
 	}
-	return file.NotInput("--output", m.output, "the kubeconfig", m.cluster.kubeconfig)
+	return file.NotInput("--output", m.output, "the kubeconfig", m.cluster.Kubeconfig)
 }
 
 // run prepares the file before it creates the token, because a token that cannot be stored must not
 // be created.
-func (m *tokenMint) run(ctx context.Context, s streams) error {
-	client, err := m.cluster.open()
+func (m *tokenMint) run(ctx context.Context, s console.Streams) error {
+	client, err := m.cluster.Open()
 	if err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (m *tokenMint) run(ctx context.Context, s streams) error {
 	return nil
 }
 
-func newTokenList(s streams) *cobra.Command {
+func newTokenList(s console.Streams) *cobra.Command {
 	var output console.Form
 	c := onCluster(&cobra.Command{
 		Use:   "list",
@@ -145,7 +146,7 @@ func newTokenList(s streams) *cobra.Command {
 	return c
 }
 
-func newTokenCheck(s streams) *cobra.Command {
+func newTokenCheck(s console.Streams) *cobra.Command {
 	var tokenFile string
 	c := onCluster(&cobra.Command{
 		Use:   "check [TOKEN]",
@@ -159,13 +160,13 @@ lines: pass a whole token with --token-file.`,
   edgebake cluster token check --token-file token`,
 		Args: func(c *cobra.Command, a []string) error {
 			if len(a) < 2 && len(a) > 0 == (tokenFile != "") {
-				return usageError{errors.New("name one token: TOKEN, or the file that contains it (--token-file, - for standard input)")}
+				return cli.Usage(errors.New("name one token: TOKEN, or the file that contains it (--token-file, - for standard input)"))
 			}
-			return args(0, 1, "a token or its id")(c, a)
+			return cli.Args(0, 1, "a token or its id")(c, a)
 		},
 	}, func(ctx context.Context, client *cluster.Client, a []string) error {
 		if tokenFile != "" {
-			text, err := (&documentFlags{}).reader(s).ReadSecret(tokenFile)
+			text, err := (&cli.DocumentFlags{}).Reader(s).ReadSecret(tokenFile)
 			if err != nil {
 				return fmt.Errorf("reading the token: %w", err)
 			}
@@ -189,18 +190,18 @@ lines: pass a whole token with --token-file.`,
 		s.Note("%s: ok, valid %s\n", t.ID, until)
 		return nil
 	})
-	fileFlag(c, &tokenFile, "token-file", "read the token from this file, - for standard input")
+	cli.FileFlag(c, &tokenFile, "token-file", "read the token from this file, - for standard input")
 	return c
 }
 
-func newTokenRevoke(s streams) *cobra.Command {
+func newTokenRevoke(s console.Streams) *cobra.Command {
 	c := onCluster(&cobra.Command{
 		Use:   "revoke TOKEN...",
 		Short: "Remove tokens, so that nobody joins with them",
 		Long: `Revoke removes tokens, each given whole or by its ID. Nodes that have joined
 with them stay.`,
 		Example: `  edgebake cluster token revoke abcdef`,
-		Args:    args(1, -1, "at least one token or its id"),
+		Args:    cli.Args(1, -1, "at least one token or its id"),
 	}, func(ctx context.Context, client *cluster.Client, a []string) error {
 		var errs []error
 		for _, token := range a {

@@ -1,4 +1,4 @@
-package main
+package clustercmd
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 	"github.com/edgebake/edgebake/builder/documents"
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/spf13/cobra"
@@ -20,19 +21,20 @@ import (
 
 // preflightFlags are the flags of `edgebake preflight`.
 type preflightFlags struct {
-	documentFlags
-	clusterFlags
+	cli.DocumentFlags
+	cli.ClusterFlags
 	image      string
-	shipWithin span
+	shipWithin cli.Span
 	offline    bool
 	output     console.Form
 }
 
-func newPreflight(s streams) *cobra.Command {
-	o := preflightFlags{shipWithin: span(72 * time.Hour)}
+// NewPreflight returns `edgebake preflight`.
+func NewPreflight(s console.Streams) *cobra.Command {
+	o := preflightFlags{shipWithin: cli.Span(72 * time.Hour)}
 	c := &cobra.Command{
 		Use:               "preflight SITE|INVENTORY",
-		ValidArgsFunction: completeFiles(documents.Endings),
+		ValidArgsFunction: cli.CompleteFiles(documents.Endings),
 		Short:             "Check whether machines can join their cluster",
 		Long: `Preflight checks Sites before the machines leave: names, MACs and addresses,
 networks and the VIP; with --image whether the image supports them; and the cluster,
@@ -45,7 +47,7 @@ The exit code is 1 if anything failed.`,
 		Example: `  edgebake preflight site.yaml --image my-edge.raw
   edgebake preflight stores.yaml --image my-edge.raw --kubeconfig admin.conf --ship-within 14d
   edgebake preflight site.yaml --offline`,
-		Args: args(1, 1, "a Site or Inventory document"),
+		Args: cli.Args(1, 1, "a Site or Inventory document"),
 		RunE: func(c *cobra.Command, a []string) error {
 			if err := o.check(c); err != nil {
 				return err
@@ -73,13 +75,13 @@ The exit code is 1 if anything failed.`,
 		},
 	}
 	f := c.Flags()
-	fileFlag(c, &o.image, "image", "image that the Sites are for", imageEndings...)
-	o.declare(c, "kubeconfig of a user who may read tokens and nodes")
+	cli.FileFlag(c, &o.image, "image", "image that the Sites are for", cli.ImageEndings...)
+	o.Declare(c, "kubeconfig of a user who may read tokens and nodes")
 	f.Var(&o.shipWithin, "ship-within", "time until the last machine is switched on, e.g. 72h or 14d; tokens must be valid for this time")
 	f.BoolVar(&o.offline, "offline", false, "use no network: check only the documents and the image")
-	o.secrets(c)
+	o.Secrets(c)
 	o.output.Flag(c)
-	takesDocument(s, c, 0, nil)
+	cli.TakesDocument(s, c, 0, nil)
 	return c
 }
 
@@ -88,16 +90,16 @@ The exit code is 1 if anything failed.`,
 func (o *preflightFlags) check(c *cobra.Command) error {
 	switch {
 	case o.offline:
-		return rejectUnused(c, unused{flags: []string{"kubeconfig", "context", "ship-within"}, purpose: "checks of the cluster, which --offline leaves out: choose one"})
-	case o.kubeconfig == "":
-		return rejectUnused(c, unused{flags: []string{"context"}, purpose: "--kubeconfig FILE"})
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"kubeconfig", "context", "ship-within"}, Purpose: "checks of the cluster, which --offline leaves out: choose one"})
+	case o.Kubeconfig == "":
+		return cli.RejectUnused(c, cli.Unused{Flags: []string{"context"}, Purpose: "--kubeconfig FILE"})
 	}
 	return nil
 }
 
 // checkAll makes the checks. An error means that they could not be made.
-func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]cluster.Check, error) {
-	doc, err := o.reader(s).Sites(name)
+func checkAll(ctx context.Context, s console.Streams, name string, o preflightFlags) ([]cluster.Check, error) {
+	doc, err := o.Reader(s).Sites(name)
 	var probs configs.Problems
 	if err != nil && !errors.As(err, &probs) {
 		return nil, err
@@ -119,8 +121,8 @@ func checkAll(ctx context.Context, s streams, name string, o preflightFlags) ([]
 	if o.offline {
 		return checks, nil
 	}
-	if o.kubeconfig != "" {
-		if online.Client, err = o.open(); err != nil {
+	if o.Kubeconfig != "" {
+		if online.Client, err = o.Open(); err != nil {
 			return nil, err
 		}
 	}
@@ -154,7 +156,7 @@ func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 	return out
 }
 
-func printChecks(s streams, checks []cluster.Check) {
+func printChecks(s console.Streams, checks []cluster.Check) {
 	var rows [][]string
 	var marks []string // one mark per row
 	var notRead []string

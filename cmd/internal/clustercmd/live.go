@@ -1,4 +1,4 @@
-package main
+package clustercmd
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/edgebake/edgebake/cluster"
 	"github.com/edgebake/edgebake/cluster/reports"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
@@ -58,7 +59,7 @@ func (p nodePools) Set(s string) error {
 	return nil
 }
 
-func newClusterPrepare(s streams) *cobra.Command {
+func newClusterPrepare(s console.Streams) *cobra.Command {
 	var want wantedFlags
 	var dryRun bool
 	c := onCluster(&cobra.Command{
@@ -116,7 +117,7 @@ make it. Files on control-plane nodes are never touched.`,
 	return c
 }
 
-func newClusterVerify(s streams) *cobra.Command {
+func newClusterVerify(s console.Streams) *cobra.Command {
 	var want wantedFlags
 	var endpoint string
 	var output console.Form
@@ -169,7 +170,7 @@ exit code is 1 if something is missing.`,
 
 // mark returns the symbol for a check's state. It may contain color codes, so it must be printed
 // with Bytes.
-func mark(s streams, state string) string {
+func mark(s console.Streams, state string) string {
 	switch state {
 	case cluster.CheckOK:
 		return s.Colored("✓", console.Green)
@@ -179,7 +180,7 @@ func mark(s streams, state string) string {
 	return s.Colored("–", console.Yellow)
 }
 
-func newClusterRevert(s streams) *cobra.Command {
+func newClusterRevert(s console.Streams) *cobra.Command {
 	var dryRun bool
 	c := onCluster(&cobra.Command{
 		Use:   "revert",
@@ -220,7 +221,7 @@ changed again after prepare is reported, and neither it nor its record is change
 	return c
 }
 
-func newClusterStatus(s streams) *cobra.Command {
+func newClusterStatus(s console.Streams) *cobra.Command {
 	var output console.Form
 	var received string
 	var watch bool
@@ -275,12 +276,12 @@ With --reports it also reads what ` + "`edgebake cluster listen`" + ` has receiv
 		return printStatus(s, output, all)
 	})
 	output.Flag(c)
-	dirFlag(c, &received, "reports", "", "directory of the reports that cluster listen received")
+	cli.DirFlag(c, &received, "reports", "", "directory of the reports that cluster listen received")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "print the status again after each change, until interrupted")
 	return c
 }
 
-func printStatus(s streams, output console.Form, all []cluster.Site) error {
+func printStatus(s console.Streams, output console.Form, all []cluster.Site) error {
 	return output.Print(s, all, func() {
 		rows := [][]string{{"NODE", "STATE", "SINCE", "DETAIL", "TO FIX"}}
 		for _, n := range all {
@@ -316,7 +317,7 @@ func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, 
 	}
 }
 
-func newClusterRemove(s streams) *cobra.Command {
+func newClusterRemove(s console.Streams) *cobra.Command {
 	var force bool
 	c := onCluster(&cobra.Command{
 		Use:   "remove NODE",
@@ -326,11 +327,11 @@ requests for certificates, and the Node. A Node that is Ready needs --force; a
 control-plane node is rejected, since its member of etcd would stay.`,
 		Example: `  edgebake cluster remove shop-7`,
 		Args: func(c *cobra.Command, a []string) error {
-			if err := args(1, 1, "the name of one node")(c, a); err != nil {
+			if err := cli.Args(1, 1, "the name of one node")(c, a); err != nil {
 				return err
 			}
 			if err := forms.CheckNodeName(a[0]); err != nil {
-				return usageError{err}
+				return cli.Usage(err)
 			}
 			return nil
 		},

@@ -1,4 +1,4 @@
-package main
+package clustercmd
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/edgebake/edgebake/builder/media"
 	"github.com/edgebake/edgebake/builder/transfer"
 	"github.com/edgebake/edgebake/cluster"
+	"github.com/edgebake/edgebake/cmd/internal/cli"
 	"github.com/edgebake/edgebake/cmd/internal/console"
 	"github.com/edgebake/edgebake/configs"
 	"github.com/edgebake/edgebake/configs/forms"
@@ -26,12 +27,12 @@ type updateFlags struct {
 	registry                            carry.Options
 	selectors, from                     []string
 	dryRun, pause, resume, stop, status bool
-	soak, drain, restart, fetch         span
+	soak, drain, restart, fetch         cli.Span
 	output                              console.Form
 }
 
-func newClusterUpdate(s streams) *cobra.Command {
-	u := &updateFlags{drain: span(15 * time.Minute), restart: span(2 * time.Hour), fetch: span(48 * time.Hour)}
+func newClusterUpdate(s console.Streams) *cobra.Command {
+	u := &updateFlags{drain: cli.Span(15 * time.Minute), restart: cli.Span(2 * time.Hour), fetch: cli.Span(48 * time.Hour)}
 	c := onCluster(&cobra.Command{
 		Use:   "update [IMAGE[@sha256:GOLDEN]]",
 		Short: "Update the machines of nodes to another image",
@@ -55,7 +56,7 @@ The command can be killed at any point: run again, it continues.`,
   edgebake cluster update oci://registry.example.com/edge/my-edge:2026.11 --rings ring=canary,shops --parallel 5% --budget 3 --soak 1h --window 22:00-05:00
   edgebake cluster update --status
   edgebake cluster update --stop`,
-		Args: args(0, 1, "one image"),
+		Args: cli.Args(0, 1, "one image"),
 	}, func(ctx context.Context, client *cluster.Client, a []string) error { return u.run(ctx, s, client, a) })
 	run := c.RunE
 	c.RunE = func(c *cobra.Command, a []string) error {
@@ -77,8 +78,8 @@ The command can be killed at any point: run again, it continues.`,
 	f.Var(&u.fetch, "fetch-timeout", "time after which a node that has not fetched everything has failed")
 	f.StringVar(&u.rollout.Order.MaxBytes, "max-bytes", "", "maximum number of bytes that each machine fetches, e.g. 20M; required for machines with a metered link")
 	f.StringVar(&u.rollout.Order.Rate, "limit-rate", "", "maximum number of bytes that each machine fetches per second, e.g. 500k")
-	fileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", imageEndings...)
-	fileFlag(c, &u.registry.AuthFile, "auth-file", "docker config.json with the login of the registry, for this computer (default: the user's own)", "json")
+	cli.FileFlag(c, &u.image, "image", "local copy of the image, if this computer cannot reach IMAGE", cli.ImageEndings...)
+	cli.FileFlag(c, &u.registry.AuthFile, "auth-file", "docker config.json with the login of the registry, for this computer (default: the user's own)", "json")
 	f.StringArrayVar(&u.from, "from", nil, "with --dry-run: an image that nodes run now, to count the bytes that they would fetch (can be repeated)")
 	f.BoolVar(&u.rollout.Retry, "retry", false, "order nodes that have failed to try again")
 	f.BoolVar(&u.dryRun, "dry-run", false, "show which nodes get the order, and change nothing")
@@ -94,10 +95,10 @@ The command can be killed at any point: run again, it continues.`,
 func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	err := u.checkMode(a)
 	if u.status || u.pause || u.resume || u.stop {
-		return errors.Join(err, rejectUnused(c, unused{flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, purpose: "starting an update: name the image, or omit the flag"}))
+		return errors.Join(err, cli.RejectUnused(c, cli.Unused{Flags: []string{"rings", "selector", "parallel", "budget", "soak", "window", "no-drain", "drain-timeout", "restart-timeout", "fetch-timeout", "max-bytes", "limit-rate", "image", "auth-file", "from", "retry"}, Purpose: "starting an update: name the image, or omit the flag"}))
 	}
 	if len(u.from) > 0 && !u.dryRun {
-		err = errors.Join(err, usageError{errors.New("--from has an effect only with --dry-run: omit --from, or add --dry-run")})
+		err = errors.Join(err, cli.Usage(errors.New("--from has an effect only with --dry-run: omit --from, or add --dry-run")))
 	}
 	r := &u.rollout
 	r.Soak, r.Drain, r.Restart, r.Fetch = time.Duration(u.soak), time.Duration(u.drain), time.Duration(u.restart), time.Duration(u.fetch)
@@ -116,11 +117,11 @@ func (u *updateFlags) checkMode(a []string) error {
 	alone := modes > 0 && !u.dryRun
 	switch {
 	case modes > 1:
-		return usageError{errors.New("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one")}
+		return cli.Usage(errors.New("--dry-run, --status, --pause, --resume and --stop exclude each other: choose one"))
 	case alone && len(a) > 0:
-		return usageError{fmt.Errorf("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0])}
+		return cli.Usage(fmt.Errorf("--status, --pause, --resume and --stop apply to all updates of the cluster: omit %s", a[0]))
 	case !alone && len(a) == 0:
-		return usageError{errors.New("edgebake cluster update requires an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help")}
+		return cli.Usage(errors.New("edgebake cluster update requires an image, or one of --status, --pause, --resume and --stop; see edgebake cluster update --help"))
 	}
 	return nil
 }
@@ -128,7 +129,7 @@ func (u *updateFlags) checkMode(a []string) error {
 // checkRings sets the rings of the rollout.
 func (u *updateFlags) checkRings() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, usageError{fmt.Errorf(format, args...)}) }
+	bad := func(format string, args ...any) { errs = append(errs, cli.Usage(fmt.Errorf(format, args...))) }
 	if u.rings != "" && len(u.selectors) > 0 {
 		bad("--rings and --selector exclude each other: choose one")
 	}
@@ -161,19 +162,19 @@ func (u *updateFlags) checkOrder(a []string) error {
 			continue
 		}
 		if _, err := forms.ParseSize(limit.text); err != nil {
-			errs = append(errs, usageError{fmt.Errorf("%s: %w", limit.flag, err)})
+			errs = append(errs, cli.Usage(fmt.Errorf("%s: %w", limit.flag, err)))
 		}
 	}
 	if len(a) > 0 {
 		o.Image, o.Golden, _ = order.CutGolden(a[0])
 		if err := order.CheckImage(o.Image); err != nil {
-			errs = append(errs, usageError{err})
+			errs = append(errs, cli.Usage(err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (u *updateFlags) run(ctx context.Context, s streams, client *cluster.Client, a []string) error {
+func (u *updateFlags) run(ctx context.Context, s console.Streams, client *cluster.Client, a []string) error {
 	switch {
 	case u.status:
 		rows, err := client.UpdateStatus(ctx)
@@ -253,7 +254,7 @@ func (u *updateFlags) open(ctx context.Context, name string) (ranges, error) {
 	if err != nil {
 		return nil, err
 	}
-	u.registry.Insecure = isLoopback(ref)
+	u.registry.Insecure = ref.OnLoopback()
 	return carry.OpenReader(ctx, ref, u.registry)
 }
 
@@ -297,7 +298,7 @@ type updateRow struct {
 }
 
 // print prints the rows. costs is nil except in a dry run.
-func (u *updateFlags) print(s streams, rows []cluster.UpdateRow, costs map[string]int64) error {
+func (u *updateFlags) print(s console.Streams, rows []cluster.UpdateRow, costs map[string]int64) error {
 	all := make([]updateRow, len(rows))
 	for i, r := range rows {
 		all[i].UpdateRow = r
