@@ -34,8 +34,8 @@ const (
 // namedKinds maps the values of the struct tag "path" of an Image's fields to kinds.
 var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
 
-// namedBy lists the files and directories in an Image, except those in imagesFrom. Relative
-// paths start at dir.
+// namedBy lists the files and directories that an Image document names, except in imagesFrom.
+// Relative paths start at dir.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	strict.Walk(img, func(f strict.Field) {
@@ -127,7 +127,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 	return joined.Distinct(errs...)
 }
 
-// isInside reports whether a file, which may not exist, is in a directory.
+// isInside reports whether the file path, which need not exist, is in or below the directory dir.
 func isInside(path, dir string) bool {
 	outer, err := realPath(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func isInside(path, dir string) bool {
 	return err == nil && within(inner, outer)
 }
 
-// within reports whether a directory is another one or inside it.
+// within reports whether inner equals outer or is below it.
 func within(inner, outer string) bool {
 	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }

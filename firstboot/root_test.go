@@ -20,7 +20,7 @@ import (
 // new from the image, /var stays.
 func (w *world) exchangeRoot() {
 	w.T.Helper()
-	// On a machine this is a bind mount from DATA.
+	// On a real machine /etc/kubernetes is a bind mount from DATA; here the test moves the directory.
 	kept := filepath.Join(w.Root, "var/kubernetes")
 	if w.Has("/etc/kubernetes") {
 		if err := os.Rename(filepath.Join(w.Root, "etc/kubernetes"), kept); err != nil {

@@ -326,8 +326,8 @@ const sysimage = "usr/lib/sysimage"
 // If one of them were a link in the base, its content would be on the root, which updates replace.
 var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
 
-// CheckPlaces rejects a merged tree in which a path that must be a directory
-// for partitions, machine state or systemState is something else.
+// CheckPlaces returns an error for each path of the tree that should be a directory and is not:
+// mount points, the machine's state, the parents of systemState.
 func CheckPlaces(nodes []tree.Node) error {
 	want := map[string]string{} // path of a directory: the reason
 	for _, d := range append(stateDirs, "/var") {

@@ -214,8 +214,8 @@ func TestColdplug(t *testing.T) {
 	}
 }
 
-// TestKubeletStart checks that a flag that kubelet 1.35 and later rejects is removed, and that all
-// others stay. The kubeadm of an older root may have left it on DATA.
+// TestKubeletStart checks that kubelet's unit removes --pod-infra-container-image, which kubelet
+// 1.35 and later rejects, and no other flag. An older kubeadm may have left that flag on DATA.
 func TestKubeletStart(t *testing.T) {
 	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
 	if err != nil {
@@ -486,8 +486,8 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFresh checks that systemd does not generate files again that Debian's packages have
-// generated, unless the user's layers contain sources for them.
+// TestFresh checks that first boot skips systemd's ConditionNeedsUpdate units (hwdb, ld.so.cache …),
+// whose results Debian's packages contain, unless the user's layers add inputs of these units.
 func TestFresh(t *testing.T) {
 	img := testImage()
 	marks := func(l tree.Layer) (n int) {

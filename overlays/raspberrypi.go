@@ -126,8 +126,9 @@ core_freq=360
 [all]
 `
 	if slices.ContainsFunc(trees, func(t string) bool { return strings.HasPrefix(t, pi5Trees) }) {
-		// Skip the check only if the kernel has the drivers of a Raspberry Pi 5. Otherwise the
-		// image has no device tree for it, and the firmware reports that and tries the next disk.
+		// os_check=0 only if the kernel has the drivers of a Raspberry Pi 5. Otherwise the
+		// firmware's check stays on: it reports that the Pi 5's device tree is missing, and tries
+		// the next disk.
 		text += "# The build has found the drivers of a 5 in this kernel.\nos_check=0\n"
 	}
 	return text

@@ -291,7 +291,7 @@ func TestGoWithoutRoom(t *testing.T) {
 		}
 		g := &goTool{path: path, arch: "amd64", log: io.Discard}
 		_, err := g.run(t.Context(), dir, "build", "-o", "x")
-		if !NoSpace(err) || !strings.Contains(err.Error(), "free space in edgebake's cache") {
+		if !NoSpace(err) || !strings.Contains(err.Error(), "edgebake cache prune") {
 			t.Errorf("%v", err)
 		}
 	}

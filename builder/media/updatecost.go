@@ -194,8 +194,8 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have seed
 	return nil
 }
 
-// reading counts the data that a machine fetches from a partition: chunk by chunk to find the
-// files, then the files in ranges.
+// reading counts what a machine fetches from a partition. While the machine looks for the files,
+// each chunk is one request; then it requests the files' chunks in ranges.
 type reading struct {
 	view  *update.View
 	count func(chunks []int)

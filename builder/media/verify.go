@@ -195,8 +195,8 @@ func (m *Image) matches() error {
 
 // VerifySignature returns the minisign public key that verifies the signature of the image's golden
 // digest and image.json. Together with Verify it proves that the key's owner built every byte
-// except the Site. Therefore the partition table, which no digest covers, must be as built, and the
-// slot must be one that edgebake wrote, without anything bootable.
+// except the Site. No digest covers the partition table and the slot, so it also checks that the
+// table is as built, and that edgebake wrote the slot, without anything bootable.
 func (m *Image) VerifySignature(keys []string) (string, error) {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {

@@ -129,8 +129,8 @@ func (im *importer) nameNodes(warn func(string)) {
 	}
 }
 
-// ownProblems returns those problems of the rows that the template does not cause, for example with
-// a misspelt field.
+// ownProblems returns the problems of the rows, without those that the template causes (such as a
+// misspelt field in it).
 func (im *importer) ownProblems(template, rows strict.Problems) strict.Problems {
 	return slices.DeleteFunc(rows, func(p strict.Problem) bool {
 		return p.File != im.name || p.Missing || slices.ContainsFunc(template, func(t strict.Problem) bool { return strings.HasSuffix(p.Msg, t.Msg) })

@@ -26,8 +26,8 @@ func importing(table string, columns map[string]string) (*configs.Inventory, err
 	return configs.ParsePublicInventory("i", out)
 }
 
-// TestImportNamesNodes checks that if a table has names, nodes get them even if the template has a
-// nodeName template; a column nodeName has priority.
+// TestImportNamesNodes: the table's names become node names, even if the template Site sets
+// nodeName; a column nodeName overrides both.
 func TestImportNamesNodes(t *testing.T) {
 	for _, c := range []struct {
 		table, template, want string

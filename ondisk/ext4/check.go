@@ -142,7 +142,7 @@ func checkContent(c tree.Content) error {
 	case ceilDiv(c.Size, blockSize) > maxBlocks:
 		return fmt.Errorf("size %d is beyond ext4's 16 TiB", c.Size)
 	case c.Blob == "" && int64(len(c.Inline)) != c.Size:
-		return fmt.Errorf("size %d, but %d bytes of content and no blob", c.Size, len(c.Inline))
+		return fmt.Errorf("its size is %d, but its inline content has %d bytes", c.Size, len(c.Inline))
 	}
 	return nil
 }

@@ -541,7 +541,7 @@ func TestRefused(t *testing.T) {
 		{"negative offset", content(tree.Content{Blob: "b", Off: -5, Size: 1}), []string{`"f"`, "-5"}},
 		{"overflow", content(tree.Content{Blob: "b", Off: 1<<63 - 1, Size: 1}), []string{`"f"`}},
 		{"huge", content(tree.Content{Blob: "b", Size: 1 << 45}), []string{`"f"`, "16 TiB"}},
-		{"no content", content(tree.Content{Size: 10}), []string{`"f"`, "no blob"}},
+		{"no content", content(tree.Content{Size: 10}), []string{`"f"`, "inline content"}},
 		{"xattr prefix", []tree.Node{file("a", "", xattr("com.apple.x", "1")), file("b", "", xattr("user.", "1")), file("c", "", xattr("system.data", "1"))},
 			[]string{`"a"`, "com.apple.x", `"b"`, `"c"`}},
 		{"xattr size", []tree.Node{file("a", "", xattr("user.a", noise(1, 5000)))}, []string{`"a"`, "4096"}},

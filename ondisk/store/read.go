@@ -335,10 +335,10 @@ func (s *State) readBackend(db *bucket) error {
 			continue
 		}
 		if sn.ID > s.BackendSequence {
-			problems = append(problems, fmt.Errorf("snapshot %s has number %d, above the sequence %d", sn.Key, sn.ID, s.BackendSequence))
+			problems = append(problems, fmt.Errorf("snapshot %s has number %d, which exceeds the sequence, %d", sn.Key, sn.ID, s.BackendSequence))
 		}
 		if n, ok := backendNumber(sn.Backend); ok && n > s.MetaSequence {
-			problems = append(problems, fmt.Errorf("snapshot %s is named %s, above meta.db's sequence %d", sn.Key, sn.Backend, s.MetaSequence))
+			problems = append(problems, fmt.Errorf("snapshot %s: the number in its name %s exceeds meta.db's sequence, %d", sn.Key, sn.Backend, s.MetaSequence))
 		}
 		want := ""
 		if sn.Parent != "" {

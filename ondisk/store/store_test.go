@@ -155,12 +155,12 @@ func TestReadFindsDamage(t *testing.T) {
 		"no child entry": {true, func(tx *bolt.Tx) error {
 			return snapshots(tx).Bucket([]byte("sha256:1")).Bucket([]byte("children")).Delete([]byte("sha256:2"))
 		}, "not among the children"},
-		"low sequence": {true, func(tx *bolt.Tx) error { return snapshots(tx).SetSequence(1) }, "above meta.db's sequence 1"},
+		"low sequence": {true, func(tx *bolt.Tx) error { return snapshots(tx).SetSequence(1) }, "exceeds meta.db's sequence, 1"},
 		"stale child is no damage": {true, func(tx *bolt.Tx) error {
 			return snapshots(tx).Bucket([]byte("sha256:1")).Bucket([]byte("children")).Put([]byte("gone"), nil)
 		}, ""},
 		"backend missing":      {false, func(tx *bolt.Tx) error { return backend(tx).DeleteBucket([]byte("k8s.io/6/sha256:3")) }, "of meta.db is missing"},
-		"backend low sequence": {false, func(tx *bolt.Tx) error { return backend(tx).SetSequence(2) }, "above the sequence 2"},
+		"backend low sequence": {false, func(tx *bolt.Tx) error { return backend(tx).SetSequence(2) }, "exceeds the sequence, 2"},
 		"link missing":         {false, func(tx *bolt.Tx) error { return at("v1", "parents")(tx).Delete(parentKey(1, 2)) }, "not linked to its parent"},
 		"other parent": {false, func(tx *bolt.Tx) error {
 			return backend(tx).Bucket([]byte("k8s.io/6/sha256:3")).Put([]byte("parent"), []byte("k8s.io/4/sha256:2"))

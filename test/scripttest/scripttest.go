@@ -39,8 +39,9 @@ type Command = func(ts *testscript.TestScript, neg bool, args []string)
 //	                        the terminal's content; `cmp stdout FILE` compares it
 //	json FILE [PATH WANT]…  check that each document in FILE is JSON, and that the last one
 //	                        has these values at these paths, such as slot.state
-//	need PROGRAM PACKAGE    skip the test without a program at a desk, fail it in CI
-//	namespaces              the same for namespaces of users and mounts
+//	need PROGRAM PACKAGE    if PROGRAM is missing, skip the test on a developer's computer, and
+//	                        fail it in CI
+//	namespaces              the same if user and mount namespaces are not available
 func Run(t *testing.T, setup func(*testscript.Env) error, commands map[string]Command) {
 	t.Setenv("GOTMPDIR", disktest.Scratch(t)) // testscript makes its directories there
 	all := map[string]Command{

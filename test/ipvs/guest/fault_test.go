@@ -145,8 +145,8 @@ func TestHTTP2Watches(t *testing.T) {
 // one failover per node.
 //
 // In the short run, a second try that began while the dead master was still listed does not fail
-// the test: an emulated machine that stalled for half a second explains it. In the long run, at
-// night, it does.
+// the test: an emulated machine that stalled for half a second explains it. The nightly run fails
+// in that case.
 func TestFailovers(t *testing.T) {
 	// With this number of masters, each is unchanged for half a minute: a flapping master would
 	// have to be healthy for longer.
