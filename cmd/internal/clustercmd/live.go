@@ -64,7 +64,7 @@ func newClusterPrepare(s console.Streams) *cobra.Command {
 	var dryRun bool
 	c := onCluster(&cobra.Command{
 		Use:   "prepare",
-		Short: "Make the objects that nodes need on a running cluster",
+		Short: "Create, on a running cluster, the objects that nodes need",
 		Long: `Prepare makes and changes the objects that edgebake's nodes need on a kubeadm
 cluster:
 
