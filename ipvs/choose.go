@@ -76,8 +76,11 @@ func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.
 	var dests []kernel.Dest
 	for _, m := range masters {
 		listed[m.Addr] = m
-		if m.Slow || m.Kept && !(guarded && m.Lost) {
+		switch {
+		case m.Slow, m.Kept && !(guarded && m.Lost):
 			dests = append(dests, dest(m.Addr, 1))
+		case m.Kept:
+			dests = append(dests, dest(m.Addr, 0))
 		}
 	}
 	slow, served := slices.ContainsFunc(masters, func(m candidate) bool { return m.Slow }), serves(last)

@@ -41,8 +41,9 @@ const (
 )
 
 const (
-	// questionTimeout limits each request. It allows for a few lost packets.
-	questionTimeout = 5 * time.Second
+	// questionTimeout limits each request. An overloaded API server may need as long for it as for
+	// a handshake.
+	questionTimeout = maxTimeout
 	// maxHidden is the time after which an API server that shows neither cluster-info nor the Node
 	// is trusted. Until then it may belong to a cluster that was just initialized, which nodes
 	// cannot join yet. Later, the objects must have been hidden or deleted. maxHidden does not

@@ -41,7 +41,7 @@ type health struct {
 	Falls   int           // number of times it went down
 
 	good, bad int
-	// lateOnly is set if all of its failures since it was last up were late answers.
+	// lateOnly is set if all of its failures since its last good answer were late answers.
 	lateOnly bool
 	flap     int // factor of the required successful probes: 1, 2, 4 or 8; 0 counts as 1
 	// answering is set if it is down but answers: it is not ready, or its requests take too long.
@@ -52,7 +52,8 @@ type health struct {
 
 // closeAfter limits how long a node keeps its connections to an API server that is down but
 // answers. It is long because all nodes would reconnect at once, to API servers that may be as
-// busy. It is below 40 s, after which a node that has not renewed its lease is not Ready.
+// busy. With the longest interval of requests (maxReady), it stays within the 50 s after which
+// kube-controller-manager marks a node without a new lease as not Ready.
 const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.
@@ -61,7 +62,7 @@ func (h *health) observe(c probe.Outcome, now time.Time) bool {
 	if !c.Alive() && c != probe.Late && c != probe.Overdue {
 		h.lateOnly = false
 		h.answering = h.answering && c == probe.ServerError
-	} else if c.Alive() && h.State == Up {
+	} else if c.Alive() {
 		h.lateOnly = true
 	}
 	switch {
@@ -133,6 +134,6 @@ func (h *health) enter(s State, now time.Time) bool {
 	}
 	h.State, h.Since = s, now
 	h.good, h.bad = 0, 0
-	h.lateOnly = h.lateOnly || s == Up
+	h.answering = h.answering && s == Down
 	return true
 }

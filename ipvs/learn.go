@@ -272,7 +272,9 @@ func (g *group) learn(ctx context.Context) error {
 	if !from.Addr.IsValid() || from.Roots == nil {
 		return errNobody
 	}
-	from.Client = &cert
+	if from.Client == nil {
+		from.Client = &cert
+	}
 	masters, err := g.readList(ctx, from)
 	if err != nil {
 		return err

@@ -160,18 +160,122 @@ func TestKeepsConnections(t *testing.T) {
 		g := newGroup(NewDaemon(Options{Log: func(string) {}}), Server{})
 		a, m := addrAt(1), &member{health: health{Rise: 2, Fall: 2}}
 		g.members[a] = m
-		for _, c := range []probe.Outcome{probe.OK, probe.ServerError, probe.ServerError} {
-			g.observe(t.Context(), a, m, c, nil)
-		}
-		<-g.changed
-		time.Sleep(closeAfter)
-		synctest.Wait()
-		select {
-		case <-g.changed:
-		default:
-			t.Error("the real servers are not chosen again when the connections are to be closed")
+		for outage := range 2 { // what the first one leaves behind must not change the second
+			for _, c := range []probe.Outcome{probe.OK, probe.OK, probe.ServerError, probe.ServerError} {
+				g.observe(t.Context(), a, m, c, nil)
+			}
+			<-g.changed
+			time.Sleep(closeAfter)
+			synctest.Wait()
+			select {
+			case <-g.changed:
+			default:
+				t.Errorf("outage %d: the real servers are not chosen again when the connections are to be closed", outage+1)
+			}
+			time.Sleep(time.Minute)
 		}
 	})
+}
+
+// TestSlowAfterARestart checks that an API server serves as the last one although each second
+// request is answered too late, also if its connections broke before.
+func TestSlowAfterARestart(t *testing.T) {
+	for _, guarded := range []bool{false, true} {
+		now := time.Unix(1000, 0)
+		dead, slow := &member{health: health{Rise: 2, Fall: 2}}, &member{health: health{Rise: 2, Fall: 2}}
+		var serving []kernel.Dest
+		observe := func(m *member, outcomes ...probe.Outcome) {
+			for _, c := range outcomes {
+				now = now.Add(4 * time.Second)
+				m.health.observe(c, now)
+				alone := dead.health.State != Up && slow.health.State != Up
+				var all []candidate
+				for i, m := range []*member{dead, slow} {
+					all = append(all, candidate{addrAt(byte(i + 1)), m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)})
+				}
+				serving = choose(all, serving, guarded)
+			}
+		}
+		observe(dead, probe.OK)
+		observe(slow, probe.OK, probe.Closed, probe.Refused, probe.Refused)
+		observe(slow, probe.Overdue, probe.OK, probe.Overdue, probe.OK)
+		observe(dead, probe.Closed, probe.Refused)
+		for range 5 {
+			for _, c := range []probe.Outcome{probe.Overdue, probe.OK} {
+				observe(slow, c)
+				if i := indexDest(serving, addrAt(2)); i < 0 || serving[i].Weight == 0 {
+					t.Fatalf("guarded %t, after %q: the real servers are %v", guarded, c, serving)
+				}
+			}
+		}
+	}
+}
+
+// TestKeptByAGuardedNode checks what a node that knows its cluster does with an API server that
+// answers errors: the only one serves on, and connections to one of two are not closed.
+func TestKeptByAGuardedNode(t *testing.T) {
+	now := time.Unix(1000, 0)
+	m := &member{health: health{Rise: 2, Fall: 2}}
+	serving := []kernel.Dest{dest(addrAt(1), 1)}
+	for _, c := range []probe.Outcome{probe.OK, probe.ServerError, probe.ServerError, probe.Overdue} {
+		m.health.observe(c, now)
+		alone := m.health.State != Up
+		serving = choose([]candidate{{addrAt(1), m.health.State, m.lost(), m.health.slow(), m.health.keeps(now, alone)}}, serving, true)
+	}
+	if !serves(serving) {
+		t.Errorf("the only API server answers, and the real servers are %v", serving)
+	}
+	got := choose([]candidate{{Addr: addrAt(1), State: Down, Lost: true}, {Addr: addrAt(2), State: Down, Lost: true, Kept: true}},
+		[]kernel.Dest{dest(addrAt(1), 1)}, true)
+	if indexDest(got, addrAt(2)) < 0 {
+		t.Errorf("the connections to the second one are closed: %v", got)
+	}
+}
+
+// TestFewConnections checks the number of connections to an API server that completes each TLS
+// handshake and then closes the connection.
+func TestFewConnections(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for _, others := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFakeMaster(t, cert)
+			m.slams.Store(true)
+			m.start()
+			s := sense(t, m, LAN(), c.roots(t))
+			s.others.Store(others)
+			defer s.stop(m)
+			time.Sleep(time.Minute)
+			if n := m.dials.Load(); n > 40 {
+				t.Errorf("others %t: %d connections in a minute", others, n)
+			}
+		})
+	}
+}
+
+// TestRestartAfterAHang checks that the only API server serves within 5 s after it hung, was
+// killed, and refused connections for a while.
+func TestRestartAfterAHang(t *testing.T) {
+	c, cert := bubbleCerts(t)
+	for range 5 {
+		synctest.Test(t, func(t *testing.T) {
+			m := newFakeMaster(t, cert)
+			m.start()
+			s := sense(t, m, LAN(), c.roots(t))
+			defer s.stop(m)
+			time.Sleep(time.Minute)
+			m.hung.Store(true)
+			time.Sleep(2 * time.Minute)
+			m.kill()
+			m.hung.Store(false)
+			time.Sleep(2 * time.Minute)
+			m.dead.Store(false)
+			began := time.Now()
+			time.Sleep(time.Minute)
+			if state, at := s.state(); state != Up || at.Sub(began) > 5*time.Second {
+				t.Errorf("%s after %s", state, at.Sub(began))
+			}
+		})
+	}
 }
 
 // TestReturn checks that a thousand nodes do not return at the same moment. To the only API server

@@ -95,6 +95,7 @@ type fakeMaster struct {
 	dead   atomic.Bool // rejects connections
 	hung   atomic.Bool // accepts connections, but does not answer
 	gone   atomic.Bool // drops all packets
+	slams  atomic.Bool // closes each connection after the TLS handshake
 	plain  bool        // HTTP/1.1 only
 	// lag is the delay of everything that the master writes.
 	lag  atomic.Int64
@@ -258,6 +259,17 @@ func (m *fakeMaster) dial(ctx context.Context, addr netip.AddrPort) (net.Conn, e
 		return nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	}
 	client, server := net.Pipe()
+	if m.slams.Load() {
+		go func() {
+			defer server.Close()
+			conn := tls.Server(server, &tls.Config{Certificates: []tls.Certificate{m.cert}, NextProtos: []string{"h2"}})
+			if conn.Handshake() == nil {
+				go io.Copy(io.Discard, conn)
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		return client, nil
+	}
 	s := &switchable{Conn: server, m: m}
 	if m.slow {
 		s.Conn = newLagging(server, &m.lag)

@@ -314,6 +314,7 @@ func TestDaemon(t *testing.T) {
 	w.eventually("the healed one serves alone", func() bool {
 		return w.kernel.text() == fmt.Sprintf("%s rr %s=1", s.VIP, a.addr.Addr())
 	})
+	w.eventually("its recovery is complete", func() bool { return w.said("is up, it was down") == 1 })
 	for _, was := range w.kernel.since(mark) { // the removal of the failed one is complete now
 		if !strings.Contains(was, "=1") {
 			t.Errorf("the last real server was removed: %s", was)

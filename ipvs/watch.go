@@ -211,7 +211,7 @@ func (w *watcher) report(outcome probe.Outcome, err error) (s State, soon bool) 
 		w.failed = 0
 	}
 	if outcome == probe.Refused { // a server that refuses connections is not busy with requests
-		w.spacing = spacing{}
+		w.spacing, w.late = spacing{}, 0
 	}
 	return w.state, soon
 }
@@ -285,7 +285,7 @@ func (w *watcher) recordHandshake(a attempt) {
 	case a.l != nil:
 		w.late = 0
 		w.handshake.add(a.took)
-	case a.outcome == probe.Late:
+	case a.outcome == probe.Late && w.state != Unknown: // the first verdict must not wait longer
 		w.late++
 	}
 }
@@ -469,9 +469,19 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		return nil, false
 	}
 	if err != nil {
-		w.report(probe.Closed, err)
+		w.broken(s, err)
 	}
 	return nil, err != nil
+}
+
+// broken reports a connection that was closed or failed. If it has never answered a request, a pause
+// follows as after a failed attempt: the server may close each connection after the handshake.
+func (w *watcher) broken(s *schedule, err error) {
+	if s.answered.IsZero() {
+		w.reportFailure(probe.Closed, err)
+		return
+	}
+	w.report(probe.Closed, err)
 }
 
 // handle handles an event. It reports whether the connection has ended.
@@ -488,7 +498,7 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 		}
 		return over
 	case probe.EventClosed:
-		w.report(probe.Closed, e.Err)
+		w.broken(s, e.Err)
 		return true
 	case probe.EventResponse:
 		if !s.awaits() {
@@ -515,6 +525,10 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 // case.
 const maxAnonymousPause = 80 * time.Second
 
+// soonDue is the time within which a request is due for a reason that deferRequest must not
+// postpone, such as a contradiction of the state.
+const soonDue = 5 * time.Second
+
 // deferRequest postpones the next request if the API server closed the connection because this node
 // has no accepted certificate. Each request then needs a handshake, and a thousand nodes may be
 // waiting for their certificates. PINGs continue.
@@ -528,7 +542,7 @@ func (w *watcher) deferRequest(l *probe.Link) {
 	if w.state != Up { // its recovery must be noticed
 		most = max(mostSpacing, min(w.spacing.trouble(now)/4, maxAnonymousPause))
 	}
-	if w.readyDue.Sub(now) < w.profile.Ready/2 {
+	if w.readyDue.Sub(now) < soonDue {
 		return // a request is due soon for another reason
 	}
 	w.anonymousCloses++

@@ -66,7 +66,27 @@ type Target struct {
 type Sessions struct {
 	mu                sync.Mutex
 	client            *tls.Certificate
-	withCert, without tls.ClientSessionCache
+	withCert, without *session
+}
+
+// maxSessionAge is the time after a full handshake for which its session is resumed. A server that
+// has a new certificate of another CA still resumes sessions from before, and is noticed then.
+const maxSessionAge = time.Hour
+
+// session is the cache of one TLS session.
+type session struct {
+	tls.ClientSessionCache
+	began time.Time // of the full handshake, or slightly earlier
+}
+
+func newSession() *session { return &session{tls.NewLRUClientSessionCache(1), time.Now()} }
+
+// Put keeps the session when crypto/tls removes it (nil), which it does after each failed
+// handshake, also one that timed out.
+func (s *session) Put(key string, state *tls.ClientSessionState) {
+	if state != nil {
+		s.ClientSessionCache.Put(key, state)
+	}
 }
 
 // of returns the session cache for connections with this certificate; nil if sessions are not kept.
@@ -76,16 +96,16 @@ func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if client == nil {
-		if s.without == nil {
-			s.without = tls.NewLRUClientSessionCache(1)
+	current := &s.without
+	if client != nil {
+		if current = &s.withCert; s.client != client {
+			s.client, s.withCert = client, nil
 		}
-		return s.without
 	}
-	if s.client != client {
-		s.client, s.withCert = client, tls.NewLRUClientSessionCache(1)
+	if *current == nil || time.Since((*current).began) > maxSessionAge {
+		*current = newSession()
 	}
-	return s.withCert
+	return *current
 }
 
 // forget removes the session that belongs to this certificate.
@@ -94,8 +114,8 @@ func (s *Sessions) forget(client *tls.Certificate) {
 	defer s.mu.Unlock()
 	if client == nil {
 		s.without = nil
-	} else {
-		s.client = nil
+	} else if s.client == client {
+		s.withCert = nil
 	}
 }
 
@@ -153,8 +173,10 @@ var errStale = errors.New("the certificate of the TLS session is not valid")
 // deadline. limit is the number of bytes of each response to keep.
 func Dial(ctx context.Context, t Target, limit int) (*Link, error) {
 	l, err := dial(ctx, t, limit)
+	if err != nil && t.Sessions != nil && ctx.Err() == nil && Classify(err, false) != Timeout {
+		t.Sessions.forget(t.Client) // the session may be the reason
+	}
 	if errors.Is(err, errStale) {
-		t.Sessions.forget(t.Client)
 		l, err = dial(ctx, t, limit)
 	}
 	return l, err

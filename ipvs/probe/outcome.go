@@ -66,5 +66,5 @@ func (c Outcome) Alive() bool { return c < leastBad }
 // Answered reports whether the outcome is an answer of an API server that has proved its identity
 // on that connection.
 func (c Outcome) Answered() bool {
-	return c.Alive() || c == Draining || c == ServerError || c == Expired
+	return c.Alive() || c == Draining || c == ServerError || c == Overdue || c == Expired
 }

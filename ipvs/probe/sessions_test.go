@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -76,6 +77,29 @@ func TestSessions(t *testing.T) {
 		if got := ask(t, target); got != tt.want {
 			t.Errorf("connection %d: resumed is %t", i, got)
 		}
+	}
+	// A handshake that was given up does not remove the session.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	late, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	hangs := target
+	hangs.Dial = func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", silent.Addr().String())
+	}
+	if _, err := Dial(late, hangs, BodyLimit); err == nil {
+		t.Fatal("a handshake without an answer succeeded")
+	}
+	if !ask(t, target) {
+		t.Error("after a handshake that was given up, the session was not resumed")
+	}
+	// A server resumes sessions although it has another certificate: they have an end.
+	target.Sessions.withCert.began = time.Now().Add(-maxSessionAge - time.Minute)
+	if ask(t, target) {
+		t.Errorf("a session was resumed after more than %s", maxSessionAge)
 	}
 	// The running server gets a certificate of another CA.
 	other := issue(t, "other", authority(from, to), nil)
