@@ -53,15 +53,15 @@ var mayImport = map[string][]string{
 	"builder/transfer":   {},
 	"builder/procgroup":  {},
 	"builder/dpkg":       {},
-	"builder/fetch":      {"builder/procgroup", "builder/transfer", "builder/plan", "ondisk/tree"},
+	"builder/fetch":      {"builder/procgroup", "builder/transfer", "ondisk/tree"},
 	"builder/registry":   {"builder/transfer", "configs/printable"},
-	"builder/images":     {"configs/joined", "configs/manifest", "openyurt", "configs/yamltree", "builder/transfer", "builder/registry", "builder/plan", "builder/fetch", "ondisk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store", "configs/imageref"},
-	"builder/disk/...":   {"ondisk", "ondisk/tree"},
-	"builder/disk":       {"builder/plan", "builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk", "ondisk/update"},
+	"builder/images":     {"configs/joined", "configs/manifest", "configs/yamltree", "builder/transfer", "builder/registry", "builder/fetch", "ondisk/ext4", "configs", "ondisk", "ondisk/tree", "ondisk/store", "configs/imageref"},
+	"builder/disk/...":   {},
+	"builder/disk":       {"builder/disk/...", "ondisk", "ondisk/tree", "ondisk/fat", "ondisk/file", "ondisk/ext4", "ondisk/seekable", "ondisk/chunk", "ondisk/update"},
 	"builder/anatomy":    {"builder", "builder/media", "configs", "ondisk", "ondisk/update"},
 	"builder/media":      {"builder/dpkg", "configs/joined", "configs/ignition", "builder/disk/...", "overlays/siteconf", "configs", "ondisk/..."},
-	"builder/carry":      {"builder/transfer", "configs", "builder/registry", "ondisk/artifact", "builder/media", "builder/disk/...", "ondisk/file", "configs/imageref"},
-	"builder/installer":  {"configs/joined", "builder", "builder/device", "configs/forms", "builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
+	"builder/carry":      {"builder/transfer", "builder/registry", "ondisk/artifact", "builder/media", "builder/disk/...", "ondisk/file", "configs/imageref"},
+	"builder/installer":  {"configs/joined", "builder/device", "configs/forms", "builder/procgroup", "builder/media", "builder/disk", "ondisk", "ondisk/fat", "ondisk/file", "ondisk/tree"},
 	"builder/qemu":       {"builder/procgroup"},
 	"builder/device":     {"builder/procgroup", "ondisk/file", "configs/forms"},
 	"builder":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt"},
@@ -69,7 +69,7 @@ var mayImport = map[string][]string{
 	"builder/documents": {"configs/joined", "builder", "builder/media", "overlays/siteconf", "configs", "configs/strict", "configs/clusterdoc", "configs/ignition", "configs/manifest", "configs/sealed", "ondisk", "ondisk/slot"},
 	"builder/outputs":   {"configs/joined", "builder", "builder/plan", "configs", "ondisk/file"},
 	"builder/signing":   {"builder/media", "ondisk", "ondisk/file", "ondisk/slot"},
-	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree", "overlays/siteconf"},
+	"overlays":          {"openyurt", "configs", "ondisk", "ondisk/tree"},
 	"overlays/siteconf": {"configs/ignition", "configs/forms", "openyurt", "configs", "ondisk", "configs/kubeadm", "configs/templates"},
 	// First boot: run is above machine, member above run, then network, site and kubeadm in this
 	// order. join, hub and controlplane are above those, and not above each other; update is above
@@ -77,9 +77,9 @@ var mayImport = map[string][]string{
 	"firstboot":              {"openyurt", "configs", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/controlplane", "firstboot/hub", "firstboot/join", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "firstboot/update"},
 	"firstboot/controlplane": {"configs", "configs/manifest", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/etcdmember", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/hub":          {"openyurt", "configs", "ondisk", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
-	"firstboot/join":         {"configs/joined", "openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site", "configs/kubeadm"},
+	"firstboot/join":         {"configs/joined", "openyurt", "configs", "configs/printable", "configs/yamltree", "ondisk", "ondisk/file", "overlays/siteconf", "cluster/api", "firstboot/kubeadm", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/kubeadm":      {"configs", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/machine", "firstboot/member", "firstboot/run", "firstboot/site", "configs/kubeadm"},
-	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/apply", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms", "configs/templates"},
+	"firstboot/site":         {"configs", "configs/ignition", "ondisk", "ondisk/slot", "overlays/siteconf", "cluster/api", "firstboot/apply", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "configs/forms", "configs/templates"},
 	"firstboot/update":       {"firstboot/controlplane", "configs/joined", "configs/forms", "configs/imageref", "configs/kubeadm", "configs/printable", "cluster/api", "ondisk", "ondisk/chunk", "ondisk/fat", "ondisk/seekable", "ondisk/slot", "ondisk/store", "ondisk/tree", "ondisk/artifact", "ondisk/order", "ondisk/update", "overlays/siteconf", "firstboot/machine", "firstboot/member", "firstboot/network", "firstboot/run", "firstboot/site"},
 	"firstboot/network":      {"configs", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/beneath", "firstboot/machine", "firstboot/member", "firstboot/run"},
 	"firstboot/member":       {"cluster/servercert", "configs/joined", "openyurt", "configs", "configs/yamltree", "ondisk", "overlays/siteconf", "cluster/api", "firstboot/machine", "firstboot/run"},
@@ -87,14 +87,14 @@ var mayImport = map[string][]string{
 	"firstboot/worldtest":    {"openyurt", "configs/kubeadm", "ondisk", "ondisk/slot", "cluster/api", "firstboot/machine", "firstboot/member", "firstboot/run", "test/disktest"},
 	"firstboot/beneath":      {},
 	"firstboot/efivar":       {},
-	"firstboot/facts":        {"configs", "overlays/siteconf", "configs/forms"},
+	"firstboot/facts":        {"overlays/siteconf", "configs/forms"},
 	"firstboot/machine":      {"ondisk", "ondisk/slot", "ondisk/tree", "overlays/siteconf", "cluster/api", "firstboot/beneath", "firstboot/facts"},
 	"firstboot/run":          {"configs", "configs/printable", "ondisk", "firstboot/machine"},
-	"firstboot/...":          {"configs", "configs/ignition", "configs/printable", "overlays/siteconf", "firstboot/beneath"},
+	"firstboot/...":          {"configs/ignition", "configs/printable", "overlays/siteconf", "firstboot/beneath"},
 	// The installer runs on the machine before it is a node: it flashes like edgebake, and reads
 	// the machine's facts like first boot.
 	"installer":          {"firstboot/efivar", "builder/procgroup", "builder/transfer", "builder/media", "builder/device", "firstboot/facts", "firstboot/console", "overlays/siteconf", "configs", "ondisk"},
-	"ipvs":               {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "ondisk/file", "configs/printable"},
+	"ipvs":               {"ipvs/files", "ipvs/kernel", "ipvs/probe", "ondisk", "configs/printable"},
 	"ipvs/files":         {"ondisk", "ondisk/file"},
 	"ipvs/kernel":        {},
 	"ipvs/probe":         {"configs/printable", "cluster/servercert"},
@@ -102,9 +102,9 @@ var mayImport = map[string][]string{
 	"cluster/api":        {"configs/yamltree", "configs/printable", "cluster/servercert"},
 	"cluster/servercert": {"configs/printable"},
 	"cluster/reports":    {"configs/forms", "configs", "ondisk", "configs/printable", "ondisk/file", "configs/clusterdoc"},
-	"cluster/mint":       {"configs/manifest", "configs/forms", "configs", "configs/yamltree", "configs/sealed", "cluster/api", "ondisk", "ondisk/file", "ondisk/slot", "configs/clusterdoc"},
+	"cluster/mint":       {"configs/manifest", "configs", "configs/yamltree", "configs/sealed", "cluster/api", "ondisk", "ondisk/file", "ondisk/slot", "configs/clusterdoc"},
 	"configs/sealed":     {},
-	"cmd/...":            {"builder/...", "overlays/...", "configs/...", "ondisk/...", "openyurt", "firstboot/...", "ipvs/...", "installer", "cluster/...", "cmd/..."},
+	"cmd/...":            {"builder/...", "configs/...", "ondisk/...", "openyurt", "firstboot/...", "ipvs/...", "installer", "cluster/...", "cmd/..."},
 	"test/...":           {"..."},
 	"packaging":          {"builder", "builder/procgroup"},
 }
@@ -170,11 +170,11 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
-// importsOf returns the entry of mayImport for a package: its own name, or else the longest
-// matching pattern.
-func importsOf(name string) ([]string, bool) {
-	if may, ok := mayImport[name]; ok {
-		return may, true
+// entryOf returns the key in mayImport for a package: its own name, or else the longest matching
+// pattern; "" if there is none.
+func entryOf(name string) string {
+	if _, ok := mayImport[name]; ok {
+		return name
 	}
 	best := ""
 	for p := range mayImport {
@@ -182,7 +182,12 @@ func importsOf(name string) ([]string, bool) {
 			best = p
 		}
 	}
-	may, ok := mayImport[best]
+	return best
+}
+
+// importsOf returns the entry of mayImport for a package.
+func importsOf(name string) ([]string, bool) {
+	may, ok := mayImport[entryOf(name)]
 	return may, ok
 }
 
@@ -231,6 +236,24 @@ func TestMayImport(t *testing.T) {
 			imp, ours := strings.CutPrefix(imp, self+"/")
 			if ours && !matches(may, imp) {
 				t.Errorf("%s imports %s; it may import %v", name, imp, may)
+			}
+		}
+	}
+}
+
+// TestMayImportIsExact checks that non-test files use each permission of mayImport.
+func TestMayImportIsExact(t *testing.T) {
+	pkgs := list(t)
+	for name, may := range mayImport {
+		for _, permitted := range may {
+			if !slices.ContainsFunc(pkgs, func(p pkg) bool {
+				importer := strings.TrimPrefix(p.ImportPath, self+"/")
+				return entryOf(importer) == name && slices.ContainsFunc(p.Imports, func(imp string) bool {
+					imp, ours := strings.CutPrefix(imp, self+"/")
+					return ours && matches([]string{permitted}, imp)
+				})
+			}) {
+				t.Errorf("mayImport[%q]: nothing there imports %s: remove it", name, permitted)
 			}
 		}
 	}
