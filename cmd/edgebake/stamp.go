@@ -77,6 +77,14 @@ machine is Ready. edgebake unstamp makes it a golden image again.`,
 	return c
 }
 
+// The names of the modes, as messages show them.
+const (
+	modeSite  = "SITE"
+	modeEach  = "--each"
+	modeSlots = "--slots"
+	modeSlot  = "--slot"
+)
+
 // stampMode is one way to use the command stamp.
 type stampMode struct {
 	name  string
@@ -84,30 +92,31 @@ type stampMode struct {
 	run   func(c *cobra.Command, s streams, a []string, o stampFlags) error
 }
 
-// stampModes returns all modes. The first one stamps a document onto an image.
+// stampModes returns all modes.
 func stampModes() []stampMode {
 	document := []string{"filename", "output", "force", "undated", "ignition", "token-file", "identity"}
 	return []stampMode{
-		{"SITE", append([]string{"in-place"}, document...), stampOne},
-		{"--each", append([]string{"each"}, document...), stampMany},
-		{"--slots", append([]string{"each", "slots"}, document...), stampMany},
+		{modeSite, append([]string{"in-place"}, document...), stampOne},
+		{modeEach, append([]string{"each"}, document...), stampMany},
+		{modeSlots, append([]string{"each", "slots"}, document...), stampMany},
 		// The slot already contains the token and Ignition config of its document.
-		{"--slot", []string{"slot", "in-place", "output", "force", "undated"}, stampSlot},
+		{modeSlot, []string{"slot", "in-place", "output", "force", "undated"}, stampSlot},
 	}
 }
 
 // mode returns the mode that the flags select.
 func (o *stampFlags) mode() stampMode {
-	modes := stampModes()
+	name := modeSite
 	switch {
 	case o.slot != "":
-		return modes[3]
+		name = modeSlot
 	case o.slots:
-		return modes[2]
+		name = modeSlots
 	case o.each:
-		return modes[1]
+		name = modeEach
 	}
-	return modes[0]
+	modes := stampModes()
+	return modes[slices.IndexFunc(modes, func(m stampMode) bool { return m.name == name })]
 }
 
 // check returns all errors of the command line.
