@@ -26,8 +26,8 @@ type Step struct {
 // hold secrets, and units, whose journals are copied.
 type Recorded struct{ Files, Units []string }
 
-// change carries out the steps of convert, revert or reset, and records their results.
-type change struct {
+// Change carries out the steps of convert, revert or reset, and records their results.
+type Change struct {
 	e        *machine.Env
 	tell     func(Step)
 	dir      string // directory of the record
@@ -45,14 +45,14 @@ type change struct {
 
 // NewChange begins the change named what, for example "reset", and records it in a new directory
 // below ondisk.LogDir; tell receives each Step.
-func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) *change {
+func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) *Change {
 	own := *e // a copy, whose OnWaiting is replaced
-	return &change{e: &own, tell: tell, recorded: recorded, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
+	return &Change{e: &own, tell: tell, recorded: recorded, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
 // WithoutTimer calls CarryOut with the timer of first boot stopped, since first boot would undo
 // the change. If it is killed, first boot still runs at the next boot.
-func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
+func (c *Change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
 		return err
@@ -75,7 +75,7 @@ func (c *change) WithoutTimer(ctx context.Context, steps []Phase) error {
 
 // CarryOut runs the steps in order. If one fails, it and the steps before it are undone in
 // reverse order, unless Onward or ChangedAt forbids that.
-func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
+func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
 	var did []Phase
 	changed := false
@@ -108,7 +108,7 @@ func (c *change) CarryOut(ctx context.Context, steps []Phase) error {
 }
 
 // step attempts one step and reports its progress.
-func (c *change) step(ctx context.Context, s Phase) result {
+func (c *Change) step(ctx context.Context, s Phase) result {
 	last := ""
 	c.e.OnWaiting(func(what string) {
 		if what != last {
@@ -133,7 +133,7 @@ func (c *change) step(ctx context.Context, s Phase) result {
 }
 
 // undo undoes the steps in reverse order, and returns why joined with the errors of undoing.
-func (c *change) undo(ctx context.Context, did []Phase, why error) error {
+func (c *Change) undo(ctx context.Context, did []Phase, why error) error {
 	for _, s := range slices.Backward(did) {
 		if s.Undo == nil {
 			continue
@@ -148,7 +148,7 @@ func (c *change) undo(ctx context.Context, did []Phase, why error) error {
 	return why
 }
 
-func (c *change) Record(s Step) {
+func (c *Change) Record(s Step) {
 	c.steps = append(c.steps, s)
 	c.tell(s)
 	b, err := json.MarshalIndent(c.steps, "", "  ")
@@ -160,7 +160,7 @@ func (c *change) Record(s Step) {
 	}
 }
 
-func (c *change) copyFiles(when string) {
+func (c *Change) copyFiles(when string) {
 	for _, p := range c.recorded.Files {
 		b, err := c.e.Read(p)
 		if errors.Is(err, os.ErrNotExist) {
@@ -175,7 +175,7 @@ func (c *change) copyFiles(when string) {
 	}
 }
 
-func (c *change) finish(ctx context.Context) {
+func (c *Change) finish(ctx context.Context) {
 	c.copyFiles("after")
 	var out strings.Builder
 	args := []string{"journalctl", "--no-pager", "-n", "400"}
