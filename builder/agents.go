@@ -69,7 +69,7 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 // the source tree around the current directory, the directory of the running edgebake, or the
 // module proxy.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
-	b := &run{Options: o, arch: arch}
+	b := &building{Options: o, arch: arch}
 	o.Cache.Until(ctx)
 	sha, err := b.agent(ctx, name)
 	if r, ok := agentRecipe(o, name, arch); ok && errors.Is(err, errNoAgent) {
@@ -112,7 +112,7 @@ const packaged = "../lib/edgebake"
 
 // agent imports one of edgebake's programs into the cache: from edgebake's package, else compiled
 // from the source tree around the current directory, else the file next to the running edgebake.
-func (b *run) agent(ctx context.Context, name string) (string, error) {
+func (b *building) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
 		return "", fmt.Errorf("looking for %s next to edgebake: %w", name, err)
@@ -137,7 +137,7 @@ func (b *run) agent(ctx context.Context, name string) (string, error) {
 }
 
 // importProgram imports a file if it is a program for the image's architecture.
-func (b *run) importProgram(ctx context.Context, path string) (string, error) {
+func (b *building) importProgram(ctx context.Context, path string) (string, error) {
 	if got := elfArch(path); got != b.arch {
 		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.arch)
 	}
@@ -178,7 +178,7 @@ func sourceTree() (string, bool) {
 // the one in go's env file, so CompileProgram checks that GOEXPERIMENT is empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
-func (b *run) compileAgent(ctx context.Context, name, src string) (string, error) {
+func (b *building) compileAgent(ctx context.Context, name, src string) (string, error) {
 	s := b.step(name, "compiling from the source tree")
 	defer s.done()
 	tmp, err := b.Cache.TempDir()
@@ -211,7 +211,7 @@ func (b *run) compileAgent(ctx context.Context, name, src string) (string, error
 }
 
 // copyBlob copies a blob to a file.
-func (b *run) copyBlob(sha, path string) error {
+func (b *building) copyBlob(sha, path string) error {
 	from, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

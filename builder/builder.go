@@ -88,9 +88,9 @@ const (
 	StateDone     = "done"
 )
 
-// run is the context of one image's build: it reports events and timings, and reads local
+// building is the context of one image's build: it reports events and timings, and reads local
 // files.
-type run struct {
+type building struct {
 	Options
 	arch  string
 	begun time.Time  // for the report's timings only
@@ -99,8 +99,8 @@ type run struct {
 	kept  error // a LeftoverError
 }
 
-func newRun(ctx context.Context, arch string, o Options) *run {
-	r := &run{Options: o, arch: arch, begun: now()}
+func newBuilding(ctx context.Context, arch string, o Options) *building {
+	r := &building{Options: o, arch: arch, begun: now()}
 	if o.Cache != nil {
 		o.Cache.Until(ctx)
 		if o.Locked {
@@ -118,7 +118,7 @@ func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
 // keep records that removing something failed, for the LeftoverError.
-func (r *run) keep(err error) {
+func (r *building) keep(err error) {
 	if err == nil {
 		return
 	}
@@ -128,21 +128,21 @@ func (r *run) keep(err error) {
 }
 
 // watchCache reports damaged inputs in the cache as warnings of this build.
-func (r *run) watchCache() {
+func (r *building) watchCache() {
 	r.Cache.OnDamage(func(sha string) {
 		r.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
 	})
 }
 
 // path returns a path of the Image document relative to the current directory.
-func (r *run) path(p string) string {
+func (r *building) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
 	}
 	return filepath.Join(r.Dir, p)
 }
 
-func (r *run) event(e Event) {
+func (r *building) event(e Event) {
 	if r.Events == nil {
 		return
 	}
@@ -154,7 +154,7 @@ func (r *run) event(e Event) {
 
 // step reports the progress of one part of a build.
 type step struct {
-	r     *run
+	r     *building
 	name  string
 	start time.Time
 }
@@ -168,7 +168,7 @@ type StepTime struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (r *run) step(name, text string) *step {
+func (r *building) step(name, text string) *step {
 	r.event(Event{Step: name, State: StateStart, Text: text})
 	return &step{r: r, name: name, start: now()}
 }
@@ -212,14 +212,14 @@ func (s *step) Write(p []byte) (int, error) {
 }
 
 // importNamed imports a file that the Image names into the cache.
-func (r *run) importNamed(ctx context.Context, path, want string) (string, error) {
+func (r *building) importNamed(ctx context.Context, path, want string) (string, error) {
 	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)
 }
 
 // importFile imports a local file into the cache. An unchanged file (same inode, size and
 // change time) is not read again, unless the build is locked.
-func (r *run) importFile(ctx context.Context, path, want string) (string, error) {
+func (r *building) importFile(ctx context.Context, path, want string) (string, error) {
 	if want != "" && r.Cache.Has(want) {
 		return want, nil
 	}
@@ -246,7 +246,7 @@ func (r *run) importFile(ctx context.Context, path, want string) (string, error)
 }
 
 // packDir packs a directory that the Image names into a tar of the cache.
-func (r *run) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
+func (r *building) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
 	return r.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
 		return tree.PackDir(ctx, w, r.path(dir), date)
 	})

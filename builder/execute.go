@@ -84,7 +84,7 @@ func (j Job) start(ctx context.Context) (*executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := newExecutor(b.run, p)
+	e, err := newExecutor(b.building, p)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 
 // executor builds the image of one plan.
 type executor struct {
-	*run
+	*building
 	plan    *plan.Plan     // never changed
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
@@ -135,7 +135,7 @@ type executor struct {
 // one that made the plan.
 func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	o.Locked = true
-	b, err := newExecutor(newRun(ctx, p.Arch, o), p)
+	b, err := newExecutor(newBuilding(ctx, p.Arch, o), p)
 	if err != nil {
 		return nil, err
 	}
@@ -153,13 +153,13 @@ func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	return b, nil
 }
 
-func newExecutor(r *run, p *plan.Plan) (*executor, error) {
+func newExecutor(r *building, p *plan.Plan) (*executor, error) {
 	img, err := imageOf(p)
 	if err != nil {
 		return nil, err
 	}
 	return &executor{
-		run: r, plan: p, img: img, date: time.Unix(p.SourceDate, 0).UTC(), bound: r.Locked,
+		building: r, plan: p, img: img, date: time.Unix(p.SourceDate, 0).UTC(), bound: r.Locked,
 		origins: originsOf(p, len(img.Files), r.Base), inputs: maps.Clone(p.Inputs),
 	}, nil
 }
@@ -228,7 +228,7 @@ func (b *executor) execute(ctx context.Context) (*Result, error) {
 func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
 	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
 	only.Layers, only.Images = nil, nil
-	b, err := newExecutor(newRun(ctx, p.Arch, o), only)
+	b, err := newExecutor(newBuilding(ctx, p.Arch, o), only)
 	if err != nil {
 		return err
 	}
@@ -367,7 +367,7 @@ func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.R
 	if len(b.plan.Images) == 0 {
 		return &images.Result{}, nil
 	}
-	o := imageOptions(b.run, b.img, b.plan)
+	o := imageOptions(b.building, b.img, b.plan)
 	o.ContainerdVersion = containerd
 	if b.img.ImageStore.Mode == "import" {
 		return images.Archives(ctx, b.Cache, b.plan.Images, o)
@@ -375,7 +375,7 @@ func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.R
 	return images.Bake(ctx, b.Cache, b.plan.Images, o)
 }
 
-func imageOptions(r *run, img *configs.Image, p *plan.Plan) images.Options {
+func imageOptions(r *building, img *configs.Image, p *plan.Plan) images.Options {
 	return images.Options{
 		Arch:       p.Arch,
 		KeepLayers: img.ImageStore.KeepLayers || img.ImageStore.Mode == "import",

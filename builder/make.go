@@ -65,7 +65,7 @@ func (b *executor) fetchImages(ctx context.Context) error {
 		return nil
 	}
 	s := b.step("images", configs.Count(len(b.plan.Images), "container image"))
-	o := imageOptions(b.run, b.img, b.plan)
+	o := imageOptions(b.building, b.img, b.plan)
 	o.Progress = func(p images.Progress) { s.log(fmt.Sprintf("layer %d of %d: %s", p.Done, p.Total, p.Ref)) }
 	if err := images.Fetch(ctx, b.Cache, b.plan.Images, o); err != nil {
 		return b.origins.place(err)
@@ -186,7 +186,7 @@ func (b *executor) missingTools(ctx context.Context, compile, rest []string) err
 }
 
 // compiledBy returns the Go release that compiled a program in the cache.
-func (b *run) compiledBy(sha string) (string, error) {
+func (b *building) compiledBy(sha string) (string, error) {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return "", err

@@ -52,7 +52,7 @@ func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, er
 
 // resolver makes the plan of one Image.
 type resolver struct {
-	*run
+	*building
 	img     *configs.Image
 	date    time.Time
 	plan    *plan.Plan
@@ -66,7 +66,7 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 	}
 	date := img.SourceTime()
 	return &resolver{
-		run: newRun(ctx, img.Arch, o), img: img, date: date, origins: origins{},
+		building: newBuilding(ctx, img.Arch, o), img: img, date: date, origins: origins{},
 		plan: &plan.Plan{
 			Version:    plan.Version,
 			Name:       img.Name,

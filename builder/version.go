@@ -13,7 +13,7 @@ import (
 // the version in Go programs, since a program for another processor cannot be run. Other programs
 // are not checked. The file is blob sha of the cache, called name in messages; field is the Image's
 // field with the version.
-func (b *run) checkVersion(sha, name, field, version string) error {
+func (b *building) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
 		return err

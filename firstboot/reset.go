@@ -36,11 +36,11 @@ func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node strin
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return node, errors.New("this machine runs a control plane, which a reset does not remove; run `kubeadm reset`, which also removes the etcd member")
 	}
-	release, err := run.ExclusiveSettled(ctx, e)
+	unlock, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
 		return node, err
 	}
-	defer release()
+	defer unlock()
 	image, err := site.ImageInfo(e)
 	if err != nil {
 		return node, err

@@ -80,7 +80,7 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 		return nil, err
 	}
 	defer old.Close()
-	have := seeds{}
+	have := present{}
 	for _, label := range []string{ondisk.LabelESP, ondisk.LabelRootA, ondisk.LabelRootB} {
 		if err := have.add(old, label, math.MaxInt64); err != nil {
 			return nil, fmt.Errorf("reading image %s: %w", from, err)
@@ -102,13 +102,13 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 // overhead is the number of bytes of the requests themselves.
 func (c *UpdateCost) overhead() int64 { return int64(c.Requests) * update.RequestBytes }
 
-// seeds is the set of the digests of all chunks on a machine's own disk.
-type seeds map[[32]byte]bool
+// present is the set of the digests of all chunks on a machine's own disk.
+type present map[[32]byte]bool
 
-func (s seeds) has(sum [32]byte) bool { return s[sum] }
+func (s present) has(sum [32]byte) bool { return s[sum] }
 
 // add adds the chunks in the first size bytes of a partition, if it exists.
-func (s seeds) add(m *Image, label string, size int64) error {
+func (s present) add(m *Image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
 		return nil // a machine without a second root accepts no updates
@@ -142,7 +142,7 @@ func (m *Image) updateIndex() (*update.Image, error) {
 
 // updateCost counts the data that a machine fetches for the system if its disk has the chunks in
 // have.
-func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
+func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
 		return nil, fmt.Errorf("the chunk index lacks partition %s or %s: build it again", ondisk.LabelRootA, ondisk.LabelESP)
@@ -164,7 +164,7 @@ func (m *Image) updateCost(i *update.Image, have seeds) (*UpdateCost, error) {
 
 // imagesCost counts the data that a machine with the image old fetches for container images that it
 // lacks.
-func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have seeds) error {
+func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have present) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
 		return fmt.Errorf("the chunk index lacks partition %s: build it again", ondisk.LabelData)
@@ -201,10 +201,10 @@ type reading struct {
 	count func(chunks []int)
 	got   map[int]bool
 	part  *chunk.Part
-	have  seeds
+	have  present
 }
 
-func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have seeds) *reading {
+func (m *Image) reading(c *UpdateCost, bytes *int64, i *update.Image, p *chunk.Part, have present) *reading {
 	r := &reading{got: map[int]bool{}, part: p, have: have}
 	r.count = func(chunks []int) { *bytes += c.spans(i, p, chunks) }
 	r.view = update.NewView(p, func(k int) ([]byte, error) {

@@ -47,11 +47,11 @@ type ConvertOptions struct {
 // Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step
 // fails, all are undone. After an interruption, Convert continues it, and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
-	release, err := run.ExclusiveSettled(ctx, e)
+	unlock, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err

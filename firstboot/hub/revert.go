@@ -16,11 +16,11 @@ import (
 
 // Revert makes an OpenYurt node native again. Its pods keep running.
 func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	release, err := run.ExclusiveSettled(ctx, e)
+	unlock, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	this, err := changeableNode(ctx, e)
 	if err != nil {
 		return err

@@ -80,28 +80,28 @@ func rejectPending(e *machine.Env) error {
 // changeLock is held while an update, a convert, a revert or a reset changes the machine.
 const changeLock = ondisk.RunMark + "change.lock"
 
-// Exclusive keeps other updates, converts, reverts and resets out until release is called. It
+// Exclusive keeps other updates, converts, reverts and resets out until unlock is called. It
 // fails on a boot on trial, which may return to the former system.
-func Exclusive(ctx context.Context, e *machine.Env) (release func(), err error) {
+func Exclusive(ctx context.Context, e *machine.Env) (unlock func(), err error) {
 	if err := rejectTrial(e); err != nil {
 		return nil, err
 	}
-	release, err = e.Lock(ctx, changeLock)
+	unlock, err = e.Lock(ctx, changeLock)
 	if err != nil {
 		return nil, Advise(fmt.Errorf("another update, convert, revert or reset is running on this machine: %w", err), "wait until it is done, or end that command (Ctrl-C)")
 	}
-	return release, nil
+	return unlock, nil
 }
 
 // ExclusiveSettled is Exclusive for changes of the running system: it also
 // fails while an update waits for a restart.
-func ExclusiveSettled(ctx context.Context, e *machine.Env) (release func(), err error) {
-	if release, err = Exclusive(ctx, e); err != nil {
+func ExclusiveSettled(ctx context.Context, e *machine.Env) (unlock func(), err error) {
+	if unlock, err = Exclusive(ctx, e); err != nil {
 		return nil, err
 	}
 	if err := rejectPending(e); err != nil {
-		release()
+		unlock()
 		return nil, err
 	}
-	return release, nil
+	return unlock, nil
 }

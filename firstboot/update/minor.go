@@ -199,11 +199,11 @@ func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(cordonFile) {
 		return nil
 	}
-	release, err := run.Exclusive(ctx, e)
+	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
 		return nil // the update still runs, or Release does it once the new system is kept
 	}
-	defer release()
+	defer unlock()
 	return uncordon(ctx, e)
 }
 

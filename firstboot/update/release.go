@@ -48,11 +48,11 @@ func Release(ctx context.Context, e *machine.Env) error {
 	if plan == "" {
 		return nil
 	}
-	release, err := run.Exclusive(ctx, e)
+	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	// Uncordon first, even if the rest fails: no running update needs the Node to be unschedulable.
 	cordoned := uncordon(ctx, e)
 	image, err := site.ImageInfo(e)

@@ -254,7 +254,7 @@ func TestMachineTakesNone(t *testing.T) {
 func TestTwoOrders(t *testing.T) {
 	b := newBox(t)
 	e := b.env()
-	release, err := run.Exclusive(t.Context(), e)
+	unlock, err := run.Exclusive(t.Context(), e)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestTwoOrders(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "another update, convert, revert or reset is running") {
 		t.Error(err)
 	}
-	release()
+	unlock()
 	if err := b.order(Options{Image: b.inside("new.raw.zst")}); err != nil {
 		t.Error(err)
 	}

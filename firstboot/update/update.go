@@ -90,12 +90,12 @@ func (b *busy) Unwrap() error { return b.error }
 // Update writes the system of an image to the other root partition and restarts
 // the machine. If it is killed at any point, it can be run again and continues.
 func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
-	release, err := run.Exclusive(ctx, e)
+	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
 		return &busy{err}
 	}
 	err = updateLocked(ctx, e, o, tell)
-	release()
+	unlock()
 	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.UpdateLeaseFile) && !pending(e)) {
 		// systemd restarts this unit until the Node is schedulable and other
 		// control-plane nodes may be updated.
