@@ -100,7 +100,7 @@ func TestFullDatabase(t *testing.T) {
 	// One is down.
 	away := (leader() + 1) % 3
 	e.stop(away)
-	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "rejects writes") || !strings.Contains(said(f), "it waits for "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
+	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "rejects writes") || !strings.Contains(said(f), "these members do not answer or do not vote: "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
 		t.Errorf("while one member does not answer: %+v", f)
 	}
 	e.start(away, e.all(), "new", quota...)
