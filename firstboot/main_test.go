@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	debug.SetGCPercent(800)
-	debug.SetMemoryLimit(1 << 30) // a limit in spite of that
+	debug.SetMemoryLimit(1 << 30) // SetGCPercent has no limit of its own
 	syscall.Umask(worldtest.Umask)
 	os.Exit(m.Run())
 }

@@ -52,6 +52,9 @@ type reconciler struct {
 
 	want []kernel.Service
 	via  map[netip.AddrPort]routeSource
+	// made has the virtual servers that the kernel had after the last comparison. If one is missing
+	// in the next comparison, another program has removed it.
+	made map[netip.AddrPort]bool
 	// sent is the number of packets sent through IPVS until the last tick. conns has the
 	// connections of each virtual server at the time sent last grew.
 	sent  uint64
@@ -68,7 +71,7 @@ type reconciler struct {
 
 func newReconciler(k kernel.Kernel, log func(string, ...any), st *stats, moduleChanged func(error)) *reconciler {
 	return &reconciler{kernel: k, log: log, stats: st, moduleChanged: moduleChanged,
-		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource),
+		calls: make(chan func()), wake: make(chan struct{}, 1), via: make(map[netip.AddrPort]routeSource), made: make(map[netip.AddrPort]bool),
 		conns: make(map[netip.AddrPort]map[netip.AddrPort]kernel.Conns), used: func(netip.AddrPort, []netip.AddrPort) {}}
 }
 
@@ -204,6 +207,7 @@ func (k *reconciler) drop(ctx context.Context, vip netip.AddrPort) error {
 	return k.call(ctx, func() error {
 		k.want = slices.DeleteFunc(k.want, func(s kernel.Service) bool { return s.VIP == vip })
 		delete(k.via, vip)
+		delete(k.made, vip)
 		delete(k.conns, vip)
 		return removeService(k.kernel, vip, slices.ContainsFunc(k.want, func(s kernel.Service) bool { return s.VIP.Addr() == vip.Addr() }))
 	})
@@ -262,23 +266,28 @@ func (k *reconciler) reconcile(repair bool) error {
 		if sending && have != nil {
 			k.used(k.want[i].VIP, k.receivers(k.want[i].VIP, have))
 		}
+		vip := k.want[i].VIP
+		removed := have == nil && k.made[vip]
+		k.made[vip] = have != nil
 		ops := kernel.Diff(&k.want[i], have)
 		if len(ops) == 0 {
 			continue
 		}
-		if repair {
+		if repair || removed {
 			k.stats.repairs.Add(1)
-			k.log("%s was changed by another program, restoring it: %s", k.want[i].VIP, brief(ops))
+			k.log("%s was changed by another program, restoring it: %s", vip, brief(ops))
 		}
 		for _, op := range ops {
 			if err := apply(k.kernel, op, k.stats); err != nil {
 				errs = append(errs, err)
+			} else if op.Kind == kernel.AddService {
+				k.made[vip] = true
 			}
 		}
-		if repair && ops[0].Kind == kernel.AddService {
+		if removed {
 			// The connections of the removed virtual server are gone. A client that only receives,
 			// such as a watch, would not notice.
-			n, err := k.kernel.SeverRemote(k.want[i].VIP)
+			n, err := k.kernel.SeverRemote(vip)
 			k.stats.severed.Add(int64(n))
 			errs = append(errs, err)
 		}

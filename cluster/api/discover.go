@@ -467,18 +467,8 @@ func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, e
 var sessions sync.Map
 
 func sessionsWith(master string) tls.ClientSessionCache {
-	c, _ := sessions.LoadOrStore(master, keptSession{tls.NewLRUClientSessionCache(1)})
+	c, _ := sessions.LoadOrStore(master, servercert.NewSessionCache())
 	return c.(tls.ClientSessionCache)
-}
-
-// keptSession is a cache that keeps its session when crypto/tls removes it (nil), which it does
-// after each failed handshake, also one that was cancelled or timed out.
-type keptSession struct{ tls.ClientSessionCache }
-
-func (k keptSession) Put(key string, state *tls.ClientSessionState) {
-	if state != nil {
-		k.ClientSessionCache.Put(key, state)
-	}
 }
 
 // shake makes a TLS connection. It does not verify certificates itself: conf.VerifyConnection or
@@ -504,13 +494,12 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 			return conn, nil
 		}
 		conn.Close()
+		if ctx.Err() == nil { // the session may be the reason: the server may have a new certificate
+			sessions.Delete(master)
+		}
 		if !resumed {
-			if ctx.Err() == nil { // neither cancelled nor too late: the session may be the reason
-				sessions.Delete(master)
-			}
 			return nil, err
 		}
-		sessions.Delete(master) // the server may have a new certificate
 		resumed = false
 	}
 }

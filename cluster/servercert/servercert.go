@@ -2,6 +2,8 @@
 // signs both. A kubelet's serving certificate has the name of its host, and a yurthub's on an
 // OpenYurt node has the name kubernetes, like every API server of kubeadm. So CA and name alone do
 // not prove that a server is an API server.
+//
+// It also has the cache of TLS sessions that first boot and ipvscare use with API servers.
 package servercert
 
 import (

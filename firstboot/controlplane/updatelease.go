@@ -60,16 +60,20 @@ func NewUpdateLease(e *machine.Env, site *configs.Site) UpdateLease { return Upd
 
 func (t UpdateLease) self() string { return t.site.Self().Name }
 
+// clients returns clients of this machine's API server and of etcd.
+func (t UpdateLease) clients() (c *api.Client, etcd *http.Client, err error) {
+	if c, err = adminClient(t.e, t.site); err == nil {
+		etcd, err = etcdClient(t.e)
+	}
+	return c, etcd, err
+}
+
 // Free returns an error if this machine may not be updated now: another one is being
 // updated, or an etcd member is not healthy.
 func (t UpdateLease) Free(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	c, err := adminClient(t.e, t.site)
-	if err != nil {
-		return err
-	}
-	etcd, err := etcdClient(t.e)
+	c, etcd, err := t.clients()
 	if err != nil {
 		return err
 	}
@@ -129,11 +133,7 @@ func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) erro
 func (t UpdateLease) Take(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
-	c, err := adminClient(t.e, t.site)
-	if err != nil {
-		return err
-	}
-	etcd, err := etcdClient(t.e)
+	c, etcd, err := t.clients()
 	if err != nil {
 		return err
 	}

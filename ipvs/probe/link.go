@@ -16,6 +16,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgebake/edgebake/cluster/servercert"
 )
 
 // Link is an open connection to an API server: HTTP/2 if the server supports it, otherwise
@@ -69,24 +71,15 @@ type Sessions struct {
 	withCert, without *session
 }
 
-// maxSessionAge is the time after a full handshake for which its session is resumed. A server that
-// has a new certificate of another CA still resumes sessions from before, and is noticed then.
+// maxSessionAge is the time after a full handshake for which its session is resumed. Only a full
+// handshake shows a new certificate: kube-apiserver reads it while it runs, and still resumes the
+// sessions from before.
 const maxSessionAge = time.Hour
 
 // session is the cache of one TLS session.
 type session struct {
-	tls.ClientSessionCache
+	servercert.SessionCache
 	began time.Time // of the full handshake, or slightly earlier
-}
-
-func newSession() *session { return &session{tls.NewLRUClientSessionCache(1), time.Now()} }
-
-// Put keeps the session when crypto/tls removes it (nil), which it does after each failed
-// handshake, also one that timed out.
-func (s *session) Put(key string, state *tls.ClientSessionState) {
-	if state != nil {
-		s.ClientSessionCache.Put(key, state)
-	}
 }
 
 // of returns the session cache for connections with this certificate; nil if sessions are not kept.
@@ -103,7 +96,7 @@ func (s *Sessions) of(client *tls.Certificate) tls.ClientSessionCache {
 		}
 	}
 	if *current == nil || time.Since((*current).began) > maxSessionAge {
-		*current = newSession()
+		*current = &session{servercert.NewSessionCache(), time.Now()}
 	}
 	return *current
 }
