@@ -58,7 +58,7 @@ func Open(kubeconfig, context string) (*Client, error) {
 }
 
 // emptyConfig replaces client-go's error that no API server is configured with the cause: all files
-// are missing, or one of them lacks something.
+// are missing, or one of them is incomplete.
 func emptyConfig(files []string, loading clientcmd.ClientConfig, context string) error {
 	present := slices.DeleteFunc(slices.Clone(files), func(name string) bool { _, err := os.Stat(name); return errors.Is(err, fs.ErrNotExist) })
 	if len(present) == 0 && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
@@ -246,7 +246,7 @@ func (c *Client) missing(ctx context.Context, rights []right) ([]right, error) {
 	return lacks, nil
 }
 
-// need returns an error that lists all missing rights.
+// need returns an error that lists all missing rights, or nil if there are none.
 func (c *Client) need(ctx context.Context, doing string, rights ...right) error {
 	lacks, err := c.missing(ctx, rights)
 	if err != nil {

@@ -79,7 +79,7 @@ func (c *Client) poolVersion(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// exactly returns a change that replaces all fields that obj has, except the metadata.
+// exactly returns a change that sets every field of obj, except metadata, to obj's value.
 func exactly(obj map[string]any) func(map[string]any) (map[string]any, error) {
 	return func(is map[string]any) (map[string]any, error) {
 		if is == nil {
@@ -139,7 +139,7 @@ func ruleObject(r openyurt.Rule) map[string]any {
 	return map[string]any{"apiGroups": anyList(r.Group), "resources": anyList(r.Resources...), "verbs": anyList(r.Verbs...)}
 }
 
-// missingRules returns the rules that a role does not have.
+// missingRules returns those of the rules that a role does not have.
 func missingRules(role map[string]any, rules []openyurt.Rule) []openyurt.Rule {
 	has, _ := role["rules"].([]any)
 	var lacked []openyurt.Rule
@@ -190,7 +190,7 @@ func hubObjects() []desiredObject {
 	}
 }
 
-// missingRights describes the rights that nodes would get only from hubObjects.
+// missingRights describes the rights that hubObjects would add for nodes.
 func (c *Client) missingRights(ctx context.Context, rules []openyurt.Rule) ([]string, error) {
 	role, err := c.get(ctx, clusterRoles, "", hubName)
 	if err != nil {

@@ -26,7 +26,7 @@ func (c *Client) Endings(ctx context.Context, now time.Time) ([]Check, error) {
 		out = append(out, check)
 	}
 	const again = "run `edgebake cluster new` with the Cluster document"
-	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error
+	if info, err := c.clusterInfo(ctx); err == nil { // Verify reports the error of clusterInfo
 		end, err := api.FirstEnd(info.ca)
 		if err != nil {
 			return nil, err

@@ -49,7 +49,7 @@ type preflight struct {
 	checks []Check
 	// found is a client of an API server that was verified for the first Site.
 	found *api.Client
-	// silent is set if no API server has answered. Then discovery is not tried with other tokens.
+	// silent is set if no API server has answered. Then discovery is not repeated with other tokens.
 	silent bool
 	// proven has the result of discovery for each token. A token is sent only to an API server that
 	// discovery has verified with that token.
@@ -101,8 +101,8 @@ func (p *preflight) unknown(name, site, detail, fix string) {
 	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckUnknown, Detail: detail, Fix: fix})
 }
 
-// Preflight checks, without changing anything, whether the Sites' machines can join. Checks that
-// are the same for all Sites of a cluster are made once.
+// Preflight checks, without changing anything, whether the Sites' machines can join. A check that is
+// the same for all Sites of a cluster is made once.
 func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) []Check {
 	var order []string
 	groups := map[string][]PreflightSite{}
@@ -127,8 +127,8 @@ func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) [
 	return all
 }
 
-// unusable returns why a kubeconfig gives no access to its cluster; "" if it does. Missing rights
-// of its user do not count.
+// unusable returns why a kubeconfig gives no access to its cluster, or "" if it does. It ignores
+// missing rights of the kubeconfig's user.
 func (c *Client) unusable(ctx context.Context) string {
 	if c == nil {
 		return ""
@@ -202,8 +202,8 @@ func notThisToken(err error) bool {
 	return errors.Is(err, api.ErrToken) || errors.Is(err, api.ErrSignature) || errors.Is(err, api.ErrUnsigned)
 }
 
-// describeError returns the errors of requests to API servers on one line, without the servers'
-// names and without repetitions.
+// describeError returns an error of requests to API servers on one line, without repetitions and
+// without the servers' names.
 func describeError(err error) string {
 	if all := joined.Errors(err); len(all) > 1 {
 		var texts []string

@@ -43,7 +43,7 @@ func (c *Change) NextStep() string { return c.nextStep }
 // Diff returns the change as a diff of YAML.
 func (c *Change) Diff() string { return diff(lines(c.Before), lines(c.After)) }
 
-// Plan returns the changes that Prepare would make. It has made a dry run of each.
+// Plan returns the changes that Prepare would make, after a dry run of each.
 func (c *Client) Plan(ctx context.Context, w Wanted) ([]Change, error) {
 	desired, err := c.desired(ctx, w)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 		done, err := r.Create(ctx, obj, metav1.CreateOptions{DryRun: dryRun, FieldManager: fieldManager})
 		return done, c.explain("making "+at.String(), err)
 	}
-	// With this version, a change that others made in between causes a conflict.
+	// The version makes the write fail if somebody else has changed the object since it was read.
 	obj.SetResourceVersion(is.GetResourceVersion())
 	if status, ok := is.Object["status"]; ok {
 		obj.Object["status"] = status
@@ -120,7 +120,7 @@ func (c *Client) write(ctx context.Context, at *Change, want map[string]any, is 
 	return done, c.explain("changing "+at.String(), err)
 }
 
-// stateOf returns the cleaned content of an object that was read, or nil.
+// stateOf returns the cleaned content of an object that was read, or nil if obj is nil.
 func stateOf(obj *unstructured.Unstructured) map[string]any {
 	if obj == nil {
 		return nil

@@ -18,18 +18,18 @@ const recordName = "edgebake-prepared"
 // recordedChange is a Change in the record.
 type recordedChange struct {
 	Change
-	// Earlier is the object after a former Prepare, or nil. If the present change was interrupted,
-	// the object still has this state.
+	// Earlier is the object after an earlier Prepare, or nil. The object is still in this state if the
+	// present change was interrupted.
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether nobody but Prepare has changed the object up to the state
-// is.
+// changedOnlyByPrepare reports whether the object's state, is, comes from Prepare or is the one from
+// before it, so that nobody else has changed the object.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }
 
-// madeByPrepare reports whether Prepare wrote the object's state is.
+// madeByPrepare reports whether Prepare wrote the state is.
 func (n *recordedChange) madeByPrepare(is map[string]any) bool {
 	return is != nil && (reflect.DeepEqual(is, n.After) || reflect.DeepEqual(is, n.Earlier))
 }
@@ -39,8 +39,8 @@ func indexOf(all []recordedChange, of *Change) int {
 	return slices.IndexFunc(all, func(n recordedChange) bool { return n.String() == of.String() })
 }
 
-// preparable reports whether Prepare can have recorded the change. Others may be able to write to
-// the record, and Revert carries it out with an administrator's rights.
+// preparable reports whether Prepare makes changes of this kind. Others may be able to write the
+// record, and Revert carries it out with an administrator's rights.
 func preparable(c *Change) bool {
 	pool := nodePools(c.Resource.Version)
 	switch {

@@ -14,13 +14,13 @@ import (
 // Reverted is the result of Revert for one object.
 type Reverted struct {
 	Change
-	// Kept is why the object was not reverted, or "".
+	// Kept is the reason why the object was not reverted, or "".
 	Kept string
 }
 
 const keptChanged = "somebody else has changed it since; remove edgebake's part by hand (--dry-run shows the difference)"
 
-// RevertPlan returns what Revert would do.
+// RevertPlan returns the result that Revert would have, without changing anything.
 func (c *Client) RevertPlan(ctx context.Context) ([]Reverted, error) {
 	all, _, err := c.recorded(ctx)
 	if err != nil {
@@ -48,8 +48,8 @@ func (c *Client) inverse(ctx context.Context, all []recordedChange) ([]Reverted,
 	return out, nil
 }
 
-// Revert restores every recorded object. An object that somebody else has changed since is left as
-// it is and stays in the record.
+// Revert restores every recorded object, unless somebody else has changed it since. Such an object
+// stays unchanged and in the record.
 func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	all, record, err := c.recorded(ctx)
 	if err != nil || record == nil {
@@ -94,8 +94,8 @@ func (c *Client) Revert(ctx context.Context) ([]Reverted, error) {
 	return plan, err
 }
 
-// restore restores one object. kept is why the object is left as it is: somebody has changed it
-// meanwhile.
+// restore restores one object. If somebody else has changed the object, it stays unchanged and kept
+// is the reason.
 func (c *Client) restore(ctx context.Context, p *Change) (kept string, err error) {
 	obj, err := c.get(ctx, p.Resource, p.Namespace, p.Name)
 	if err != nil {

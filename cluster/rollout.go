@@ -31,8 +31,8 @@ const annotationRollout = "edgebake.io/update-rollout"
 // rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
-	// Given is when the order was written, Drain when the Node was cordoned, and Released when the
-	// order was changed to let the machine restart.
+	// Given is when the order was written, Drain when the Node was cordoned, Released when the order
+	// was changed to let the machine restart, and Ended when the result was recorded.
 	Given    time.Time `json:"given,omitzero"`
 	Drain    time.Time `json:"drain,omitzero"`
 	Released time.Time `json:"released,omitzero"`
@@ -49,7 +49,7 @@ type rolloutMark struct {
 const (
 	UpdatePending  = "pending"
 	UpdateNotReady = "notReady" // pending, but the node is not Ready: it gets no order
-	UpdateNone     = "noAnswer" // the machine has never answered, so it does not accept orders
+	UpdateNone     = "noAnswer" // the machine has never answered an order, so it gets none
 	UpdateFetching = "fetching" // it has an order that forbids the restart for now
 	UpdateHeld     = "held"     // everything is fetched; it waits for permission to restart
 	UpdateDraining = "draining"
@@ -58,7 +58,7 @@ const (
 	UpdateFailed   = "failed"
 )
 
-// updateNode has the fields of a Node that a rollout uses.
+// updateNode has the fields of a Node that a rollout needs.
 type updateNode struct {
 	name, version, kubelet string
 	labels                 map[string]string
@@ -192,7 +192,7 @@ func (r *Rollout) orderOf(m rolloutMark, hold bool) order.Order {
 	return o
 }
 
-// ours reports whether the mark of a Node belongs to this rollout.
+// ours reports whether the mark of a Node belongs to a rollout of this rollout's image.
 func (r *Rollout) ours(n *updateNode) bool { return n.mark.Golden == r.Order.Golden }
 
 // runs reports whether a node is Ready with the new system, which is no longer on trial.
@@ -200,8 +200,8 @@ func (r *Rollout) runs(n *updateNode) bool {
 	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
 }
 
-// answers reports whether the machine's last answer has this state and belongs to the order in the
-// Node's mark, except that its limits may differ.
+// answers reports whether the machine's last answer has this state and belongs to the last order for
+// the Node. The order's limits may differ.
 func (r *Rollout) answers(n *updateNode, state string) bool {
 	o, err := order.Parse(n.answer.Order)
 	given := r.orderOf(n.mark, false)
@@ -367,7 +367,7 @@ type rolloutAct struct {
 // rolloutPlan lists the next actions of a rollout.
 type rolloutPlan struct {
 	acts []rolloutAct
-	// ended is set if there is nothing left to do or to wait for.
+	// ended is set if nothing is left to do and no machine is awaited.
 	ended bool
 	// waits describes what the rollout waits for, apart from machines.
 	waits  string
@@ -397,8 +397,8 @@ func haltOf(all []*updateNode) (halt string) {
 	return halt
 }
 
-// withEarlier adds nodes of an earlier run of this rollout whose updates have not ended. That run
-// may have had other selectors.
+// withEarlier adds the nodes that an earlier run of this rollout, perhaps with other selectors, has
+// begun to update.
 func (r *Rollout) withEarlier(all, nodes []*updateNode) []*updateNode {
 	for _, n := range all {
 		if r.ours(n) && n.mark.Result == "" && !n.mark.Given.IsZero() && !slices.Contains(nodes, n) {
@@ -456,7 +456,7 @@ type rolloutCount struct {
 	controlPlaneFailed bool
 }
 
-// count plans the end of updates that are over, and counts nodes by their states.
+// count counts nodes by their states, and plans actFinish for each update that has ended.
 func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c rolloutCount) {
 	for _, n := range nodes {
 		state := r.state(n)
@@ -482,8 +482,8 @@ func (r *Rollout) count(p *rolloutPlan, nodes []*updateNode, now time.Time) (c r
 	return c
 }
 
-// continueOrders plans the next step of each node that has an order. It may also withdraw the
-// order.
+// continueOrders plans the next action for each node that has an order. The action may be to
+// withdraw the order.
 func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, free bool, atRisk int) {
 	for _, n := range nodes {
 		switch state := r.state(n); {
@@ -511,14 +511,14 @@ func (r *Rollout) continueOrders(p *rolloutPlan, nodes []*updateNode, spent, fre
 	}
 }
 
-// outcome returns UpdateDone or UpdateFailed once the update of a node has ended, and "" before
-// that.
+// outcome returns UpdateDone or UpdateFailed, with the reason, once the update of a node has ended.
+// Before that it returns "".
 func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, reason string) {
 	late := func(since time.Time, most time.Duration) bool { return !since.IsZero() && now.Sub(since) > most }
 	switch state {
 	case UpdateFailed:
 		if r.runs(n) {
-			return UpdateDone, "" // it finished late, or a person helped
+			return UpdateDone, "" // it finished after the time limit, or a person repaired it
 		}
 		return "", ""
 	case UpdateFetching, UpdateHeld, UpdateDraining, UpdateRestarts:
@@ -543,7 +543,7 @@ func (r *Rollout) outcome(n *updateNode, state string, now time.Time) (result, r
 }
 
 // ring returns the nodes of the first incomplete ring. If the rollout has to wait before that ring,
-// ring returns no nodes, and soaks describes the reason.
+// ring returns no nodes, and soaks names the condition that it waits for.
 func (r *Rollout) ring(rings [][]*updateNode, now time.Time) (ring []*updateNode, soaks string) {
 	for i, nodes := range rings {
 		var last time.Time

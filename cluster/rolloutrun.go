@@ -107,8 +107,8 @@ func (c *Client) UpdateStatus(ctx context.Context) ([]UpdateRow, error) {
 	return rows, nil
 }
 
-// CheckRollout returns the nodes that would get the order, by ring. If the rollout must be
-// rejected, the error has all reasons.
+// CheckRollout returns the nodes that would get the order, ring by ring. If the rollout is not
+// possible, the error has all reasons.
 func (c *Client) CheckRollout(ctx context.Context, r *Rollout) ([]UpdateRow, error) {
 	all, err := c.updateNodes(ctx)
 	if err != nil {
@@ -210,7 +210,7 @@ func (c *Client) patchNode(ctx context.Context, name string, patch map[string]an
 	return u, c.explain("changing node "+name, err)
 }
 
-// nodeView holds the last known state of all Nodes.
+// nodeView has the last known state of all Nodes.
 type nodeView struct {
 	mu      sync.Mutex
 	nodes   map[string]*updateNode
@@ -330,9 +330,8 @@ func transient(err error) bool {
 // ErrHalted means that the updates of the cluster were stopped.
 var ErrHalted = errors.New("the updates of this cluster are stopped: edgebake cluster update --resume allows them again")
 
-// Update carries out a rollout until all nodes that can be updated are updated, or the budget is
-// used up. It may be killed at any point and run again. It calls tell for each change of a node,
-// and note with the reason for which the rollout waits.
+// Update carries out a rollout until every node that can be updated is, or the budget is used up. It
+// calls tell for each change of a node, and note with the reason for which the rollout waits.
 func (c *Client) Update(ctx context.Context, r *Rollout, tell func(UpdateRow), note func(string)) error {
 	const doing = "updating nodes"
 	if err := c.need(ctx, doing, right{"list", nodes, "", ""}, right{"watch", nodes, "", ""}, right{"patch", nodes, "", ""}, right{"list", pods, "", ""}); err != nil {
@@ -419,7 +418,8 @@ func (c *Client) actAll(ctx context.Context, r *Rollout, v *nodeView, acts []rol
 	return len(acts) > 0, nil
 }
 
-// wait waits until a Node changes, but at most for tick.
+// wait waits until a Node changes, at most for tick. If nothing was acted on, it also waits for
+// further changes.
 func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 	select {
 	case <-ctx.Done():
@@ -431,7 +431,7 @@ func (v *nodeView) wait(ctx context.Context, tick time.Duration, acted bool) {
 	}
 }
 
-// result returns an error unless all nodes were updated.
+// result returns nil if all nodes were updated, otherwise an error with the reasons.
 func (p *rolloutPlan) result(r *Rollout) error {
 	var errs []error
 	failed := p.states[UpdateFailed]

@@ -138,8 +138,8 @@ type RemoveOptions struct {
 	Now   time.Time
 }
 
-// precondition restricts a deletion to this very object, because another object may have got the
-// name meanwhile.
+// precondition restricts a deletion to this very object, because it may have been replaced by another
+// one with the same name.
 func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 	uid := is.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}
@@ -208,8 +208,8 @@ func (c *Client) Remove(ctx context.Context, name string, o RemoveOptions) ([]st
 	return done, nil
 }
 
-// Report adds the machines' reports of first boot. The cluster's own state takes precedence: a node
-// that is Ready is never shown with a failed first boot.
+// Report adds the machines' reports of first boot to the status. The cluster's own state takes
+// precedence: a Ready node is never shown with a failed first boot.
 func Report(all []Site, told []reports.Summary) []Site {
 	out := slices.Clone(all)
 	for _, t := range told {

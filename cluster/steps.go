@@ -8,13 +8,12 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// On a cluster that edgebake did not build, a person has to change certificates and static pods on
-// the control-plane nodes. These functions return the commands. The first one edits kubeadm-config,
-// because the next `kubeadm upgrade` would otherwise revert the change. Then follow the commands
-// for each node, which keep copies of the former files.
+// On a cluster that edgebake did not build, a person has to change certificates and static pods.
+// The functions of this file return the commands: first edit kubeadm-config, so that the next
+// `kubeadm upgrade` keeps the change, then commands for each node, which keep the former files.
 
-// onEachControlPlaneNode returns the commands that run one kubeadm phase with the cluster's own
-// configuration. kept are the files that the phase replaces.
+// onEachControlPlaneNode returns commands that run one kubeadm phase with the configuration in
+// kubeadm-config. They keep copies of the files kept, which the phase replaces.
 func onEachControlPlaneNode(phase string, kept ...string) string {
 	return strings.Join([]string{
 		"Then, on each control-plane node, one after the other: kubectl --kubeconfig /etc/kubernetes/admin.conf -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml",
@@ -28,15 +27,15 @@ func onEachControlPlaneNode(phase string, kept ...string) string {
 
 const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
 
-// certSANsStep adds names to the API servers' certificates. API servers reload their certificates
-// themselves.
+// certSANsStep returns the step that adds names to the API servers' certificates. API servers reload
+// their certificates themselves.
 func certSANsStep(names []string) string {
 	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
 		onEachControlPlaneNode("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
 }
 
-// controllersStep sets kube-controller-manager's list of controllers to kubeadm's, with or without
-// nodelifecycle.
+// controllersStep returns the step that sets kube-controller-manager's controllers to kubeadm's list,
+// with or without nodelifecycle.
 func controllersStep(without bool) string {
 	list := "*,bootstrapsigner,tokencleaner"
 	if without {
@@ -46,14 +45,14 @@ func controllersStep(without bool) string {
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// managerRateStep sets kube-controller-manager's request rates to those of a control plane built by
-// edgebake.
+// managerRateStep returns the step that sets kube-controller-manager's request rates to those of a
+// control plane built by edgebake.
 func managerRateStep() string {
 	return editConfig + fmt.Sprintf(`set "kube-api-qps" to "%d" and "kube-api-burst" to "%d" among controllerManager.extraArgs. `, clusterdoc.ManagerQPS, 2*clusterdoc.ManagerQPS) +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml")
 }
 
-// podRoomStep enlarges the pod network for more nodes. The existing nodes keep their ranges.
+// podRoomStep returns the step that enlarges the pod network. The existing nodes keep their ranges.
 func podRoomStep() string {
 	return editConfig + `set networking.podSubnet to a larger network that contains the present one. ` +
 		onEachControlPlaneNode("control-plane controller-manager", "/etc/kubernetes/manifests/kube-controller-manager.yaml") +

@@ -112,7 +112,7 @@ func (c *Client) Tokens(ctx context.Context, now time.Time) ([]Token, error) {
 	return out, nil
 }
 
-// Minted is a new token, and the part of a Site with which a node joins by it.
+// Minted is a new token, and the fields of a Site with which a node joins.
 type Minted struct {
 	Token
 	Site *configs.Site
@@ -136,8 +136,8 @@ func mintRights() []right {
 	}
 }
 
-// MintToken creates a bootstrap token. It returns the token and the part of a Site with which a
-// node joins by it.
+// MintToken creates a bootstrap token. It returns the token and the fields of a Site with which a
+// node joins.
 func (c *Client) MintToken(ctx context.Context, o MintOptions) (*Minted, error) {
 	const doing = "minting a token"
 	if err := c.need(ctx, doing, mintRights()...); err != nil {
@@ -313,7 +313,7 @@ func (c *Client) CheckToken(ctx context.Context, token string, now time.Time) (*
 	return &t, err
 }
 
-// HasToken reports whether the cluster has this whole token and accepts it at time now.
+// HasToken reports whether the cluster accepts this token at time now. token includes the secret.
 func (c *Client) HasToken(ctx context.Context, token string, now time.Time) (bool, error) {
 	id, secret, err := api.SplitToken(token)
 	if err != nil {
@@ -341,7 +341,7 @@ func checkTokenID(token, id string) error {
 	return nil
 }
 
-// shown returns a token's ID for messages, and hides the secret if it was given too.
+// shown returns the ID of a token for messages, without the secret.
 func shown(id string) string {
 	if len(id) > 6 {
 		return id[:6] + "..."
@@ -349,7 +349,7 @@ func shown(id string) string {
 	return id
 }
 
-// tryToken adds the problems of the cluster that would keep a valid token from working.
+// tryToken adds the problems of the cluster that prevent joining with a valid token.
 func (c *Client) tryToken(ctx context.Context, t *Token) error {
 	whole := t.ID + "." + t.secret.Reveal()
 	i, err := c.clusterInfo(ctx)

@@ -114,8 +114,8 @@ func (c *Client) newerOpenYurt(ctx context.Context) ([]Check, error) {
 	return out, nil
 }
 
-// servingNames checks whether the API server's certificate has the endpoint and the VIP. edgebake's
-// nodes do not need these names, but other clients may.
+// servingNames checks whether the API server's certificate has the endpoint and the VIP. Other
+// clients may need these names; edgebake's nodes do not.
 func (c *Client) servingNames(ctx context.Context, endpoint, vip string) (Check, error) {
 	const doing = "reading the API server's certificate"
 	f := Check{Name: "the API server's certificate has endpoint and VIP", State: CheckOK}
@@ -188,8 +188,8 @@ func flagOf(args []string, name string) (value string) {
 	return value
 }
 
-// podRoom returns for how many nodes kube-controller-manager's pod network has ranges. With two
-// families it is the smaller number. It is 0 if no ranges are assigned.
+// podRoom returns the number of nodes for which kube-controller-manager's pod network has ranges:
+// the smaller number if there are two families, and 0 if no ranges are assigned.
 func podRoom(args []string) int {
 	if flagOf(args, "allocate-node-cidrs") != "true" {
 		return 0
@@ -219,10 +219,10 @@ func podRoom(args []string) int {
 // managerLabel selects the pods of kube-controller-manager.
 const managerLabel = "component=kube-controller-manager"
 
-// manager is a cluster's yurt-manager, which approves yurthub's certificates.
+// manager is a cluster's yurt-manager Deployment, which approves yurthubs' certificates.
 type manager struct {
 	deployment *unstructured.Unstructured // nil: not found
-	lacks, fix string                     // if it does not approve them: the reason, and the fix
+	lacks, fix string                     // reason and fix, if it does not approve them
 }
 
 // manager finds the cluster's yurt-manager Deployment.
@@ -312,8 +312,8 @@ func containerArgs(obj map[string]any, path ...string) []string {
 	return out
 }
 
-// runs reports whether the argument --controllers enables a controller. As in Kubernetes, an entry
-// with the controller's name counts first, then one with - before the name, then *.
+// runs reports whether the argument --controllers enables a controller. As in Kubernetes, the
+// controller's name takes precedence over the name with "-" before it, and that over "*".
 func runs(args []string, controller string) bool {
 	list := []string{"*"}
 	for i, a := range args {

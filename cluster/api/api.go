@@ -37,7 +37,7 @@ const maxAnswer = 4 << 20
 // DialFunc opens a connection.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Client reads from one API server.
+// Client sends requests to one API server.
 type Client struct {
 	// Server is "https://host:port".
 	Server string
@@ -50,7 +50,7 @@ type Client struct {
 	// Cert is the client's certificate; nil if there is none.
 	Cert *tls.Certificate
 	Dial DialFunc
-	// Now is the clock for certificates; nil: this computer's.
+	// Now returns the time at which certificates are checked; nil: this computer's clock.
 	Now func() time.Time
 	// Transports, if not nil, is shared with other clients that have the same Dial.
 	Transports *Transports
@@ -292,7 +292,7 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 		var status struct {
 			Message string `json:"message"`
 		}
-		_ = json.Unmarshal(body, &status) // a proxy's error page is not JSON, and leaves no message
+		_ = json.Unmarshal(body, &status) // without a message if the body is not JSON (a proxy's error page)
 		return &StatusError{Code: res.StatusCode, Path: req.URL.Path, Message: quoted(status.Message)}
 	}
 	if out == nil {
@@ -304,15 +304,15 @@ func do(req *http.Request, tr *http.Transport, token string, out any) error {
 	return nil
 }
 
-// quoted shortens a server's text and makes it printable, for consoles and reports. The server may
-// not be verified yet.
+// quoted shortens a server's text and makes it printable, for consoles and reports. An attacker may
+// have sent the text, because the server is not always verified.
 func quoted(s string) string { return quotedTo(500, s) }
 
 func quotedTo(most int, s string) string {
 	return printable.Line(strings.ToValidUTF8(s[:min(len(s), most)], ""))
 }
 
-// Pool returns a pool of the certificates in PEM. It is an error if there are none.
+// Pool returns a pool of the certificates in pemData, or an error if it has none.
 func Pool(pemData []byte) (*x509.CertPool, error) {
 	certs, err := ParseCerts(pemData)
 	if err != nil {
@@ -325,7 +325,7 @@ func Pool(pemData []byte) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// ParseCerts returns every certificate in PEM. It is an error if there are none.
+// ParseCerts returns every certificate in pemData, or an error if it has none.
 func ParseCerts(pemData []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for {
@@ -450,9 +450,8 @@ type Pod struct {
 	} `json:"status"`
 }
 
-// Stays reports whether a drain leaves the pod on its node. It does so for a pod that has ended,
-// and for one that only kubelet would start again (of a DaemonSet, static, or without a
-// controller).
+// Stays reports whether a drain leaves the pod on its node: the pod has ended, or no controller
+// would create it elsewhere (it is static, of a DaemonSet, or has no controller).
 func (p *Pod) Stays() bool {
 	i := slices.IndexFunc(p.Metadata.OwnerReferences, func(o OwnerReference) bool { return o.Controller })
 	return i < 0 || p.Metadata.OwnerReferences[i].Kind == "DaemonSet" || p.Metadata.OwnerReferences[i].Kind == "Node" ||

@@ -91,7 +91,7 @@ func addObject(out []Object, where string, o map[string]any) ([]Object, error) {
 // applyManager is the field manager of applied objects.
 const applyManager = "edgebake"
 
-// ID identifies an object within a cluster. All versions of an API give an object the same ID.
+// ID identifies an object within a cluster. It does not depend on the API's version.
 func (o Object) ID() string {
 	group, _, grouped := strings.Cut(o.apiVersion, "/")
 	if !grouped {
@@ -123,7 +123,7 @@ func (c *Client) apply(ctx context.Context, o Object, known map[string][]resourc
 	if err != nil {
 		return err
 	}
-	// Force the change, because a person may have applied the object before.
+	// Force also replaces fields that a person has applied with another field manager.
 	return c.send(ctx, http.MethodPatch, path+"/"+o.name+"?force=true&fieldManager="+applyManager, "application/apply-patch+yaml", o.json)
 }
 
@@ -157,8 +157,8 @@ type resource struct {
 	Namespaced bool   `json:"namespaced"`
 }
 
-// pathOf returns the API path of the objects of o's kind. known caches earlier answers; a kind that
-// is not in it is looked up again.
+// pathOf returns the API path of the objects of o's kind. known caches the kinds of each API
+// version; if o's kind is not in it, the API server is asked again.
 func (c *Client) pathOf(ctx context.Context, o Object, known map[string][]resource) (string, error) {
 	base := "/apis/" + o.apiVersion
 	if !strings.Contains(o.apiVersion, "/") {

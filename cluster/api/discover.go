@@ -24,7 +24,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Errors of a cluster that answered.
+// Errors that Discover returns although an API server answered.
 var (
 	// ErrPin means that the cluster's CA is not the pinned one.
 	ErrPin = errors.New("the cluster's CA is not the one that caCertHashes pins")
@@ -54,9 +54,8 @@ var (
 	ErrNode = servercert.ErrNode
 )
 
-// SharedName is a name in the certificate of every API server made by kubeadm, and of every
-// yurthub. It does not distinguish them, so kubelet verifies this name only if there is no better
-// one.
+// SharedName is a name in the certificates of all of kubeadm's API servers and of every yurthub.
+// Because it does not distinguish them, kubelet verifies it only if there is no better name.
 const SharedName = "kubernetes"
 
 // Discovery has the parameters for finding and verifying a cluster.
@@ -74,7 +73,7 @@ type Discovery struct {
 	// example SharedName.
 	Names []string
 	Dial  DialFunc
-	// Now is the clock for certificates; nil: this computer's.
+	// Now returns the time at which certificates are checked; nil: this computer's clock.
 	Now func() time.Time
 	// Timeout limits the request to each API server.
 	Timeout time.Duration
@@ -344,7 +343,7 @@ func (d Discovery) proven(ctx context.Context, master string, ca []byte, name, h
 	return f, nil
 }
 
-// present sends the token, with a request whose answer is needed in any case.
+// present sends the token in a request whose answer is needed anyway: for d.Node, or else /version.
 func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	if d.Node == "" {
 		return f.Client(d).Get(ctx, "/version", nil)
@@ -353,8 +352,8 @@ func (f *Found) present(ctx context.Context, d Discovery) (err error) {
 	return err
 }
 
-// refused checks whether a 401 is final. It is final if the API server reports that it is ready,
-// and then answers 401 again.
+// refused checks whether a 401 is final: the API server must report that it is ready, and then
+// answer 401 again.
 func (d Discovery) refused(ctx context.Context, f *Found) error {
 	anonymous := f.Client(d)
 	anonymous.Token = ""
@@ -373,8 +372,8 @@ func (d Discovery) refused(ctx context.Context, f *Found) error {
 	return err
 }
 
-// over returns a transport that uses the connection first, and later opens new connections, which
-// it verifies with ca. While ca is nil, it opens none.
+// over returns a transport that first uses the connection, and later opens new ones, verified with
+// ca. As long as ca is nil, it opens none.
 func (d Discovery) over(first *tls.Conn, master string, ca *atomic.Pointer[[]byte]) *http.Transport {
 	var unused atomic.Pointer[tls.Conn]
 	unused.Store(first)
@@ -461,9 +460,8 @@ func unverified(ctx context.Context, dial DialFunc, master string) (*tls.Conn, e
 	return shake(ctx, dial, master, &tls.Config{ServerName: host})
 }
 
-// sessions has a tls.ClientSessionCache for each API server "host:port". A machine that waits for
-// its cluster connects again and again. A resumed session saves the API server the signature with
-// its RSA key, which is most of the work of a connection.
+// sessions maps each API server, "host:port", to its tls.ClientSessionCache. A machine that waits
+// for its cluster connects often, and resuming a session saves the server an RSA signature.
 var sessions sync.Map
 
 func sessionsWith(master string) tls.ClientSessionCache {
@@ -504,8 +502,8 @@ func shake(ctx context.Context, dial DialFunc, master string, conf *tls.Config) 
 	}
 }
 
-// forgetSession removes the TLS session with master, because its certificate may be outdated. It
-// keeps the session if the failure has a known reason other than the certificate.
+// forgetSession removes the TLS session with master, because the server may have a new certificate.
+// It keeps the session if err has another known cause.
 func forgetSession(master string, err error) {
 	var broken net.Error
 	if Code(err) == 0 && !errors.As(err, &broken) && !errors.Is(err, context.DeadlineExceeded) {
@@ -549,9 +547,8 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	return names[i], nil
 }
 
-// EarlyError means that a certificate is valid, except that this computer's clock is still before
-// its start. The clock must be wrong: From was set by the owner of the CA's key, so that time has
-// passed.
+// EarlyError means that a certificate's only fault is that it is not valid yet. Then this computer's
+// clock is wrong: the owner of the CA's key set From, so that time has passed.
 type EarlyError struct {
 	From time.Time
 	err  error
@@ -560,9 +557,8 @@ type EarlyError struct {
 func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
-// begins returns when a chain becomes valid, if that is in the future and nothing else is wrong
-// with the chain. The start of a CA counts only if the CA is self-signed: a pin covers only the
-// key, so anyone could make a CA certificate with other dates.
+// begins returns when a chain becomes valid if its only fault is that this is in the future. Only
+// self-signed CAs count: a pin covers only the key, so anyone could make a CA with it and other dates.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)

@@ -66,8 +66,8 @@ type Context struct {
 	Namespace string `yaml:"namespace,omitempty"`
 }
 
-// maxKubeconfig limits the size of a kubeconfig in bytes. It is enough for a bundle of CAs, and
-// small enough to parse a cluster-info from an unverified server.
+// maxKubeconfig limits the size of a kubeconfig in bytes. It allows several CAs, and protects the
+// parser, because cluster-info may come from an unverified server.
 const maxKubeconfig = 128 << 10
 
 // ParseKubeconfig parses a kubeconfig, which must have a cluster.
@@ -114,7 +114,7 @@ func (k *Kubeconfig) User() (*User, error) {
 	return &u.User, nil
 }
 
-// context returns the current context; the zero Context if there is none.
+// context returns the current context, or the zero Context if there is none.
 func (k *Kubeconfig) context() (current Context) {
 	for _, c := range k.Contexts {
 		if c.Name == k.CurrentContext {
@@ -124,7 +124,7 @@ func (k *Kubeconfig) context() (current Context) {
 	return current
 }
 
-// named returns the entry with this name in a list, or the only entry.
+// named returns the entry with this name in a list. A list's only entry matches every name.
 func named[T any](list []T, kind, name string, of func(T) string) (*T, error) {
 	for i := range list {
 		if of(list[i]) == name || len(list) == 1 {
@@ -176,8 +176,8 @@ func (u *User) KeyTexts(root string) (cert, key []byte, err error) {
 	return cert, key, nil
 }
 
-// resolve follows one absolute symlink inside root: the path of kubelet's current certificate is a
-// symlink.
+// resolve returns the path of file inside root. It follows one absolute symlink, because kubelet's
+// current certificate is one.
 func resolve(root, file string) string {
 	p := filepath.Join(root, file)
 	if t, err := os.Readlink(p); err == nil && filepath.IsAbs(t) {

@@ -10,14 +10,12 @@ import (
 	"time"
 )
 
-// CAWarning is the remaining validity at which a CA is reported and issued again. CAs are valid for
-// ten years; two years are enough for machines that are seldom restarted to get the new one in
-// time.
+// CAWarning is the remaining validity, of ten years, at which a CA is reported and issued again. Two
+// years give machines that are seldom restarted time to get the new certificate.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
-// Reissued returns cas (PEM), with each CA replaced for which offered has one with the same key and
-// a later end. It returns nil if there is no such CA. The CAs are self-signed, so it does not
-// matter who offers them.
+// Reissued returns cas (PEM) with newer certificates from offered: same key, later end. It returns
+// nil if none is newer. As CAs are self-signed, offered may come from an unverified server.
 func Reissued(cas, offered []byte, now time.Time) []byte {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -44,7 +42,7 @@ func Reissued(cas, offered []byte, now time.Time) []byte {
 }
 
 // Supersedes reports whether offered (PEM) has a CA with the same key as one of cas and a later
-// end. It does not use the clock.
+// expiry. It does not use the clock.
 func Supersedes(offered, cas []byte) bool {
 	have, err := ParseCerts(cas)
 	if err != nil {
@@ -62,7 +60,7 @@ func isReissued(ca, next *x509.Certificate) bool {
 		bytes.Equal(ca.RawSubject, next.RawSubject) && bytes.Equal(ca.SubjectKeyId, next.SubjectKeyId)
 }
 
-// FirstEnd returns the earliest end of the CAs in PEM.
+// FirstEnd returns when the first of the CAs (PEM) expires.
 func FirstEnd(cas []byte) (time.Time, error) {
 	certs, err := ParseCerts(cas)
 	if err != nil {

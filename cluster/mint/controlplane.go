@@ -11,9 +11,8 @@ import (
 	"github.com/edgebake/edgebake/configs/sealed"
 )
 
-// ControlPlaneSites returns the Sites of all control-plane nodes of a directory. Each contains the
-// cluster's keys, the nodes' tokens, which the first machine publishes in the cluster, and the time
-// until which the cluster may be bootstrapped.
+// ControlPlaneSites returns the Sites of all control-plane nodes of a directory. Each has the keys,
+// the tokens that the first machine publishes, and the time until which the cluster may bootstrap.
 func ControlPlaneSites(dir string, id sealed.Identity, now time.Time) ([]NodeSite, error) {
 	o, err := open(dir, id, now)
 	if err != nil {
@@ -48,7 +47,7 @@ type Requests struct {
 	Absent       []string // nodes that never started
 	ContinueFrom string   // node with whose data the cluster continues
 	Restore      string   // SHA-256 of a snapshot that ContinueFrom starts with instead of its data
-	// RequestedAt is the time of the request to continue, which is carried out only once.
+	// RequestedAt is the time of the request to continue. A machine carries out each request once.
 	RequestedAt time.Time
 	// Bootstrap is the end of the period in which etcd may start empty; zero: as recorded in the
 	// directory.
@@ -141,8 +140,8 @@ func RenewTokens(dir string, id sealed.Identity, now time.Time) ([]string, error
 		if err != nil {
 			return nil, err
 		}
-		// If the power is cut before the record is written, the record's token is expired and is
-		// never read again.
+		// If the power is cut before the record is written, the record still has the expired token,
+		// so the next run makes another.
 		if err := writeFile(dir, tokenFile(t.Node), secret, o.record.Recipients); err != nil {
 			return nil, err
 		}
@@ -180,8 +179,8 @@ func saveRequestTime(dir string, said time.Time) error {
 	return record.write(dir)
 }
 
-// allowBootstrap records the time until which the cluster may be bootstrapped, and returns the record.
-// Control-plane nodes that find a running cluster join it instead of bootstrapping one.
+// allowBootstrap records the time until which the cluster may be bootstrapped, and returns the
+// record. Control-plane nodes that find a running cluster join it instead.
 func allowBootstrap(dir string, now, until time.Time) (*Record, error) {
 	dir, held, err := hold(dir)
 	if err != nil {

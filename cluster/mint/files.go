@@ -102,8 +102,8 @@ func lock(dir string) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("%s is in use by another edgebake process; wait until it has ended", dir)
 	}
-	// While we waited, the former holder of the lock may have renamed the directory. Then dir is
-	// another directory now, or does not exist.
+	// While we waited, the previous holder of the lock may have renamed the directory, so that the
+	// path now names another directory or none.
 	held, err := f.Stat()
 	if err != nil {
 		f.Close()
@@ -161,7 +161,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 			return err
 		}
 	}
-	// rename(2) replaces dir only if it is an empty directory. (os.Rename rejects even that.)
+	// rename(2) replaces dir only if it is an empty directory. (os.Rename rejects even an empty one.)
 	if err := unix.Rename(work, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
@@ -169,7 +169,7 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 }
 
 // leftOver returns an error unless work is a directory owned by uid, as an interrupted run leaves
-// it. It could also be a symlink or a directory that another user put there.
+// it. Another user could have put a symlink or directory there.
 func leftOver(work string, uid int) error {
 	fi, err := os.Lstat(work)
 	switch {

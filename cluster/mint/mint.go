@@ -37,8 +37,8 @@ const (
 	fileAdmin    = "admin.conf"
 )
 
-// version is the version of the record. Version 1, which had no adminUntil and formerCAs, can still
-// be read.
+// version is the version of the record that is written. Version 1 can still be read; it has no
+// adminUntil and no formerCAs.
 const version = 2
 
 // Record describes a directory, unencrypted.
@@ -129,9 +129,8 @@ type Options struct {
 // Change is the result of New.
 type Change struct {
 	Record *Record
-	// Minted is set if the directory was made. Otherwise Added lists nodes that got a token,
-	// Removed lists nodes whose tokens were removed, and Updated is set if the document or its
-	// manifests changed.
+	// Minted is set if the directory was made. Otherwise Added and Removed list the nodes whose tokens
+	// were, and Updated is set if the document or its manifests changed.
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
@@ -273,8 +272,8 @@ func (r *Record) write(dir string) error {
 	return writeFile(dir, fileRecord, b, r.Recipients)
 }
 
-// manifestFile returns the name and digest of a manifest in the directory. The number makes the
-// name unique.
+// manifestFile returns the name and digest of a manifest in the directory. The name begins with a
+// number, because two manifests may have the same base name.
 func manifestFile(i int, m manifest.File) File {
 	return File{fmt.Sprintf("manifests/%02d-%s", i+1, path.Base(filepath.ToSlash(m.Name))), digest([]byte(m.Text))}
 }
@@ -312,7 +311,7 @@ type tokenSecret struct {
 	StringData map[string]string `yaml:"stringData"`
 }
 
-// drawToken draws a token whose ID differs from those of the taken tokens, because the cluster
+// drawToken calls draw until the token's ID differs from those in taken, because a cluster
 // identifies a token by its ID.
 func drawToken(taken []Token, draw func() (id, secret string)) (id, secret string) {
 	for {
@@ -436,8 +435,7 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 			kept = append(kept, record.Tokens[i])
 			continue
 		}
-		// The ID must differ from those of kept and of dropped tokens, because the cluster may know
-		// both.
+		// The ID must also differ from those of removed nodes, whose tokens the cluster may still know.
 		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, slices.Concat(record.Tokens, kept))
 		if err != nil {
 			return err
@@ -489,8 +487,8 @@ func sameCluster(dir string, record *Record, c *clusterdoc.File) error {
 	return probs.Err()
 }
 
-// nodeList lists control-plane nodes sorted by name, because their order in the document does not
-// matter.
+// nodeList lists control-plane nodes sorted by name, because the document may list them in any
+// order.
 func nodeList(masters []ControlPlaneNode) string {
 	sorted := slices.SortedFunc(slices.Values(masters), func(a, b ControlPlaneNode) int { return cmp.Compare(a.Name, b.Name) })
 	var out []string
@@ -515,7 +513,7 @@ func pairFiles(ca configs.ClusterCA) (crt, key string) {
 	return "pki/" + ca.Base + ".crt", "pki/" + ca.Base + ".key"
 }
 
-// complete returns an error if a file was removed or replaced. New keys in its place would make
+// complete returns an error if a file was removed or replaced. Making new keys instead would make
 // another cluster.
 func complete(dir string, r *Record) error {
 	var errs []error

@@ -24,7 +24,7 @@ const (
 	adminRenewal = adminLife / 2
 )
 
-// Ending is a certificate in a directory that must be renewed.
+// Ending is a certificate in a directory that expires soon.
 type Ending struct {
 	File string
 	End  time.Time
@@ -55,8 +55,8 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	return all, nil
 }
 
-// adminDue reports whether the administrator's kubeconfig must be renewed. That is the case if it
-// expires soon, or is not valid yet because the clock was ahead when it was made.
+// adminDue reports whether the administrator's kubeconfig must be renewed: it expires soon, or it is
+// not valid yet because the clock was ahead when it was made.
 func (r *Record) adminDue(now time.Time) bool {
 	end := r.adminEnd()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
@@ -93,9 +93,8 @@ func dueCAs(dir string, now time.Time) ([]dueCA, error) {
 	return due, nil
 }
 
-// renew renews the administrator's kubeconfig, and issues CAs again that expire soon or are not
-// valid yet, each with the same key. Pins identify the key, so they match the new certificate too.
-// Certificates signed by a CA are valid with both of its certificates.
+// renew renews the administrator's kubeconfig, and the CAs that expire soon or are not valid yet.
+// CAs keep their keys, so pins and the certificates signed by a CA stay valid.
 func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Change) error {
 	cas, err := dueCAs(dir, o.Now)
 	if err != nil {
@@ -142,9 +141,8 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// Write the kubeconfig first: if the run is interrupted after that, the CAs are still due, and
-	// everything is repeated. Write the record before the CAs: it must have the former CA, because
-	// snapshots are recognized by it.
+	// The order makes an interrupted run repeatable: the kubeconfig first, while the CAs are still due;
+	// the record before the CAs, because a snapshot is recognized by the former CA in it.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}
@@ -185,7 +183,7 @@ func loadCA(dir string, ca configs.ClusterCA, id sealed.Identity) (pair, error) 
 }
 
 // reissue makes a new certificate of a CA with the same key and names. It always expires later than
-// the former one, because machines use the certificate that expires last.
+// the old one, because machines use the certificate that expires last.
 func reissue(old pair, now time.Time) (pair, error) {
 	serial, err := newSerial()
 	if err != nil {
@@ -198,7 +196,7 @@ func reissue(old pair, now time.Time) (pair, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: old.cert.Subject, RawSubject: old.cert.RawSubject, DNSNames: old.cert.DNSNames,
 		NotBefore: now.Add(-skew).UTC(), NotAfter: end.UTC(), KeyUsage: old.cert.KeyUsage,
-		// Certificates identify their issuer by this ID.
+		// Certificates signed by the CA name it by this ID.
 		SubjectKeyId: old.cert.SubjectKeyId, BasicConstraintsValid: true, IsCA: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, old.key.Public(), old.key)

@@ -126,7 +126,7 @@ func readToken(dir string, t Token, id sealed.Identity) (text []byte, token stri
 }
 
 // checkClock rejects a directory that was made in the future: its CAs would not be valid yet, and
-// the cluster could be bootstrapped for much longer than intended.
+// the cluster could be bootstrapped for too long.
 func (r *Record) checkClock(dir string, now time.Time) error {
 	if now.Before(r.Created.Add(-skew)) {
 		return fmt.Errorf("reading %s: it was minted at %s, but this computer's time is %s; correct the clock, or, if the clock was wrong when it was minted, mint into another directory",
@@ -219,8 +219,8 @@ func Inventory(sites []NodeSite) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// takeCommon moves the fields that are the same in all Sites into one mapping. The report differs
-// in its URL, so only its common fields are moved. Credentials stay in each Site.
+// takeCommon moves the fields that are the same in all Sites into one mapping, except credentials
+// and nodeName. Of reports, which differ in their URLs, it moves the common fields.
 func takeCommon(each []*yaml.Node) *yaml.Node {
 	common := &yaml.Node{Kind: yaml.MappingNode}
 	for i := 0; i < len(each[0].Content); {

@@ -19,7 +19,7 @@ type Snapshot struct {
 	Ours bool
 }
 
-// sector is the unit of a database's size in bytes. In a snapshot, a checksum follows the database.
+// sector is the unit of an etcd database's size in bytes. A snapshot is a database and a checksum.
 const sector = 512
 
 // ReadSnapshot reads a snapshot for the cluster of dir. It rejects a truncated or damaged snapshot,
@@ -72,8 +72,8 @@ func ReadSnapshot(dir, file string) (*Snapshot, error) {
 	return &Snapshot{hex.EncodeToString(whole.Sum(nil)), look.found}, nil
 }
 
-// marks returns the texts that show a CA in etcd's data: the base64 of its PEM, as in cluster-info,
-// and a line of its PEM, as in each namespace's kube-root-ca.crt.
+// marks returns texts that prove that etcd's data contains a CA: the base64 of its PEM (in
+// cluster-info), and a line of its PEM (in each namespace's kube-root-ca.crt).
 func marks(ca []byte) [][]byte {
 	text := strings.TrimSpace(string(ca))
 	lines := strings.Split(text, "\n")

@@ -119,7 +119,7 @@ func (o *SitesOptions) checkNames(masters []ControlPlaneNode) error {
 	return errors.Join(errs...)
 }
 
-// masters returns the Sites of the control-plane nodes, including the requests.
+// masters returns the Sites of the control-plane nodes, with the operator's requests.
 func (o *SitesOptions) masters(dir string, w *WrittenSites, said time.Time) ([]NodeSite, error) {
 	masters, err := ControlPlaneSites(dir, o.Identity, o.Now)
 	if err != nil {
@@ -159,7 +159,7 @@ func (f *siteFile) begin(force bool) (*file.Output, error) {
 	return out, nil
 }
 
-// changedSites returns the Sites that differ from their files in the directory.
+// changedSites returns the Sites whose files in the directory are missing or different.
 func changedSites(dir, cluster string, sites []NodeSite, force bool) ([]siteFile, error) {
 	var files []siteFile
 	var errs []error
@@ -201,8 +201,8 @@ func (s *NodeSite) checkSize(size int) error {
 	return fmt.Errorf("writing the Site of %s: it has %d KiB, but a slot has space for %d: %s", s.Name, size>>10, limit>>10, fix)
 }
 
-// commit writes the files. Before a Site with requests appears, commit records the requests in the
-// minted directory.
+// commit writes the files. It records the requests in the minted directory before it writes a Site
+// that has them.
 func (o *SitesOptions) commit(minted, dir string, files []siteFile) error {
 	undo, err := file.MakeDir(dir, 0o700)
 	if err != nil {

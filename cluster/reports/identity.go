@@ -27,8 +27,7 @@ type Identity struct {
 	Certificate tls.Certificate
 	// PEM is the certificate, for report.caCert of the Sites.
 	PEM string
-	// Path is the path of the common URL. It cannot be guessed; anyone who knows it can send
-	// reports.
+	// Path is the path of the common URL. It is secret: anyone who knows it can send reports.
 	Path string
 	// Key is the key from which each machine's own URL is derived (clusterdoc.ReportPath). A
 	// Cluster has it in report.key.
@@ -45,9 +44,8 @@ const (
 // lifetime is the validity of the certificate, which Sites contain.
 const lifetime = 10 * 365 * 24 * time.Hour
 
-// LoadIdentity reads the receiver's identity from the directory. If there is none, it makes one for
-// these names and addresses. An identity never changes, because Sites contain the certificate; a
-// name that the certificate lacks is an error.
+// LoadIdentity reads the receiver's identity from the directory, or makes one for these names and
+// addresses. Sites contain its certificate, so a name that the certificate lacks is an error.
 func LoadIdentity(dir string, names []string, now time.Time) (*Identity, error) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	if _, err := os.Lstat(at(certFile)); errors.Is(err, fs.ErrNotExist) {

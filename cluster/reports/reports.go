@@ -1,11 +1,10 @@
 // Package reports receives the reports of first boot (report.url of a Site), keeps the last report
 // of each machine, and shows them.
 //
-// A Site written by `edgebake cluster sites` has a URL of its own, through which its machine can
-// report under no other name. Sites written by hand have the common URL. Anyone who knows that URL
-// can send a report about any machine, so these reports may use only a part of the space. The size
-// of every report is limited. A report is stored as data and shown as text, and never causes an
-// action.
+// A Site written by `edgebake cluster sites` has its own URL, which accepts only its machine's name.
+// Sites written by hand share the common URL. Anyone who knows that URL can send a report about any
+// machine, so these reports may use only a part of the space. The size of every report is limited.
+// A report is stored as data and shown as text, and never causes an action.
 package reports
 
 import (
@@ -45,8 +44,8 @@ const (
 	// maxOfSender limits the machines that one address can report to the common URL. It is high
 	// because all machines behind a site's router share one address.
 	maxOfSender = MaxNodes / 4
-	// expiry is how long a machine that was Ready is kept without another report if space is
-	// needed.
+	// expiry is how long a machine that was Ready is kept without another report. It applies only
+	// if space is needed.
 	expiry = 30 * 24 * time.Hour
 )
 
@@ -182,7 +181,7 @@ func load(dir string) (map[string]Report, error) {
 	return all, nil
 }
 
-// Errors of a report for which there is no space, or that was sent to the wrong URL.
+// Errors of Add: there is no space for a report, or it was sent to the wrong URL.
 var (
 	ErrFull   = fmt.Errorf("the limit of %d machines or %d MiB of reports is reached; remove the files of machines that no longer exist", MaxNodes, maxBytes>>20)
 	ErrCommon = fmt.Errorf("the receiver's common URL has reached its limit of %d machines or %d MiB of reports, all from machines that were Ready in the last %d days; give the Cluster the receiver's key (report.key) and stamp the Sites of `edgebake cluster sites`, which have their own URLs", maxCommon, maxCommonBytes>>20, expiry/(24*time.Hour))
@@ -190,7 +189,7 @@ var (
 	ErrOwn    = errors.New("this machine has reported to its own URL before: stamp the Site of `edgebake cluster sites` again, or remove the file of its report on the receiver")
 )
 
-// Add replaces the report of the report's machine.
+// Add replaces the stored report of the machine that the report names.
 func (s *Store) Add(r Report) error {
 	if err := check(&r.State); err != nil {
 		return err
@@ -201,8 +200,8 @@ func (s *Store) Add(r Report) error {
 	if before.Own && !r.Own {
 		return ErrOwn
 	}
-	// A machine that was Ready before counts as Ready only if both reports came through the same
-	// kind of URL: only its own URL proves that it is the same machine.
+	// A machine that was Ready before still counts as Ready only if both reports used the same kind
+	// of URL: only its own URL proves that it is the same machine.
 	r.Ready = before.Ready && before.Own == r.Own || r.State.Result == ondisk.ResultDone
 	b, err := encodeReport(r)
 	if err != nil {
@@ -237,9 +236,8 @@ func encodeReport(r Report) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// room frees space for a report. If necessary, it removes machines that were never Ready or have
-// not reported for long, oldest first. Reports to the common URL may be forged, so they have limits
-// of their own, and a machine with its own URL may displace any of them.
+// room frees space for a report. It removes reports of machines that were never Ready or have been
+// silent for long, oldest first. A report to its own URL also displaces any report to the common one.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -293,7 +291,7 @@ func (s *Store) commonRoom(r Report, known bool, weak func(Report) bool) error {
 	return nil
 }
 
-// evict removes and returns the oldest report for which the function which returns true, except
+// evict removes and returns the oldest report for which the function which returns true, but keeps
 // that of the machine but. It returns nil if there is none.
 func (s *Store) evict(but string, which func(Report) bool) *Report {
 	oldest := ""
@@ -332,7 +330,7 @@ func check(s *ondisk.State) error {
 	return nil
 }
 
-// shown returns a state with only the fields that Tell needs.
+// shown returns a state with only the fields that Summary uses, in printable text of limited length.
 func shown(s *ondisk.State) ondisk.State {
 	out := ondisk.State{Version: s.Version, Node: s.Node, Result: s.Result}
 	told := false

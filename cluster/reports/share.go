@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network. Further ones
-// are closed at once, so that one sender cannot lock out all machines.
+// Share limits the simultaneous connections from one IPv4 address or IPv6 /64 network, and closes
+// further ones at once. So one sender cannot lock out all machines.
 func Share(l net.Listener, most int) net.Listener {
 	return &share{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
@@ -101,7 +101,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 	return m, nil
 }
 
-// member is a connection of a crowd, with the time at which it was last heard.
+// member is a connection of a crowd, with the time at which it last sent data.
 type member struct {
 	net.Conn
 	crowd *crowd

@@ -1,7 +1,6 @@
-// Package servercert distinguishes an API server's certificate from a node's. The cluster's CA
-// signs both. A kubelet's serving certificate has the name of its host, and a yurthub's on an
-// OpenYurt node has the name kubernetes, like every API server of kubeadm. So CA and name alone do
-// not prove that a server is an API server.
+// Package servercert distinguishes an API server's certificate from a node's. CA and name do not:
+// the cluster's CA signs kubelets' and yurthubs' certificates too, and a yurthub's has the name
+// kubernetes, like that of every kubeadm API server.
 //
 // It also has the cache of TLS sessions that first boot and ipvscare use with API servers.
 package servercert

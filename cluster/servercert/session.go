@@ -2,8 +2,8 @@ package servercert
 
 import "crypto/tls"
 
-// SessionCache keeps the last TLS session with one API server, also after a handshake that was
-// given up: crypto/tls then removes the session from its own caches.
+// SessionCache keeps the last TLS session with one API server. Unlike crypto/tls's own caches, it
+// keeps the session even after a failed handshake.
 type SessionCache struct{ tls.ClientSessionCache }
 
 // NewSessionCache returns a cache without a session.
