@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestAPodsRouterAdvertisement checks that router advertisements of a pod give the node no route.
-// Not every network plugin makes the node's side of the veth pair ignore them.
+// TestAPodsRouterAdvertisement checks that a pod cannot add routes to the node by sending router
+// advertisements. Some network plugins leave the node's side of the veth pair accepting them.
 func TestAPodsRouterAdvertisement(t *testing.T) {
 	t.Parallel()
 	desk.NeedProgram(t, "ip", "iproute2")
@@ -28,7 +28,7 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var settings string // sysctls of a network namespace; all others apply to the whole machine
+	var settings string // the IPv6 sysctls, which apply to one network namespace
 	for line := range strings.Lines(string(conf)) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " = "); ok && strings.HasPrefix(name, "net.ipv6.") {
 			settings += fmt.Sprintf("echo %s >/proc/sys/%s\n", value, strings.ReplaceAll(name, ".", "/"))
@@ -48,7 +48,7 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 		}()
 		return <-done
 	}
-	// If advertisements are accepted, the first one may arrive too early to set a route.
+	// An advertisement that arrives too early sets no route, so count how many are needed.
 	accepted := try(settings+"echo 2 >/proc/sys/net/ipv6/conf/default/accept_ra\n", 1<<30)
 	if accepted.err != nil || !accepted.route {
 		t.Fatalf("accepted: %+v", accepted)
@@ -58,9 +58,8 @@ func TestAPodsRouterAdvertisement(t *testing.T) {
 	}
 }
 
-// advertise makes the network namespaces of a node and a pod, connected by a veth pair. The pod
-// advertises itself as a router until the node has a default route, or has received enough
-// advertisements. Each namespace belongs to a thread, which ends with its goroutine.
+// advertise connects a node's and a pod's network namespace by a veth pair. The pod sends router
+// advertisements until the node has a default route or has received enough of them.
 func advertise(settings string, enough int) (received int, route bool, err error) {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {

@@ -19,8 +19,7 @@ import (
 func isKernel(p string) bool { return strings.HasPrefix(p, "boot/vmlinuz-") }
 func isInitrd(p string) bool { return strings.HasPrefix(p, "boot/initrd.img-") }
 
-// KernelVersion returns the release of the only kernel in a merged tree, as in
-// uname -r.
+// KernelVersion returns the release (as in uname -r) of the only kernel in a merged tree.
 func KernelVersion(nodes []tree.Node) (string, error) {
 	var found []string
 	empty := false
@@ -45,14 +44,12 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 //go:embed files/initrd/edgebake
 var initrdScript string
 
-// InitrdScript returns the script that a base's initramfs-tools must run after
-// mounting the root (scripts/local-bottom). A base without it also boots, but a
-// newly written root then gets the machine ID only at its second boot.
+// InitrdScript returns a script for initramfs-tools (scripts/local-bottom), which runs after the root
+// is mounted. Without it, a newly written root gets the machine ID only at its second boot.
 func InitrdScript() string { return initrdScript }
 
-// CommandLine returns the kernel command line of the system on the root
-// partition with this label. Only the command line names root, DATA and the
-// ESP: the content of the root is independent of the disk.
+// CommandLine returns the kernel command line for the root partition with this label. Partition
+// GUIDs are only here, so that the content of the root is the same on every disk.
 func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	guids := map[string]string{}
 	var errs []error
@@ -65,25 +62,21 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 		return "", err
 	}
 	args := []string{
-		// After an error in the file system, restart and check it rather than
-		// continue in part. No rootdelay: the initrd would sleep that long at
-		// every boot.
+		// After a file system error, restart and check the file system.
+		// rootdelay is not set: it would delay every boot.
 		"root=PARTUUID=" + guids[root], "rootfstype=ext4", "rootflags=noatime,errors=panic", "rw", "rootwait",
-		// DATA is on the same disk as root: waiting for it is better than
-		// restarting.
+		// DATA is on the same disk as root, so it appears soon: wait for it rather than fail.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelData] + ":/var:ext4:rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min",
-		// The ESP is mounted only on demand, to mark a boot as good or to
-		// install an update: a power cut may damage a mounted FAT.
+		// The ESP is mounted only while a boot is marked as good or an update is installed, because a
+		// power cut can damage a mounted FAT file system.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelESP] + ":/efi:vfat:umask=0077,noauto,nofail,x-systemd.automount,x-systemd.idle-timeout=2min",
-		// Nobody is present to answer: repair without asking, and restart after
-		// a panic.
+		// Nobody is at the machine: repair without asking, and restart after a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
-		// All partitions are named above. With two edgebake disks in one machine, the generator
-		// might mix their partitions.
+		// The arguments above name all partitions. On a machine with two edgebake disks, the GPT
+		// generator might mount a partition of the wrong disk.
 		"systemd.gpt_auto=0",
-		// sshd listens only where the Image configures it, not on a
-		// hypervisor's socket; without that socket, its generator prints a
-		// message on every console.
+		// sshd must listen only where the Image configures it. The SSH generator would make it listen on a
+		// hypervisor's socket, or print a message on every console if there is none.
 		"systemd.ssh_auto=no",
 		"quiet", "loglevel=4", "systemd.show_status=auto",
 	}
@@ -93,7 +86,7 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 	return strings.Join(append(args, img.Kernel.Args...), " "), nil
 }
 
-// efiNames contains the file names of the boot loaders in UEFI and in Debian, for one architecture.
+// efiNames contains the file names of the boot loaders for one architecture.
 type efiNames struct{ sdboot, shim, second, mok string }
 
 func efiFor(arch string) (efiNames, error) {
@@ -106,9 +99,8 @@ func efiFor(arch string) (efiNames, error) {
 	return efiNames{}, fmt.Errorf("no boot loader is known for arch %q: use amd64 or arm64", arch)
 }
 
-// ESP returns the content of the EFI system partition, made from the merged
-// tree: boot loader or firmware, kernel, initrd, their command line and
-// image.json.
+// ESP returns the content of the EFI system partition: boot loader or firmware, kernel and initrd
+// from the merged tree, the command line, and image.json.
 func ESP(img *configs.Image, f Facts, merged []tree.Node) ([]tree.Node, error) {
 	kver, err := KernelVersion(merged)
 	if err != nil {
@@ -156,8 +148,8 @@ func newESP(now time.Time, merged []tree.Node) *esp {
 	return e
 }
 
-// take copies the first of the given files that exists in the base to the ESP.
-// fix is the advice if none exists.
+// take copies the first of the files from that the base has to the path to on the ESP. If it has
+// none of them, the error advises fix.
 func (e *esp) take(fix, to string, from ...string) {
 	for _, p := range from {
 		if n, ok := e.from[p]; ok && n.IsRegular() {
@@ -175,9 +167,8 @@ func (e *esp) take(fix, to string, from ...string) {
 	e.errs = append(e.errs, err)
 }
 
-// uefi adds the boot loader and its entry. If the base has Debian's shim, that
-// is started first and starts the signed systemd-boot, so that Secure Boot
-// works.
+// uefi adds the boot loader and its entry. If the base has Debian's shim, the firmware starts
+// shim and shim starts the signed systemd-boot, so that Secure Boot works.
 func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	efi, err := efiFor(img.Arch)
 	if err != nil {
@@ -195,8 +186,8 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	} else {
 		take(ondisk.Loader(img.Arch), sdboot+".signed", sdboot)
 	}
-	// Set no default entry: it would override the order of the entries, in which an entry with no
-	// tries left comes last.
+	// Without a default entry, systemd-boot follows the order of the entries, in which an entry with
+	// no tries left comes last.
 	e.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
 	e.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
 		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",

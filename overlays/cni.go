@@ -11,12 +11,12 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// conflistFile is the image's network configuration for containerd. A file of a
-// network plugin sorts before it and is used instead.
+// conflistFile is the image's network configuration for containerd. containerd uses the first file
+// of the directory, so a network plugin's file with a lower number takes precedence.
 const conflistFile = "etc/cni/net.d/90-edgebake.conflist"
 
-// cni renders the network configuration: the user's own, or a bridge for
-// clusters without a network plugin.
+// cni adds the network configuration: the user's, or by default a bridge for clusters without a
+// network plugin.
 func (b *layer) cni(img *configs.Image, f Facts) error {
 	b.dir("etc/cni/net.d", 0o755)
 	if f.CNI != nil {
@@ -57,16 +57,14 @@ func (b *layer) cni(img *configs.Image, f Facts) error {
 	return nil
 }
 
-// cniVersion matches versions with lists of plugins, which 0.3.0 introduced.
+// cniVersion matches the CNI versions that support lists of plugins: 0.3.0 and later.
 var cniVersion = regexp.MustCompile(`^(0\.[3-9]|[1-9][0-9]*\.[0-9]+)\.[0-9]+$`)
 
-// cniName matches the network names that libcni accepts; they become part of
-// paths.
+// cniName matches the network names that libcni accepts. Paths contain these names.
 var cniName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
-// CNIPlugins parses a network configuration list (CNI specification 1.0.0) and
-// returns the plugins that it uses, including IPAM plugins. The error lists
-// everything that prevents containerd from using it.
+// CNIPlugins parses a network configuration list (CNI specification 1.0.0) and returns the names of
+// its plugins, including IPAM plugins. The error lists everything that containerd would reject.
 func CNIPlugins(conflist []byte) ([]string, error) {
 	var list struct {
 		CNIVersion string `json:"cniVersion"`

@@ -32,7 +32,7 @@ func TestCNIPlugins(t *testing.T) {
 	}
 }
 
-// FuzzCNIPlugins checks that an accepted configuration has valid names of programs.
+// FuzzCNIPlugins checks that CNIPlugins returns only valid plugin names.
 func FuzzCNIPlugins(f *testing.F) {
 	f.Add([]byte(`{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "ptp", "ipam": {"type": "host-local"}}]}`))
 	f.Add([]byte(`{"cniVersion": "0.4.0", "name": "a", "plugins": [{"type": "../x"}, null]}`))

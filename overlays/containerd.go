@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// containerd renders /etc/containerd/config.toml. Its pause image and its snapshotter must be those
-// of the baked store; otherwise containerd would pull the images.
+// containerd renders /etc/containerd/config.toml. It names the pause image and the snapshotter of
+// the baked store; with others, containerd would pull images.
 func (b *layer) containerd(img *configs.Image, f Facts) error {
 	major, _, _ := strings.Cut(strings.TrimPrefix(f.Containerd, "v"), ".")
 	if _, err := strconv.Atoi(major); err != nil {

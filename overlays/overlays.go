@@ -1,9 +1,7 @@
-// Package overlays generates what edgebake adds to the base for an Image:
-// units, kernel settings, the configuration of containerd and kubelet, mounts,
-// and the content of the EFI system partition. Static files are in files/ with
-// the same paths as on the node; files that depend on the Image are rendered by
-// pure functions. It reads neither the host nor the clock, so the same Image
-// gives the same nodes.
+// Package overlays generates the files that edgebake adds to the base: units, kernel settings, the
+// configuration of containerd and kubelet, mount points, and the content of the EFI system partition.
+// Static files are in files/, with the same paths as on the node. The package reads neither the
+// computer nor the clock, so the same Image always gives the same files.
 package overlays
 
 import (
@@ -33,11 +31,10 @@ const LayerName = "edgebake"
 // Facts contains the inputs of rendering that are not in the Image.
 type Facts struct {
 	SourceDate time.Time
-	// Info describes the image. For ESP, Info.Partitions needs labels and
-	// GUIDs.
+	// Info describes the image. ESP also needs the labels and GUIDs in Info.Partitions.
 	Info ondisk.ImageInfo
-	// Containerd is the version of containerd, for example "2.2.9"; it
-	// determines the format of its configuration.
+	// Containerd is the version of containerd, such as "2.2.9". It determines the format of
+	// containerd's configuration.
 	Containerd string
 	// CNI is the user's network configuration; nil if there is none.
 	CNI []byte
@@ -52,8 +49,7 @@ func (f Facts) guid(label string) (string, error) {
 	return "", fmt.Errorf("rendering the boot entry: the layout has no partition %s", label)
 }
 
-// Packages returns the Debian packages that an image needs, without those
-// listed in the Image.
+// Packages returns the Debian packages that edgebake adds to those listed in the Image.
 func Packages(img *configs.Image) []string {
 	pk := []string{
 		"ca-certificates", "conntrack", "containernetworking-plugins", "dbus", "e2fsprogs", "ethtool",
@@ -86,7 +82,7 @@ func Packages(img *configs.Image) []string {
 	return pk
 }
 
-// Components returns the archive components that contain these packages.
+// Components returns the archive components that contain the packages of Packages.
 func Components(img *configs.Image) []string {
 	if img.Hardware == "cloud" {
 		return []string{"main"}
@@ -94,8 +90,7 @@ func Components(img *configs.Image) []string {
 	return []string{"main", "non-free-firmware"}
 }
 
-// enabled lists the units that are started at boot, and the targets that want
-// them.
+// enabled lists the units that are started at boot, each with the target that starts it.
 var enabled = []struct{ unit, target string }{
 	{ondisk.UnitFirstboot, "multi-user.target"},
 	{ondisk.UnitIPVSCare, "multi-user.target"},
@@ -116,28 +111,26 @@ var enabled = []struct{ unit, target string }{
 	{"fstrim.timer", "timers.target"},
 }
 
-// masked lists units that are useless on a machine whose packages are never updated in place, or
-// that wait for a person.
+// masked lists units that must not start: the packages of a machine are never updated in place,
+// and nobody is there to answer systemd-firstboot.
 var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer",
 	"e2scrub_all.timer", "e2scrub_reap.service", "grub-common.service",
 	"systemd-firstboot.service", "systemd-networkd-persistent-storage.service",
-	// They write to the ESP at every boot.
+	// These write to the ESP at every boot.
 	"systemd-boot-random-seed.service", "systemd-boot-update.service",
-	// Modules that the boot does not use; the kernel loads each of them on
-	// demand. Six modprobes during udev's first pass over all devices would
-	// delay the partitions.
+	// The kernel loads these modules on demand. Loading them during udev's first pass over all
+	// devices would delay the partitions.
 	"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service",
 	"modprobe@fuse.service", "modprobe@loop.service",
 }
 
-// noGenerators lists systemd's generators for features that no image uses. systemd runs each of
-// them before any unit and at each daemon-reload, which kubeadm does several times. They are masked
-// with a link to /dev/null, which an overlay can replace.
+// noGenerators lists systemd's generators for features that no image uses. They would run at
+// each boot and daemon-reload. A link to /dev/null masks them; an overlay can replace the link.
 var noGenerators = []string{
-	"systemd-gpt-auto-generator",         // the boot entry names all partitions
+	"systemd-gpt-auto-generator",         // CommandLine names all partitions
 	"systemd-hibernate-resume-generator", // no machine hibernates
-	"systemd-ssh-generator",              // see systemd.ssh_auto of CommandLine
+	"systemd-ssh-generator",              // see systemd.ssh_auto in CommandLine
 	"systemd-system-update-generator",    // packages are never updated in place
 }
 
@@ -145,12 +138,11 @@ var noGenerators = []string{
 var removed = []string{
 	"etc/.resolv.conf.systemd-resolved.bak",
 	"initrd.img", "initrd.img.old", "vmlinuz", "vmlinuz.old",
-	"boot/firmware", // created by raspi-firmware; the ESP has edgebake's own files
+	"boot/firmware", // created by raspi-firmware; edgebake writes its own files to the ESP
 	"usr/lib/grub", "etc/grub.d", "etc/default/grub", "etc/default/grub.d",
 }
 
-// Root returns the layer that is added to the base and the programs. It
-// replaces files of packages.
+// Root returns edgebake's own layer. Its files replace those of Debian packages.
 func Root(img *configs.Image, f Facts) (tree.Layer, error) {
 	b := &layer{now: f.SourceDate}
 	errs := []error{
@@ -183,19 +175,19 @@ func (b *layer) units(img *configs.Image) {
 	for _, g := range noGenerators {
 		b.link("etc/systemd/system-generators/"+g, "/dev/null")
 	}
-	// Create the D-Bus names that enabling these units in Debian would create.
+	// Create the D-Bus names that systemctl enable would create for these units.
 	b.link("etc/systemd/system/dbus-org.freedesktop.network1.service", "/usr/lib/systemd/system/systemd-networkd.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.resolve1.service", "/usr/lib/systemd/system/systemd-resolved.service")
 	b.link("etc/systemd/system/dbus-org.freedesktop.timesync1.service", "/usr/lib/systemd/system/systemd-timesyncd.service")
-	// A boot on trial is complete only when the node is as good as before.
+	// A new system on trial is accepted only if the node is as healthy as before the update.
 	b.link("etc/systemd/system/boot-complete.target.requires/"+ondisk.UnitHealthy, "/usr/lib/systemd/system/"+ondisk.UnitHealthy)
 }
 
-// settings adds files of /etc, and the Image's modules and sysctls.
+// settings adds general files of /etc, and the Image's modules and sysctls.
 func (b *layer) settings(img *configs.Image) {
 	b.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
-	// Empty, not missing: then systemd creates an ID at first boot without
-	// applying all presets, which would enable units of packages.
+	// An empty file, unlike a missing one, makes systemd create an ID at first boot without applying
+	// presets, which would enable units of packages.
 	b.file("etc/machine-id", 0o444, nil)
 	if img.Base.Debian != nil {
 		for _, mark := range updated {
@@ -219,15 +211,14 @@ func (b *layer) settings(img *configs.Image) {
 
 // directories adds mount points and the directories of the machine's state.
 func (b *layer) directories(img *configs.Image) {
-	b.dir("efi", 0o700) // the boot entry mounts the ESP here
+	b.dir("efi", 0o700) // the mount point of the ESP
 	b.dir(strings.TrimPrefix(ondisk.EtcDir, "/"), 0o755)
 	b.dir(strings.TrimPrefix(ondisk.KubernetesDir, "/"), 0o755)
 	b.dir("opt/cni", 0o755)
 	b.link("opt/cni/bin", "/usr/lib/cni")
 	for _, d := range []string{
 		ondisk.StateDir, ondisk.IPVSStateDir,
-		// 0700 because write access to it means root on the node; kubeadm uses
-		// the same mode.
+		// Write access to this directory gives root on the node. kubeadm uses the same mode.
 		ondisk.PersistDir + "/kubernetes/manifests",
 	} {
 		b.dir(strings.TrimPrefix(d, "/"), 0o700)
@@ -269,8 +260,8 @@ func (b *layer) enable(unit, target string) {
 	b.link("etc/systemd/system/"+target+".wants/"+unit, "/usr/lib/systemd/system/"+unit)
 }
 
-// embedded adds a directory of files/. Embedded files have no modes, so
-// programs are recognised by their directory.
+// embedded adds a directory of files/. Embedded files have no mode, so the directory determines
+// which of them are executable.
 func (b *layer) embedded(root string) error {
 	return fs.WalkDir(embedded, root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -292,8 +283,8 @@ func (b *layer) embedded(root string) error {
 
 func (b *layer) image(f Facts) error {
 	info := f.Info
-	// Leave out the partitions, since this system can be written to either root partition of any
-	// disk. The copy of the file on the ESP describes the disk's layout.
+	// Leave out the partitions: this system may be written to either root partition of any disk. Only
+	// the ESP's copy of the file describes the layout of its disk.
 	info.Partitions = nil
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
@@ -303,9 +294,8 @@ func (b *layer) image(f Facts) error {
 	return nil
 }
 
-// systemState lists files of packages in /var that describe the system:
-// installed packages and the files generated from /usr and /etc. They must be
-// replaced together with the root.
+// systemState lists the paths in /var that describe the system: the package database, and files
+// that packages generate from /usr and /etc. An update must replace them together with the root.
 var systemState = []string{
 	"var/cache/debconf",
 	"var/lib/apt/extended_states",
@@ -319,17 +309,17 @@ var systemState = []string{
 	"var/lib/ucf",
 }
 
-// sysimage is the directory of systemState on the root; DATA has links to it.
+// sysimage is the directory on the root that holds systemState. DATA has links to it.
 const sysimage = "usr/lib/sysimage"
 
-// stateDirs lists the directories with the machine's state and container images, which are on DATA.
-// If one of them were a link in the base, its content would be on the root, which updates replace.
+// stateDirs lists the directories on DATA for the machine's state and container images. If the base
+// had a link in place of one of them, an update could replace the contents.
 var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
 
-// CheckPlaces returns an error for each path of the tree that should be a directory and is not:
-// mount points, the machine's state, the parents of systemState.
+// CheckPlaces returns an error for each path of the tree that must be a directory but is not one: the
+// directories of stateDirs in /var, sysimage, and their parents.
 func CheckPlaces(nodes []tree.Node) error {
-	want := map[string]string{} // path of a directory: the reason
+	want := map[string]string{} // path of a directory → why it must be one
 	for _, d := range append(stateDirs, "/var") {
 		for p := strings.TrimPrefix(d, "/"); p == "var" || strings.HasPrefix(p, "var/"); p = path.Dir(p) {
 			want[p] = "its contents are on DATA"
@@ -363,15 +353,14 @@ func ofSystem(path string) (entry string, ok bool) {
 	return "", false
 }
 
-// Split divides the merged tree into the system (a root partition) and the
-// machine's files (DATA, mounted on /var). Files of the boot loader that are on
-// the ESP are omitted from the system.
+// Split divides the merged tree into the files of a root partition and the files of DATA, which is
+// mounted on /var. It omits the kernel and the initrd from the root, since they are on the ESP.
 func Split(nodes []tree.Node) (root, data []tree.Node) {
-	dirs := map[string]*tree.Inode{} // needed for sysimage
+	dirs := map[string]*tree.Inode{} // parents of the files in sysimage
 	for _, n := range nodes {
 		entry, system := ofSystem(n.Path)
 		if system && n.Path == entry && n.IsSymlink() {
-			system = false // the base itself has moved it
+			system = false // the base itself keeps these files elsewhere
 		}
 		switch {
 		case n.Path == "var":

@@ -67,7 +67,7 @@ func TestRootGolden(t *testing.T) {
 	var s strings.Builder
 	for _, n := range withDirs(&layer{nodes: l.Nodes}) {
 		if strings.HasPrefix(n.Path, "usr/lib/systemd/system/") {
-			continue // static files, verified by systemd itself below
+			continue // systemd itself checks these static files in TestUnitsVerify
 		}
 		s.WriteString(n.Path)
 		switch {
@@ -82,7 +82,7 @@ func TestRootGolden(t *testing.T) {
 	golden(t, "root.golden", s.String())
 }
 
-// TestRootIsContentOnly checks that the root of a plan has the same bytes on any disk.
+// TestRootIsContentOnly checks that the root has the same bytes on every disk.
 func TestRootIsContentOnly(t *testing.T) {
 	here, elsewhere := testFacts(), testFacts()
 	elsewhere.Info.Partitions = []ondisk.PartitionInfo{{Label: "OTHER", GUID: "99999999-9999-4999-8999-999999999999"}}
@@ -108,7 +108,7 @@ func TestRootIsContentOnly(t *testing.T) {
 }
 
 // TestSSHKeys checks that host keys are made on DATA, survive a replaced root, and are made again
-// if a power cut left them incomplete.
+// if a power cut left an incomplete set.
 func TestSSHKeys(t *testing.T) {
 	desk.NeedProgram(t, "ssh-keygen", "openssh-client")
 	dir := t.TempDir()
@@ -170,8 +170,8 @@ func TestSSHKeys(t *testing.T) {
 	}
 }
 
-// TestColdplug checks that each device is triggered either during boot or once the node is Ready.
-// Devices that may lead to a disk, a network or a console must be triggered during boot.
+// TestColdplug checks that every device is triggered either during boot or once the node is Ready,
+// and that devices for disks, networks and consoles are triggered during boot.
 func TestColdplug(t *testing.T) {
 	const units = "files/base/usr/lib/systemd/system/"
 	subsystems := func(file, flag string) []string {
@@ -214,8 +214,8 @@ func TestColdplug(t *testing.T) {
 	}
 }
 
-// TestKubeletStart checks that kubelet's unit removes --pod-infra-container-image, which kubelet
-// 1.35 and later rejects, and no other flag. An older kubeadm may have left that flag on DATA.
+// TestKubeletStart checks that kubelet's unit removes only --pod-infra-container-image from flags
+// that an older kubeadm wrote to DATA: kubelet 1.35 and later rejects that flag.
 func TestKubeletStart(t *testing.T) {
 	unit, err := embedded.ReadFile("files/base/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf")
 	if err != nil {
@@ -268,8 +268,8 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// TestUnitsVerify checks edgebake's units with systemd-analyze, in a root that has the host's units
-// and empty executables as programs.
+// TestUnitsVerify checks edgebake's units with systemd-analyze. The root has the units of this
+// computer, and empty executables as programs.
 func TestUnitsVerify(t *testing.T) {
 	desk.NeedProgram(t, "systemd-analyze", "systemd")
 	root := t.TempDir()
@@ -381,8 +381,7 @@ func TestESP(t *testing.T) {
 	}
 }
 
-// TestCheckPlaces checks that the error names the layer of a file that is in the place of a
-// directory.
+// TestCheckPlaces checks that the error names the layer whose file takes the place of a directory.
 func TestCheckPlaces(t *testing.T) {
 	node := func(p string, mode uint32, target string) tree.Node {
 		return tree.Node{Path: p, Layer: "base", Inode: &tree.Inode{Mode: mode, Target: target}}
@@ -426,8 +425,8 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// TestSplitSystemState checks that the package database is on the root, and that DATA has a link to
-// it. After an update, the link leads to the database of the booted root.
+// TestSplitSystemState checks that the package database is on the root and that DATA links to it.
+// After an update, the link then leads to the database of the new root.
 func TestSplitSystemState(t *testing.T) {
 	dir := &tree.Inode{Mode: tree.ModeDir | 0o755}
 	file := &tree.Inode{Mode: tree.ModeRegular | 0o644}
@@ -486,15 +485,15 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFresh checks that first boot skips systemd's ConditionNeedsUpdate units (hwdb, ld.so.cache …),
-// whose results Debian's packages contain, unless the user's layers add inputs of these units.
+// TestFresh checks that files which Debian's packages have already generated (hwdb, ld.so.cache) are
+// marked as current, unless the user's layers add sources of such files.
 func TestFresh(t *testing.T) {
 	img := testImage()
 	marks := func(l tree.Layer) (n int) {
 		for _, node := range l.Nodes {
 			if node.Path == "etc/.updated" || node.Path == "var/.updated" {
 				n++
-				// If the file were older than /usr, systemd would generate the files again.
+				// systemd compares this time with /usr. With an older one, it would generate the files again.
 				if node.MTime != testFacts().SourceDate {
 					t.Errorf("%s is of %v", node.Path, node.MTime)
 				}
@@ -533,8 +532,8 @@ func TestFresh(t *testing.T) {
 	}
 }
 
-// TestUnitsKeepModes checks that units and tmpfiles.d give a directory the same mode. systemd sets
-// the mode of a unit's directory at each start, by default to 0755.
+// TestUnitsKeepModes checks that units and tmpfiles.d give a directory the same mode. Otherwise,
+// systemd would change the mode at each start of the unit, by default to 0755.
 func TestUnitsKeepModes(t *testing.T) {
 	const base = "files/base/usr/lib/"
 	modes := map[string]string{}

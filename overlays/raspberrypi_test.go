@@ -18,7 +18,7 @@ func piImage() *configs.Image {
 	return img
 }
 
-// files returns regular files, each with its own name as contents.
+// files returns regular files. The content of each file is its path.
 func files(paths ...string) (nodes []tree.Node) {
 	for _, p := range paths {
 		nodes = append(nodes, tree.Node{Path: p, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte(p))}})
@@ -26,8 +26,8 @@ func files(paths ...string) (nodes []tree.Node) {
 	return nodes
 }
 
-// trixie returns files of Debian 13's kernel package for these boards in November 2026, and the
-// kernel's version. backports does the same for the kernel of its backports.
+// trixie returns the relevant files and the version of Debian 13's kernel package in November 2026.
+// backports does the same for the kernel in Debian's backports.
 func trixie() ([]tree.Node, string) {
 	const k = "6.12.107+deb13-arm64"
 	m := "usr/lib/modules/" + k + "/kernel/drivers/"
@@ -77,7 +77,7 @@ func TestPiBoards(t *testing.T) {
 	}
 }
 
-// piESP returns the ESP for the boards that the kernel supports, as text.
+// piESP returns the files of the ESP for the boards that the kernel supports, also as text.
 func piESP(t *testing.T, nodes []tree.Node, kernel string) (map[string]tree.Node, string) {
 	t.Helper()
 	facts := testFacts()
@@ -103,8 +103,8 @@ func piESP(t *testing.T, nodes []tree.Node, kernel string) (map[string]tree.Node
 	return nodeMap(t, esp), s.String()
 }
 
-// TestPiESP checks that the files of a system are in the directory that os_prefix names. The
-// firmware ignores os_prefix unless the kernel and a device tree are there.
+// TestPiESP checks that the files of a system are in the directory that os_prefix names. If the
+// kernel or a device tree is missing there, the firmware ignores os_prefix.
 func TestPiESP(t *testing.T) {
 	for name, base := range map[string]func() ([]tree.Node, string){"pi4": trixie, "pi5": backports} {
 		nodes, kernel := base()
@@ -132,7 +132,7 @@ func TestPiESP(t *testing.T) {
 	}
 }
 
-// TestPiESPLacks checks that the error names all files that the base lacks.
+// TestPiESPLacks checks that the error lists every file that is missing from the base.
 func TestPiESPLacks(t *testing.T) {
 	nodes, _ := trixie()
 	_, err := ESP(piImage(), testFacts(), slices.DeleteFunc(nodes, func(n tree.Node) bool { return strings.HasPrefix(n.Path, "boot/initrd") }))
@@ -143,8 +143,8 @@ func TestPiESPLacks(t *testing.T) {
 	}
 }
 
-// TestPiCommandLine checks that a command line is rejected if the firmware would truncate it, but
-// not if it just fits. With UEFI, both are accepted.
+// TestPiCommandLine checks that a command line is rejected only if a Raspberry Pi's firmware would
+// truncate it. With UEFI, every length is accepted.
 func TestPiCommandLine(t *testing.T) {
 	img := piImage()
 	line, err := CommandLine(img, testFacts(), "ROOT-A")

@@ -8,17 +8,16 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// updated lists files that mark the files generated from /usr as up to date for systemd
+// updated lists the files by which systemd knows that its files generated from /usr are current
 // (ConditionNeedsUpdate in systemd.unit): users of sysusers.d, the linker's cache, the hardware
-// database, the journal's catalog. Debian's packages generate them when they are installed. Without
-// the marks, the first boot would generate them again, before firstboot.
+// database, the journal's catalog. Debian's packages generate them when they are installed.
 var updated = []string{"etc/.updated", "var/.updated"}
 
-// compiled lists the directories and files from which those files are generated.
+// compiled lists the names of files and directories from which systemd generates files.
 var compiled = []string{"sysusers.d", "hwdb.d", "ld.so.conf", "ld.so.conf.d", "catalog"}
 
-// Fresh returns the image's own layer, without the files in updated if a layer
-// of the user contains sources of generated files.
+// Fresh returns own, edgebake's layer. If a layer of the user contains sources of generated files, it
+// omits the files in updated.
 func Fresh(own tree.Layer, users []tree.Layer) tree.Layer {
 	for _, l := range users {
 		if slices.ContainsFunc(l.Nodes, func(n tree.Node) bool { return compiles(n.Path) }) {
@@ -29,7 +28,7 @@ func Fresh(own tree.Layer, users []tree.Layer) tree.Layer {
 	return own
 }
 
-// compiles reports whether a file is the source of a generated one.
+// compiles reports whether systemd generates other files from the file p.
 func compiles(p string) bool {
 	if strings.Contains(path.Base(p), ".so") && strings.Contains("/"+p, "/lib") {
 		return true

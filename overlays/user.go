@@ -11,12 +11,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// FileLayer returns the layer name of the node of files[index].
+// FileLayer returns the name of the layer for files[index] of the Image.
 func FileLayer(index int) string { return fmt.Sprintf("files[%d]", index) }
 
-// Files returns two layers of Image.files: the files that may only be added, and the files that may
-// replace others. open opens the source of files[index]; load stores its content where the tree can
-// refer to it.
+// Files returns up to two layers for Image.files: files that may only be added, and files that may
+// replace others. open opens the source of files[index]; load stores it and returns its content.
 func Files(img *configs.Image, f Facts, load func(index int) (tree.Content, error), open func(index int) (io.ReadCloser, error)) ([]tree.Layer, error) {
 	add := &layer{now: f.SourceDate}
 	replace := &layer{now: f.SourceDate}

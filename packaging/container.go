@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// cacheDir is the cache of edgebake in a container, for any user.
+	// cacheDir is edgebake's cache in a container, for every user.
 	cacheDir = "var/cache/edgebake"
 	caBundle = "etc/ssl/certs/ca-certificates.crt"
 )
 
-// container writes the smaller container image, with edgebake alone, for all architectures. It is
-// sufficient for everything that needs no other program.
+// container writes the smaller container image, whose only programs are edgebake's, for all
+// architectures. Commands that call other programs do not work in it.
 func (p *packages) container() error {
 	ca, err := os.ReadFile("/" + caBundle)
 	if err != nil {
@@ -63,13 +63,12 @@ func (p *packages) container() error {
 	})
 }
 
-// debianPackages lists the packages that edgebake needs for a Debian base and for ISOs. mmdebstrap
-// runs as the container's root and does not need uidmap. For another architecture, the emulator
-// must be registered on the container's host; arch-test checks that.
+// debianPackages lists the packages that edgebake needs for Debian bases and for ISOs. arch-test
+// checks that the container's host has an emulator registered for another architecture.
 var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
 
-// debianContainer writes the image with edgebake on Debian, for this computer's
-// architecture: mmdebstrap runs Debian's programs.
+// debianContainer writes the container image with edgebake on Debian. It supports only this computer's
+// architecture, since mmdebstrap runs programs of the new Debian.
 func (p *packages) debianContainer(ctx context.Context) error {
 	arch := runtime.GOARCH
 	if !slices.Contains(p.arch, arch) {
@@ -97,15 +96,14 @@ func (p *packages) debianContainer(ctx context.Context) error {
 	})
 }
 
-// names returns annotations with the image's name for tools that load an
-// archive.
+// names returns annotations with the image's name, for tools that load an archive.
 func names(name, version string) map[string]string {
 	ref := "localhost/" + name + ":" + strings.NewReplacer("~", "-", "+", "-").Replace(version)
 	return map[string]string{"org.opencontainers.image.ref.name": ref, "io.containerd.image.name": ref}
 }
 
-// debian writes a small Debian with the packages that edgebake needs, in the
-// same way as edgebake makes bases.
+// debian writes a small Debian with the packages that edgebake needs. mmdebstrap makes it, as it
+// makes a base.
 func (p *packages) debian(ctx context.Context, arch, out string) error {
 	mode := "unshare"
 	if os.Geteuid() == 0 {
@@ -165,8 +163,7 @@ func (p *packages) image(arch string, layers ...v1.Layer) (v1.Image, error) {
 	return mutate.ConfigFile(img, config)
 }
 
-// layer returns a layer with edgebake, its programs, and the files that more
-// adds.
+// layer returns a layer with edgebake, its programs, and the files that the function more adds.
 func (p *packages) layer(arch string, more func(*layerWriter)) (v1.Layer, error) {
 	var b bytes.Buffer
 	w := &layerWriter{p: p, w: tar.NewWriter(&b)}
@@ -191,7 +188,7 @@ func (p *packages) layer(arch string, more func(*layerWriter)) (v1.Layer, error)
 	return tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil }, tarball.WithMediaType(types.OCILayer))
 }
 
-// layerWriter writes a tar, and keeps the first error.
+// layerWriter writes a tar archive and keeps the first error.
 type layerWriter struct {
 	p   *packages
 	w   *tar.Writer
@@ -216,8 +213,7 @@ func (l *layerWriter) add(h *tar.Header, data []byte) {
 	}
 }
 
-// archive writes an OCI layout as one file, which docker load, podman load, ctr
-// images import and skopeo read.
+// archive writes an OCI layout as one file for docker load, podman load, ctr images import and skopeo.
 func (p *packages) archive(name string, fill func(layout.Path) error) error {
 	dir := filepath.Join(p.stage, name)
 	oci, err := layout.Write(dir, empty.Index)

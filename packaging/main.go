@@ -1,8 +1,7 @@
-// Command packaging makes the packages of edgebake: a Debian package and
-// container images, for each architecture. They contain edgebake, the programs
-// for nodes of all architectures, manual pages and completions. The same commit
-// gives the same bytes, except for the Debian base of the larger container
-// image, which is made from the current archive.
+// Command packaging makes edgebake's packages for each architecture: a Debian package and container
+// images. They contain edgebake, the programs for nodes of all architectures, manual pages and shell
+// completions. The same commit gives the same bytes, except for the container image on Debian, whose
+// base comes from the current Debian archive.
 package main
 
 import (
@@ -29,11 +28,11 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// nfpm is the program that writes the Debian package. Later versions need
-// modules for Windows packages that not every proxy serves.
+// nfpm is the program that writes the Debian package. Later versions require modules that some module
+// proxies do not have.
 const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4"
 
-// architectures lists the architectures of nodes, and of the computers that edgebake runs on.
+// architectures lists the architectures of nodes and of the computers that run edgebake.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -71,9 +70,9 @@ type packages struct {
 	log        io.Writer
 
 	date    time.Time
-	commit  bool   // built from a commit, which the version names
-	version string // as edgebake prints it
-	stage   string // a directory for each architecture's files
+	commit  bool   // built from a commit, which is part of the version
+	version string // as printed by edgebake
+	stage   string // contains a directory with the files of each architecture
 }
 
 func (p *packages) build(ctx context.Context) error {
@@ -175,8 +174,8 @@ func (p *packages) layOut(ctx context.Context) error {
 	return nil
 }
 
-// checkRelease checks that the programs for images, which have no version from
-// Go, print the version of a release.
+// checkRelease checks that a release's programs for images print its version. Their version is a
+// constant in the source: Go does not add one.
 func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	if strings.ContainsAny(p.version, "-+(") {
 		return nil // not a release
@@ -191,13 +190,13 @@ func (p *packages) checkRelease(ctx context.Context, firstboot string) error {
 	return nil
 }
 
-// compile compiles edgebake itself. Go finds its version in the repository.
+// compile compiles edgebake itself. Go takes its version from the git repository.
 func (p *packages) compile(ctx context.Context, arch, out string) error {
 	fmt.Fprintf(p.log, "compiling edgebake for %s\n", arch)
 	cmd := procgroup.Command(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-buildvcs="+strconv.FormatBool(p.commit), "-o", out, "./cmd/edgebake")
 	cmd.Dir = p.src
 	cmd.Env = append(append(cmd.Env, builder.ProgramEnv(arch)...),
-		// Go calls git, which rejects a clone of another user.
+		// Go calls git, which rejects a repository that belongs to another user.
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=safe.directory", "GIT_CONFIG_VALUE_0=*")
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("compiling edgebake for %s: %w\n%s", arch, err, output)
@@ -278,7 +277,7 @@ func (p *packages) copyDocs(doc string) error {
 			if err == nil && filepath.Base(file) == "quickstart.yaml" {
 				text, err = quickstartAlone(text)
 			}
-			// Use the changelog's name in Debian, which requires it to be compressed.
+			// Debian requires this name and a compressed changelog.
 			text = bytes.ReplaceAll(text, []byte("](CHANGELOG.md)"), []byte("](NEWS.md.gz)"))
 			errs = append(errs, err, writeFile(filepath.Join(doc, filepath.Dir(pattern), filepath.Base(file)), text))
 		}
@@ -286,8 +285,8 @@ func (p *packages) copyDocs(doc string) error {
 	return errors.Join(errs...)
 }
 
-// quickstartAlone returns the example without the two container images that
-// `make demo` makes in a clone.
+// quickstartAlone returns the example without its two container images, which exist only after
+// `make demo` in a clone.
 func quickstartAlone(doc []byte) ([]byte, error) {
 	text := string(doc)
 	var errs []error
@@ -327,8 +326,8 @@ License: Apache-2.0
  /usr/share/common-licenses/Apache-2.0.
 `
 
-// overrides disable lintian's findings about Go programs, programs for other
-// architectures, and programs that read databases in images.
+// overrides disables lintian's reports about Go programs, programs for other architectures, and
+// programs that read dpkg's database in an image.
 const overrides = `# Go's programs are linked statically.
 edgebake: statically-linked-binary *
 # What the images of nodes get, for nodes of all architectures.
@@ -374,7 +373,7 @@ func (p *packages) debs(ctx context.Context) error {
 	return nil
 }
 
-// made prints the name and size of a package, and removes earlier versions of it if replace is set.
+// made prints the name and size of a package. If p.replace is set, it removes earlier versions.
 func (p *packages) made(name string) error {
 	fi, err := os.Stat(name)
 	if err != nil {
@@ -394,11 +393,11 @@ func (p *packages) made(name string) error {
 	return err
 }
 
-// anyVersion splits NAME_VERSION_ARCH.deb, and the names of container images.
+// anyVersion matches the file names of Debian packages and container images of every version.
 var anyVersion = regexp.MustCompile(`^([^_]+)_[^_]+(_[a-z0-9]+\.deb|_[a-z0-9]+\.oci\.tar|\.oci\.tar)$`)
 
-// debianVersion returns a version that dpkg orders correctly: prereleases and
-// commits come before the release.
+// debianVersion returns a version that dpkg sorts correctly: prereleases and commits come before the
+// release.
 func debianVersion(version string, date time.Time) string {
 	if version == "(devel)" {
 		return "0~" + date.Format("20060102150405")

@@ -37,13 +37,13 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestMain sets the date of the packages, since git may reject the clone of another user.
+// TestMain sets the date of the packages, since git may reject a clone that belongs to another user.
 func TestMain(m *testing.M) {
 	os.Setenv("SOURCE_DATE_EPOCH", "1767225600")
 	os.Exit(m.Run())
 }
 
-// makeIn makes packages of the source tree in a new directory and returns their names.
+// makeIn makes packages of the source tree in a new directory and returns their paths.
 func makeIn(t *testing.T, p packages) []string {
 	t.Helper()
 	p.src, p.log, p.out = "..", t.Output(), t.TempDir()
@@ -63,8 +63,8 @@ func makeIn(t *testing.T, p packages) []string {
 	return made
 }
 
-// TestPackages makes the packages of this computer's architecture twice and compares them. It uses
-// them without source tree and Go, and with an empty home directory.
+// TestPackages makes the packages of this computer's architecture twice and compares them. Then it uses
+// them without the source tree, without Go, and with an empty home directory.
 func TestPackages(t *testing.T) {
 	pace.Takes(t, 60*time.Second)
 	host := packages{arch: []string{runtime.GOARCH}, nodes: []string{runtime.GOARCH}, only: []string{"deb", "container"}}
@@ -85,8 +85,8 @@ func TestPackages(t *testing.T) {
 	t.Run("container", func(t *testing.T) { container(t, find(t, made, ".oci.tar"), root) })
 }
 
-// TestAllPackages makes all packages for all architectures twice. lintian checks the Debian
-// packages, dpkg installs one, and the larger container image builds on a Debian base, without Go.
+// TestAllPackages makes all packages for all architectures twice. lintian checks the Debian packages,
+// dpkg installs one, and the container image on Debian builds an image without Go.
 func TestAllPackages(t *testing.T) {
 	nightly(t)
 	desk.NeedRoot(t, "a chroot in which dpkg installs")
@@ -126,7 +126,7 @@ func TestAllPackages(t *testing.T) {
 	}
 	err = buildtest.Write(work, buildtest.Base(), func(doc string) string {
 		doc = strings.Replace(withoutAgents(doc), "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
-		return strings.Replace(doc, "/etc/motd", "/etc/motd.site", 1) // Debian's base has its own /etc/motd
+		return strings.Replace(doc, "/etc/motd", "/etc/motd.site", 1) // Debian has its own /etc/motd
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -145,8 +145,8 @@ func TestAllPackages(t *testing.T) {
 	within(t, root, env, "edgebake", "version")
 }
 
-// TestModuleCanBeFetched checks that the module proxy accepts the source tree: all names must be
-// allowed in a module, for example none may be a Windows device.
+// TestModuleCanBeFetched checks that a Go module may contain every file of the source tree. For
+// example, a module cannot contain a file with the name of a Windows device.
 func TestModuleCanBeFetched(t *testing.T) {
 	files, err := zip.CheckDir(sourceOnly(t))
 	if err := errors.Join(err, files.Err()); err != nil {
@@ -154,8 +154,8 @@ func TestModuleCanBeFetched(t *testing.T) {
 	}
 }
 
-// TestGoInstall installs edgebake with the Go tool from a proxy. edgebake must then compile its
-// programs for nodes in the same version.
+// TestGoInstall installs edgebake with the Go tool from a proxy. Then edgebake must compile its
+// programs for nodes, with the same version.
 func TestGoInstall(t *testing.T) {
 	nightly(t)
 	const version = "v0.0.0-20260101000000-abcdefabcdef"
@@ -184,7 +184,7 @@ func TestGoInstall(t *testing.T) {
 	t.Setenv("GONOSUMDB", "github.com/edgebake/edgebake")
 	t.Setenv("GOFLAGS", "-trimpath")
 	t.Setenv("GOBIN", bin)
-	t.Cleanup(func() { run(t, exec.Command("go", "clean", "-modcache")) }) // go makes its module cache read-only
+	t.Cleanup(func() { run(t, exec.Command("go", "clean", "-modcache")) }) // the module cache is read-only
 	dir := t.TempDir()
 	install := exec.Command("go", "install", "github.com/edgebake/edgebake/cmd/edgebake@"+version)
 	install.Dir = dir
@@ -202,17 +202,17 @@ func TestGoInstall(t *testing.T) {
 	}
 }
 
-// sourceOnly copies the files of the source tree, without build results, to a new directory.
+// sourceOnly copies the source tree, without build results, to a new directory.
 func sourceOnly(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	// In CI, another user may own the clone.
+	// In CI, the clone may belong to another user.
 	list := exec.Command("git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = ".."
 	for name := range strings.SplitSeq(strings.TrimRight(run(t, list), "\x00"), "\x00") {
 		text, err := os.ReadFile(filepath.Join("..", name))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed and not yet committed
+			continue // deleted, but not yet committed
 		}
 		to := filepath.Join(dir, name)
 		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o644)); err != nil {
@@ -266,8 +266,8 @@ func run(t *testing.T, cmd *exec.Cmd) string {
 	return out.String()
 }
 
-// lonely returns a command that runs an installed edgebake with no other program on PATH and an
-// empty home directory.
+// lonely returns a command that runs an installed edgebake with an empty home directory and with no
+// other program on PATH.
 func lonely(t *testing.T, root, dir string, args ...string) *exec.Cmd {
 	bin := filepath.Join(root, "usr/bin")
 	cmd := exec.Command(filepath.Join(bin, "edgebake"), args...)
@@ -282,7 +282,7 @@ func installed(t *testing.T, root string) {
 	run(t, lonely(t, root, dir, "init"))
 	run(t, lonely(t, root, dir, "validate", "image.yaml"))
 
-	// A first build reports everything that is missing at once, before it makes anything.
+	// The first build reports everything that is missing at once, before it does any work.
 	out, err := lonely(t, root, dir, "build", "image.yaml").CombinedOutput()
 	if err == nil {
 		t.Error("the build succeeded without its tools")
@@ -296,8 +296,8 @@ func installed(t *testing.T, root string) {
 		t.Errorf("the package has them:\n%s", out)
 	}
 
-	// An image built with the package equals one built in the clone, byte for byte, even if the
-	// package's edgebake is called in the clone.
+	// The package and the clone must build the same bytes, even if the package's edgebake runs in the
+	// clone.
 	if err := buildtest.Write(dir, buildtest.Base(), withoutAgents); err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func installed(t *testing.T, root string) {
 	}
 }
 
-// documents follows each link in the package's documents, and each example that they name.
+// documents checks each link in the package's documents, and each example that they name.
 func documents(t *testing.T, root string) {
 	doc := filepath.Join(root, "usr/share/doc/edgebake")
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#([^)]*))?\)|\]\(#([^)]+)\)`)
@@ -376,8 +376,8 @@ func documents(t *testing.T, root string) {
 	}
 }
 
-// quickstart validates the examples, copied out of the package to an empty directory, and builds
-// quickstart.yaml. Inputs that require Go and mmdebstrap are replaced.
+// quickstart copies the package's examples to an empty directory, validates them, and builds
+// quickstart.yaml. It replaces the inputs that require Go and mmdebstrap.
 func quickstart(t *testing.T, root string) {
 	dir := t.TempDir()
 	examples := filepath.Join(root, "usr/share/doc/edgebake/configs/examples")
@@ -433,11 +433,11 @@ func golden(t *testing.T, report string) string {
 	return r.Golden
 }
 
-// commandLists matches the lists of commands in a command's help, with their headings.
+// commandLists matches the lists of subcommands in a command's help, with their headings.
 var commandLists = regexp.MustCompile(`(?m)^[A-Z][\w ,]*:\n(?:  [a-z-]+ {2,}.*\n)+`)
 
-// manuals renders each page with man. There must be no warning, and the page must contain all words
-// of the command's help.
+// manuals renders each manual page with man, which must print no warning. The page must contain all
+// words of the command's help.
 func manuals(t *testing.T, root string) {
 	man := desk.NeedProgram(t, "man", "man-db")
 	pages, err := filepath.Glob(filepath.Join(root, "usr/share/man/man1/*.1.gz"))
@@ -458,7 +458,7 @@ func manuals(t *testing.T, root string) {
 		if usage := "\n  " + strings.Join(command, " "); !strings.Contains(help, usage+" ") && !strings.Contains(help, usage+"\n") {
 			t.Errorf("%s is about no command: %q says\n%s", filepath.Base(page), command, help)
 		}
-		help = commandLists.ReplaceAllString(help, "") // the section SEE ALSO lists them
+		help = commandLists.ReplaceAllString(help, "") // the section SEE ALSO contains these names
 		help, _, _ = strings.Cut(help, "\nUse \"")
 		headings := []string{"Usage:", "Examples:", "[command]", "Flags:", "Global"}
 		for _, word := range strings.Fields(strings.ReplaceAll(help, "-h, --help", "")) {
@@ -482,7 +482,7 @@ func completions(t *testing.T, root string) {
 	}
 }
 
-// container runs edgebake in a root that contains only the container image.
+// container runs edgebake in a root file system that contains only the container image.
 func container(t *testing.T, archive, deb string) {
 	index, err := readArchive(t, archive).ImageIndex()
 	if err != nil {
@@ -521,7 +521,7 @@ func container(t *testing.T, archive, deb string) {
 	within(t, root, config.Config.Env, "/usr/bin/edgebake", "inspect", "tiny.raw", "--verify")
 }
 
-// within runs a program of a root file system with that root, in the directory /work.
+// within runs a program in a root file system, in the directory /work.
 func within(t *testing.T, root string, env []string, args ...string) string {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Join(root, "proc"), 0o755); err != nil {
@@ -537,7 +537,7 @@ func within(t *testing.T, root string, env []string, args ...string) string {
 	return run(t, cmd)
 }
 
-// readArchive unpacks an OCI archive.
+// readArchive unpacks an OCI archive and returns its layout.
 func readArchive(t *testing.T, archive string) layout.Path {
 	t.Helper()
 	f, err := os.Open(archive)
@@ -606,7 +606,7 @@ func untar(t *testing.T, r io.Reader, dir string) {
 		case tar.TypeReg:
 			data, err2 := io.ReadAll(tr)
 			err = errors.Join(err, err2, os.WriteFile(name, data, fs.FileMode(h.Mode).Perm()))
-		case tar.TypeChar: // Debian's base has devices; root can make them
+		case tar.TypeChar: // Debian contains device files if root made it
 			err = errors.Join(err, syscall.Mknod(name, syscall.S_IFCHR|uint32(h.Mode), int(unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)))))
 		case tar.TypeSymlink:
 			err = errors.Join(err, os.Symlink(h.Linkname, name))
@@ -619,8 +619,8 @@ func untar(t *testing.T, r io.Reader, dir string) {
 	}
 }
 
-// programs maps the programs that edgebake calls by name to the Debian packages that contain them.
-// "" means that every Debian has the program.
+// programs maps each program that edgebake runs by name to its Debian package. "" means that every
+// Debian system has the program.
 var programs = map[string]string{
 	"apt-cache": "mmdebstrap", "apt-get": "mmdebstrap", // mmdebstrap depends on apt
 	"arch-test": "arch-test",
@@ -631,8 +631,8 @@ var programs = map[string]string{
 	"xorriso": "xorriso",
 }
 
-// computed lists the calls whose program is not a literal, by file and expression, with the
-// programs that the expression may name.
+// computed lists the calls in which the program's name is not a literal, by file and expression, with
+// the names that the expression may have.
 var computed = map[string][]string{
 	"builder/agents.go goCmd":          {"go"},
 	"builder/archive.go name":          {"apt-get", "apt-cache"},
@@ -646,8 +646,8 @@ var computed = map[string][]string{
 	"builder/qemu/trial.go prog.Path":  {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
-// TestProgramsAreDeclared checks that the package recommends or suggests exactly the programs that
-// edgebake calls, and their data.
+// TestProgramsAreDeclared checks that the package recommends or suggests exactly the packages of the
+// programs that edgebake runs, and of the data that they need.
 func TestProgramsAreDeclared(t *testing.T) {
 	raw, err := os.ReadFile("nfpm.yaml")
 	var config struct{ Recommends, Suggests []string }
@@ -676,8 +676,8 @@ func TestProgramsAreDeclared(t *testing.T) {
 	if got, want := slices.Sorted(maps.Keys(called)), slices.Sorted(maps.Keys(programs)); !slices.Equal(got, want) {
 		t.Errorf("programs that are called: %q, listed: %q", got, want)
 	}
-	// The last five are certificates, keyrings and firmware, which edgebake and these programs
-	// read, and the emulator with which the kernel runs programs of another architecture.
+	// edgebake runs no program of the last five packages, which contain an emulator for other
+	// architectures, certificates, keyrings and firmware.
 	needed := append(slices.Collect(maps.Values(programs)), "qemu-user-static", "ca-certificates", "debian-archive-keyring", "ovmf", "qemu-efi-aarch64")
 	for _, pkg := range declared {
 		if !slices.Contains(needed, pkg) {
@@ -687,7 +687,7 @@ func TestProgramsAreDeclared(t *testing.T) {
 }
 
 // calls returns each call of a program in edgebake's source, by file and expression. The value is
-// the program's name if it is a literal.
+// the program's name if the expression is a literal.
 func calls(t *testing.T) map[string]string {
 	t.Helper()
 	list := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}} {{.Dir}}{{end}}", "./cmd/edgebake")
@@ -696,7 +696,7 @@ func calls(t *testing.T) map[string]string {
 	for line := range strings.Lines(run(t, list)) {
 		path, dir, _ := strings.Cut(strings.TrimSpace(line), " ")
 		rel, ours := strings.CutPrefix(path, "github.com/edgebake/edgebake/")
-		if !ours || rel == "builder/procgroup" { // it starts the programs that its callers name
+		if !ours || rel == "builder/procgroup" { // procgroup starts the programs that its callers name
 			continue
 		}
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -755,7 +755,7 @@ func isExec(s *ast.SelectorExpr) bool {
 		x.Name == "procgroup" && s.Sel.Name == "Command")
 }
 
-// TestDebianVersion checks with dpkg that the versions are in the right order.
+// TestDebianVersion checks with dpkg that versions sort correctly.
 func TestDebianVersion(t *testing.T) {
 	dpkg := desk.NeedProgram(t, "dpkg", "dpkg")
 	date := time.Unix(1767225600, 0).UTC()
@@ -769,8 +769,8 @@ func TestDebianVersion(t *testing.T) {
 	}
 }
 
-// TestCheckRelease checks that a tag is rejected if the source has another version, and that other
-// versions are not checked.
+// TestCheckRelease checks that a release is rejected if the source has another version. Other builds
+// are not checked.
 func TestCheckRelease(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "firstboot")
 	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {
@@ -788,15 +788,15 @@ func TestCheckRelease(t *testing.T) {
 	}
 }
 
-// TestEarlierPackagesGo checks which earlier packages are removed. README and install.md name
-// packages by patterns, which must match one file each, however often packages were made.
+// TestEarlierPackagesGo checks which earlier packages are removed. The patterns in README and
+// install.md must match one file each, even after several runs.
 func TestEarlierPackagesGo(t *testing.T) {
 	for _, replace := range []bool{true, false} {
 		p := packages{out: t.TempDir(), log: t.Output(), replace: replace}
 		earlier := []string{"edgebake_0.1.0~a_amd64.deb", "edgebake_0.1.0~a_arm64.deb", "edgebake_0.1.0-a.oci.tar", "edgebake-debian_0.1.0-a_amd64.oci.tar", "notes.txt"}
 		now := []string{"edgebake_0.1.0~b_amd64.deb", "edgebake_0.1.0-b.oci.tar", "edgebake-debian_0.1.0-b_amd64.oci.tar"}
 		want := slices.Concat(earlier, now)
-		if replace { // packages that were not made again stay
+		if replace { // packages of other kinds stay
 			want = slices.Concat([]string{"edgebake_0.1.0~a_arm64.deb", "notes.txt"}, now)
 		}
 		for _, name := range slices.Concat(earlier, now) {

@@ -51,7 +51,7 @@ func (l Lines) without(name string) Lines {
 // Accounts contains the users and groups of a system, from passwd and group.
 type Accounts struct{ Users, Groups Lines }
 
-// Group returns the line of a group, by name or, as useradd does, by number.
+// Group returns the line of a group, given its name or, as in useradd, its number.
 func (a Accounts) Group(name string) []string {
 	row := a.Groups.Find(name)
 	if _, err := strconv.Atoi(name); row == nil && err == nil {
@@ -63,10 +63,10 @@ func (a Accounts) Group(name string) []string {
 	return row
 }
 
-// AccountProblem is a problem of a user or group in an Ignition config.
+// AccountProblem is a problem with a user or group in an Ignition config.
 type AccountProblem struct {
-	Field string // empty: the user or group as a whole
-	Item  int    // index in a list
+	Field string // empty for the user or group as a whole
+	Item  int    // index in the list Field
 	Msg   string
 }
 
@@ -79,8 +79,8 @@ func (p *AccountProblems) add(field, format string, args ...any) {
 
 const noGroup = "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image"
 
-// CheckGroup returns the reasons why a group of a config cannot be created or
-// changed. Stamping uses it, and the first boot that applies the config.
+// CheckGroup returns the reasons why a group of an Ignition config cannot be created or changed. The
+// build computer calls it when it stamps a disk, and the machine when it applies the config.
 func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	var probs AccountProblems
 	row := a.Groups.Find(g.Name)
@@ -105,8 +105,8 @@ func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	return probs
 }
 
-// CheckUser is like CheckGroup for a user. ours means that this config, or the
-// one applied before it, created the user or its group.
+// CheckUser returns the reasons why a user cannot be created or changed. ours means that this
+// config, or the previous one of this machine, created the user or its group.
 func (a Accounts) CheckUser(u types.PasswdUser, ours bool) AccountProblems {
 	var probs AccountProblems
 	if u.ShouldExist != nil && !*u.ShouldExist {
@@ -157,7 +157,7 @@ func (a Accounts) checkUID(u types.PasswdUser, row []string, ours bool, probs *A
 	}
 }
 
-// cell returns column n of a line, or "".
+// cell returns column n of a line, or "" if the line has fewer columns.
 func cell(row []string, n int) string {
 	if len(row) > n {
 		return row[n]

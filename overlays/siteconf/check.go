@@ -18,19 +18,19 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Image is the image with which a Site is compared.
+// Image is the image against which a Site is checked.
 type Image struct {
 	Info ondisk.ImageInfo
-	// Root reads the files of the image; nil if they are mixed with files that
-	// a machine has created.
+	// Root reads the files of the image. It is nil if these files cannot be told from files that a
+	// machine has created.
 	Root Root
-	// Strict also reports settings without effect, such as SSH keys without an
-	// SSH server. A running machine does not reject a Site for them.
+	// Strict also reports settings without effect, such as SSH keys without an SSH server. A running
+	// machine does not set it, so that such a Site is accepted.
 	Strict bool
 }
 
-// Root reads the files of an image. Links are followed within it, except for
-// the last element of Lstat's path.
+// Root reads the files of an image. It follows links within the image, except that Lstat does not
+// follow the last element of its path.
 type Root interface {
 	Lstat(path string) (Found, error) // fs.ErrNotExist if there is none
 	ReadFile(path string) ([]byte, error)
@@ -39,11 +39,11 @@ type Root interface {
 // Found describes the file at a path.
 type Found struct {
 	Mode fs.FileMode
-	Link string // target of a link
+	Link string // target, if the file is a link
 }
 
-// CheckSite returns everything in a Site and its separate Ignition config that
-// an image does not support.
+// CheckSite returns everything in a Site and its separate Ignition config that the image does not
+// support.
 func CheckSite(img Image, site *configs.Site, userIgnition []byte) configs.Problems {
 	probs := CheckInfo(img.Info, site)
 	if img.Root != nil {
@@ -72,8 +72,8 @@ func CheckFiles(img Image, site *configs.Site, userIgnition []byte) configs.Prob
 type check struct {
 	img   Image
 	site  *configs.Site
-	user  *types.Config // the Ignition config, either separate or in the Site
-	cfg   *types.Config // Site and user combined
+	user  *types.Config // the Ignition config, from its own file or from the Site
+	cfg   *types.Config // Site and user merged
 	probs configs.Problems
 }
 
@@ -81,8 +81,8 @@ func (c *check) add(path, format string, args ...any) {
 	c.at(field{path: path}, format, args...)
 }
 
-// at adds a problem of a field of the Site or of the Ignition config. A
-// separate Ignition config is its own file; otherwise it is the field ignition.
+// at adds a problem of a field. An Ignition field is reported in the config's own file, or under the
+// Site's field ignition if the config is there.
 func (c *check) at(f field, format string, args ...any) {
 	p := configs.Problem{Path: f.path, Msg: fmt.Sprintf(format, args...)}
 	switch {
@@ -106,7 +106,7 @@ func ignitionField(format string, args ...any) field {
 
 func (f field) dot(name string) field { return field{f.path + "." + name, f.ignition} }
 
-// item returns the i-th element of a list, in the notation of its document.
+// item returns the i-th element of a list, in the notation of its document: [i] or .i.
 func (f field) item(i int) field {
 	if f.ignition {
 		return f.dot(strconv.Itoa(i))
@@ -114,7 +114,7 @@ func (f field) item(i int) field {
 	return field{fmt.Sprintf("%s[%d]", f.path, i), false}
 }
 
-// image reports conflicts with the image's description.
+// image reports differences from the image's description, such as another architecture.
 func (c *check) image() {
 	info, site := c.img.Info, c.site
 	if site.Arch != "" && info.Arch != "" && site.Arch != info.Arch {
@@ -131,7 +131,7 @@ func (c *check) image() {
 	}
 }
 
-// networks reports addresses of the Site in the CIDR of the image's pods.
+// networks reports addresses of the Site that are in the image's pod CIDR.
 func (c *check) networks() {
 	pods, err := netip.ParsePrefix(c.img.Info.PodCIDR)
 	if err != nil {
@@ -170,7 +170,7 @@ func (c *check) networks() {
 	}
 }
 
-// files reports conflicts with the image's files, and files that are missing.
+// files reports conflicts with files of the image, and files that the image lacks.
 func (c *check) files(userIgnition []byte) {
 	if !c.site.Ignition.IsZero() {
 		userIgnition = []byte(c.site.Ignition.Reveal())
@@ -210,7 +210,7 @@ func (c *check) has(paths ...string) bool {
 	})
 }
 
-// installed reports whether dpkg installed a package into the image.
+// installed reports whether the image contains an installed Debian package.
 func (c *check) installed(name string) bool {
 	status, err := c.img.Root.ReadFile("/var/lib/dpkg/status")
 	if err != nil {
@@ -224,7 +224,7 @@ func (c *check) installed(name string) bool {
 	return false
 }
 
-// packages reports settings for programs that are not in the image.
+// packages reports settings for programs that the image lacks.
 func (c *check) packages() {
 	for i, f := range c.site.Network.Interfaces {
 		if f.WiFi != nil && !c.has("/usr/sbin/wpa_supplicant", "/sbin/wpa_supplicant") && !c.installed("wpasupplicant") {
@@ -232,7 +232,7 @@ func (c *check) packages() {
 			break
 		}
 	}
-	// In a root file system without accounts, missing programs mean nothing.
+	// A root without accounts was not made from a distribution: it may have other programs.
 	if !c.img.Strict || !c.has("/etc/passwd") || c.has("/usr/sbin/sshd", "/sbin/sshd", "/usr/bin/sshd") || c.installed("openssh-server") {
 		return
 	}
@@ -244,7 +244,7 @@ func (c *check) packages() {
 	}
 }
 
-// userField returns the field of a user, in the Site or in the Ignition config.
+// userField returns the field that defines a user, in the Site or in the Ignition config.
 func (c *check) userField(name string) field {
 	if i := slices.IndexFunc(c.site.Users, func(u configs.User) bool { return u.Name == name }); i >= 0 {
 		return field{path: fmt.Sprintf("users[%d]", i)}
@@ -255,8 +255,7 @@ func (c *check) userField(name string) field {
 	return ignitionField("passwd.users.%d", slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name }))
 }
 
-// read reads an account file. ok is false if the image has none: then accounts
-// are not checked.
+// read reads an account file. If the image has none, ok is false, and the caller checks no accounts.
 func (c *check) read(file string) (l Lines, ok bool) {
 	b, err := c.img.Root.ReadFile(file)
 	if err != nil {
@@ -268,7 +267,7 @@ func (c *check) read(file string) (l Lines, ok bool) {
 	return ParseLines(b), true
 }
 
-// accounts reports users and groups that are missing or conflict.
+// accounts reports users and groups that are missing from the image or conflict with it.
 func (c *check) accounts() {
 	users, ok := c.read("/etc/passwd")
 	groups, okGroups := c.read("/etc/group")
@@ -322,7 +321,7 @@ func number(id *int) string {
 	return strconv.Itoa(*id)
 }
 
-// nodes calls each for the paths in the Ignition config, with their fields.
+// nodes calls each for every path in the Ignition config, with the field that defines it.
 func (c *check) nodes(each func(at field, kind string, n types.Node, f *types.File)) {
 	for i, d := range c.cfg.Storage.Directories {
 		each(ignitionField("storage.directories.%d", i), "directory", d.Node, nil)
@@ -346,11 +345,11 @@ func (c *check) owners(have Accounts) {
 	})
 }
 
-// paths reports existing files that the config would replace without overwrite.
+// paths reports files of the image that the config would replace without setting overwrite.
 func (c *check) paths() {
 	c.nodes(func(at field, kind string, n types.Node, f *types.File) {
 		if n.Overwrite != nil && *n.Overwrite {
-			return // first boot reports the paths that it rejects
+			return // first boot reports the paths that cannot be overwritten
 		}
 		found, err := c.img.Root.Lstat(n.Path)
 		if err != nil || c.clearedAbove(n.Path) {
@@ -367,7 +366,7 @@ func (c *check) paths() {
 	})
 }
 
-// clearedAbove reports whether a directory above p is overwritten.
+// clearedAbove reports whether the config overwrites a directory above p.
 func (c *check) clearedAbove(p string) bool {
 	return slices.ContainsFunc(c.cfg.Storage.Directories, func(d types.Directory) bool {
 		return d.Overwrite != nil && *d.Overwrite && strings.HasPrefix(p, d.Path+"/")
@@ -393,7 +392,7 @@ func kindOf(m fs.FileMode) string {
 // unitDirs lists the directories in which systemd searches for units.
 var unitDirs = []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/usr/local/lib/systemd/system/"}
 
-// units reports units to enable that do not exist.
+// units reports units that the config enables but that do not exist.
 func (c *check) units() {
 	if !c.has("/usr/lib/systemd/system") {
 		return // the image's units are unknown

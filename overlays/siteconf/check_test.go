@@ -69,7 +69,7 @@ func TestCheckSite(t *testing.T) {
 	for name, tc := range map[string]struct {
 		site string
 		root files
-		want []string // none: the Site may be stamped
+		want []string // empty: the Site is accepted
 	}{
 		"nothing asked for":      {"", smallRoot, nil},
 		"keys without a server":  {"users: [{name: admin, sshAuthorizedKeys: ['" + key + "']}]\n", smallRoot, []string{"users[0].sshAuthorizedKeys: the image has no SSH server: add the package openssh-server"}},

@@ -9,14 +9,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// controlPlane reports container images of the control plane that are missing from the image, since
-// none are pulled while it starts.
+// controlPlane reports container images of the control plane that the image lacks. The machine
+// cannot pull them while its control plane starts.
 func (c *check) controlPlane() {
 	if c.site.NodeType != configs.NodeControlPlane || c.site.ControlPlane == nil {
 		return
 	}
 	docs := c.site.ControlPlane.Documents()
-	version := c.img.Info.Kubernetes // a machine runs the patch release of its image
+	version := c.img.Info.Kubernetes // the machine runs the patch release of its image
 	if v := docs.KubernetesVersion(); kubeadm.Minor(v) != kubeadm.Minor(version) {
 		c.add("controlPlane.kubeadm", "kubernetesVersion is %s, but the image has kubelet and kubeadm %s, which have another minor version: build the image with kubernetes.version %s, or correct kubernetesVersion of the Cluster", v, version, v)
 	}
@@ -29,7 +29,7 @@ func (c *check) controlPlane() {
 	}
 }
 
-// tagsOf returns the tags of a container image in the image.
+// tagsOf returns the tags with which the image contains a container image.
 func tagsOf(info ondisk.ImageInfo, name string) []string {
 	var tags []string
 	for _, i := range info.Images {
@@ -41,8 +41,8 @@ func tagsOf(info ondisk.ImageInfo, name string) []string {
 	return tags
 }
 
-// EtcdTag returns the tag of etcd's container image that a control-plane node runs with
-// this image, or "".
+// EtcdTag returns the tag of the etcd container image that a control-plane node with this image runs,
+// or "" if the image contains none.
 func EtcdTag(info ondisk.ImageInfo, site *configs.Site) string {
 	for _, n := range site.ControlPlane.Documents().Images(info.Kubernetes) {
 		if !strings.HasSuffix(n.Name, "/"+kubeadm.ImageEtcd) {
@@ -56,8 +56,8 @@ func EtcdTag(info ondisk.ImageInfo, site *configs.Site) string {
 	return ""
 }
 
-// LocalKubeadm returns the version of Kubernetes and the tags of etcd and CoreDNS in this
-// image.
+// LocalKubeadm returns the version of Kubernetes in this image, and its tags of etcd and CoreDNS
+// unless the Cluster sets them.
 func LocalKubeadm(info ondisk.ImageInfo, site *configs.Site) kubeadm.Local {
 	l := kubeadm.Local{Kubernetes: info.Kubernetes}
 	for _, n := range site.ControlPlane.Documents().Images(info.Kubernetes) {

@@ -1,9 +1,7 @@
-// Package siteconf renders the settings of a Site for one machine: an Ignition
-// config with the operating system settings, kubeadm's JoinConfiguration, the
-// configuration of ipvscare, and the lines of /etc/hosts. `edgebake render`
-// prints them on the operator's computer and firstboot applies them on the
-// node, with the same code.
+// Package siteconf renders the settings of a Site for one machine: an Ignition config for the
+// operating system, kubeadm's JoinConfiguration, the configuration of ipvscare, and lines of
+// /etc/hosts. `edgebake render` prints them, and firstboot applies them on the machine.
 //
-// All functions are pure: they read no file, clock or network. The Site must be
-// one that configs.ParseSite returned.
+// All functions are pure: they read no file, clock or network. The Site must be the result of
+// configs.ParseSite.
 package siteconf

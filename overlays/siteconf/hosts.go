@@ -12,18 +12,17 @@ type HostsEntry struct {
 	Names []string
 }
 
-// EditHosts replaces the block of /etc/hosts with the owner's name by entries,
-// or removes it if there are none, and keeps every other line. The block is put
-// first, because the first line with a name wins.
+// EditHosts replaces the owner's block in /etc/hosts by entries and keeps all other lines. Without
+// entries, it removes the block. The block comes first, since the first line with a name is used.
 func EditHosts(hosts []byte, owner string, entries []HostsEntry) []byte {
 	begin, end := "# BEGIN "+owner, "# END "+owner
 	var rest [][]byte
-	var held [][]byte // lines after a begin without an end so far
+	var held [][]byte // lines since a begin marker that has no end marker yet
 	inside := false
 	for line := range bytes.Lines(hosts) {
 		switch text := strings.TrimSpace(string(line)); {
 		case text == begin:
-			rest = append(rest, held...) // an earlier begin without an end
+			rest = append(rest, held...) // the earlier begin marker has no end marker
 			held, inside = nil, true
 		case text == end:
 			held, inside = nil, false

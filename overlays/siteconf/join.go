@@ -19,20 +19,19 @@ import (
 // Join contains the inputs of a join that are not in the Site.
 type Join struct {
 	NodeName string
-	// NodeIP is kubelet's --node-ip; empty: kubelet chooses an address.
+	// NodeIP is kubelet's --node-ip. If it is empty, kubelet chooses an address.
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is the time that kubeadm waits for kubelet to be healthy; 0 means kubeadm's default.
-	// kubeadm waits four times as long for kubelet's certificate, which a thousand nodes may
-	// request at once.
+	// Timeout is how long kubeadm waits for kubelet to be healthy; 0 means kubeadm's default. kubeadm
+	// waits four times as long for kubelet's certificate, which many nodes may request at once.
 	Timeout time.Duration
 	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
 }
 
-// joinConfiguration contains the fields of kubeadm.k8s.io/v1beta4 that nodes need. It also serves
-// for v1beta3, the only version that kubeadm before 1.31 supports.
+// joinConfiguration contains the fields of kubeadm.k8s.io/v1beta4 that nodes need. It also encodes
+// v1beta3, the latest version that kubeadm before 1.31 supports.
 type joinConfiguration struct {
 	APIVersion       string           `yaml:"apiVersion"`
 	Kind             string           `yaml:"kind"`
@@ -55,9 +54,9 @@ type fileDiscovery struct {
 type nodeRegistration struct {
 	Name                  string          `yaml:"name"`
 	CRISocket             string          `yaml:"criSocket"`
-	Taints                []configs.Taint `yaml:"taints"` // never null, which would mean kubeadm's default
+	Taints                []configs.Taint `yaml:"taints"` // never null, which means kubeadm's default taints
 	IgnorePreflightErrors []string        `yaml:"ignorePreflightErrors,omitempty"`
-	// KubeletExtraArgs is a list of arg; in v1beta3 a map.
+	// KubeletExtraArgs is a []arg in v1beta4 and a map in v1beta3.
 	KubeletExtraArgs any `yaml:"kubeletExtraArgs,omitempty"`
 }
 
@@ -71,8 +70,8 @@ type timeouts struct {
 	KubeletHealthCheck string `yaml:"kubeletHealthCheck"`
 }
 
-// JoinConfiguration returns the file for `kubeadm join --config`. It contains
-// the token: write it only to /run.
+// JoinConfiguration returns the file for `kubeadm join --config`. The file contains the token: write
+// it only to /run.
 func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	args := maps.Clone(site.KubeletExtraArgs)
 	if args == nil {
@@ -123,9 +122,8 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	return toYAML("the JoinConfiguration", c)
 }
 
-// KubeletLabels returns the labels with which kubelet registers the node. OpenYurt's two labels
-// must be in the first POST of the Node: a Job of the cluster converts a node that is in a pool but
-// not marked as an edge worker.
+// KubeletLabels returns the labels with which kubelet registers the node. It always sets both labels
+// of OpenYurt, which converts a node that has the pool's label but no edge worker label.
 func KubeletLabels(site *configs.Site) map[string]string {
 	labels := maps.Clone(site.Labels)
 	if labels == nil {
@@ -147,8 +145,7 @@ func toYAML(what string, v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// IPVS returns the configuration of ipvscare for this Site, or nil if it
-// disables IPVS.
+// IPVS returns the configuration of ipvscare for this Site, or nil if the Site disables IPVS.
 func IPVS(site *configs.Site) *ondisk.IPVS {
 	if site.IPVS.Disabled {
 		return nil

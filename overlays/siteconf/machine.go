@@ -12,16 +12,16 @@ import (
 	"github.com/edgebake/edgebake/configs/templates"
 )
 
-// Machine identifies a machine. The zero Machine means no particular one.
+// Machine contains the properties that identify a machine. The zero Machine is no particular machine.
 type Machine struct {
 	Hostname string
 	Serial   string   // SMBIOS or device tree
 	UUID     string   // SMBIOS
-	MACs     []string // physical network cards, the preferred one first
+	MACs     []string // physical network cards; the first one is preferred
 	AssetTag string   // SMBIOS
 }
 
-// String returns a text with which a person can identify the machine.
+// String returns text by which a person can identify the machine.
 func (m Machine) String() string {
 	var parts []string
 	add := func(what, value string) {
@@ -37,8 +37,8 @@ func (m Machine) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Matches reports whether all fields in match are those of the machine.
-// Placeholders of vendors match nothing.
+// Matches reports whether the machine has all values in match. A vendor's placeholder, such as "To be
+// filled by O.E.M.", matches nothing.
 func Matches(match configs.Match, m Machine) bool {
 	is := func(want, have string) bool {
 		return want == "" || forms.Identity(want) != "" && strings.EqualFold(forms.Identity(want), forms.Identity(have))
@@ -50,8 +50,8 @@ func Matches(match configs.Match, m Machine) bool {
 	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
 }
 
-// FindSite returns the site of the machine, or nil. Several matching sites are
-// an error, because some of them are meant for other machines.
+// FindSite returns the site that matches the machine, or nil. It is an error if several match, since
+// at most one of them is meant for this machine.
 func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error) {
 	var found []*configs.InventorySite
 	var names []string
@@ -73,9 +73,8 @@ func (m Machine) isZero() bool {
 	return m.Hostname == "" && m.Serial == "" && m.UUID == "" && m.AssetTag == "" && len(m.MACs) == 0
 }
 
-// NodeName evaluates the Site's node name for the machine. Placeholders of
-// vendors count as missing, and a missing value that the name needs is an error
-// (*templates.MissingFactError).
+// NodeName evaluates the Site's template of the node name. If the machine lacks a value that the
+// template uses, or has only a vendor's placeholder, the error is a *templates.MissingFactError.
 func NodeName(site *configs.Site, m Machine) (string, error) {
 	name, err := templates.NodeName(site.NodeName, templates.NameFacts{
 		Serial:   namePart(forms.Identity(m.Serial)),
@@ -93,8 +92,8 @@ func NodeName(site *configs.Site, m Machine) (string, error) {
 	return name, nil
 }
 
-// primaryMAC returns the MAC address of the first interface in the Site that the machine has, or
-// else the machine's first MAC address.
+// primaryMAC returns the MAC address of the Site's first interface that the machine has. If it has
+// none of them, primaryMAC returns the machine's first MAC address.
 func primaryMAC(site *configs.Site, m Machine) string {
 	var good []string
 	for _, s := range m.MACs {
@@ -120,13 +119,12 @@ func primaryMAC(site *configs.Site, m Machine) string {
 
 var notInName = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// namePart converts a serial number to characters that are valid in a name.
+// namePart replaces the characters of a serial number that are invalid in a name.
 func namePart(s string) string {
 	return strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-.")
 }
 
-// hostname returns the machine's host name, unless it is a default that many
-// machines have.
+// hostname returns the machine's host name, or "" for a default name that many machines have.
 func hostname(s string) string {
 	s = namePart(s)
 	first, _, _ := strings.Cut(s, ".")

@@ -22,14 +22,12 @@ const header = "# Made by edgebake from the site; edit the site instead.\n"
 
 const networkDir = "/etc/systemd/network/"
 
-// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and wpa_supplicant. The
-// numbers in their names are lower than in the image's files (85), so that the Site's settings of
-// an interface replace the image's.
+// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and wpa_supplicant. Their
+// numbers are below 85, the number of the image's files, so that the Site's settings are used.
 func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
-		// The image's default, with the Site's servers instead of those from
-		// DHCP.
+		// Use the image's default interfaces, with the Site's servers instead of those from DHCP.
 		ifaces = []configs.Interface{{Name: "en* eth*", DHCP: true}}
 	}
 	ports := portsOf(ifaces)
@@ -42,8 +40,8 @@ func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error
 		addFile(cfg, base+".network", 0o644, text)
 		if len(f.Ports()) > 0 {
 			addFile(cfg, base+"-"+f.Name+".netdev", 0o644, madeDevice(&f))
-			// Otherwise udev assigns a new MAC address to a bond or bridge, for
-			// which a DHCP server has no reservation.
+			// Otherwise udev would assign a random MAC address to a bond or bridge, for which a DHCP
+			// server has no reservation.
 			addFile(cfg, base+"-"+f.Name+".link", 0o644, fmt.Sprintf("%s[Match]\nOriginalName=%s\n\n[Link]\nMACAddressPolicy=none\n", header, f.Name))
 		}
 		for _, port := range f.Ports() {
@@ -134,7 +132,7 @@ func portLine(f *configs.Interface) string {
 	return "Bridge=" + f.Name + "\n"
 }
 
-// portFile renders the file of a card that is listed only as a port.
+// portFile renders the file of a port that has no settings of its own in the Site.
 func portFile(f *configs.Interface, port string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s[Match]\nName=%s\n", header, port)
@@ -163,13 +161,12 @@ func MadeDevice(file string) (name string, ok bool) {
 	return "", false
 }
 
-// vlanOf returns the key of an interface (VLAN -1) or of one of its VLANs.
+// vlanOf returns the map key of an interface (vlan -1) or of one of its VLANs.
 func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
 
-// lastResorts returns routes of last resort, by interface. If the address family of Services has no
-// default route, each family without one gets such a route on the first interface with addresses of
-// the family. Without any route to a Service's address, programs in the host's network cannot
-// connect to it, although kube-proxy would redirect the connection.
+// lastResorts returns routes of last resort, by interface. Without any route to a Service's address,
+// host processes cannot connect to it, although kube-proxy would redirect the connection. So if the
+// address family of Services has no default route, each family without one gets such a route.
 func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string {
 	routes := map[[2]int]string{}
 	n := configs.Network{Interfaces: ifaces}
@@ -212,8 +209,8 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 		fmt.Fprintf(&b, "MACAddress=%s\n", mac)
 	}
 	if f.Name == "" || strings.ContainsAny(f.Name, "*?[!") {
-		// VLANs and bridges have the MAC address of their parent, and a pattern
-		// may match pods' interfaces: restrict it to physical cards.
+		// Other interfaces may have the same MAC address or match the pattern: VLANs and bridges of
+		// this card, or pods' interfaces. Restrict the match to physical cards.
 		b.WriteString("Kind=!*\n")
 	}
 	if loopback, err := path.Match(strings.TrimPrefix(f.Name, "!"), "lo"); err == nil && f.Name != "" && loopback != strings.HasPrefix(f.Name, "!") {
@@ -243,17 +240,17 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 	return b.String()
 }
 
-// withoutCarrier is for a machine's only interface: the node keeps its address while the cable is
-// unplugged, even through a reboot, so that its pods and yurthub keep working. With two interfaces,
-// the unplugged one must not be used. A VLAN has no carrier if its parent has none.
+// withoutCarrier keeps the address while the cable is unplugged, even through a reboot, so that pods
+// and yurthub keep working. It is only for a machine with one interface, and for the VLANs on it: of
+// two interfaces, the unplugged one must not be used.
 const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
 
-// addressed renders the sections that interfaces and VLANs have in common.
+// addressed renders the address settings that interfaces and VLANs have in common.
 type addressed configs.Addressing
 
-// network renders the addressing part of the section Network.
+// network renders the address settings of the section Network.
 func (a addressed) network(b *strings.Builder, isPort bool) {
 	if a.DHCP {
 		b.WriteString("DHCP=yes\n")
@@ -265,9 +262,9 @@ func (a addressed) network(b *strings.Builder, isPort bool) {
 		fmt.Fprintf(b, "Gateway=%s\n", a.Gateway)
 	}
 	switch {
-	case a.DHCP: // includes router advertisements
+	case a.DHCP: // DHCP=yes also accepts router advertisements
 	case len(a.Addresses) == 0 || isPort:
-		// A trunk or a port: only the interfaces on top of it have addresses.
+		// This is a trunk or a port: only the interfaces on top of it have addresses.
 		b.WriteString("LinkLocalAddressing=no\nIPv6AcceptRA=no\n")
 	case a.AcceptRA:
 		b.WriteString("IPv6AcceptRA=yes\n")
@@ -277,7 +274,7 @@ func (a addressed) network(b *strings.Builder, isPort bool) {
 	}
 }
 
-// ownRoute reports whether the gateway needs a separate section Route.
+// ownRoute reports whether the gateway needs its own section Route.
 func (a addressed) ownRoute() bool { return a.Metric != 0 || a.onLink() }
 
 func (a addressed) onLink() bool {
@@ -285,7 +282,7 @@ func (a addressed) onLink() bool {
 	return err == nil && !g.IsLinkLocalUnicast() && configs.OnLink(a.Addresses, g)
 }
 
-// gatewayRoute renders the default route if it needs a separate section.
+// gatewayRoute renders the default route, if it needs its own section.
 func (a addressed) gatewayRoute(b *strings.Builder) {
 	if a.Gateway == "" || !a.ownRoute() {
 		return
@@ -299,9 +296,9 @@ func (a addressed) gatewayRoute(b *strings.Builder) {
 	}
 }
 
-// learned limits the settings that are accepted from DHCP servers and routers. The host name is
-// never accepted, since the Site names the node. The Site's DNS and NTP servers replace those of
-// the network. The lease is requested by MAC address, because the machine ID is new at first boot.
+// learned limits the settings that are accepted from DHCP servers and routers: the Site sets the host
+// name, and its DNS and NTP servers replace the learned ones. The DHCP client identifies itself by
+// MAC address, because the machine ID is new at first boot.
 func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	var route, use string
 	if a.NoDefaultRoute {
@@ -326,9 +323,8 @@ func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	}
 }
 
-// wpaFile renders wpa_supplicant's configuration for one network. The SSID is
-// written in hexadecimal, which needs no quoting; ca is the path of the
-// network's CA certificate.
+// wpaFile renders wpa_supplicant's configuration for one network. ca is the path of the network's
+// CA certificate. The SSID is in hexadecimal, which needs no quoting.
 func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	var b strings.Builder
 	b.WriteString(header + "ctrl_interface=/run/wpa_supplicant\n")
@@ -338,8 +334,7 @@ func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	fmt.Fprintf(&b, "\nnetwork={\n\tscan_ssid=1\n\tssid=%s\n", hex.EncodeToString([]byte(w.SSID)))
 	switch psk := w.PSK.Reveal(); {
 	case w.EAP != "":
-		// In hexadecimal, which needs no quoting. Both methods use MSCHAPv2
-		// inside.
+		// The values are in hexadecimal, which needs no quoting. Both EAP methods use MSCHAPv2.
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-EAP WPA-EAP-SHA256\n\tieee80211w=1\n\teap=%s\n\tidentity=%x\n\tpassword=%x\n\tphase2=\"auth=MSCHAPV2\"\n",
 			strings.ToUpper(w.EAP), w.Identity, w.Password.Reveal())
 		if w.CACert != "" {
@@ -347,12 +342,11 @@ func wpaFile(w *configs.WiFi, ca string) (string, error) {
 		}
 	case psk == "":
 		b.WriteString("\tkey_mgmt=NONE\n")
-	case len(psk) == 64: // the key, which WPA3 cannot use
+	case len(psk) == 64: // the derived key, which WPA3 cannot use
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256\n\tpsk=%s\n", psk)
 	default:
-		// A quoted passphrase with " and # would be truncated at the #.
-		// Therefore write the key derived from it (IEEE 802.11, J.4), and for
-		// WPA3 the passphrase in hexadecimal.
+		// wpa_supplicant truncates a quoted passphrase that contains both " and #. So write the derived
+		// key (IEEE 802.11, J.4), and for WPA3 the passphrase in hexadecimal.
 		key, err := pbkdf2.Key(sha1.New, psk, []byte(w.SSID), 4096, 32)
 		if err != nil {
 			return "", fmt.Errorf("deriving the key from the passphrase: %w", err)

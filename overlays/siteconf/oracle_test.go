@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// need skips the test if a program that it compares with is missing; in CI it fails the test.
+// need skips the test if a program is missing. In CI, it fails the test instead.
 func need(t *testing.T, ok bool, what string) {
 	t.Helper()
 	if !ok {
@@ -27,8 +27,8 @@ func need(t *testing.T, ok bool, what string) {
 	}
 }
 
-// TestNetworkdReadsIt runs systemd-networkd, in its own namespaces, on every file of
-// the golden sites, and fails on any warning.
+// TestNetworkdReadsIt runs systemd-networkd in its own namespaces on the files of all golden sites.
+// It fails on any warning.
 func TestNetworkdReadsIt(t *testing.T) {
 	const networkd = "/usr/lib/systemd/systemd-networkd"
 	_, err := os.Stat(networkd)
@@ -55,14 +55,14 @@ func TestNetworkdReadsIt(t *testing.T) {
 	if n < 10 {
 		t.Fatalf("only %d files to read", n)
 	}
-	// networkd must print a warning for this invalid file.
+	// This file is invalid: networkd must print a warning about it.
 	if err := os.WriteFile(filepath.Join(dir, "99-bad.network"), []byte("[Match]\nName=x\n[Network]\nNoSuchKey=1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	// networkd runs as another user, who must be able to read the files.
+	// networkd runs as another user and must be able to read the files.
 	script := `umask 022 && mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/network &&
 		install -m 644 "$1"/* /run/systemd/network/ && exec ` + networkd
 	cmd := exec.CommandContext(ctx, unshare, "--net", "--mount", "sh", "-c", script, "sh", dir)
@@ -97,7 +97,7 @@ func TestNetworkdReadsIt(t *testing.T) {
 	}
 }
 
-// networkFiles renders a golden case and returns networkd's files.
+// networkFiles renders a golden case and returns the files for networkd.
 func networkFiles(t *testing.T, file string) map[string]string {
 	t.Helper()
 	ar, err := txtar.ParseFile(file)
@@ -133,8 +133,8 @@ func networkFiles(t *testing.T, file string) map[string]string {
 	return out
 }
 
-// TestZeroMachine checks that a name that depends on the machine is omitted without one, and that a
-// machine without the required value is an error.
+// TestZeroMachine checks that a host name that depends on the machine is omitted for the zero Machine,
+// and that it is an error if a machine lacks the required value.
 func TestZeroMachine(t *testing.T) {
 	site := &configs.Site{NodeName: "n-{{.Serial}}"}
 	raw, err := Render(site, Machine{}, nil)
@@ -152,8 +152,8 @@ func TestZeroMachine(t *testing.T) {
 	}
 }
 
-// FuzzRender checks that every accepted Site can be rendered, that Ignition's library accepts the
-// result (Render checks it), and that a second result is the same.
+// FuzzRender checks that every accepted Site can be rendered, with the same result each time. Render
+// validates its result with Ignition's library.
 func FuzzRender(f *testing.F) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {
@@ -175,7 +175,7 @@ func FuzzRender(f *testing.F) {
 		m := Machine{Hostname: "h", Serial: "sn12345678", UUID: "6ba7b810-9dad-41d1-80b4-00c04fd430c8", MACs: []string{"52:54:00:12:34:56"}}
 		raw, err := Render(site, m, nil)
 		if err != nil {
-			if !site.Ignition.IsZero() { // may conflict with the site
+			if !site.Ignition.IsZero() { // the config may conflict with the Site
 				return
 			}
 			t.Fatalf("%v\n%s", err, doc)
@@ -191,7 +191,7 @@ func FuzzRender(f *testing.F) {
 	})
 }
 
-// FuzzEditHosts checks that all other lines stay in order, and that a second edit changes nothing.
+// FuzzEditHosts checks that other lines keep their order, and that a second edit changes nothing.
 func FuzzEditHosts(f *testing.F) {
 	f.Add([]byte("127.0.0.1 localhost\n# BEGIN a\nx\n# END a\ny"))
 	f.Add([]byte("# BEGIN a\n# BEGIN a\nx\n# END a\n"))

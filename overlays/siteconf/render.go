@@ -28,15 +28,14 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 	return encode(*cfg)
 }
 
-// Config returns the operating system settings of a Site on a machine as an Ignition config. It
-// merges them with the Site's inline config and with userIgnition (the slot's config.ign; may be
-// nil). A setting in two of these is an error. For the zero Machine, it omits a node name that
-// depends on the machine.
+// Config returns the operating system settings of a Site on a machine as an Ignition config, merged
+// with the Site's inline config and with userIgnition (config.ign of the slot, or nil). A setting in
+// two of these is an error. A node name that depends on the machine is omitted for the zero Machine.
 func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, error) {
 	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	name, err := NodeName(site, m)
 	if m.isZero() && strings.Contains(site.NodeName, "{{") {
-		err = nil // the template was validated with the Site
+		err = nil // ParseSite has validated the template
 	}
 	if err != nil {
 		return nil, fmt.Errorf("rendering the Site: %w", err)
@@ -72,8 +71,8 @@ func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, 
 
 const spec35 = "3.5.0"
 
-// specVersion returns the older of two spec versions if it is sufficient for
-// cfg, because Ignition on other systems is often a year old.
+// specVersion returns the older of two spec versions if cfg needs nothing newer, because Ignition on
+// other systems is often a year old.
 func specVersion(cfg *types.Config) string {
 	special := func(mode *int) bool { return mode != nil && *mode&0o7000 != 0 }
 	if slices.ContainsFunc(cfg.Storage.Files, func(f types.File) bool { return special(f.Mode) }) ||
@@ -89,7 +88,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	// The library's types encode every empty section; omit them for readers.
+	// The library's types encode every empty section; omit them for human readers.
 	var tree any
 	if err := json.Unmarshal(raw, &tree); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
@@ -101,7 +100,7 @@ func encode(cfg types.Config) ([]byte, error) {
 	if err := enc.Encode(prune(tree)); err != nil {
 		return nil, fmt.Errorf("encoding the Ignition config: %w", err)
 	}
-	// Validate with the parser of the same spec version.
+	// Validate the result with the parser of this spec version.
 	var rep report.Report
 	if cfg.Ignition.Version == spec35 {
 		_, rep, err = ign35.Parse(b.Bytes())
@@ -173,18 +172,16 @@ func renderUser(u configs.User) types.PasswdUser {
 	return out
 }
 
-// ProxyEnv returns the proxy variables ("NAME=value") of the Site, or nil if it
-// has no proxy. The API servers, the VIP and the endpoint are always reached
-// directly.
+// ProxyEnv returns the proxy variables ("NAME=value") of the Site, or nil if it has no proxy.
+// NO_PROXY contains the API servers, the VIP and the endpoint.
 func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
 
 // privateNetworks lists the networks that are not routed on the internet: RFC 1918, RFC 6598, RFC
 // 4193 and link-local.
 var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
 
-// ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. The API
-// server connects to the addresses of nodes, which are not in the Site, and of pods and Services:
-// these requests must not use the proxy.
+// ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. NO_PROXY also
+// contains private networks: the API server connects to pods, Services, and nodes not in the Site.
 func ControlPlaneProxyEnv(site *configs.Site) []string {
 	return proxyEnv(site, slices.Concat(site.ControlPlane.Documents().Inside(), privateNetworks))
 }
@@ -213,8 +210,8 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	if env == nil {
 		return
 	}
-	// systemd shows Environment= to every user, and the proxy's URL may contain
-	// a password.
+	// EnvironmentFile= hides the values: systemd shows Environment= to every user, and the proxy's URL may
+	// contain a password.
 	var b strings.Builder
 	b.WriteString(header)
 	for _, e := range env {
@@ -227,8 +224,8 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	}
 }
 
-// merge merges the user's config into ours. In Ignition's own merge the later
-// one silently wins, so conflicts are checked first.
+// merge merges the user's config into cfg. It rejects conflicts, because Ignition's own merge would
+// silently use the later value.
 func merge(cfg types.Config, name string, data []byte) (types.Config, error) {
 	user, _, probs := ignition.Parse(name, data)
 	if probs != nil {
@@ -265,7 +262,7 @@ func userConflicts(ours, theirs []types.PasswdUser) (both []string) {
 		if !ok {
 			continue
 		}
-		// Keys and groups are combined; single values are not.
+		// Keys and groups are combined, but a user has only one of these values.
 		if o.PasswordHash != nil && u.PasswordHash != nil {
 			both = append(both, "user "+u.Name+" also has a passwordHash in the Site")
 		}
