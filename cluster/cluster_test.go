@@ -123,7 +123,7 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// TestReport checks that reports of machines add states that the cluster does not know, and never
+// TestReport checks that machines' reports add states that the cluster does not know, and do not
 // replace newer states of the cluster.
 func TestReport(t *testing.T) {
 	early, late := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC), time.Date(2026, 1, 2, 13, 0, 0, 0, time.UTC)

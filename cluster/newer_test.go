@@ -7,9 +7,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// TestVerifyKnowsNewerOpenYurt checks that the rights of OpenYurt's main branch (at commit
-// fbefb6ba) are sufficient, its second ClusterRole is not changed, and edge nodes without a zone
-// are listed.
+// TestVerifyKnowsNewerOpenYurt checks a cluster with OpenYurt's main branch (commit fbefb6ba): its
+// rights are sufficient and not changed, and edge nodes without a zone are listed.
 func TestVerifyKnowsNewerOpenYurt(t *testing.T) {
 	rule := func(group, resource string, verbs ...string) any {
 		return map[string]any{"apiGroups": anyList(group), "resources": anyList(resource), "verbs": anyList(verbs...)}

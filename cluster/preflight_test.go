@@ -29,8 +29,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// impostor is a server that knows one token, so that it can sign cluster-info for that token. It
-// records every token that it receives.
+// impostor is a server that knows one token, and therefore can sign cluster-info for it. It records
+// every token that it receives.
 type impostor struct {
 	kubeconfig, id, secret string
 	// stuck lists paths that the server never answers.
@@ -84,8 +84,8 @@ func unpinned(name, token, master string) PreflightSite {
 	return PreflightSite{Name: name, Site: s}
 }
 
-// TestPreflightShowsATokenToWhomItVouchesFor checks that a server which was verified with one
-// Site's token does not get another Site's token.
+// TestPreflightShowsATokenToWhomItVouchesFor checks that a server that was verified with one Site's
+// token does not get another Site's token.
 func TestPreflightShowsATokenToWhomItVouchesFor(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
@@ -122,8 +122,8 @@ func TestPreflightEnds(t *testing.T) {
 	}
 }
 
-// TestPreflightWithAnotherClustersKubeconfig checks that the kubeconfig of another cluster is
-// detected, however the Site names its CA: that cluster's tokens and node names are irrelevant.
+// TestPreflightWithAnotherClustersKubeconfig checks that a kubeconfig of another cluster is detected,
+// even if the Site gives its CA as caCert instead of a hash.
 func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	store, c := newStore(t)
 	i := &impostor{}
@@ -150,8 +150,8 @@ func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	}
 }
 
-// TestPreflightWithAUselessKubeconfig checks that an unusable kubeconfig is reported once, with its
-// own fix. The other checks are made as without a kubeconfig.
+// TestPreflightWithAUselessKubeconfig checks that an unusable kubeconfig is reported once, with a
+// fix. The other checks are the same as without a kubeconfig.
 func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
@@ -180,8 +180,8 @@ func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	}
 }
 
-// TestPreflightWithoutRights checks that preflight reports as unknown what the kubeconfig's user
-// may not read, and that the fix is another kubeconfig, not another token or cluster-info.
+// TestPreflightWithoutRights checks that a check is unknown if the kubeconfig's user may not read its
+// object. The fix is another kubeconfig, not another token or cluster-info.
 func TestPreflightWithoutRights(t *testing.T) {
 	forbidden := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	defer forbidden.Close()
@@ -215,7 +215,7 @@ func anotherCA(t *testing.T) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// TestPreflightInWords checks that errors of API servers are one readable line of the table,
+// TestPreflightInWords checks that each error of an API server is one readable line of the table,
 // without repetitions.
 func TestPreflightInWords(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
@@ -251,7 +251,7 @@ func TestPreflightInWords(t *testing.T) {
 	}
 }
 
-// TestPreflightOddVersion checks that an invalid version of a server is quoted.
+// TestPreflightOddVersion checks that the message about a server's invalid version quotes it.
 func TestPreflightOddVersion(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16), version: `{"gitVersion":"latest"}`}
 	master := i.serve(t)
@@ -263,8 +263,8 @@ func TestPreflightOddVersion(t *testing.T) {
 	}
 }
 
-// TestPreflightCertificateNames checks that an API server whose certificate has none of the names
-// that a node expects is distinguished from one of another cluster.
+// TestPreflightCertificateNames checks that two errors are distinguished: a certificate without any
+// name that a node expects, and an API server of another cluster.
 func TestPreflightCertificateNames(t *testing.T) {
 	i := &impostor{id: "aaaaaa", secret: strings.Repeat("a", 16)}
 	master := i.serve(t)
@@ -280,8 +280,8 @@ func TestPreflightCertificateNames(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesWhatYurthubLacks checks that preflight reports the rights that prepare would
-// add. With a role that lacks one of the rules, yurthub would wait on the machine.
+// TestPreflightSeesWhatYurthubLacks checks that preflight reports the rights that prepare would add.
+// Without one of them, yurthub would never become ready.
 func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 	roleRules := func(but string) []any {
 		var rules []any

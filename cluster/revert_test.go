@@ -116,7 +116,7 @@ const (
 	recordPath = "/api/v1/namespaces/kube-system/configmaps/edgebake-prepared"
 )
 
-// hub is the ClusterRole with one rule for each of the resources.
+// hub is yurthub's ClusterRole with one rule for each of the resources.
 func hub(resources ...string) map[string]any {
 	var rules []any
 	for _, r := range resources {
@@ -147,8 +147,8 @@ func revert(t *testing.T, c *Client) []Reverted {
 
 func same(a, b map[string]any) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// TestRevertKeepsWhatOthersMadeBetween checks that Revert restores a change that somebody else made
-// between two preparations.
+// TestRevertKeepsWhatOthersMadeBetween checks that if somebody else changed an object between two
+// runs of prepare, Revert restores that change.
 func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -160,15 +160,15 @@ func TestRevertKeepsWhatOthersMadeBetween(t *testing.T) {
 	}
 }
 
-// TestRevertComesBackToTheFirst checks that Revert restores the first state if nobody else has
-// changed the object, also if a power cut interrupted the second preparation.
+// TestRevertComesBackToTheFirst checks that after two runs of prepare, Revert restores the first
+// state, even if a power cut interrupted the second run.
 func TestRevertComesBackToTheFirst(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		s, c := newStore(t)
 		s.put(hubPath, hub("old"))
 		prepare(t, c, hubChange(hub("old"), hub("old", "ours")))
 		second := hubChange(hub("old", "ours"), hub("old", "ours", "more"))
-		if cut { // twice: the repeated command is interrupted again
+		if cut { // twice: the repeated run is interrupted too
 			if err := errors.Join(c.record(t.Context(), second), c.record(t.Context(), second)); err != nil {
 				t.Fatal(err)
 			}
@@ -181,8 +181,8 @@ func TestRevertComesBackToTheFirst(t *testing.T) {
 	}
 }
 
-// TestRevertKeepsAChangeWhileItRuns checks that a change during revert is kept, reported, and stays
-// in the record.
+// TestRevertKeepsAChangeWhileItRuns checks that if somebody else changes an object during Revert, the
+// change is kept and reported, and the object stays in the record.
 func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -198,8 +198,8 @@ func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	}
 }
 
-// TestRevertKeepsARecordWrittenWhileItRuns checks that entries that another prepare records during
-// revert are not removed.
+// TestRevertKeepsARecordWrittenWhileItRuns checks that Revert keeps entries that a concurrent run of
+// prepare adds to the record.
 func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -218,8 +218,8 @@ func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	}
 }
 
-// TestRevertRejectsARecordOfSomebodyElse checks that Revert applies the record with an
-// administrator's rights, so it rejects entries that prepare never writes.
+// TestRevertRejectsARecordOfSomebodyElse checks that Revert, which has an administrator's rights,
+// rejects entries that prepare never writes.
 func TestRevertRejectsARecordOfSomebodyElse(t *testing.T) {
 	admin := rbac("ClusterRoleBinding", "", "evil", map[string]any{"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}})
 	for name, change := range map[string]Change{

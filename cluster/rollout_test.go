@@ -33,7 +33,7 @@ type fleet struct {
 	client   *Client
 	mu       sync.Mutex
 	machines map[string]*fleettest.Machine
-	// The highest numbers at any time.
+	// The highest numbers that were seen at any time.
 	atRisk, orders int
 	end            chan struct{}
 	before         func() // before each step of the machines
@@ -90,7 +90,7 @@ func (f *fleet) simulate(r *Rollout, left func(node string) int) error {
 	return nil
 }
 
-// add adds machines with this outcome of their updates.
+// add adds machines whose updates have this outcome.
 func (f *fleet) add(outcome string, labels map[string]string, names ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -236,18 +236,18 @@ func TestRollout(t *testing.T) {
 	}
 	f.Change("shop-10", fleettest.Object{"spec": fleettest.Object{"unschedulable": nil}})
 	f.clean()
-	// A second run has nothing to do.
+	// A second run changes nothing.
 	before := f.machines["shop-1"].Restarts
 	if err := f.update(t.Context(), rollout(nil)); err != nil || f.machines["shop-1"].Restarts != before {
 		t.Errorf("%v, %d restarts", err, f.machines["shop-1"].Restarts)
 	}
 }
 
-// cordonedUnlocked is the same as Cordoned, for use inside a request.
+// cordonedUnlocked always returns true: Cordoned would deadlock inside a request.
 func (f *fleet) cordonedUnlocked(string) bool { return true }
 
-// TestRolloutBudget checks that the first failure ends a rollout. The budget is never exceeded,
-// however many nodes fail or fetch.
+// TestRolloutBudget checks that a rollout ends when its budget is used up, and never exceeds the
+// budget, however many nodes fail or fetch.
 func TestRolloutBudget(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -272,7 +272,7 @@ func TestRolloutBudget(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "is used up") {
 			t.Errorf("%+v: %v", c, err)
 		}
-		// The last working node may be held when the budget is used up.
+		// When the budget is used up, working nodes may still be held.
 		if f.atRisk > r.Budget.of(40) || len(f.updated()) < 10-r.Parallel.of(40) {
 			t.Errorf("%+v: %d at risk, %d updated", c, f.atRisk, len(f.updated()))
 		}
@@ -332,8 +332,8 @@ func TestRolloutKilled(t *testing.T) {
 	f.clean()
 }
 
-// TestRolloutRings checks that a ring begins after the ring before it is updated and has stayed
-// Ready.
+// TestRolloutRings checks that a ring begins only after all nodes of the ring before it are updated
+// and have stayed Ready.
 func TestRolloutRings(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -359,8 +359,8 @@ func TestRolloutRings(t *testing.T) {
 	f.clean()
 }
 
-// TestRolloutHalted checks that after --pause nothing continues; after --stop no order is left, and
-// the rollout ends. After --resume it can be run again.
+// TestRolloutHalted checks that after --pause nothing continues. After --stop no order is left and
+// the rollout ends; after --resume it can be run again.
 func TestRolloutHalted(t *testing.T) {
 	t.Parallel()
 	for _, stop := range []bool{false, true} {
@@ -419,8 +419,8 @@ func TestRolloutHalted(t *testing.T) {
 	}
 }
 
-// TestRolloutRetry checks that failed nodes get the order again only with Retry; a node that was
-// repaired by hand is done.
+// TestRolloutRetry checks that failed nodes get the order again only with Retry, and that a node
+// repaired by hand counts as done.
 func TestRolloutRetry(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -441,8 +441,8 @@ func TestRolloutRetry(t *testing.T) {
 	f.clean()
 }
 
-// TestRolloutLeaves checks that nodes that cannot be drained fail, and are uncordoned. Nodes that
-// are not Ready or never answered are skipped and listed.
+// TestRolloutLeaves checks that nodes that cannot be drained fail and are uncordoned. Nodes that are
+// not Ready or have never answered are skipped and listed.
 func TestRolloutLeaves(t *testing.T) {
 	t.Parallel()
 	f := newStill(t)

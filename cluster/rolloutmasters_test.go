@@ -50,8 +50,8 @@ func TestRolloutOfControlPlane(t *testing.T) {
 	if want := "shop-5 site=all m1 control-plane m2 control-plane m3 control-plane"; !strings.HasSuffix(strings.Join(ring, " "), want) {
 		t.Errorf("rings: %s", ring)
 	}
-	// Each time the rollout acts, count the masters that are being updated and the shops that are
-	// not done.
+	// Each time the rollout acts, count the control-plane nodes that are being updated, and the
+	// shops that are not done.
 	f.before = func() {
 		masters, shops := 0, 0
 		for _, name := range f.Nodes() {

@@ -95,7 +95,7 @@ func (a *authority) servingAs(t *testing.T, subject pkix.Name, names ...string) 
 // master is an API server that publishes cluster-info.
 type master struct {
 	ca []byte // the published CA
-	// kubeconfig, if set, is published in place of one with ca.
+	// kubeconfig, if set, is published instead of one with ca.
 	kubeconfig string
 	sig        func(payload string) map[string]string
 	revoked    bool
@@ -169,8 +169,7 @@ func discovery(ca *authority, masters ...string) Discovery {
 	}
 }
 
-// dead is an address on which no program listens, and which the system does not assign as a free
-// port.
+// dead is an address where no program listens. Its port is never assigned as a free one.
 const dead = "127.0.0.1:1"
 
 func TestDiscoverFirstDead(t *testing.T) {
@@ -194,8 +193,8 @@ func TestDiscoverFirstDead(t *testing.T) {
 	}
 }
 
-// TestDiscoverConnectsOnce checks that discovery makes one handshake, which is most of the cost for
-// an API server when a thousand machines start at once.
+// TestDiscoverConnectsOnce checks that discovery makes only one handshake. Handshakes are most of an
+// API server's work when a thousand machines start at once.
 func TestDiscoverConnectsOnce(t *testing.T) {
 	ca := newAuthority(t)
 	d := discovery(ca, serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1")))
@@ -228,8 +227,8 @@ func TestDiscoverConnectsOnce(t *testing.T) {
 	}
 }
 
-// TestDiscoverSparesTheOthers checks that while an API server may still answer, the next one is
-// asked only after a pause.
+// TestDiscoverSparesTheOthers checks that the next API server is asked only after a pause, as long
+// as the one before it has not failed.
 func TestDiscoverSparesTheOthers(t *testing.T) {
 	ca := newAuthority(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -260,8 +259,8 @@ func TestDiscoverSparesTheOthers(t *testing.T) {
 	})
 }
 
-// TestDiscoverResumes checks that a machine that searches for its cluster again resumes its TLS
-// session, unless the API server has another certificate now.
+// TestDiscoverResumes checks that a machine which repeats discovery resumes its TLS session, unless
+// the API server has a new certificate.
 func TestDiscoverResumes(t *testing.T) {
 	ca, next := newAuthority(t), newAuthority(t)
 	m := &master{ca: ca.pem, sig: signed}
@@ -437,8 +436,8 @@ func TestDiscoverRefuses(t *testing.T) {
 	}
 }
 
-// TestClientMeetsANode checks that a client rejects another node's yurthub, whose certificate has
-// the right CA and the right name.
+// TestClientMeetsANode checks that a client rejects the yurthub of another node, although its
+// certificate has the right CA and the right name.
 func TestClientMeetsANode(t *testing.T) {
 	ca, m := newAuthority(t), &master{sig: signed}
 	addr := serve(t, m, ca.servingAs(t, pkix.Name{CommonName: "system:node:edge-1"}, "kubernetes"))
@@ -451,7 +450,7 @@ func TestClientMeetsANode(t *testing.T) {
 }
 
 // TestTokenIsRefusedForGood checks that a 401 is final only if the API server reports that it is
-// ready, and answers 401 again.
+// ready, and then answers 401 again.
 func TestTokenIsRefusedForGood(t *testing.T) {
 	ca := newAuthority(t)
 	for _, tc := range []struct {
@@ -480,9 +479,8 @@ func TestTokenIsRefusedForGood(t *testing.T) {
 	}
 }
 
-// TestTokenIsNotShownToANeighbourOfThePinnedCA checks that the token is not sent to an API server
-// of an unpinned CA. An attacker may publish such a CA next to the real one; without a signature,
-// only the pinned CA is trusted.
+// TestTokenIsNotShownToANeighbourOfThePinnedCA checks that an API server of an unpinned CA does not
+// get the token, although an unsigned cluster-info lists that CA next to the pinned one.
 func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	m := &master{ca: append(append([]byte(nil), ca.pem...), evil.pem...), sig: unsigned}
@@ -495,9 +493,8 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfThePinnedCA checks a cluster-info that has another CA next to the real one, which
-// anyone with a token can sign. Only pinned certificates are trusted: an API server of the other CA
-// is rejected, and the result never contains that CA.
+// TestNeighbourOfThePinnedCA checks a signed cluster-info with an unpinned CA next to the pinned one,
+// which anyone with a token can sign: that CA's API servers are rejected, and Discover omits the CA.
 func TestNeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {
@@ -513,7 +510,7 @@ func TestNeighbourOfThePinnedCA(t *testing.T) {
 		if err != nil || string(f.CA) != string(ca.pem) {
 			t.Errorf("with the pinned CA alone: %v, %v", err == nil, err)
 		}
-		// Both CAs are pinned, as while a cluster changes its CA.
+		// While a cluster changes its CA, both CAs are pinned.
 		d := discovery(ca, serve(t, m, evil.serving(t, "127.0.0.1")))
 		d.Pins = append(d.Pins, Pin(evil.cert))
 		if f, err := Discover(t.Context(), d); err != nil || string(f.CA) != string(bundle) {
@@ -574,8 +571,8 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// TestWordsOfAStranger checks that errors of unverified servers are short and have no control
-// characters, because they are printed on consoles.
+// TestWordsOfAStranger checks that errors with texts of unverified servers are short and have no
+// control characters, because they are printed on consoles.
 func TestWordsOfAStranger(t *testing.T) {
 	body, err := json.Marshal(map[string]string{"message": "no\x1b[2J\nMAINPID=1\r" + strings.Repeat("é", 1<<20)})
 	if err != nil {
@@ -677,8 +674,8 @@ func FuzzJWS(f *testing.F) {
 		if verifyJWS(sig, payload, "abcdef", secret) != nil {
 			return
 		}
-		// Only the signature of exactly this payload passes, with any
-		// header that names the algorithm and the key.
+		// Only the HMAC of exactly this header and payload passes. The header may be any that names
+		// the algorithm and the key.
 		h, _, _ := strings.Cut(sig, ".")
 		mac := hmac.New(sha256.New, []byte(secret))
 		mac.Write([]byte(h + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestObjects checks that items of lists become single objects. The error for another value names
-// file and document, but does not quote it.
+// TestObjects checks that each item of a List becomes an object. The error for a document that is no
+// object names file and document, but does not quote the document.
 func TestObjects(t *testing.T) {
 	all, err := Objects("a.yaml", []byte("# first\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: b, namespace: a}, spec: {replicas: 2}}\n- {apiVersion: v1, kind: Secret, metadata: {name: c}}\n"))
 	if err != nil {
@@ -31,7 +31,7 @@ func TestObjects(t *testing.T) {
 }
 
 // TestObjectsAreAsToKubectl checks that Objects accepts the same manifests as `kubectl apply`, for
-// example port numbers as keys, with which ingress controllers are configured.
+// example with port numbers as keys, as in configurations of ingress controllers.
 func TestObjectsAreAsToKubectl(t *testing.T) {
 	all, err := Objects("a.yaml", []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {built: 2024-01-02}}\ndata:\n  3306: db/mysql:3306\n  deep: {8: [2024-01-02]}\n"))
 	if err != nil || len(all) != 1 {

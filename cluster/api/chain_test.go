@@ -41,8 +41,8 @@ func TestLongChain(t *testing.T) {
 	}
 }
 
-// TestEarlyCertificates checks which certificates prove that a time has passed: the start of a
-// certificate signed with the CA's key, and the start of a self-signed CA.
+// TestEarlyCertificates checks which certificates prove that their start has passed: those signed
+// with the CA's key, and self-signed CAs.
 func TestEarlyCertificates(t *testing.T) {
 	day := func(n int) time.Time { return time.Date(2026, 11, n, 0, 0, 0, 0, time.UTC) }
 	newKey := func() *ecdsa.PrivateKey {

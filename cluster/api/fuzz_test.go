@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// FuzzObjects reads arbitrary manifests: each object is valid JSON with apiVersion, kind and
+// FuzzObjects reads arbitrary manifests. Each object must be valid JSON with apiVersion, kind and
 // name.
 func FuzzObjects(f *testing.F) {
 	for _, doc := range []string{
@@ -40,7 +40,7 @@ func FuzzObjects(f *testing.F) {
 	})
 }
 
-// chain makes a CA, an intermediate CA and a leaf certificate, PEM.
+// chain makes a CA, an intermediate CA and a leaf certificate, and returns them in PEM.
 func chain(f *testing.F) (ca, inter, leaf []byte) {
 	f.Helper()
 	var parent *x509.Certificate

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestAKubeconfigThatIsABurden checks that an expensive kubeconfig of an unverified server is
-// rejected by its signature before it is parsed. One that is signed with the token is limited in
-// size, aliases and keys.
+// TestAKubeconfigThatIsABurden checks that an unverified server's kubeconfig that is expensive to
+// parse is rejected: by its signature, or if it is signed, by its size, aliases and keys.
 func TestAKubeconfigThatIsABurden(t *testing.T) {
 	var bomb strings.Builder
 	bomb.WriteString("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n")
@@ -47,7 +46,7 @@ func TestAKubeconfigThatIsABurden(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(err.Error()) > 2000 {
 				t.Errorf("got %.3000v", err)
 			}
-			// The answer itself, as JSON and as a string, needs some memory.
+			// Decoding the answer from JSON to a string needs some memory.
 			if got := after.TotalAlloc - before.TotalAlloc; got > 64<<20 {
 				t.Errorf("the call used %d bytes of memory", got)
 			}

@@ -32,8 +32,8 @@ kind: InitConfiguration
 nodeRegistration: {taints: [], kubeletExtraArgs: [{name: v, value: "3"}]}
 `
 
-// TestPatienceOfProbes checks that a control plane that starts slowly is not killed: kubelet's
-// startup probes have a longer timeout than kubeadm's default, or the timeout in the Cluster.
+// TestPatienceOfProbes checks that a control plane that starts slowly is not killed: startup probes
+// have a longer timeout than kubeadm's default, unless the Cluster sets one.
 func TestPatienceOfProbes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	doc := strings.Replace(threeMasters, "nodeRegistration: {", "timeouts: {controlPlaneComponentHealthCheck: 7m0s, tlsBootstrap: 3m0s}\nnodeRegistration: {", 1)
@@ -50,9 +50,8 @@ func TestPatienceOfProbes(t *testing.T) {
 	}
 }
 
-// TestDualStackMasters checks that in a dual-stack cluster, a control-plane node with static
-// addresses of both families registers both, and the certificates of all API servers have them.
-// etcd and the API server use one address.
+// TestDualStackMasters checks that a control-plane node with static addresses of both families
+// registers both, and API servers' certificates have both. etcd and the API server use only one.
 func TestDualStackMasters(t *testing.T) {
 	const networks = "podCIDRs: [10.244.0.0/16, \"fd00:10:244::/56\"]\nserviceCIDRs: [10.96.0.0/16, \"fd00:10:96::/112\"]\n"
 	for name, tt := range map[string]struct {
@@ -97,9 +96,8 @@ func TestDualStackMasters(t *testing.T) {
 	}
 }
 
-// TestMasterSites checks that the Site of a control-plane node is valid, and has the cluster's
-// keys, kubeadm's documents for this machine and the end of the time to initialize the cluster. Its
-// public form has no key.
+// TestMasterSites checks that a control-plane node's Site is valid and has the cluster's keys, its
+// kubeadm documents and the end of the bootstrap period. Its public form has no key.
 func TestMasterSites(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, strings.Replace(threeMasters, "nodes:", "manifests: [a.yaml]\nnodes:", 1), Options{Now: now(),
@@ -148,7 +146,7 @@ func TestMasterSites(t *testing.T) {
 		}
 	}
 
-	// After that time, no Site can initialize the cluster until --bootstrap permits it again.
+	// After that period, no Site can bootstrap the cluster until --bootstrap permits it again.
 	late := now().Add(200 * time.Hour)
 	if sites, err = ControlPlaneSites(dir, sealed.Identity{}, late); err != nil || sites[0].Site.ControlPlane.BootstrapUntil != "" {
 		t.Fatalf("%v, %+v", err, sites)
@@ -167,8 +165,8 @@ func TestMasterSites(t *testing.T) {
 	}
 }
 
-// TestManifests checks that the directory keeps the document's manifests, as secret as the other
-// files, and the Sites of control-plane nodes contain them in order.
+// TestManifests checks that the directory keeps the document's manifests as secrets, and that the
+// Sites of control-plane nodes contain them in order.
 func TestManifests(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	if err != nil {

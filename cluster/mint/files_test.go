@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNewMintingOfSomebodyElse checks that in a parent directory to which others can write, a link
-// or a directory of another user at the temporary path is not touched.
+// TestNewMintingOfSomebodyElse checks a parent directory in which others can write: a link or a
+// directory that another user made at the temporary path is not touched.
 func TestNewMintingOfSomebodyElse(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(t *testing.T, victim, work string)
@@ -50,7 +50,7 @@ func TestNewMintingOfSomebodyElse(t *testing.T) {
 	}
 }
 
-// TestOwner checks that a directory of another user is rejected as not secret, whatever its mode.
+// TestOwner checks that another user's directory is rejected as not secret, whatever its mode.
 func TestOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -66,14 +66,14 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestWritingToAFullDisk checks that the error about a full disk has the fix and the final name of
-// the file, not its temporary name.
+// TestWritingToAFullDisk checks that the error about a full disk has the fix, and the name of the
+// file instead of its temporary name.
 func TestWritingToAFullDisk(t *testing.T) {
 	err := writing("shops", "pki/ca.key", &fs.PathError{Op: "write", Path: "/srv/.shops.minting/pki/.new-1", Err: syscall.ENOSPC})
 	if want := "writing shops/pki/ca.key: no space left on device; free some space and run the command again"; err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	// An existing file in the way stays, and no other file is left beside it.
+	// An existing file at the directory's path stays, and no other file is left next to it.
 	parent := t.TempDir()
 	if err := os.WriteFile(filepath.Join(parent, "shops"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -86,8 +86,8 @@ func TestWritingToAFullDisk(t *testing.T) {
 	}
 }
 
-// TestLockFollowsNoLink checks that the lock follows no symbolic link, even if one replaces the
-// directory meanwhile.
+// TestLockFollowsNoLink checks that lock does not follow a symbolic link, even if the link replaces
+// the directory during the call.
 func TestLockFollowsNoLink(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(t.TempDir(), link); err != nil {
@@ -117,8 +117,8 @@ func TestUpdateLocksBeforeItReads(t *testing.T) {
 	}
 }
 
-// TestNewSweeps checks that a token that is not in the record, or a partial file, is removed by the
-// next run after a power cut, and nothing else is.
+// TestNewSweeps checks that the next run after a power cut removes partial files, and tokens that
+// are not in the record, and nothing else.
 func TestNewSweeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)

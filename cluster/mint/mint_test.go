@@ -123,7 +123,7 @@ func TestNewAgain(t *testing.T) {
 	}
 }
 
-// TestNewRefuses checks that a document with changes of fixed fields, or of another cluster, is
+// TestNewRefuses checks that a document of another cluster, or with changes of fixed fields, is
 // rejected.
 func TestNewRefuses(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
@@ -159,8 +159,7 @@ func TestNewRefuses(t *testing.T) {
 
 // TestNewDirectory checks that a directory that was not minted, or was changed since, is rejected.
 func TestNewDirectory(t *testing.T) {
-	// Keep a reference to the file: otherwise the garbage collector closes it,
-	// which releases its lock.
+	// Keep the file reachable: if the garbage collector closed it, its lock would be released.
 	var held *os.File
 	defer func() { held.Close() }()
 	for name, tt := range map[string]struct {
@@ -223,7 +222,7 @@ func TestNewAfterPowerCut(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(work, "pki", "ca.key"), []byte("half"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil { // empty, as made by a person
+	if err := os.Mkdir(dir, 0o755); err != nil { // empty, as if made by a person
 		t.Fatal(err)
 	}
 	mustNew(t, dir, document)
@@ -235,9 +234,8 @@ func TestNewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// TestUpdateAfterPowerCut checks power cuts during an update, which leave any number of files
-// updated and one unfinished; the record is written last. An inconsistent directory must not be
-// used, and the same command must complete it.
+// TestUpdateAfterPowerCut checks power cuts during an update, between any two of its writes. The
+// inconsistent directory must not be used, and the same command must complete it.
 func TestUpdateAfterPowerCut(t *testing.T) {
 	namespace := func(name string) manifest.File {
 		return manifest.File{Name: name + ".yaml", Text: "apiVersion: v1\nkind: Namespace\nmetadata: {name: of-" + name + "}\n"}
@@ -298,8 +296,8 @@ func TestUpdateAfterPowerCut(t *testing.T) {
 	}
 }
 
-// TestDamagedDirectory checks that the error for a missing or replaced file has its name and the
-// fix, in each command that uses the file.
+// TestDamagedDirectory checks that if a file is missing or was replaced, each command that uses it
+// fails with the file's name and the fix.
 func TestDamagedDirectory(t *testing.T) {
 	const fix = "restore the directory from your copy of it"
 	for name, tt := range map[string]struct {
@@ -331,8 +329,8 @@ func TestDamagedDirectory(t *testing.T) {
 	}
 }
 
-// TestMintedInTheFuture checks that a directory with a date in the future is rejected, because one
-// of the two clocks must be wrong.
+// TestMintedInTheFuture checks that a directory with a date in the future is rejected: this
+// computer's clock, or the clock of the minting computer, must be wrong.
 func TestMintedInTheFuture(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -381,7 +379,7 @@ func TestEncrypted(t *testing.T) {
 	if _, err := Sites(dir, sealed.Identity{}, now()); err == nil || !strings.Contains(err.Error(), "--identity") {
 		t.Error(err)
 	}
-	// Without --encrypt-to the directory stays encrypted, and is updated.
+	// Without --encrypt-to, an encrypted directory stays encrypted, and is updated.
 	if c := mustNew(t, dir, document); !c.Nothing() {
 		t.Errorf("%+v", c)
 	}
@@ -398,7 +396,7 @@ func TestEncrypted(t *testing.T) {
 	}
 }
 
-// TestSites checks that a worker's Site has only what it needs to join, and no key.
+// TestSites checks that a worker's Site has only the fields that it needs to join, and no key.
 func TestSites(t *testing.T) {
 	dir, other := filepath.Join(t.TempDir(), "shops"), filepath.Join(t.TempDir(), "other")
 	mustNew(t, other, document)
@@ -477,9 +475,8 @@ func TestAdminConfig(t *testing.T) {
 	}
 }
 
-// TestRenewTokens checks that a cluster that was not switched on in time gets new tokens for
-// workers whose tokens have expired, also after an interruption, and the Sites of control-plane
-// nodes contain them.
+// TestRenewTokens checks a cluster that was not switched on in time: workers whose tokens have
+// expired get new ones, even after an interruption, and control-plane nodes' Sites contain them.
 func TestRenewTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	change, err := newOf(dir, document, Options{Now: now()})
@@ -538,8 +535,8 @@ func TestRenewTokens(t *testing.T) {
 	}
 }
 
-// TestRecordOfAnotherVersion checks that a directory of an earlier edgebake is read and updated;
-// one of a later edgebake is rejected because of its version, whatever fields it has.
+// TestRecordOfAnotherVersion checks that an earlier edgebake's directory is read and updated, and a
+// later edgebake's is rejected because of its version, whatever fields it has.
 func TestRecordOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "shops")
@@ -581,8 +578,8 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestRecordFields checks that earlier edgebakes reject unknown fields, so a new field needs a new
-// version.
+// TestRecordFields fails if a field is added without a new version. Earlier edgebakes reject unknown
+// fields, so they must first see a version that they do not support.
 func TestRecordFields(t *testing.T) {
 	t.Parallel()
 	fields := map[int]string{2: "version id created caHash recipients cluster kubernetesVersion document tokens manifests births said adminUntil formerCAs"}
@@ -596,8 +593,8 @@ func TestRecordFields(t *testing.T) {
 	}
 }
 
-// TestInventoryOfMany checks that spreadSeconds is not written if it has the default for the size
-// of the Inventory, since first boot of an earlier image does not know the field.
+// TestInventoryOfMany checks that spreadSeconds is omitted if it is the default for the Inventory's
+// size, because first boot of an earlier image does not know the field.
 func TestInventoryOfMany(t *testing.T) {
 	t.Parallel()
 	var sites []NodeSite

@@ -62,8 +62,8 @@ func accepts(ca, cert *x509.Certificate, at time.Time) error {
 	return err
 }
 
-// TestRenew checks that the same command again renews admin.conf in the second half of its year,
-// and each CA in its last two years, with the same key, so that pins and certificates stay valid.
+// TestRenew checks that repeating the command renews admin.conf in the second half of its year, and
+// each CA in its last two years. CAs keep their keys, so that pins and certificates stay valid.
 func TestRenew(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, dir, document)
@@ -120,8 +120,8 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// TestRenewByAClockThatWasAhead checks that certificates that start in the future are not valid.
-// The next run, with the right clock, makes them again.
+// TestRenewByAClockThatWasAhead checks that certificates that start in the future are made again by
+// the next run with a correct clock.
 func TestRenewByAClockThatWasAhead(t *testing.T) {
 	all := []string{"pki/ca.crt", "pki/etcd/ca.crt", "pki/front-proxy-ca.crt", "admin.conf"}
 	for _, years := range []int{1, 9} {
@@ -148,8 +148,8 @@ func TestRenewByAClockThatWasAhead(t *testing.T) {
 	}
 }
 
-// TestRenewAfterPowerCut checks that after an interruption before any of the files, the next run
-// renews all of them.
+// TestRenewAfterPowerCut checks that after an interruption before any of the writes, the next run
+// renews everything.
 func TestRenewAfterPowerCut(t *testing.T) {
 	made := filepath.Join(t.TempDir(), "shops")
 	mustNew(t, made, document)
@@ -187,8 +187,8 @@ func TestRenewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// TestRenewEncrypted checks that an encrypted directory is renewed with its key; without the key,
-// the certificates that end soon are reported.
+// TestRenewEncrypted checks that an encrypted directory is renewed with its key. Without the key, the
+// certificates that expire soon are reported.
 func TestRenewEncrypted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	id, err := age.GenerateX25519Identity()

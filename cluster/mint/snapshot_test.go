@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestReadSnapshot checks that a file that is not a snapshot is rejected before a Site names it. A
-// snapshot of another cluster is recognized, wherever the CA is in the file.
+// TestReadSnapshot checks that a file that is not a snapshot is rejected, so that no Site names it.
+// A snapshot of another cluster is recognized, wherever in the file its CA is.
 func TestReadSnapshot(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

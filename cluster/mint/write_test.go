@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestWordsAreLater checks that each request to continue has a later time than the last one, even
-// if the clock was ahead then.
+// TestWordsAreLater checks that each request to continue has a later time than the one before it,
+// even if the clock was ahead then.
 func TestWordsAreLater(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {
@@ -29,8 +29,8 @@ func TestWordsAreLater(t *testing.T) {
 	}
 }
 
-// TestBootstrapRenewsTokens checks that a cluster that was not switched on while its workers' tokens
-// were valid can still be initialized with --bootstrap, and the workers can join it.
+// TestBootstrapRenewsTokens checks a cluster that was not switched on before its workers' tokens
+// expired: with --bootstrap it can still be bootstrapped, and the workers can join it.
 func TestBootstrapRenewsTokens(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	if _, err := newOf(dir, threeMasters, Options{Now: now()}); err != nil {

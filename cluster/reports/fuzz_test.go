@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// FuzzReport sends arbitrary reports: each is rejected, or stored within the limits and read
-// again unchanged, and contains no control characters.
+// FuzzReport sends arbitrary reports. Each must be rejected, or be stored within the limits, read
+// again unchanged, and contain no control characters.
 func FuzzReport(f *testing.F) {
 	for _, seed := range []string{
 		`{"node":"shop-1","result":"running","phases":[{"name":"join","status":"running","waiting":"an API server"}]}`,

@@ -39,7 +39,7 @@ func open(t *testing.T, dir string) *Store {
 	return s
 }
 
-// send posts a body as a machine does and returns the answer.
+// send posts a body as a machine does, and returns the status and the answer.
 func send(t *testing.T, h http.Handler, path string, body []byte) (int, string) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -60,8 +60,8 @@ func encode(t *testing.T, v any) []byte {
 	return b
 }
 
-// TestReceive checks that the last report of each machine is kept, also after a restart, and News
-// gets only changes.
+// TestReceive checks that the last report of each machine is kept, even after a restart, and that
+// News is called only for changes.
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -90,7 +90,7 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveRejects checks that requests that first boot does not send are rejected with a reason,
+// TestReceiveRejects checks that requests that first boot would not send are rejected with a reason,
 // and leave no file.
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
@@ -149,8 +149,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestDiskFull checks that the receiver reports an error if it cannot write, and keeps the former
-// report.
+// TestDiskFull checks that the receiver returns an error if it cannot write, and keeps the machine's
+// last report.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -168,8 +168,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// TestIdentity checks that an identity is made once, its certificate has the names, and another
-// name requires another identity.
+// TestIdentity checks that an identity is made once with the given names, and that another name
+// requires another identity.
 func TestIdentity(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	if _, err := LoadIdentity(filepath.Join(dir, "new"), nil, noon); err == nil || !strings.Contains(err.Error(), "--name is required") {
@@ -198,14 +198,14 @@ func TestIdentity(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(dir, keyFile)); err != nil || fi.Mode().Perm() != 0o600 {
 		t.Errorf("the key: %v %v", fi.Mode(), err)
 	}
-	// Interrupted between key and certificate: both are made again.
+	// An interruption after the key, before the certificate: both are made again.
 	if err := os.Remove(filepath.Join(dir, certFile)); err != nil {
 		t.Fatal(err)
 	}
 	if c, err := LoadIdentity(dir, []string{"reports.example"}, noon); err != nil || c.PEM == a.PEM {
 		t.Errorf("after a cut: %v", err)
 	}
-	// Made by a version without the machines' own URLs.
+	// A directory of a version in which machines had no URLs of their own.
 	if err := os.Remove(filepath.Join(dir, secretFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -266,8 +266,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageOrder checks that names are sorted in natural order, and the page states when there is
-// nothing to do.
+// TestPageOrder checks that names are sorted in natural order, and that the page says so if nothing
+// needs attention.
 func TestPageOrder(t *testing.T) {
 	told := func(node, result string) Summary { return Summary{Node: node, Result: result, Received: noon} }
 	v := view([]Summary{told("shop-10", ondisk.ResultDone), told("shop-4", ondisk.ResultDone), told("shop-004b", ondisk.ResultDone), told("office", ondisk.ResultDone)}, noon)
@@ -302,8 +302,8 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 }
 
-// TestInventedMachines checks that machines which do not exist, and which anyone who knows the
-// common URL can report, use only a limited space, so that real machines can still report.
+// TestInventedMachines checks that invented machines use only a limited space, so that real ones can
+// still report. Anyone who knows the common URL can send a report of an invented machine.
 func TestInventedMachines(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -338,8 +338,8 @@ func TestInventedMachines(t *testing.T) {
 	}
 }
 
-// TestReportsOfBefore checks files of an earlier version, which have no field ready. A machine that
-// was Ready must not be displaced by invented machines.
+// TestReportsOfBefore checks reports of an earlier version, which have no field ready. Invented
+// machines must not displace a machine that was Ready.
 func TestReportsOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"received": "2026-11-20T12:00:00Z", "from": "192.0.2.9:1", "state": {"version": 1, "node": "shop-1", "result": "done"}}`
@@ -360,8 +360,8 @@ func (s *Store) now(t *testing.T, r Report) {
 	}
 }
 
-// TestRoom checks that only the shown fields of a report are kept, and all reports together have a
-// limit.
+// TestRoom checks that only the displayed fields of a report are kept, and that all reports together
+// have a limit.
 func TestRoom(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -403,8 +403,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestOwnURL checks that invented machines that claim to be Ready can neither keep out a machine
-// with its own URL nor report in its name, even after a restart.
+// TestOwnURL checks that invented machines that claim to be Ready can neither displace a machine with
+// its own URL nor report in its name, even after a restart.
 func TestOwnURL(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -438,11 +438,11 @@ func TestOwnURL(t *testing.T) {
 	if all := s.All(); len(all) != invented || all[len(all)-1].Reason != waits.Waiting { // the first one was removed
 		t.Errorf("%d machines: %+v", len(all), all[len(all)-1])
 	}
-	// A machine that reported to the common URL before uses its own URL now.
+	// A machine that has reported to the common URL gets its own URL.
 	if code, text := send(t, h, clusterdoc.ReportPath(identity.Key, "invented-7"), encode(t, state("invented-7", ondisk.ResultRunning))); code != http.StatusNoContent || s.all["invented-7"].Ready {
 		t.Errorf("%d %s, %+v", code, text, s.all["invented-7"])
 	}
-	// After some time without a report, machines that were Ready are removed too.
+	// A machine that was Ready is removed too, if it has sent no report for a month.
 	for i := range maxCommon {
 		s.all[fmt.Sprintf("old-%d", i)] = Report{State: state("old", ondisk.ResultDone), Ready: true, Received: at}
 	}
@@ -453,7 +453,7 @@ func TestOwnURL(t *testing.T) {
 }
 
 // TestDirectoryOfReports checks that a machine's name cannot collide with another file in the
-// receiver's directory, and reports of an earlier version are moved.
+// receiver's directory, and that an earlier version's reports are moved.
 func TestDirectoryOfReports(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestShare checks that each address has its own limit of connections; after closing one, it may
-// open another.
+// TestShare checks that each address has its own limit of connections. After closing one connection,
+// an address may open another.
 func TestShare(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -25,7 +25,7 @@ func TestShare(t *testing.T) {
 			taken <- c
 		}
 	}()
-	// dial returns the server's side of a connection; nil: it was closed.
+	// dial returns the server's side of a connection, or nil if the server closed it.
 	dial := func(from string) net.Conn {
 		t.Helper()
 		c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", in.Addr().String())
@@ -75,8 +75,8 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestCrowd checks that at the limit, the connection that has been silent for longest is closed for
-// the next one.
+// TestCrowd checks that at the limit, a new connection closes the one that has been silent for
+// longest.
 func TestCrowd(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
