@@ -12,7 +12,7 @@ import (
 type candidate struct {
 	Addr  netip.AddrPort
 	State State
-	// Lost is set if it does not answer, and could come back as an API server of another cluster.
+	// Lost is set if it does not answer: it could come back as an API server of another cluster.
 	Lost bool
 	// Slow is set if it is down only because its answers are late.
 	Slow bool
@@ -69,8 +69,8 @@ func byState(masters []candidate, last []kernel.Dest) []kernel.Dest {
 }
 
 // lastResort returns the real servers while no API server is up or draining: the slow and kept
-// ones, and those in last that are not known to be down. If none is slow, all of last stay. If
-// guarded, an API server that could come back in another cluster gets weight 0.
+// ones, and those in last that are not known to be down. If no API server is slow, all of last
+// stay. With guarded, lost API servers get weight 0.
 func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.Dest {
 	listed := make(map[netip.AddrPort]candidate, len(masters))
 	var dests []kernel.Dest
@@ -89,7 +89,7 @@ func lastResort(masters []candidate, last []kernel.Dest, guarded bool) []kernel.
 		switch {
 		case m.State == Alien || indexDest(dests, d.Addr) >= 0: // an alien, or already chosen
 		case served && d.Weight == 0:
-			if m.State == Unknown { // it is still draining, and may complete its requests
+			if m.State == Unknown { // it is still draining, and its requests may complete
 				dests = append(dests, d)
 			}
 		case guarded && (!ok || m.Lost || m.State == Unknown):

@@ -74,8 +74,9 @@ type Profile struct {
 	// Ping is the interval between PING frames on the open connection while no program of the node
 	// uses the API server. While a program uses it, the interval is keepTick. 0 disables PINGs.
 	Ping time.Duration
-	// Ready is the interval between requests for the probe's path. It must be below 90 s, because
-	// kube-apiserver then closes a connection without requests, and a new one costs five kilobytes.
+	// Ready is the interval between requests for the probe's path. It must be below 90 s:
+	// kube-apiserver closes a connection after 90 s without requests, and a new one costs five
+	// kilobytes.
 	Ready time.Duration
 	// ReadyTimeout limits the wait for the answer to a request.
 	ReadyTimeout time.Duration
@@ -83,8 +84,8 @@ type Profile struct {
 	// instead of seconds keeps a stall of the node from counting against the API servers.
 	Tick  time.Duration
 	Ticks int
-	// Retry is the pause before the first reconnection to an API server that is down. While none is
-	// up, the pause doubles with each attempt, up to RetryMax.
+	// Retry is the pause before the first reconnection to an API server that is down. While no API
+	// server is up, the pause doubles with each attempt, up to RetryMax.
 	Retry, RetryMax time.Duration
 	// Spread is the time over which the nodes of a cluster return to a recovered API server while
 	// another one is up.
@@ -113,9 +114,9 @@ func Metered() Profile {
 		Resolve: 30 * time.Minute, Learn: 6 * time.Hour}
 }
 
-// maxReady is the longest interval between requests for the probe's path that a large cluster's
-// nodes use (see fromConfig): with 1,000 nodes these requests would be a large part of an API
-// server's work.
+// maxReady is the longest interval between requests for the probe's path that FromVirtual derives
+// from BootSpread. With 1,000 nodes and shorter intervals, these requests would be a large part of
+// an API server's work.
 const maxReady = 30 * time.Second
 
 // parseConfig decodes and validates ipvs.json. It reports all problems at once.

@@ -23,13 +23,13 @@ import (
 
 // Options configure a Daemon.
 type Options struct {
-	// ConfigFile is the path of ipvs.json, whose changes are applied while Run runs. It is ignored
-	// if Servers is set.
+	// ConfigFile is the path of ipvs.json; Run applies its changes. It is ignored if Servers is
+	// set.
 	ConfigFile string
 	Servers    []Server
 	HostsFile  string // path of the hosts file; empty: none is maintained
 	StateDir   string // directory for learned API servers and addresses; empty: none
-	// RunDir is the directory of locks, sockets and notes, which is emptied by a reboot; empty:
+	// RunDir is the directory of locks, sockets and notes; a reboot empties it. If empty, there are
 	// none.
 	RunDir  string
 	Metrics string // loopback address that serves metrics; empty: none
@@ -106,8 +106,8 @@ func NewDaemon(opt Options) *Daemon {
 
 func (d *Daemon) logf(format string, args ...any) { d.opt.Log(fmt.Sprintf(format, args...)) }
 
-// logChange logs the error of a subject if it differs from the last one, and logs "fixed" when the
-// error is gone.
+// logChange logs the error of a subject if it differs from the subject's last one, and logs "fixed"
+// when the error is gone.
 func (d *Daemon) logChange(subject string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -126,8 +126,7 @@ func (d *Daemon) logChange(subject string, err error) {
 	}
 }
 
-// forgetLogged clears the errors of all subjects with the prefix, except
-// prefix+but.
+// forgetLogged clears the errors of all subjects that begin with prefix, except of prefix+but.
 func (d *Daemon) forgetLogged(prefix string, but ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -174,7 +173,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer d.release(claims) // deferred first, so that it runs last: then the next daemon can start at once
+	defer d.release(claims) // deferred first, so it runs last: the next daemon may start once the locks are free
 	if err := d.openKernel(); err != nil {
 		return err
 	}
@@ -331,9 +330,8 @@ func (d *Daemon) follow(ctx context.Context, config *watchedFile) {
 	}
 }
 
-// watchedFile detects changes of a file's content or read error. Modification
-// times are not sufficient: two writes within one tick of the kernel's clock
-// have the same time.
+// watchedFile detects changes of a file's content or read error. Modification times are not
+// sufficient: two writes within one tick of the kernel's clock get the same time.
 type watchedFile struct {
 	path string
 	sum  [sha256.Size]byte // of the content or the error; zero if the file does not exist
@@ -369,8 +367,8 @@ func (d *Daemon) reload(ctx context.Context) {
 	d.logChange(d.opt.ConfigFile, err)
 }
 
-// replace replaces the virtual servers. If it fails, it releases the new
-// claims, because the next configuration may need them.
+// replace replaces the virtual servers. If it fails, it gives back the new claims, because the next
+// configuration may need those virtual servers.
 func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	claims, err := d.claimNew(ctx, servers)
 	if err != nil {
@@ -383,8 +381,8 @@ func (d *Daemon) replace(ctx context.Context, servers []Server) error {
 	return nil
 }
 
-// giveBack returns claims that have no group: it releases the lock, or continues the removal that
-// the claim interrupted.
+// giveBack gives back claims that have no group: it releases the lock, or continues the removal
+// that the claim interrupted.
 func (d *Daemon) giveBack(ctx context.Context, claims map[netip.AddrPort]claimed) {
 	for vip, c := range claims {
 		if c.wasRetiring {
@@ -466,10 +464,10 @@ func (d *Daemon) apply(ctx context.Context, servers []Server, claims map[netip.A
 	return nil
 }
 
-// retire removes a virtual server. Its lines in the hosts file are removed in a goroutine, because
-// another program may hold the lock on that file. The virtual server stays locked until then.
+// retire removes a virtual server. A goroutine removes its lines in the hosts file, because another
+// program may hold the lock on that file. Until then the virtual server stays locked.
 func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func()) {
-	d.reconciler.drop(ctx, vip) // forget reports the error
+	d.reconciler.drop(ctx, vip) // forget, below, reports the error
 	ctx, cancel := context.WithCancel(ctx)
 	p := &running{release: release, cancel: cancel, done: make(chan struct{})}
 	d.mu.Lock()
@@ -486,7 +484,7 @@ func (d *Daemon) retire(ctx context.Context, vip netip.AddrPort, release func())
 			}
 		}
 		d.mu.Lock()
-		mine := d.retiring[vip] == p // false if it was configured again
+		mine := d.retiring[vip] == p // false if the virtual server was configured again
 		if mine {
 			delete(d.retiring, vip)
 		}

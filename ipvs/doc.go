@@ -16,13 +16,12 @@
 //
 // Invariants:
 //
-//   - The last real server is removed only if it is an alien, or if a slow API server,
-//     which still accepts connections, replaces it.
+//   - The last real server is removed only if it is an alien, or if it is replaced by a
+//     slow API server that still accepts connections.
 //   - An alien is an API server that cannot prove its identity or belongs to another
-//     cluster. It never receives traffic, not even if it is the last one.
+//     cluster. It never receives traffic, even if it is the only API server.
 //   - A wrong clock never removes an API server.
-//   - Other virtual servers are never changed.
-//   - Sockets are closed only if they are connected to an API server that is
-//     down, an alien or no longer listed, or through a virtual server that is
-//     removed.
+//   - Virtual servers of other programs are never changed.
+//   - A socket is closed only if it is connected to an API server that is down, an alien
+//     or removed from the list, or if it is connected through a virtual server that is removed.
 package ipvs

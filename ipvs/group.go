@@ -59,14 +59,14 @@ type member struct {
 	probeNow    chan struct{}
 	suspectedAt time.Time
 	sessions    probe.Sessions
-	// hiddenSince is the time since which the API server has not shown its cluster; zero if it has
-	// shown it. trustedAnyway is set if the API server is trusted after maxHidden all the same.
+	// hiddenSince is when the API server first failed to show its cluster; zero if it has shown it.
+	// trustedAnyway is set once it is trusted because maxHidden has passed.
 	hiddenSince   time.Time
 	trustedAnyway bool
 }
 
-// allDownAfter is how long no API server must have been up before the configured ones are tried in
-// addition to the learned ones.
+// allDownAfter is the time without any learned API server up after which the configured ones are
+// tried too.
 const allDownAfter = time.Minute
 
 func newGroup(d *Daemon, s Server) *group {
@@ -139,8 +139,8 @@ func (g *group) takeOver(ctx context.Context) {
 	defer g.mu.Unlock()
 	served := serves(have.Dests)
 	// A real server of weight 0 keeps its connections: it drains, or has not shown its cluster. But
-	// if all have weight 0 without guarding, the earlier process ended while it removed the last
-	// one.
+	// if all have weight 0 and the group is not guarded, the earlier process ended while it removed
+	// the virtual server's last real server.
 	if served || g.guarded() {
 		g.lastDests = have.Dests
 	}
@@ -197,7 +197,7 @@ func (g *group) update(s Server) {
 	}
 	if !reflect.DeepEqual(old.Probe, s.Probe) || old.Profile != s.Profile || old.Rise != s.Rise || old.Fall != s.Fall || old.Host != s.Host || old.Joined != s.Joined {
 		for _, m := range g.members {
-			if m.cancel != nil { // nil if updateWatchers has not restarted it yet
+			if m.cancel != nil { // nil: updateWatchers has not restarted it yet
 				m.cancel()
 				m.cancel = nil // updateWatchers starts it again
 			}
@@ -407,7 +407,7 @@ func (g *group) apply(ctx context.Context) {
 	slices.SortFunc(via, netip.Addr.Compare)
 	dests := choose(candidates, g.lastDests, g.guarded())
 	previous := g.serving()
-	if g.lastDests = dests; len(g.serving()) > 0 { // without a serving API server, all stay listed
+	if g.lastDests = dests; len(g.serving()) > 0 { // if no API server serves, all stay listed
 		g.lastDests = slices.DeleteFunc(slices.Clone(dests), func(d kernel.Dest) bool {
 			m := g.members[d.Addr]
 			return d.Weight == 0 && m != nil && m.health.State != Unknown // one without a verdict may still be draining

@@ -45,12 +45,11 @@ const (
 	// a handshake.
 	questionTimeout = maxTimeout
 	// maxHidden is the time after which an API server that shows neither cluster-info nor the Node
-	// is trusted. Until then it may belong to a cluster that was just initialized, which nodes
-	// cannot join yet. Later, the objects must have been hidden or deleted. maxHidden does not
-	// apply if ServiceUID is known.
+	// is trusted: both must then have been deleted or hidden by RBAC, and the cluster was not just
+	// initialized. If ServiceUID is known, this applies only if access to the Node is denied.
 	maxHidden = 10 * time.Minute
-	// rebornPause multiplies the pause before the next probe of an API server of another cluster,
-	// because a person must act first.
+	// rebornPause multiplies the pause before the next probe of an API server of another cluster:
+	// only a person can repair that.
 	rebornPause = 60
 )
 
@@ -75,8 +74,8 @@ func (s shownUID) String() string {
 	return fmt.Sprintf("status %d", s.status)
 }
 
-// check checks that an API server belongs to the joined cluster. One object that only that cluster
-// has is sufficient proof.
+// check checks that an API server belongs to the joined cluster. One matching UID is sufficient
+// proof.
 func (j *Joined) check(ctx context.Context, t probe.Target) (probe.Outcome, error) {
 	anonymous := t
 	anonymous.Client = nil // kubeadm's RBAC rule grants access only to system:anonymous
@@ -130,7 +129,7 @@ func (j *Joined) judge(info, node, service shownUID) (probe.Outcome, error) {
 	case noNode && (info.status == 200 || service.status == 200):
 		return probe.Reborn, err
 	case noNode && j.ServiceUID != "":
-		// A cluster that was just initialized shows none of the three objects, and may take any
+		// A cluster that was just initialized shows none of the three objects, and may need any
 		// time to create them.
 		return probe.Unshown, err
 	case info.hidden() && (noNode || node.hidden()):
@@ -192,7 +191,7 @@ func (m *member) hiddenForLong(err error, now time.Time) bool {
 	return now.Sub(m.hiddenSince) >= maxHidden
 }
 
-// resetHidden restarts the time that hiddenForLong counts.
+// resetHidden forgets how long the API server has shown nothing.
 func (m *member) resetHidden() { m.hiddenSince, m.trustedAnyway = time.Time{}, false }
 
 // guarded reports whether API servers must show their cluster. g.mu must be

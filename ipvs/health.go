@@ -52,8 +52,8 @@ type health struct {
 
 // closeAfter limits how long a node keeps its connections to an API server that is down but
 // answers. It is long because all nodes would reconnect at once, to API servers that may be as
-// busy. With the longest interval of requests (maxReady), it stays within the 50 s after which
-// kube-controller-manager marks a node without a new lease as not Ready.
+// busy. closeAfter and maxReady together do not exceed the 50 s after which kube-controller-manager
+// marks a node that has not renewed its lease as not Ready.
 const closeAfter = 20 * time.Second
 
 // observe records the outcome of one probe and reports whether State changed.

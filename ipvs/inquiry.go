@@ -35,7 +35,8 @@ type attempt struct {
 	took    time.Duration
 }
 
-// finding is the result of a round. If over is false, the round failed, with outcome and err.
+// finding is the result of a round. If over is false, the round failed; outcome and err are the
+// reason.
 type finding struct {
 	over  bool
 	alive *probe.Link // connection to continue with, if over
@@ -56,8 +57,8 @@ func (w *watcher) inquire(ctx context.Context, l *probe.Link) (alive *probe.Link
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	q := &inquiry{w: w, l: l, fresh: make(chan attempt, 2*w.fall*w.profile.Ticks), pause: 2}
-	// New connections are opened only in the last round. A slow API server answers the PING sooner
-	// or later, and a handshake that is given up then is wasted work.
+	// Open new connections only in the last round: a slow API server answers the PING sooner or
+	// later, and an abandoned handshake is wasted work for it.
 	q.tryAt = (w.fall - 1) * (w.profile.Ticks - 1)
 	defer func() {
 		cancel()
@@ -105,9 +106,9 @@ func (q *inquiry) round(ctx context.Context, tick <-chan time.Time) finding {
 	return finding{outcome: probe.Timeout}
 }
 
-// try opens a new connection if one is due. The interval doubles each time, because a handshake is
-// the most expensive request for an overloaded API server. One attempt alone is not enough on a
-// link that loses a fifth of its packets.
+// try opens a new connection if one is due. The pause doubles each time, because handshakes are the
+// most expensive requests for an overloaded API server. A single attempt is not enough on a link
+// that loses a fifth of its packets.
 func (q *inquiry) try(ctx context.Context) {
 	now := q.tick
 	q.tick++

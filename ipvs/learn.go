@@ -181,7 +181,7 @@ const learnRetry = time.Minute
 
 // learner reads the cluster's list periodically.
 func (g *group) learner(ctx context.Context) {
-	wait := g.profile().Retry // short after the start, so that it is read as soon as API servers are up
+	wait := g.profile().Retry // short, so that the list is read as soon as API servers are up
 	retry := learnRetry
 	for {
 		select {
@@ -191,8 +191,8 @@ func (g *group) learner(ctx context.Context) {
 		case <-time.After(jitter(wait)):
 		}
 		subject := fmt.Sprintf("%s: the cluster's list of API servers", g.vip)
-		// The list is dropped here, not in update: a list that was read before the configuration
-		// changed may have been stored after update ran.
+		// Drop the list here, not in update: a list read under the old configuration may be stored
+		// after update has run.
 		err := g.dropStored()
 		g.d.logChange(fmt.Sprintf("%s: dropping the learned list", g.vip), err)
 		if !g.wantsLearning() {
@@ -214,7 +214,7 @@ func (g *group) learner(ctx context.Context) {
 		switch {
 		case err == nil:
 			retry = learnRetry
-		case asked: // the failed read cost a connection
+		case asked: // the failed read cost a connection, so the pause grows
 			wait, retry = min(wait, retry), min(2*retry, wait)
 		default:
 			wait = min(wait, learnRetry)

@@ -15,8 +15,8 @@ import (
 )
 
 // Masters may be DNS names. The last good answers are used until there are new ones, even after a
-// boot without DNS. That is safe: the certificate shows whether an address still belongs to an API
-// server.
+// boot without DNS. That is safe, because an API server must prove its identity with its
+// certificate.
 
 const (
 	// lookupTime is the timeout of a lookup.
@@ -154,7 +154,7 @@ func (d *Daemon) lookup(ctx context.Context, vip netip.Addr, name string) ([]net
 	return good, nil
 }
 
-// usable returns the addresses that an API server can have, sorted and at most maxPerName.
+// usable returns the addresses that may be an API server's: at most maxPerName, sorted.
 func usable(vip netip.Addr, addrs []netip.Addr) []netip.Addr {
 	var good []netip.Addr
 	for _, a := range addrs {
@@ -188,5 +188,5 @@ func isDNSName(s string) bool {
 			}
 		}
 	}
-	return letters // 10.0.0.300 is not a name
+	return letters // a name without letters, such as 10.0.0.300, is not valid
 }

@@ -15,11 +15,10 @@ import (
 	"github.com/edgebake/edgebake/ipvs/files"
 )
 
-// RunDir has a note for each virtual server, so that ipvscare can still remove a virtual server
-// that is not in the configuration any more. The note lists the names that may have a line in the
-// hosts file. A name is added before its line is written, and removed after its line. Notes and
-// rules do not survive a reboot. Lines of the hosts file do; they are recognised by the virtual
-// address.
+// RunDir has a note for each virtual server, so that ipvscare can remove one that has left the
+// configuration. The note lists the names that may have a line in the hosts file: a name is added
+// before its line is written, and removed after its line. A reboot removes notes and rules, but not
+// the lines in the hosts file; these are recognised by the virtual address.
 
 // note adds a virtual server and its name to the notes.
 func (d *Daemon) note(s Server) error {
@@ -35,8 +34,8 @@ func (d *Daemon) note(s Server) error {
 	return nil
 }
 
-// leftBy returns the names that an earlier process may have left in the hosts file. Their lines
-// have the virtual address or, without IPVS, the address of an API server.
+// leftBy returns the names whose lines an earlier process may have left in the hosts file: lines
+// with the virtual address or, without IPVS, with the address of an API server.
 func (d *Daemon) leftBy(vip netip.AddrPort, masters []Master) []string {
 	notes := noted(d.opt.RunDir)
 	names := notes[vip]
@@ -75,8 +74,8 @@ func (d *Daemon) configure(servers []Server) {
 	}
 }
 
-// former returns the former names of a virtual server. The lines of those in remove must be
-// removed. Those in leave now belong to another virtual server, which keeps their lines.
+// former returns the former names of a virtual server: in remove those whose lines must be removed,
+// in leave those whose lines stay, because another virtual server now has the name.
 func (d *Daemon) former(vip netip.AddrPort, present string) (remove, leave []string) {
 	d.namesMu.Lock()
 	defer d.namesMu.Unlock()
@@ -169,7 +168,7 @@ func noted(runDir string) map[netip.AddrPort][]string {
 	return names
 }
 
-// others reports whether the name is in the note of a virtual server that is not in ours.
+// others reports whether the name is in the note of a virtual server that ours does not have.
 func others(notes, ours map[netip.AddrPort][]string, name string) bool {
 	for vip := range maps.Keys(notes) {
 		if _, own := ours[vip]; !own && len(addName(notes[vip], name)) == len(notes[vip]) {

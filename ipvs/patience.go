@@ -35,8 +35,8 @@ const maxTimeout = 16 * time.Second
 type spacing struct {
 	since    time.Time // start of the trouble; zero if there is none
 	earliest time.Time // no request is sent before this time
-	// load is the longest of the last answers. An answer loses a quarter of its weight with each
-	// later one.
+	// load is the longest of the last durations of answers. It shrinks by a quarter with each
+	// answer.
 	load time.Duration
 }
 
@@ -77,8 +77,8 @@ func (p *spacing) trouble(now time.Time) time.Duration {
 const loadFactor = 32
 
 // loaded records the duration of an answer, and returns the minimum pause before the next request
-// to an API server that is up. An overloaded API server alternates between slow and quick answers,
-// so the longest of the last ones counts.
+// to an API server that is up. The longest of the last answers counts, because an overloaded API
+// server alternates between slow and quick ones.
 func (p *spacing) loaded(took time.Duration) time.Duration {
 	p.load = max(took, p.load*3/4)
 	return randomHalf(min(p.load*loadFactor, mostSpacing), rand.Float64())

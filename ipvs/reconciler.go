@@ -21,9 +21,9 @@ var ErrRestart = errors.New("restarting: IP_VS was loaded or unloaded")
 
 // Intervals of the reconciler.
 const (
-	// keepTick is the interval between checks of the kernel's table. Changes by other programs must
-	// be reverted within a second, and PINGs, which are due 0.8 s to 1 s after the last answer, are
-	// sent at the same times.
+	// keepTick is the interval between checks of the kernel's table. It is below a second, in which
+	// changes by other programs must be reverted. PINGs, due 0.8 s to 1 s after the last answer,
+	// are sent at the same times.
 	keepTick = 920 * time.Millisecond
 	// keepFull is the interval between checks of the routes.
 	keepFull = time.Minute
@@ -148,8 +148,7 @@ func (k *reconciler) tick(full bool) {
 	k.logChange(err)
 }
 
-// logChange logs an error if it differs from the last one, and logs when there is no error any
-// more.
+// logChange logs an error if it differs from the last one, and logs when the error is gone.
 func (k *reconciler) logChange(err error) {
 	if err == nil {
 		if k.logged != "" {
@@ -286,7 +285,7 @@ func (k *reconciler) reconcile(repair bool) error {
 		}
 		if removed {
 			// The connections of the removed virtual server are gone. A client that only receives,
-			// such as a watch, would not notice.
+			// for example from a watch, would not notice that.
 			n, err := k.kernel.SeverRemote(vip)
 			k.stats.severed.Add(int64(n))
 			errs = append(errs, err)
@@ -351,8 +350,8 @@ func apply(machine kernel.Kernel, op kernel.Op, st *stats) error {
 			st.severed.Add(int64(n))
 		}
 	}
-	// IPVS drops the first packet of a connection that connection tracking still assigns to a
-	// removed real server. Without Untrack, a connecting client would wait for its next SYN.
+	// Connection tracking may still assign a connection to the removed real server. IPVS drops its
+	// first packet, and without Untrack a client would wait until it sends the next SYN.
 	if err = errors.Join(err, machine.Untrack(op.Service.VIP, op.Dest.Addr)); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}

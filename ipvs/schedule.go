@@ -45,8 +45,8 @@ const (
 )
 
 // measurePings is the maximum number of PINGs sent in quick succession after an inquiry and on a
-// new connection. After a stall of the API server, rtt includes a sample of seconds, which would
-// delay the detection of its next failure. Sixteen short samples outweigh that one.
+// new connection. A stall of the API server adds a sample of seconds to rtt, which would delay the
+// detection of its next failure; sixteen short samples outweigh it.
 const measurePings = 16
 
 // closeAfterAnswer is the time within which a close counts as a consequence of the last answer:
@@ -93,7 +93,7 @@ func (s *schedule) next(now time.Time) action {
 		return overdue
 	case !s.awaits() && !now.Before(s.readyDue):
 		s.ask(now)
-		// If the answer takes long, a PING tells whether only the request hangs.
+		// If the answer takes long, a PING shows whether only the request hangs.
 		if soon := now.Add(s.wait()); s.pinged.IsZero() && soon.Before(s.pingDue) {
 			s.pingDue = soon
 		}
@@ -189,7 +189,7 @@ func (s *schedule) response(now time.Time, answer probe.Outcome, state State, so
 	s.spacePing()
 }
 
-// spacePing delays a PING over HTTP/1.1 as spacing delays requests, because there it is a request.
+// spacePing delays a PING over HTTP/1.1 until spacing allows it, because it is sent as a request.
 func (s *schedule) spacePing() {
 	if !s.h2 && s.pingDue.Before(s.spacing.earliest) {
 		s.pingDue = s.spacing.earliest
@@ -217,9 +217,9 @@ func (s *schedule) hurry(d time.Duration) {
 }
 
 // goAway records that the server will close the connection, often because it is stopping. leave
-// means that the caller must open another connection now; resume is the time of the first request
-// over it, zero for immediately. After an answer, resume is not zero: the close is then only
-// kube-apiserver's treatment of a client without a certificate.
+// means that the caller must open another connection now and send the first request over it at
+// resume, or immediately if resume is zero. A close soon after an answer only means that this
+// client has no certificate, so resume is not zero.
 func (s *schedule) goAway(now time.Time) (leave bool, resume time.Time) {
 	if s.awaits() {
 		s.closing = true

@@ -18,8 +18,7 @@ type serverList struct {
 	allDown           bool           // no learned one has been up for allDownAfter: use both lists
 
 	names map[string][]netip.Addr // last good DNS answers
-	// storedNames are the answers on disk. They are written again no earlier than the token bucket
-	// at nextStore allows.
+	// storedNames are the answers on disk. They are replaced at nextStore or later; see keepNames.
 	storedNames map[string][]netip.Addr
 	nextStore   time.Time
 	lookedUp    bool // every name has been looked up at least once

@@ -94,7 +94,7 @@ func (g *group) status() ServerStatus {
 		}
 		v.Masters = append(v.Masters, ms)
 	}
-	for _, a := range serving { // real servers in use may have left the list
+	for _, a := range serving { // real servers in use may not be in the list any more
 		if g.members[a] == nil {
 			v.Masters = append(v.Masters, MasterStatus{Addr: a.String(), State: "unlisted", Serving: true})
 		}

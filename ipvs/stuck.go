@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// On metered links, which use no PINGs, the node's own traffic reveals a dead API server: kubelet
+// Metered links use no PINGs. There the node's own traffic reveals a dead API server: kubelet
 // renews its lease every few seconds, and packets that are not acknowledged are retransmitted.
-// Retransmissions are no verdict; they only trigger a probe.
+// Retransmissions only trigger a probe; they are no verdict.
 
 // stuckEvery is the interval between checks of the node's sockets, at times of the beat.
 const stuckEvery = 5 * keepTick

@@ -82,14 +82,14 @@ func (w *watcher) run(ctx context.Context) {
 			}
 		}
 		s := w.paused
-		if l != w.silent { // the silent connection has already shown its cluster
+		if l != w.silent { // the silent connection has shown its cluster before
 			s = nil
 			if outcome, err := w.checkCluster(ctx); err != nil {
 				l.Close()
 				if ctx.Err() != nil {
 					break
 				}
-				if outcome == probe.Timeout { // the handshake succeeded
+				if outcome == probe.Timeout { // the handshake succeeded, but nothing else
 					outcome = probe.Late
 				}
 				w.reportFailure(outcome, err)
@@ -419,7 +419,8 @@ func (w *watcher) hold(ctx context.Context, l *probe.Link, s *schedule) *probe.L
 			}
 		case <-due.C:
 		}
-		// Not if each request costs a handshake: a thousand nodes may be waiting.
+		// With anonymousCloses, each request costs a handshake, and a thousand nodes may be
+		// waiting.
 		if w.state != Up && w.alone() && w.anonymousCloses == 0 {
 			s.hurry(w.profile.RetryMax)
 		}
@@ -458,7 +459,7 @@ func (w *watcher) do(ctx context.Context, l *probe.Link, s *schedule, what actio
 		waited := time.Since(s.asked)
 		late := fmt.Errorf("no answer to %s in %s", l.Target.Probe.Path, waited.Round(time.Second))
 		switch {
-		case !l.HTTP2: // with HTTP/2 an inquiry would have started already
+		case !l.HTTP2: // over HTTP/2 an inquiry would have started already
 			w.reportFailure(probe.Timeout, late)
 			return nil, true
 		case waited >= mostAnswer:
@@ -525,8 +526,8 @@ func (w *watcher) handle(s *schedule, l *probe.Link, e probe.Event) (over bool) 
 // case.
 const maxAnonymousPause = 80 * time.Second
 
-// soonDue is the time within which a request is due for a reason that deferRequest must not
-// postpone, such as a contradiction of the state.
+// soonDue is the time within which a due request is not postponed by deferRequest: it has another
+// reason, such as an outcome that contradicts the state.
 const soonDue = 5 * time.Second
 
 // deferRequest postpones the next request if the API server closed the connection because this node

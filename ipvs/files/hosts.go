@@ -55,10 +55,10 @@ func (h HostsLine) applyTo(text []byte) []byte {
 	return bytes.Join(lines, nil)
 }
 
-// unmarked returns the lines without the marked ones of the name, and the index at which to insert
-// a new line. The index is that of the old line, but before any other line that gives the name
-// another address, because the first line wins. satisfied means that another line already gives the
-// name this address.
+// unmarked returns the lines without the name's marked ones, and the index at which to insert its
+// new line: where the old line was, but before any other line that gives the name another address,
+// because the first line wins. satisfied means that another line already gives the name this
+// address.
 func (h HostsLine) unmarked(text []byte) (lines [][]byte, at int, satisfied bool) {
 	foreign, marked := -1, -1
 	for line := range bytes.Lines(text) {
@@ -123,9 +123,9 @@ func (h HostsLine) sameFamily(text string) bool {
 // hold it only while they read and replace the file.
 const HostsTimeout = 10 * time.Second
 
-// KeepHosts writes the line into the file and reports whether the file changed. If it has to
-// change, KeepHosts holds the lock in runDir (ondisk.HostsLock), so that firstboot does not replace
-// the file at the same time.
+// KeepHosts adds, changes or removes the line in the file, and reports whether the file changed.
+// While it writes, it holds the lock ondisk.HostsLock in runDir, which firstboot also takes to
+// replace the file.
 func KeepHosts(ctx context.Context, path, runDir string, line HostsLine) (changed bool, err error) {
 	defer func() {
 		if err != nil {

@@ -2,8 +2,8 @@
 // sockets and routes for ipvscare. [Diff] returns the steps from one state of a
 // virtual server to another; [Kernel] applies one step at a time.
 //
-// Invariants: only the given virtual servers are changed. No step removes the last of the real
-// servers that both states have.
+// Invariants: only the given virtual servers are changed. No step of Diff removes a real server
+// that is in both states.
 package kernel
 
 import (
@@ -27,8 +27,8 @@ type Kernel interface {
 	Service(vip netip.AddrPort) (*Service, error)
 	// Apply applies one step. A Sever step is made with the method Sever instead.
 	Apply(Op) error
-	// Sent returns the number of packets that this node's programs have sent through IPVS. The
-	// number is always current; the kernel updates the counters of real servers only every 2 s.
+	// Sent returns the number of packets that this node's programs have sent through IPVS. It is
+	// exact; the kernel's counters of the real servers are updated only every 2 s.
 	Sent() (uint64, error)
 	// Conns returns the connections to vip that IPVS forwards to dest.
 	Conns(vip, dest netip.AddrPort) ([]Conn, error)

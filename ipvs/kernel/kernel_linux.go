@@ -231,8 +231,8 @@ func (k *linux) Sever(conns []Conn) (int, error) {
 		}
 	}
 	if errors.Is(failed, unix.EOPNOTSUPP) {
-		// Before 6.0, Linux does not destroy closed sockets that it keeps for a minute; closing the
-		// others is success.
+		// Before 6.0, Linux does not destroy closed sockets, which it keeps for a minute. If it
+		// destroyed any others, that is success.
 		if n > 0 {
 			return n, nil
 		}
@@ -496,7 +496,7 @@ func (c *netlinkConn) ask(kind, flags uint16, request []byte, f func(entry []byt
 	}
 }
 
-// The messages of connection tracking, from linux/netfilter/nfnetlink_conntrack.h.
+// Messages of connection tracking, from linux/netfilter/nfnetlink_conntrack.h.
 const (
 	trackNew    = unix.NFNL_SUBSYS_CTNETLINK << 8
 	trackGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1

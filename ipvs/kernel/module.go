@@ -13,8 +13,7 @@ const (
 type module struct {
 	// shown checks for IP_VS without side effects.
 	shown func() bool
-	// known checks for IP_VS over netlink, which makes the kernel run modprobe if IP_VS is not
-	// loaded.
+	// known checks for IP_VS over netlink. The kernel then runs modprobe if IP_VS is not loaded.
 	known func() bool
 	load  func()
 

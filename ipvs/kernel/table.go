@@ -9,8 +9,8 @@ import (
 // Forward is a forwarding method of IPVS.
 type Forward uint32
 
-// Forwarding methods, with the kernel's numbers. edgebake uses Masq, because it is the only one
-// that works if API servers do not have the virtual address. Other programs may set the other ones.
+// Forwarding methods, with the kernel's numbers. edgebake uses only Masq: the others require API
+// servers that have the virtual address. Other programs may use them.
 const (
 	Masq   Forward = 0
 	Local  Forward = 1
@@ -39,7 +39,7 @@ type Dest struct {
 	Forward Forward
 }
 
-// Conns are numbers of connections of a real server.
+// Conns has the numbers of a real server's connections.
 type Conns struct {
 	Active   int // established
 	Inactive int // being opened, or closed within the last two minutes
@@ -89,10 +89,10 @@ func (o Op) String() string {
 	return fmt.Sprintf("%s %s -> %s weight %d %s", o.Kind, o.Service.VIP, o.Dest.Addr, o.Dest.Weight, o.Dest.Forward)
 }
 
-// Diff returns the steps from have to want; nil means no service. Real servers are added, or get a
-// higher weight, before others are removed or get a lower one. So no step leaves the service
-// without one of the real servers that both have. Before a real server is removed, it gets weight 0
-// and its connections are closed.
+// Diff returns the steps from have to want; nil means no service. It first adds real servers or
+// raises their weights, then removes others or lowers their weights. A real server that is in both
+// stays in the table. A real server gets weight 0, and its connections are closed, before it is
+// removed.
 func Diff(want, have *Service) []Op {
 	var ops []Op
 	switch {

@@ -35,16 +35,15 @@ func (l *Link) readHTTP1(limit int) {
 			return
 		}
 		if last {
-			// The server announced that it would close the connection, so the close is no sign of
-			// bad health.
+			// The server announced this close, so it is no sign of bad health.
 			l.deliver(Event{Kind: EventGoAway})
 			return
 		}
 	}
 }
 
-// readResponse reads the response to an HTTP/1.1 request. last means that the caller must close the
-// connection.
+// readResponse reads the response to an HTTP/1.1 request. last means that no response follows on
+// this connection, and the caller must close it.
 func readResponse(br *bufio.Reader, method string, limit int) (resp Event, last bool, err error) {
 	h, err := readHeader(br)
 	resp = Event{Kind: EventResponse, Status: h.status, date: h.date}

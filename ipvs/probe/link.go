@@ -61,19 +61,18 @@ type Target struct {
 	Dial func(ctx context.Context, addr netip.AddrPort) (net.Conn, error)
 }
 
-// Sessions are the last TLS sessions with one server. Resuming one saves the server the signature
-// with its RSA key, which is most of the work of a handshake. The server identifies the client of a
-// resumed session by the certificate that began it. So there is one session without a certificate
-// and one for the last certificate.
+// Sessions are the last TLS sessions with one server, one without a client certificate and one for
+// the last certificate: the server identifies the client by the certificate that began the session.
+// Resuming a session saves the server its RSA signature, most of the work of a handshake.
 type Sessions struct {
 	mu                sync.Mutex
 	client            *tls.Certificate
 	withCert, without *session
 }
 
-// maxSessionAge is the time after a full handshake for which its session is resumed. Only a full
-// handshake shows a new certificate: kube-apiserver reads it while it runs, and still resumes the
-// sessions from before.
+// maxSessionAge limits how long after a full handshake its session is resumed. kube-apiserver may
+// load a new certificate at any time and still resume old sessions; only a full handshake shows the
+// new certificate.
 const maxSessionAge = time.Hour
 
 // session is the cache of one TLS session.
@@ -158,8 +157,8 @@ func (e *IdentityError) Unwrap() error { return e.Err }
 // ErrNotTLS means that the server answers, but not with TLS.
 var ErrNotTLS = errors.New("it does not speak TLS")
 
-// errStale means that the certificate of a resumed session is no longer valid. The server may have
-// a newer certificate.
+// errStale means that the certificate of a resumed session is not valid any more. The server may
+// already have another one.
 var errStale = errors.New("the certificate of the TLS session is not valid")
 
 // Dial connects, makes the TLS handshake and verifies the certificate, all within the context's
@@ -254,9 +253,8 @@ func (l *Link) handshake(ctx context.Context) error {
 			return alien
 		},
 		ClientSessionCache: t.Sessions.of(t.Client),
-		// Post-quantum keys are not offered, because they need a second packet in each direction.
-		// Nothing sent here must stay secret for decades, and each packet counts on a link that
-		// loses packets.
+		// Post-quantum keys are not offered: they need a second packet in each direction, which
+		// matters on a link that loses packets. Nothing sent here must stay secret for decades.
 		CurvePreferences: []tls.CurveID{tls.X25519, tls.CurveP256, tls.CurveP384},
 		MinVersion:       tls.VersionTLS12,
 	}

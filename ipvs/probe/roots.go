@@ -29,8 +29,8 @@ type Roots struct {
 }
 
 // An API server sends few certificates: its own, and some more if the cluster's CA is an
-// intermediate one. Limits are needed because the sender is not verified yet, and each certificate
-// costs signature checks that no deadline interrupts.
+// intermediate one. The sender is not verified yet, and each certificate costs signature checks
+// that no deadline interrupts, so both are limited.
 const (
 	maxChain      = 8
 	maxChainBytes = 64 << 10
@@ -71,9 +71,9 @@ func (r *Roots) verify(ctx context.Context, chain []*x509.Certificate, names []s
 	if !errors.As(err, &invalid) || invalid.Reason != x509.Expired {
 		return Skew{}, &certificateError{err}
 	}
-	// Find a time at which the whole chain was valid. Only the limits of the validity periods have
-	// to be tried. Those of intermediate certificates are not tried, because the peer may send any
-	// number of them.
+	// Find a time at which the whole chain was valid. It is sufficient to try the limits of the
+	// validity periods, but not those of intermediate certificates: the peer may send any number of
+	// them.
 	moments := []time.Time{leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), leaf.NotBefore, leaf.NotAfter}
 	for _, c := range r.Certs {
 		moments = append(moments, c.NotBefore, c.NotAfter)
