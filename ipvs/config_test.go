@@ -138,8 +138,8 @@ func TestParseConfigMap(t *testing.T) {
 	}
 }
 
-// TestWatchedFile checks that a file that is written twice within one tick of the clock, with the
-// same size, counts as changed. A file that is only touched does not.
+// TestWatchedFile checks that a file counts as changed if it is written twice within one tick of
+// the clock with the same size, but not if only its modification time changes.
 func TestWatchedFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "ipvs.json")
 	f := watchedFile{path: path}
@@ -182,8 +182,8 @@ func TestWatchedFile(t *testing.T) {
 	}
 }
 
-// TestSpreadOfVirtual checks that the nodes of a large cluster return over a longer time, also
-// after a boot, and request /readyz less often. Those of a small cluster keep to the profile.
+// TestSpreadOfVirtual checks that the nodes of a large cluster spread their return over a longer
+// time, also after a boot, and request /readyz less often. In a small cluster the profile applies.
 func TestSpreadOfVirtual(t *testing.T) {
 	for _, tt := range []struct {
 		seconds             int

@@ -131,8 +131,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseGuarded checks that if API servers must show their cluster, one that does not answer
-// keeps its connections and gets no new ones.
+// TestChooseGuarded checks a guarded group: an API server that does not answer keeps its
+// connections and gets no new ones.
 func TestChooseGuarded(t *testing.T) {
 	a, b := addrAt(1), addrAt(2)
 	w := func(a netip.AddrPort, n int) kernel.Dest {

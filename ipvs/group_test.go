@@ -12,9 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestUpdatesWhileHostsIsLocked changes the configuration several times while another program holds
-// the lock on the hosts file, for which the group waits. Afterwards the last configuration is in
-// effect.
+// TestUpdatesWhileHostsIsLocked changes the configuration several times while the group waits for
+// the lock on the hosts file. Afterwards the last configuration must be in effect.
 func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -59,9 +58,9 @@ func TestUpdatesWhileHostsIsLocked(t *testing.T) {
 	w.eventually("and it is seen to go down", func() bool { return w.daemon.Status().Servers[0].Masters[0].State == "down" })
 }
 
-// TestFailoverWhileHostsIsLocked checks that new connections leave API servers that fail even while
-// another program holds the lock on the hosts file, in which ipvscare's line is missing, and that
-// the line is written when the lock is free.
+// TestFailoverWhileHostsIsLocked checks that new connections avoid failed API servers while another
+// program holds the lock on the hosts file, and that ipvscare's line is written once the lock is
+// free.
 func TestFailoverWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 3)
 	s := testServer(t, 201)
@@ -166,8 +165,8 @@ func TestRemovalWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestStatusWhileItStarts checks that a group can be asked for its status while it takes over the
-// state of an earlier process. The race detector finds violations.
+// TestStatusWhileItStarts reads a group's status while the group takes over the state of an earlier
+// process. The race detector reports violations.
 func TestStatusWhileItStarts(t *testing.T) {
 	state := t.TempDir()
 	text := `{"version":1,"servers":[{"vip":"` + testVIP.String() + `","configured":["10.0.0.1:6443"],"masters":["10.0.0.2:6443"],"names":{"a.example":["192.0.2.1"]}}]}`

@@ -126,9 +126,9 @@ func TestVouch(t *testing.T) {
 	}
 }
 
-// TestVouchByService checks that with a recorded UID of the Service, a re-created cluster is
-// recognized before it has published anything, and no API server is trusted only because time has
-// passed.
+// TestVouchByService checks a configuration with the Service's UID: a re-created cluster is
+// recognized even before it has published anything, and no API server is trusted only because time
+// has passed.
 func TestVouchByService(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -170,8 +170,7 @@ func TestVouchByService(t *testing.T) {
 }
 
 // TestPublishingTakesLong checks that the only API server gets no traffic if it returns in a
-// re-created cluster, neither during an hour in which that cluster publishes nothing, nor
-// afterwards.
+// re-created cluster: neither while that cluster publishes nothing for an hour, nor afterwards.
 func TestPublishingTakesLong(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.s.Joined = joinedNow
@@ -200,8 +199,8 @@ func TestPublishingTakesLong(t *testing.T) {
 	}
 }
 
-// TestHiddenForLong checks that an API server that shows nothing is trusted after a while, not
-// before, and one answer restarts that time.
+// TestHiddenForLong checks that an API server that shows nothing is trusted after maxHidden and not
+// before. Another result in between restarts the time.
 func TestHiddenForLong(t *testing.T) {
 	now := time.Now()
 	var m member
@@ -226,8 +225,8 @@ func TestHiddenForLong(t *testing.T) {
 	}
 }
 
-// TestExcusedOnce checks that an API server that has shown nothing for long is trusted on each new
-// connection, and that this is logged only once.
+// TestExcusedOnce checks that an API server that has shown nothing for maxHidden is trusted on each
+// new connection, and that this is logged once.
 func TestExcusedOnce(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -264,9 +263,8 @@ func TestExcusedOnce(t *testing.T) {
 	}
 }
 
-// TestWitnessesChangeOneByOne checks that an API server keeps serving while the recorded UIDs
-// change one after the other: each time one of the two UIDs matches, and first boot records the
-// other one again.
+// TestWitnessesChangeOneByOne changes the cluster's UIDs one after the other. The API server must
+// keep serving, because one UID always matches and first boot records the changed one again.
 func TestWitnessesChangeOneByOne(t *testing.T) {
 	w := newGuardedWorld(t)
 	w.start(w.s)
@@ -298,8 +296,8 @@ func TestWitnessesChangeOneByOne(t *testing.T) {
 	}
 }
 
-// TestRewrittenNote checks that an API server which the former record rejected is compared with the
-// new record, after first boot has recorded the changed UIDs of the cluster.
+// TestRewrittenNote checks that the daemon uses the new UIDs once first boot has rewritten them in
+// the configuration.
 func TestRewrittenNote(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
@@ -376,8 +374,8 @@ func (w *guardedWorld) serves(weight string) func() bool {
 }
 
 // TestBornAgain checks the only API server when it returns in a cluster that was re-created with
-// the same keys. It gets no new connection. The node's existing connections stay until the cluster
-// is known to be another one. When the former cluster returns, it gets its traffic back at once.
+// the same keys. It gets no new connections; existing ones stay until it has shown another cluster.
+// When the joined cluster returns, it gets traffic at once.
 func TestBornAgain(t *testing.T) {
 	w := newGuardedWorld(t)
 	mine := kernel.Conn{Client: netip.MustParseAddrPort("10.0.0.100:1"), Virtual: w.s.VIP, Dest: w.m.addr}
@@ -455,7 +453,7 @@ func TestRestartInAnOutage(t *testing.T) {
 }
 
 // TestSameClusterComesBack checks that an API server that did not answer gets its traffic back, and
-// one that answers with errors keeps it as the last one.
+// that the last API server keeps its traffic while it answers with errors.
 func TestSameClusterComesBack(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)
@@ -480,8 +478,8 @@ func TestSameClusterComesBack(t *testing.T) {
 	}
 }
 
-// TestBornAgainWithoutIPVS checks that, without IPVS, /etc/hosts does not name an API server of a
-// re-created cluster.
+// TestBornAgainWithoutIPVS checks that without IPVS, no API server of a re-created cluster gets
+// into /etc/hosts.
 func TestBornAgainWithoutIPVS(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorld(t)

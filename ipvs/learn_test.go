@@ -37,8 +37,8 @@ func nodeCert(t *testing.T, c *ca) string {
 	return file
 }
 
-// TestLearnWhenSomebodyIsThere checks that it is no error if the list cannot be read while no API
-// server is up, and that the list is read as soon as one is up.
+// TestLearnWhenSomebodyIsThere checks that no error is logged while no API server is up, and that
+// the list is read as soon as one is up.
 func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"the network", "the CA"} {
@@ -90,9 +90,9 @@ func TestLearnWhenSomebodyIsThere(t *testing.T) {
 	}
 }
 
-// TestChangedMastersDropTheLearnedList checks that another configured list takes precedence over
-// the learned one, which does not return with the former configuration, not even after a boot or a
-// power cut at any point.
+// TestChangedMastersDropTheLearnedList checks that a changed configuration replaces the learned
+// list. The list must not return with the former configuration, even after a boot or a power cut at
+// any point.
 func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	t.Parallel()
 	const stored = `{"version":1,"servers":[{"vip":"10.103.97.9:6443","configured":["127.0.0.1:1"],"masters":["192.0.2.9:1"]}]}`
@@ -104,7 +104,7 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change Server
-		boot   bool // the node boots with the change: the power was cut before the change was noticed
+		boot   bool // the node boots with the change: power failed before the change was noticed
 	}{
 		{"changed while it runs", changed, false},
 		{"changed before a boot", changed, true},
@@ -143,7 +143,8 @@ func TestChangedMastersDropTheLearnedList(t *testing.T) {
 	}
 }
 
-// TestLearningFails checks that a list that cannot be read costs a metered link few connections.
+// TestLearningFails checks that a list that cannot be read causes few connections over a metered
+// link.
 func TestLearningFails(t *testing.T) {
 	c, _ := bubbleCerts(t)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// loopNumber gives each master an address of its own on loopback, and loopRun each run of these
-// tests.
+// loopNumber gives each master its own loopback address. loopRun does the same for each run of
+// these tests.
 var (
 	loopNumber atomic.Uint32
 	loopRun    = [2]byte{1 + byte(rand.N(254)), byte(rand.N(256))}

@@ -62,7 +62,7 @@ func namesGroup(t *testing.T, state string, lookup func(context.Context, string,
 	return g, lines
 }
 
-// TestNamesOutliveABoot checks that after a boot without DNS, the API servers' addresses are known.
+// TestNamesOutliveABoot checks that the API servers' addresses are known after a boot without DNS.
 func TestNamesOutliveABoot(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	z := zone{"ip4 a.example": addrs("192.0.2.12", "192.0.2.11"), "ip4 b.example": addrs("192.0.2.13")}
@@ -102,8 +102,8 @@ func TestNamesOutliveABoot(t *testing.T) {
 	}
 }
 
-// TestSameErrorIsSaidOnce checks that errors of lookups are logged once although they contain a
-// changing local port, which net's resolver adds.
+// TestSameErrorIsSaidOnce checks that a lookup's error is logged once, although net's resolver puts
+// another local port into it each time.
 func TestSameErrorIsSaidOnce(t *testing.T) {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -157,8 +157,8 @@ func TestNamesSpareTheDisk(t *testing.T) {
 	})
 }
 
-// TestLookupFamily checks that API servers with both families are reached by that of the virtual
-// address; for one without it, the error names its addresses.
+// TestLookupFamily checks that an API server with both families gets an address of the virtual
+// address's family. If it has none of that family, the error names its addresses.
 func TestLookupFamily(t *testing.T) {
 	four, six := netip.MustParseAddr("10.103.97.2"), netip.MustParseAddr("fd00:97::2")
 	z := zone{"ip4 both.example": addrs("192.0.2.1"), "ip6 both.example": addrs("2001:db8::1", "fe80::1%eth0", "::ffff:192.0.2.9"),

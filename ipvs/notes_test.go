@@ -26,8 +26,8 @@ func (w *world) ours() string {
 	return strings.Join(lines, ", ")
 }
 
-// TestHostChanges checks that when a virtual server's name changes, the line of the former name is
-// removed, also one that an earlier process left.
+// TestHostChanges checks that the line of a virtual server's former name is removed, even if an
+// earlier process left it.
 func TestHostChanges(t *testing.T) {
 	t.Parallel()
 	server := func(last byte, host string) Server {
@@ -101,8 +101,8 @@ func TestHostChanges(t *testing.T) {
 	}
 }
 
-// TestHostChangesWhileHostsIsLocked checks that while the former line cannot be removed, the note
-// keeps its name.
+// TestHostChangesWhileHostsIsLocked checks that the note keeps a former name until its line is
+// removed.
 func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)
@@ -136,8 +136,8 @@ func TestHostChangesWhileHostsIsLocked(t *testing.T) {
 	}
 }
 
-// TestCleanKeepsTheNoteOfWhatItLeaves checks that a second Clean can remove what the first one
-// could not.
+// TestCleanKeepsTheNoteOfWhatItLeaves checks that a second Clean removes everything that the first
+// one could not remove.
 func TestCleanKeepsTheNoteOfWhatItLeaves(t *testing.T) {
 	w := newWorld(t, 0)
 	s := testServer(t, 1)

@@ -40,10 +40,9 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestSlowServer checks an API server that is slow for ten minutes. That causes a few extra
-// connections at its start and hardly any later. A server that answers within a second does not go
-// down, and all is normal within 5 s of the end. One that goes down is still used while there is no
-// better one, and recovers with its next answer.
+// TestSlowServer checks an API server that is slow for ten minutes: few extra connections at the
+// start and hardly any later. It stays up if it answers within a second. If it goes down, it still
+// serves while no other does, and its next answer makes it up. 5 s after the end all is normal.
 func TestSlowServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -101,8 +100,8 @@ func TestSlowServer(t *testing.T) {
 	}
 }
 
-// TestAnswerWithinADoubt checks that, over HTTP/1.1, the late answer itself ends the inquiry. No
-// other answer is awaited, and the API server stays up.
+// TestAnswerWithinADoubt checks that over HTTP/1.1 a late answer ends the inquiry at once, and the
+// API server stays up.
 func TestAnswerWithinADoubt(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -123,8 +122,8 @@ func TestAnswerWithinADoubt(t *testing.T) {
 }
 
 // TestKeepsConnections checks that a node keeps its connections to an API server that answers but
-// is not ready: for 10 to 20 s, and longer if no other one is up. It does not keep connections to a
-// dead one.
+// is not ready for 10 to 20 s, and longer if no other is up. Connections to a dead one are not
+// kept.
 func TestKeepsConnections(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -177,8 +176,8 @@ func TestKeepsConnections(t *testing.T) {
 	})
 }
 
-// TestSlowAfterARestart checks that an API server serves as the last one although each second
-// request is answered too late, also if its connections broke before.
+// TestSlowAfterARestart checks that the last API server serves although every other request is
+// answered too late, even if its connections broke before.
 func TestSlowAfterARestart(t *testing.T) {
 	for _, guarded := range []bool{false, true} {
 		now := time.Unix(1000, 0)
@@ -211,8 +210,8 @@ func TestSlowAfterARestart(t *testing.T) {
 	}
 }
 
-// TestKeptByAGuardedNode checks what a node that knows its cluster does with an API server that
-// answers errors: the only one serves on, and connections to one of two are not closed.
+// TestKeptByAGuardedNode checks a guarded group when an API server answers with errors: if it is
+// the only one, it keeps serving; if it is one of two, its connections are not closed.
 func TestKeptByAGuardedNode(t *testing.T) {
 	now := time.Unix(1000, 0)
 	m := &member{health: health{Rise: 2, Fall: 2}}
@@ -252,8 +251,8 @@ func TestFewConnections(t *testing.T) {
 	}
 }
 
-// TestRestartAfterAHang checks that the only API server serves within 5 s after it hung, was
-// killed, and refused connections for a while.
+// TestRestartAfterAHang checks the only API server, which hangs, is killed, and refuses connections
+// for a while. It must serve within 5 s of its return.
 func TestRestartAfterAHang(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 5 {
@@ -278,8 +277,8 @@ func TestRestartAfterAHang(t *testing.T) {
 	}
 }
 
-// TestReturn checks that a thousand nodes do not return at the same moment. To the only API server
-// they return within 5 s, to one of several over at least 10 s.
+// TestReturn checks that nodes do not all return at the same moment: to the only API server they
+// return within 5 s, to one of several spread over at least 6 s.
 func TestReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes = 40
@@ -332,7 +331,8 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestUrgentReturn checks that the pause ends if the other API servers go down too.
+// TestUrgentReturn checks that the pause before a reconnection ends if the other API servers go
+// down too.
 func TestUrgentReturn(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for range 10 {
@@ -387,7 +387,7 @@ func TestSlowHealth(t *testing.T) {
 	}
 }
 
-// TestChooseSlow checks that if there is no better API server, a slow one serves.
+// TestChooseSlow checks that a slow API server serves if there is no better one.
 func TestChooseSlow(t *testing.T) {
 	a, b, c := addrAt(1), addrAt(2), addrAt(3)
 	w := func(a netip.AddrPort, n int) kernel.Dest {
@@ -418,8 +418,8 @@ func TestChooseSlow(t *testing.T) {
 	}
 }
 
-// TestSlowLoneServer checks the only API server of a joined node while it answers only PINGs. It
-// stays in use until its process ends.
+// TestSlowLoneServer checks that the only API server of a joined node stays in use while it answers
+// only PINGs, until its process ends.
 func TestSlowLoneServer(t *testing.T) {
 	w := newGuardedWorld(t)
 	hang := make(chan struct{})
@@ -450,8 +450,8 @@ func TestSlowLoneServer(t *testing.T) {
 	w.eventually("it gets no new connections", w.serves("0"))
 }
 
-// TestHTTP1 checks that an API server or proxy with HTTP/1.1 only gets few requests, however long
-// its answers take, and HEAD is answered without a body.
+// TestHTTP1 checks that an API server or proxy without HTTP/2 gets few requests, however long its
+// answers take, and that HEAD works without a body.
 func TestHTTP1(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, takes := range []time.Duration{time.Millisecond, 200 * time.Millisecond, time.Second, 3 * time.Second} {
@@ -515,7 +515,8 @@ func TestReturnOfAClosing(t *testing.T) {
 			}
 		})
 	}
-	// The other API servers are up while it closes connections and returns, and then they fail.
+	// The other API servers are up until this one, which closes connections, has returned; then
+	// they fail.
 	for range 10 {
 		synctest.Test(t, func(t *testing.T) {
 			p := LAN()

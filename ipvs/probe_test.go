@@ -88,7 +88,7 @@ type fakeMaster struct {
 	cert tls.Certificate
 	http http.Server
 	ln   pipeListener
-	date string // sent in place of the true date
+	date string // sent instead of the true date
 
 	status atomic.Int64
 	body   atomic.Pointer[string]
@@ -445,8 +445,8 @@ func TestSensing(t *testing.T) {
 	}
 }
 
-// TestStranger checks a node that has not joined yet, for which kube-apiserver closes the
-// connection after every answer. The closes are not faults. Each of the few requests costs one
+// TestStranger checks a node that has not joined, for which kube-apiserver closes the connection
+// after every answer. These closes are no faults, there are few requests, each on its own
 // connection, and a kill between requests is detected at once.
 func TestStranger(t *testing.T) {
 	c, cert := bubbleCerts(t)
@@ -478,8 +478,7 @@ func TestStranger(t *testing.T) {
 }
 
 // TestSteady checks the traffic of an hour without faults: one connection, a PING every five
-// seconds, a request every ten, and no inquiry. An API server to which kubelet renews its lease
-// also gets a PING at each renewal.
+// seconds, a request every ten, and no inquiry. Each renewal of kubelet's lease adds a PING.
 func TestSteady(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	for _, tt := range []struct {
@@ -693,8 +692,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestBeat checks that work that may be delayed is done at times of the beat, never before four
-// fifths of its interval and never after the interval.
+// TestBeat checks that work that can wait is done at times of the beat, after at least four fifths
+// of its interval and at most the whole interval.
 func TestBeat(t *testing.T) {
 	start := time.Now()
 	b := beat{start}

@@ -314,7 +314,7 @@ func TestDaemon(t *testing.T) {
 	w.eventually("the healed one serves alone", func() bool {
 		return w.kernel.text() == fmt.Sprintf("%s rr %s=1", s.VIP, a.addr.Addr())
 	})
-	for _, was := range w.kernel.since(mark) { // the removal of the failed one is complete now
+	for _, was := range w.kernel.since(mark) { // by now the failed one is removed
 		if !strings.Contains(was, "=1") {
 			t.Errorf("the last real server was removed: %s", was)
 		}
@@ -392,8 +392,8 @@ func TestRestartWhileOneDrains(t *testing.T) {
 	})
 }
 
-// TestDaemonSpread checks that after power-on, probing starts with a delay. After a restart of the
-// program, while the rules exist, it starts at once.
+// TestDaemonSpread checks that probing starts with a delay after power-on, but at once after a
+// restart of the program, when the rules exist.
 func TestDaemonSpread(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 200)
@@ -483,7 +483,7 @@ func TestOneVirtualServerFails(t *testing.T) {
 }
 
 // TestFlushBeforeAChange checks that the sockets of a virtual server that another program removed
-// are closed also if ipvscare notices the removal only when it changes the virtual server itself.
+// are closed, even if ipvscare notices the removal only when it applies a change.
 func TestFlushBeforeAChange(t *testing.T) {
 	m := newMemKernel(t)
 	vip := netip.MustParseAddrPort("10.103.97.2:6443")
@@ -531,8 +531,8 @@ func TestRouteIsRestored(t *testing.T) {
 	})
 }
 
-// TestTakeOverFailsOnce checks that the real servers which an earlier process left in the kernel
-// are kept if they cannot be read at first and no API server is up.
+// TestTakeOverFailsOnce checks that the real servers of an earlier process are kept, even if the
+// kernel's table cannot be read at first and no API server is up.
 func TestTakeOverFailsOnce(t *testing.T) {
 	w := newWorld(t, 1)
 	s := testServer(t, 230)

@@ -31,10 +31,9 @@ func (s *starved) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(int(s.status.Load()))
 }
 
-// TestStarvedServer checks that a daemon never causes an API server to work on two of its requests
-// at once. A thousand daemons send an API server in trouble at most 50 requests a second, and a
-// healthy one 110. A slow API server stays in use. One that is starting is up within 5 s of being
-// ready, others within 35 s of their next answer.
+// TestStarvedServer checks overloaded API servers. One daemon never causes work on two requests at
+// once; a thousand send at most 50 requests a second. A slow API server stays in use. One that
+// starts is up within 5 s of being ready, others soon after their next answer.
 func TestStarvedServer(t *testing.T) {
 	c, cert := bubbleCerts(t)
 	const nodes, fleet, most = 20, 1000, 50
@@ -44,9 +43,9 @@ func TestStarvedServer(t *testing.T) {
 		lag    time.Duration // delay of everything that it sends, including PINGs
 		status int64
 		lasts  time.Duration
-		back   time.Duration // maximum time until it is up after it is healthy again
+		back   time.Duration // maximum time until it is up again after it recovers
 		state  State         // state while it is in trouble
-		slow   bool          // it stays in use even so
+		slow   bool // it stays in use anyway
 	}{
 		{"starts", time.Millisecond, 0, 500, 15 * time.Second, 5 * time.Second, Down, false},
 		{"errors", time.Millisecond, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},

@@ -124,7 +124,7 @@ func TestUsed(t *testing.T) {
 			{5, conns{a: {Active: 1}, b: {Active: 1}}},
 			{6, conns{a: {Inactive: 1}, b: {Inactive: 1}}}, // connections to a and b are opened or closed
 			{7, conns{a: {Inactive: 1}, b: {Inactive: 2}}},
-			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // from closed connections
+			{8, conns{a: {Inactive: 1}, b: {Inactive: 2}}}, // these belong to closed connections
 		} {
 			m.Packets, m.Opened = at.packets, at.conns
 			k.tick(false)
@@ -148,8 +148,8 @@ func TestUsed(t *testing.T) {
 	}
 }
 
-// TestReceivers checks that virtual servers that share a real server are each compared with their
-// own former numbers.
+// TestReceivers checks that virtual servers with a common real server are each compared with their
+// own earlier numbers.
 func TestReceivers(t *testing.T) {
 	k := newReconciler(newMemKernel(t), t.Logf, new(stats), nil)
 	one, two, dest := netip.MustParseAddrPort("10.0.0.1:1"), netip.MustParseAddrPort("10.0.0.2:1"), addrAt(1)

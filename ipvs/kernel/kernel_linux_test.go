@@ -16,8 +16,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// inNamespace runs the rest of the test in a network namespace of its own. The thread ends with the
-// test.
+// inNamespace runs the rest of the test in a new network namespace. Its thread ends with the test.
 func inNamespace(t *testing.T) {
 	desk.NeedRoot(t, "it makes a network namespace")
 	for {
@@ -25,8 +24,8 @@ func inNamespace(t *testing.T) {
 		if unix.Gettid() != unix.Getpid() {
 			break
 		}
-		// The first thread of a process never ends, and /proc/net shows its namespace to all tests.
-		// So another goroutine occupies that thread meanwhile.
+		// The first thread of a process never ends, and all tests would see its namespace in
+		// /proc/net. So another goroutine occupies that thread meanwhile.
 		runtime.UnlockOSThread()
 		go func() {
 			runtime.LockOSThread()
@@ -86,8 +85,8 @@ func trackedClients(t *testing.T, vip netip.Addr) []netip.AddrPort {
 	return all
 }
 
-// TestUntrack checks that connection tracking loses only the connections to the virtual address
-// that are forwarded to one real server, whether or not the kernel can filter.
+// TestUntrack checks that untrack deletes only the connections to the virtual address that are
+// forwarded to one real server, with and without the kernel's filter.
 func TestUntrack(t *testing.T) {
 	for _, family := range []struct{ name, client, vip, dest, other string }{
 		{"IPv4", "192.0.2.50", "10.103.97.2", "192.0.2.11", "192.0.2.12"},

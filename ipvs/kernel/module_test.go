@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestModuleIsLoadedNowAndThen checks that IP_VS is checked every few seconds, and modprobe runs
-// with growing pauses.
+// TestModuleIsLoadedNowAndThen checks that modprobe and the check over netlink run with growing
+// pauses while IP_VS is missing.
 func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	now, loads, asked, there := time.Now(), 0, 0, false
 	m := module{shown: func() bool { return there }, known: func() bool { asked++; return there }, load: func() { loads++ }}
@@ -35,7 +35,7 @@ func TestModuleIsLoadedNowAndThen(t *testing.T) {
 	if n := loads - before; n > 24*13 {
 		t.Errorf("loaded %d times in a day", n)
 	}
-	// If another program loads it, that is noticed at once.
+	// A module that another program loads is noticed at once.
 	m.next, there = now.Add(time.Hour), true
 	if !m.ready(now) {
 		t.Error("the loaded module was not noticed")

@@ -41,8 +41,8 @@ TCP nonsense
 	}
 }
 
-// TestReadConnsOfALargeTable checks that other programs' connections need no memory, and each line
-// is parsed once, at whatever byte a part ends.
+// TestReadConnsOfALargeTable checks that connections of other programs need no memory, and that
+// each line is parsed once, wherever a read ends.
 func TestReadConnsOfALargeTable(t *testing.T) {
 	const entries = 20000
 	var text bytes.Buffer

@@ -110,7 +110,7 @@ func TestVerifyChain(t *testing.T) {
 			t.Errorf("%s: the error is %q", tc.name, err)
 		}
 	}
-	// The context ends when the reader's time is over.
+	// The reader's deadline ends the context.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := r.verify(ctx, chain(issue(t, "s", server(at(-9), at(-1), "kubernetes"), foreign)), []string{"kubernetes"}, now); !errors.Is(err, context.Canceled) {
@@ -118,7 +118,7 @@ func TestVerifyChain(t *testing.T) {
 	}
 }
 
-// lateConn delivers the peer's data only when the reader's time is over.
+// lateConn delivers the peer's data only after the reader's deadline.
 type lateConn struct {
 	net.Conn
 	ctx context.Context
@@ -144,7 +144,7 @@ func (c *lateConn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestStalledWhileVerifying checks that a node that stalls until the timeout reaches no verdict on
+// TestStalledWhileVerifying checks that a node that stalls until the timeout returns no verdict on
 // the API server's identity.
 func TestStalledWhileVerifying(t *testing.T) {
 	now := time.Now()

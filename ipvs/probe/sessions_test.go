@@ -16,7 +16,7 @@ import (
 )
 
 // TestSessions checks that a second connection resumes the TLS session, so that the server need not
-// sign again. With another client certificate it must not. The CA is verified on each connection.
+// sign again, but not with another client certificate. Each connection verifies the CA.
 func TestSessions(t *testing.T) {
 	from, to := time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
 	ca := issue(t, "ca", authority(from, to), nil)
@@ -96,7 +96,7 @@ func TestSessions(t *testing.T) {
 	if !ask(t, target) {
 		t.Error("after a handshake that was given up, the session was not resumed")
 	}
-	// A server resumes sessions although it has another certificate: they have an end.
+	// A session has an end, because a server with another certificate would still resume it.
 	target.Sessions.withCert.began = time.Now().Add(-maxSessionAge - time.Minute)
 	if ask(t, target) {
 		t.Errorf("a session was resumed after more than %s", maxSessionAge)
