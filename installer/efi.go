@@ -16,9 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The firmware boots the disk next if the variable BootNext names an entry for
-// it (UEFI, 3.1). The boot order is not changed: a person who attaches an
-// installer again wants it to boot.
+// The variable BootNext names the entry that the firmware boots next, once (UEFI, 3.1). The boot
+// order is not changed, so that an installer that is attached again boots again.
 
 // efiGlobal is the GUID of the variables that the specification names.
 const efiGlobal = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
@@ -40,8 +39,7 @@ func bootNext(dir, arch string, found media.Found) error {
 	return writeVar(dir, "BootNext", binary.LittleEndian.AppendUint16(nil, number))
 }
 
-// bootEntry returns the number of the entry with that content. It creates one
-// if there is none.
+// bootEntry returns the number of the entry with this content. If there is none, it creates one.
 func bootEntry(dir string, option []byte) (uint16, error) {
 	for n := 0; n < 1<<16; n++ {
 		name := fmt.Sprintf("Boot%04X", n)

@@ -3,10 +3,9 @@
 // the rule it was given, writes the image with this machine's Site, verifies it,
 // and reports each step on every console.
 //
-// It never guesses. If the rule matches two disks, or an Inventory has no Site
-// for the machine, it waits and shows what it found. It overwrites an edgebake
-// disk only if it was built to do so, and then once: a stick that was left in the
-// machine starts the disk that it installed.
+// It never guesses. If the rule matches two disks, or an Inventory has no Site for the machine, it
+// waits and shows the disks or the machine. It overwrites an edgebake disk only if it was built to
+// do so, and only once: if the stick stays in the machine, it starts the disk that it installed.
 package installer
 
 import (
@@ -34,14 +33,13 @@ type Env struct {
 	Say func(line string)
 	// Sleep waits, or returns the context's error.
 	Sleep func(context.Context, time.Duration) error
-	// Source returns the image that came with the installer, and the disk that
-	// contains it, "" if none does.
+	// Source returns the image that came with the installer, and the disk that contains it.
 	Source func(context.Context) (Source, error)
 	// Disks lists the machine's disks.
 	Disks func(context.Context) ([]device.Disk, error)
 	// Machine returns the identity of this machine.
 	Machine func() siteconf.Machine
-	// BootNext makes the firmware boot that disk next, once.
+	// BootNext makes the firmware boot that disk at the next start only.
 	BootNext func(path string, found media.Found) error
 	// PowerOff and Reboot return only if they fail.
 	PowerOff, Reboot func() error
@@ -60,8 +58,8 @@ const (
 	poll = 3 * time.Second
 	// again is the time after which an unchanged message is repeated.
 	again = time.Minute
-	// steady is how long the list of disks must stay the same: controllers find
-	// their disks one by one, and the rule applies to all of them.
+	// steady is how long the list of disks must stay the same before the rule is applied:
+	// controllers find their disks one by one.
 	steady = 9 * time.Second
 	// grace is the time for a person to switch the machine off.
 	grace = 10 * time.Second
@@ -69,7 +67,7 @@ const (
 	retry = time.Minute
 )
 
-// waiting is the error for a condition that ends only when a person acts or time passes.
+// waiting is the error for a condition that ends when a person acts or time passes.
 type waiting struct {
 	lines []string
 	after time.Duration
@@ -84,7 +82,7 @@ type run struct {
 	*Env
 	c    ondisk.Install
 	rule device.Rule
-	// begun is the disk on which writing has begun. If it fails, no other disk may be chosen, since
+	// begun is the disk on which writing began. If it fails, no other disk may be chosen, because
 	// that could hold the machine's data.
 	begun *device.Disk
 	// clock is the time spent waiting; shown is the last message, and shownAt its
@@ -94,7 +92,7 @@ type run struct {
 	shownAt time.Duration
 }
 
-// sleep waits, and adds the time to the clock.
+// sleep waits, and adds the duration to the clock.
 func (r *run) sleep(ctx context.Context, d time.Duration) error {
 	r.clock += d
 	return r.Sleep(ctx, d)
@@ -142,8 +140,8 @@ func (r *run) show(w *waiting) {
 	}
 }
 
-// attempt makes one attempt at the installation. It uses nothing of earlier attempts except begun,
-// since the machine may have changed.
+// attempt makes one attempt at the installation. It uses no findings of earlier attempts except
+// begun, because the machine may have changed.
 func (r *run) attempt(ctx context.Context) error {
 	src, err := r.Source(ctx)
 	if err != nil {
@@ -197,8 +195,7 @@ func (r *run) others(ctx context.Context, src Source) ([]device.Disk, error) {
 	return slices.DeleteFunc(disks, func(d device.Disk) bool { return d.Path == src.Disk }), err
 }
 
-// isSame reports whether two listings show one disk, whose path may have
-// changed after a reset.
+// isSame reports whether two listings show the same disk. Its path may have changed after a reset.
 func isSame(a, b *device.Disk) bool {
 	now := *b
 	if a.Serial != "" {
@@ -259,8 +256,8 @@ func (s *seen) unfit(c ondisk.Install) string {
 	return ""
 }
 
-// mark returns the random bytes for the GUID of a disk that this installer writes. The first half
-// identifies the installer, so that it recognizes its disks. The second half is random, since one
+// mark returns the bytes from which a disk's GUIDs are made. The first half identifies the
+// installer, so that it recognizes its disks. install fills the second half at random, because one
 // installer serves many machines.
 func (r *run) mark() (b [16]byte) {
 	sum := sha256.Sum256([]byte("edgebake installer\x00" + r.c.ID))
@@ -288,8 +285,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 	case len(installed) > 0 && (only || !r.c.Reinstall):
 		return choice{}, wait(r.list("this machine already has disks with an edgebake image, so nothing is installed. Remove the installer and start one of these disks; or make an installer with --reinstall:", disks)...)
 	}
-	// Let the rule compare all disks: if the smallest is too small for the image, the next one may
-	// hold the machine's data.
+	// Let the rule compare all disks, also those too small for the image: if the smallest disk is
+	// too small, the second smallest may hold the machine's data.
 	var candidates []device.Disk
 	for i := range disks {
 		if s := &disks[i]; r.c.Disk != device.OnlyDisk || s.unfit(r.c) == "" {
@@ -305,7 +302,7 @@ func (r *run) choose(disks []seen) (choice, error) {
 	}
 	d := left[0]
 	i := slices.IndexFunc(disks, func(s seen) bool { return s.Path == d.Path })
-	if disks[i].Ours && !r.c.Reinstall { // an external disk, which installed does not list
+	if disks[i].Ours && !r.c.Reinstall { // an external disk, which installed ignores
 		return choice{done: &disks[i]}, nil
 	}
 	if disks[i].unfit(r.c) != "" {
@@ -320,8 +317,8 @@ func (r *run) choose(disks []seen) (choice, error) {
 	return choice{disk: d}, nil
 }
 
-// installed returns the disks that this installer has installed; own reports whether there
-// are any. Without them, it returns the machine's other disks with edgebake.
+// installed returns the disks that this installer has written, with own set. If there are none, it
+// returns the internal disks with any edgebake image.
 func (r *run) installed(disks []seen) (installed []seen, own bool) {
 	var others []seen
 	for _, s := range disks {
@@ -458,8 +455,8 @@ func (r *run) write(ctx context.Context, src Source, d device.Disk, o media.Flas
 		return nil, err
 	}
 	defer f.Close()
-	// The server may have sent another image when the slot was read. Compare the digest here: all
-	// that follows is checked against it.
+	// The server may have sent another image when the slot was read. Everything below is checked
+	// against this digest, so compare it here.
 	if f.Slot.Golden != r.c.Golden {
 		return nil, errForeign
 	}

@@ -83,7 +83,7 @@ type room struct {
 	said  []string
 	// each is called with every printed line. It may change the machine or stop the installer.
 	each func(line string)
-	// bootErr is the firmware's error; next is the disk that it was told to boot.
+	// bootErr is the firmware's error; next is the disk that it must boot next.
 	bootErr error
 	next    string
 	ended   string // poweroff or reboot
@@ -94,7 +94,7 @@ type room struct {
 	verified bool
 }
 
-// newRoom returns a machine whose installer has that document in the image's slot; "" means none.
+// newRoom returns a machine whose installer's image has this document in its slot; "" means none.
 func newRoom(t *testing.T, document string, sizes ...int64) *room {
 	t.Helper()
 	b, err := built()
@@ -225,9 +225,9 @@ func (r *room) installed(path string) *media.Info {
 
 const gb = 1e9
 
-// TestInstall checks that the disk that the rule selects is installed, with the Site, and that the
-// machine powers off. If the stick stays in the machine, it must start that disk each time and
-// install nothing again. The same applies to another stick.
+// TestInstall checks that the rule's disk is installed with the Site, and that the machine powers
+// off. While the stick stays in the machine, each start must boot that disk and install nothing.
+// The same applies to another stick.
 func TestInstall(t *testing.T) {
 	r := newRoom(t, siteText, 12*gb, 8*gb)
 	r.c.Disk = "smallest"
@@ -274,8 +274,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// TestInstallsNoEdgebakeDisk checks that an installed disk is not overwritten by another installer,
-// even if it is external and the rule selects it.
+// TestInstallsNoEdgebakeDisk checks that no other installer overwrites an installed disk, even if
+// the disk is external and the rule selects it.
 func TestInstallsNoEdgebakeDisk(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.disks[0].Bus, r.c.Disk = "usb", "bus=usb"
@@ -309,8 +309,8 @@ func TestDisksOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestForgottenStickWithoutFirmware checks that the installer waits until the stick is removed if
-// the firmware's variables cannot be set.
+// TestForgottenStickWithoutFirmware checks that, if the firmware's variables cannot be set, the
+// installer waits until the stick is removed.
 func TestForgottenStickWithoutFirmware(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {
@@ -336,8 +336,9 @@ func TestForgottenStickWithoutFirmware(t *testing.T) {
 	}
 }
 
-// TestWaits checks that nothing is written unless the rule selects one usable disk and the
-// Inventory one Site. The message must describe the disks or the machine.
+// TestWaits checks that nothing is written unless the rule selects exactly one usable disk, and an
+// Inventory has exactly one Site for the machine. The message must describe the disks or the
+// machine.
 func TestWaits(t *testing.T) {
 	for _, c := range []struct {
 		name, rule string
@@ -407,8 +408,8 @@ func TestSiteForOneMachine(t *testing.T) {
 	r.installed(r.disks[0].Path)
 }
 
-// TestGoesOn checks that the installation begins once a removed disk leaves only one that matches
-// the rule.
+// TestGoesOn checks that the installation begins when two disks match the rule and one of them is
+// removed.
 func TestGoesOn(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb, 9*gb)
 	other := r.disks[1].Path
@@ -447,7 +448,7 @@ func TestLateDisk(t *testing.T) {
 	}
 }
 
-// TestDiskInTheCountdown checks that a disk that appears during the countdown is considered too.
+// TestDiskInTheCountdown checks that a disk that appears during the countdown is considered.
 func TestDiskInTheCountdown(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.c.Disk = "smallest"
@@ -533,7 +534,8 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestInstallAgain interrupts an installation in different steps. The next start must install.
+// TestInstallAgain interrupts an installation at different steps. The next start must install the
+// disk.
 func TestInstallAgain(t *testing.T) {
 	for _, at := range []string{"write: 0 %", "verify: 90 %"} {
 		r := newRoom(t, siteText, 8*gb)
@@ -557,8 +559,8 @@ func TestInstallAgain(t *testing.T) {
 	}
 }
 
-// TestFails checks that a failure is reported and tried again: a disk that vanishes, an image that
-// the installer was not made for, and a truncated image.
+// TestFails checks that failures are reported and the installation is retried: a disk that
+// vanishes, an image that does not match the configuration, and a truncated image.
 func TestFails(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	path := r.disks[0].Path
@@ -595,8 +597,8 @@ func TestFails(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// TestAnotherDiskUnderItsName replaces the chosen disk during the countdown with another one under
-// the same name. The new disk was not announced, so it must not be written.
+// TestAnotherDiskUnderItsName replaces the chosen disk during the countdown with another disk of
+// the same name. That disk was not announced, so it must not be written.
 func TestAnotherDiskUnderItsName(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.each = func(line string) {
@@ -612,8 +614,8 @@ func TestAnotherDiskUnderItsName(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// TestConfig checks that a configuration of another version, or with an invalid rule, ends the
-// installer at once.
+// TestConfig checks that the installer ends at once with a configuration of another version or with
+// an invalid rule.
 func TestConfig(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	r.c.Version = 99
@@ -636,8 +638,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestBootNext checks that bootNext creates one entry, however often it is called, and names it in
-// BootNext. The bytes must be as in the UEFI specification.
+// TestBootNext checks that repeated calls of bootNext create only one entry, and that BootNext
+// names it. The bytes must match the UEFI specification.
 func TestBootNext(t *testing.T) {
 	r := newRoom(t, siteText, 8*gb)
 	if err := r.run(time.Hour); err != nil {

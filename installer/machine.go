@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// ReadConfig reads the installer's instructions.
+// ReadConfig reads the installer's configuration.
 func ReadConfig(file string) (ondisk.Install, error) {
 	var c ondisk.Install
 	b, err := os.ReadFile(file)
@@ -36,7 +36,7 @@ func ReadConfig(file string) (ondisk.Install, error) {
 	return c, nil
 }
 
-// sourceDir is the directory on which the installer's own partition is mounted.
+// sourceDir is the directory on which the partition with the image is mounted.
 const sourceDir = "/run/edgebake-installer"
 
 // New returns the Env of this machine, in its initrd.
@@ -69,7 +69,7 @@ func New(c ondisk.Install) *Env {
 		PowerOff: func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
 		Reboot:   func() error { unix.Sync(); return unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) },
 		Gone: func(s Source) bool {
-			if c.Volume != "" { // an optical drive stays when its medium is removed
+			if c.Volume != "" { // an optical drive stays when its disc is removed
 				_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
 				return volumeOf(s.Disk) != c.Volume
 			}
@@ -88,10 +88,9 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// disks lists the disks, after udev has examined those that the kernel has
-// found.
+// disks lists the disks after udev has examined those known to the kernel.
 func disks(ctx context.Context) ([]device.Disk, error) {
-	// A timeout is ignored: a later list has the rest.
+	// Ignore a timeout: a later list contains the missing disks.
 	_ = procgroup.Command(ctx, "udevadm", "settle", "--timeout=30").Run()
 	found, err := device.List(ctx)
 	if err != nil {
@@ -121,7 +120,7 @@ func mounted() media.Source {
 	return media.Source{Name: filepath.Join(sourceDir, ondisk.InstallImage)}
 }
 
-// volume mounts the ISO 9660 volume of that name, on a drive or a stick.
+// volume mounts the ISO 9660 volume with that name from an optical drive or a stick.
 func volume(name string) (Source, error) {
 	entries, err := os.ReadDir("/sys/block")
 	if err != nil {
@@ -155,8 +154,8 @@ func volumeOf(dev string) string {
 	return strings.TrimRight(string(b[40:72]), " ")
 }
 
-// mountSource mounts the image's file system again for each attempt. If the stick was pulled out
-// and attached again, the earlier mount only returns errors, even if the device has the same name.
+// mountSource mounts the image's file system again for each attempt: after a stick was unplugged
+// and attached again, the old mount only returns errors, even if the device has the same name.
 func mountSource(dev, fs string) error {
 	_ = unix.Unmount(sourceDir, unix.MNT_DETACH)
 	if err := os.MkdirAll(sourceDir, 0o700); err != nil {

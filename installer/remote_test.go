@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// server serves an image. each is called first and may respond instead.
+// server serves an image. each is called first and may send the response instead.
 func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r *http.Request) bool) (media.Source, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
@@ -40,7 +40,7 @@ func server(t *testing.T, b []byte, each func(n int64, w http.ResponseWriter, r 
 	return media.Source{Name: s.URL, Remote: r, Size: r.Size()}, &n
 }
 
-// TestInstallFromServer installs from a server that fails now and then.
+// TestInstallFromServer installs from a server some of whose responses fail.
 func TestInstallFromServer(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	b, err := os.ReadFile(r.src.Image.Name)
@@ -62,7 +62,7 @@ func TestInstallFromServer(t *testing.T) {
 	}
 	t.Logf("%d requests for %d bytes", n.Load(), len(b))
 
-	// The slot is changed in transit. No golden digest covers it.
+	// The slot is changed in transit, which no golden digest detects.
 	i, err := media.Inspect(r.disks[0].Path)
 	if err != nil {
 		t.Fatal(err)
@@ -85,8 +85,8 @@ func TestInstallFromServer(t *testing.T) {
 	r.untouched(r.disks[0].Path)
 }
 
-// altered returns two compressed files of an image with other content: own with the golden digest
-// of that content in its slot, and disguised with the slot of the original image.
+// altered returns two compressed files of an image with other content. The slot of own has the
+// golden digest of that content; disguised has the slot of the original image.
 func altered(t *testing.T, image string) (own, disguised []byte) {
 	t.Helper()
 	raw := filepath.Join(t.TempDir(), "altered.raw")
@@ -182,8 +182,8 @@ func altered(t *testing.T, image string) (own, disguised []byte) {
 	return pack(), disguised
 }
 
-// TestServerThatShowsTwoImages uses a server that shows the right slot first and another image
-// during the installation. Nothing may be written.
+// TestServerThatShowsTwoImages uses a server that first sends the right slot and then, during the
+// installation, another image. Nothing may be written.
 func TestServerThatShowsTwoImages(t *testing.T) {
 	r := newRoom(t, inventoryText, 8*gb)
 	own, disguised := altered(t, r.src.Image.Name)

@@ -45,7 +45,7 @@ func TestStarvedServer(t *testing.T) {
 		lasts  time.Duration
 		back   time.Duration // maximum time until it is up again after it recovers
 		state  State         // state while it is in trouble
-		slow   bool // it stays in use anyway
+		slow   bool          // it stays in use anyway
 	}{
 		{"starts", time.Millisecond, 0, 500, 15 * time.Second, 5 * time.Second, Down, false},
 		{"errors", time.Millisecond, 0, 500, 10 * time.Minute, 35 * time.Second, Down, false},

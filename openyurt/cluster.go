@@ -9,11 +9,11 @@ const (
 	KindPool = "NodePool"
 	Pools    = "nodepools"
 	PoolCRD  = Pools + "." + Group
-	// HubRole is the name of the ClusterRole, and of its binding, that allows yurthub to list the
-	// objects it caches. yurthub uses the node's own rights.
+	// HubRole is the name of a ClusterRole and of its binding. It allows yurthub, which uses the
+	// node's own rights, to list the objects that it caches.
 	HubRole = "yurt-hub"
 	// BootstrapRole is a ClusterRole of the yurt-manager chart after v1.7. It allows bootstrap
-	// tokens to get NodePools, which edgebake's nodes never do.
+	// tokens to get NodePools; edgebake's nodes do not use it.
 	BootstrapRole = HubRole + "-bootstrap"
 	// TopologyKey is an annotation of a Service. Clients then use only endpoints in their part of
 	// the cluster; the value PoolTopology means their own node pool.
@@ -34,16 +34,16 @@ const (
 	GrantHubRole   = "install OpenYurt's yurthub chart: it grants system:nodes the ClusterRole " + HubRole
 )
 
-// Signers of yurthub's certificates. kubelet may request a certificate from ServerSigner too, but
-// only yurthub's has ServerName among its names.
+// Signers of yurthub's certificates. kubelet may also request certificates from ServerSigner, but
+// only those of yurthub contain ServerName.
 const (
 	ClientSigner = "kubernetes.io/kube-apiserver-client"
 	ServerSigner = "kubernetes.io/kubelet-serving"
 	ServerName   = "kubernetes"
 )
 
-// NodeLifecycle is the controller that detects dead nodes. Exactly one of kube-controller-manager
-// and yurt-manager must run it.
+// NodeLifecycle is the controller that detects dead nodes. It must run in exactly one of
+// kube-controller-manager and yurt-manager.
 const NodeLifecycle = "nodelifecycle"
 
 // LifecycleSince is the first release of OpenYurt that leaves NodeLifecycle to
@@ -63,8 +63,8 @@ const (
 )
 
 // PoolProblem returns why an edge or cloud node does not belong in a pool of this type, and the
-// fix; "" if it does. OpenYurt's controller turns every node in a pool of type Edge into an edge
-// node. An edge node in a pool of another type stays an edge node.
+// fix; "" if it belongs there. OpenYurt's controller turns every node in a pool of type Edge into
+// an edge node, but never turns an edge node into a cloud node.
 func PoolProblem(poolType string, cloud bool) (what, fix string) {
 	switch {
 	case cloud && poolType == PoolEdge:

@@ -15,15 +15,15 @@ const (
 	pki             = Root + "/pki"
 )
 
-// Paths are OpenYurt's own, so that its tools find the files.
+// OpenYurt's own paths, so that its tools find the files.
 const (
 	Program = "/usr/local/bin/" + yurthub
 	Unit    = yurthub + ".service"
 	// Dropin is the file in which yurtadm and OpenYurt's own convert write yurthub's arguments. It
-	// would override edgebake's arguments.
+	// would override edgebake's.
 	Dropin = "/etc/systemd/system/" + Unit + ".d/10-yurthub.conf"
-	// Root is the directory of yurthub's identity. Cache has the answers that yurthub gives while
-	// the node is offline.
+	// Root is the directory of yurthub's identity. Cache contains the API server's answers, which
+	// yurthub serves while the node is offline.
 	Root  = "/var/lib/" + yurthub
 	Cache = ondisk.KubernetesDir + "/cache"
 	// Identity is the kubeconfig with which yurthub accesses the API server.
@@ -57,7 +57,7 @@ const (
 	PodAddress = "169.254.2.1"
 )
 
-// ReadyPath is the path at Health that answers 200 once yurthub has its identity and has listed the
+// ReadyPath is the path at Health that returns 200 once yurthub has its identity and has listed the
 // objects it needs.
 const ReadyPath = "/v1/readyz"
 
@@ -65,8 +65,8 @@ const ReadyPath = "/v1/readyz"
 // newest Name-<date>.pem.
 type Certificate struct {
 	Dir, Name string
-	// Replaceable is set if yurthub requests a missing certificate again. It cannot do that for its
-	// client certificate, which requires a token that has been removed by then.
+	// Replaceable is set if yurthub requests a missing certificate again. For its client
+	// certificate it cannot: that requires a token which has been removed by then.
 	Replaceable bool
 }
 
@@ -75,8 +75,7 @@ func Certificates() []Certificate {
 	return []Certificate{{pki, yurthub, false}, {pki, yurthub + "-server", true}}
 }
 
-// UnitFile is yurthub's unit. It is in images, and is installed when a node without it is
-// converted.
+// UnitFile is yurthub's unit. Images contain it; convert installs it on nodes without it.
 const UnitFile = `# OpenYurt's node proxy. Held until first boot wrote its arguments; from then
 # on up before kubelet at every boot, with or without a network, and restarted
 # forever: yurthub itself gives up after four minutes without its identity.
@@ -102,8 +101,8 @@ TimeoutStopSec=10
 WantedBy=multi-user.target
 `
 
-// Sysctl lets yurthub listen on the node's address even if DHCP has removed that address, for
-// example because the cable is unplugged.
+// Sysctl lets yurthub listen on the node's address while the node does not have it, for example
+// because the cable is unplugged and DHCP removed the address.
 const Sysctl = "# Written by firstboot for yurthub.\nnet.ipv4.ip_nonlocal_bind = 1\nnet.ipv6.ip_nonlocal_bind = 1\n"
 
 // PodManifest returns the manifest of yurthub as a static pod.
@@ -122,7 +121,7 @@ const (
 	PodNamespace = systemNamespace
 )
 
-// Logs returns a hint where yurthub's logs are.
+// Logs returns a hint that names the place of yurthub's logs.
 func (h Hub) Logs() string {
 	if h.IsPod() {
 		return "see `journalctl -u kubelet` and /var/log/pods/" + PodNamespace + "_" + PodName + "* on the machine"

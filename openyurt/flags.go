@@ -45,8 +45,8 @@ var flags = func() map[string]flag {
 	return all
 }()
 
-// in reports whether yurthub of this version has the flag; "" stands for any version. A prerelease,
-// or a build from a release, has the flags of that release.
+// in reports whether yurthub of this version has the flag; "" means any version. Prereleases and
+// builds after a release have the flags of that release.
 func (f flag) in(version string) bool {
 	tag, _, _ := strings.Cut(version, "-")
 	if !semver.IsValid(tag) {
@@ -55,8 +55,8 @@ func (f flag) in(version string) bool {
 	return (f.since == "" || semver.Compare(tag, f.since) >= 0) && (f.until == "" || semver.Compare(tag, f.until) < 0)
 }
 
-// BadFlag returns why a person may not set a flag for yurthub of this version; "" if it is allowed.
-// An empty version stands for any version.
+// BadFlag returns why a person may not set a flag for yurthub of this version, or "" if it is
+// allowed. An empty version means any version.
 func BadFlag(name, version string) string {
 	f, known := flags[name]
 	switch {

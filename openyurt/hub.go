@@ -31,8 +31,8 @@ type Hub struct {
 	Pins               []string
 	Extra              []string
 	Organizations      []string
-	// Image is the container image, if the form is staticPod. In that form yurthub has its own
-	// identity, which it requests with the token in BootstrapFile.
+	// Image is the container image, if the form is staticPod. Such a yurthub has its own identity,
+	// and requests it with the token in BootstrapFile.
 	Image, BootstrapFile string
 }
 
@@ -47,8 +47,8 @@ func (h Hub) release() release {
 // IsPod reports whether yurthub runs as a static pod.
 func (h Hub) IsPod() bool { return h.release().form == FormStaticPod }
 
-// Args returns yurthub's command line, without flags that the release does not have. In Servers,
-// the server that never changes comes first.
+// Args returns yurthub's command line, without flags that the release does not have. Servers begins
+// with the server that never changes.
 func (h Hub) Args() []string {
 	var out []string
 	give := func(name, value string) {
@@ -80,7 +80,7 @@ func (h Hub) Args() []string {
 		give("discovery-token-unsafe-skip-ca-verification", "false")
 	}
 	out = append(out, h.Extra...)
-	if !h.Dummy { // appended last, because the last one applies: yurthub does not start with a dummy interface here
+	if !h.Dummy { // appended last to take precedence: here yurthub does not start with a dummy interface
 		give("enable-dummy-if", "false")
 	}
 	return out
@@ -94,7 +94,7 @@ func (h Hub) Env() []byte {
 // Resource is a kind of object in one API version.
 type Resource struct{ Kind, Version string }
 
-// Path returns the path at which the API server lists these objects.
+// Path returns the API path that lists these objects.
 func (r Resource) Path() string { return API + r.Version + "/" + r.plural() }
 
 // CRD returns the resource and its version as the API server's errors write them.
@@ -109,7 +109,7 @@ const bucketsFlag = "--enable-pool-service-topology"
 func (h Hub) pools() Resource { return Resource{KindPool, h.release().pools} }
 
 // PoolSource returns the resource from which yurthub learns about its pool before it is ready. ok
-// is false if it lists none.
+// is false if there is none.
 func (h Hub) PoolSource() (r Resource, ok bool) {
 	on := func(name string, is bool) bool {
 		for _, a := range h.Extra {
@@ -136,11 +136,11 @@ var (
 	serverArg = regexp.MustCompile(`(?:^|[\s"])--server-addr=([^\s"]+)`)
 )
 
-// NodeIPIn returns the node's address from the arguments in an Env; "" if there is none.
+// NodeIPIn returns the node's address from the arguments in the result of Env; "" if there is none.
 func NodeIPIn(env string) string { return first(nodeIPArg, env) }
 
-// ServersIn returns the servers from the arguments in an Env or a PodManifest; nil if there are
-// none.
+// ServersIn returns the servers from the arguments in the result of Env or PodManifest; nil if
+// there are none.
 func ServersIn(text string) []string {
 	if list := first(serverArg, text); list != "" {
 		return strings.Split(list, ",")
@@ -155,7 +155,7 @@ func first(arg *regexp.Regexp, text string) string {
 	return ""
 }
 
-// PodIsOf reports whether a PodManifest is for the node with this name.
+// PodIsOf reports whether manifest, a result of PodManifest, is for the node with this name.
 func PodIsOf(manifest, node string) bool {
 	return strings.Contains(manifest, strconv.Quote("--node-name="+node)+"\n")
 }
@@ -165,7 +165,7 @@ func (h Hub) SettingsPath() string { return "/api/v1/namespaces/" + h.Namespace 
 
 var dummyName = regexp.MustCompile(`--dummy-if-name=([\w.-]+)`)
 
-// DummyNames returns the names of the interfaces that a yurthub with these arguments may have left
+// DummyNames returns the names of the interfaces that yurthub with these arguments may have left
 // behind.
 func DummyNames(args string) []string {
 	var names []string

@@ -12,22 +12,22 @@ import (
 // these bytes.
 const RedirectFlags = " --kubeconfig=" + KubeletConf + " --bootstrap-kubeconfig= "
 
-// ListPlainly makes kubelet list objects in a way that yurthub supports offline. kubelet 1.35 and
-// later lists through watches, to which yurthub 1.7 sends nothing while no API server is reachable.
-// kubelet would then not find its Node, and run no pods.
+// ListPlainly makes kubelet list objects with plain requests. kubelet 1.35 and later lists through
+// watches, to which yurthub 1.7 sends nothing while no API server is reachable. kubelet would then
+// not find its Node, and run no pods.
 const ListPlainly = " --feature-gates=WatchListClient=false"
 
 // Redirect adds the arguments that redirect kubelet to yurthub. plain is the result of PlainLists.
 func Redirect(args, plain string) string {
 	if strings.HasSuffix(args, ListPlainly) {
-		plain = ListPlainly // add a second one, so that Unredirect keeps the one that a person wrote
+		plain = ListPlainly // add another one: Unredirect then keeps the person's
 	}
 	return args + plain + RedirectFlags
 }
 
-// Unredirect removes the arguments that Redirect or OpenYurt's own tools added. turned has the
-// removed arguments; "" if there were none. A ListPlainly elsewhere was set by a person, or is the
-// beginning of a longer list of feature gates.
+// Unredirect removes the arguments that Redirect or OpenYurt's own tools added, and returns them in
+// turned, or "". It keeps a ListPlainly at another place: a person set it, or it begins a longer
+// list of feature gates.
 func Unredirect(args string) (rest, turned string) {
 	for _, t := range []string{ListPlainly + RedirectFlags, RedirectFlags} {
 		before, after, found := strings.Cut(args, t)
@@ -35,7 +35,7 @@ func Unredirect(args string) (rest, turned string) {
 			continue
 		}
 		if before != "" && after != "" && after[0] != ' ' {
-			before += " " // this space was the end of t
+			before += " " // this space was the end of the removed arguments
 		}
 		return before + after, t
 	}
@@ -45,8 +45,8 @@ func Unredirect(args string) (rest, turned string) {
 // IsRedirected reports whether kubelet's arguments redirect it to yurthub.
 func IsRedirected(args string) bool { return strings.Contains(args, "--kubeconfig="+KubeletConf) }
 
-// JoinedArgs adds to given the arguments of a kubelet that joins through a yurthub of the form
-// staticPod. Such a kubelet has no certificate of its own. plain is the result of PlainLists.
+// JoinedArgs adds to given the arguments of a kubelet that joins through yurthub as a static pod.
+// Such a kubelet has no own certificate. plain is the result of PlainLists.
 func JoinedArgs(given map[string]string, plain string) map[string]string {
 	args := maps.Clone(given)
 	if args == nil {
@@ -82,8 +82,8 @@ preferences: {}
 `
 
 // PlainLists returns ListPlainly if kubelet needs it, otherwise "". version is the output of
-// kubelet --version, or a version such as v1.36.3. Before 1.30, kubelet does not start with this
-// feature gate; from 1.30 to 1.34 it does not need it.
+// kubelet --version, or a version such as v1.36.3. Older kubelets do not need the feature gate, and
+// before 1.30 they do not start with it.
 func PlainLists(version string) (string, error) {
 	m := kubeletVersion.FindStringSubmatch(version)
 	if m == nil {

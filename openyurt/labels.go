@@ -11,8 +11,8 @@ const (
 	LabelNodePool   = "apps.openyurt.io/nodepool"
 )
 
-// LabelZone is a label of Kubernetes. OpenYurt after v1.7 sets it to the node pool's
-// name on each Node that it converts to an edge node.
+// LabelZone is a label of Kubernetes. OpenYurt after v1.7 sets it to the node pool's name on each
+// Node that it turns into an edge node.
 const LabelZone = "topology.kubernetes.io/zone"
 
 // LabelKeys returns the keys of OpenYurt's labels.
@@ -40,5 +40,5 @@ func IsCloud(labels map[string]string) bool { return labels[LabelEdgeWorker] != 
 // Unlabel returns the command that removes a Node from its pool.
 func Unlabel(node string) string { return "kubectl label node " + node + " " + LabelNodePool + "-" }
 
-// Unpooled is the problem of a node that is in no pool.
+// Unpooled is the problem of a node without a node pool.
 const Unpooled = "yurthub starts only with the name of a node pool"

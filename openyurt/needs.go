@@ -6,7 +6,7 @@ type NeedKind int
 const (
 	NeedCRD      NeedKind = iota // Resource is defined in the cluster
 	NeedRight                    // the group system:nodes has the right in Rule
-	NeedApprover                 // Manager runs, and approves certificates
+	NeedApprover                 // Manager runs, and approves yurthub's certificates
 	NeedPool                     // the node's own pool exists, and has the right type
 )
 
@@ -15,11 +15,11 @@ type Need struct {
 	Kind     NeedKind
 	Resource Resource
 	Rule     Rule
-	// Path is the API path with which a node itself can check whether it has the right.
+	// Path is the API path with which a node can check whether it has the right.
 	Path string
 	Fix  string
-	// Awaited is set if yurthub is not ready without it. It is then checked while first boot waits
-	// for yurthub.
+	// Awaited is set if yurthub does not become ready without it. First boot checks it while it
+	// waits for yurthub.
 	Awaited bool
 }
 
@@ -38,7 +38,7 @@ func (h Hub) Needs() []Need {
 		n.Kind, n.Fix = NeedRight, GrantHubRole
 		all = append(all, n)
 	}
-	if listed && source != pools { // the rules of HubRole do not include this right
+	if listed && source != pools { // HubRole does not grant this right
 		all = append(all, Need{Kind: NeedRight, Resource: source, Rule: listRule(source), Path: source.Path(), Awaited: true,
 			Fix: "OpenYurt's charts do not grant it: give system:nodes list and watch of " + source.plural() + "." + Group + ", or take " + bucketsFlag + " out of yurthub's arguments"})
 	}

@@ -52,8 +52,8 @@ func TestHubArgsOfTheUser(t *testing.T) {
 	}
 }
 
-// TestFlags checks that no flag is both managed and fixed, because only one reason would be
-// reported, and that the versions in flags are valid.
+// TestFlags checks that the versions in flags are valid, and that no flag is both managed and
+// fixed, because then only one reason would be reported.
 func TestFlags(t *testing.T) {
 	for name, f := range flags {
 		if f.managed && f.fixed != "" {
@@ -123,9 +123,9 @@ func pod() Hub {
 	return h
 }
 
-// TestArgs checks yurthub's command line against yurthub's own validation. yurthub does not start
-// without a node name, https servers, a known mode and exactly one way to get an identity. v1.7
-// also needs the node pool and the node's address, but v1.6 has no --node-ip.
+// TestArgs checks that yurthub accepts its command line. It requires a node name, https servers, a
+// known mode and exactly one way to get an identity. v1.7 also requires the node pool and the
+// node's address; v1.6 has no --node-ip.
 func TestArgs(t *testing.T) {
 	t.Parallel()
 	both := []string{"--v=2", "--bind-address=127.0.0.1", "--working-mode=edge", "--namespace=kube-system", "--node-name=edge-7", "--nodepool-name=shanghai",
@@ -148,8 +148,8 @@ func TestArgs(t *testing.T) {
 	}
 }
 
-// TestArgsAreFlags checks that Args has only flags that yurthub knows, because yurthub exits on
-// unknown ones, and that a Site cannot set the flags that first boot sets.
+// TestArgsAreFlags checks that Args contains only flags of the release, because yurthub exits on
+// unknown ones, and that a Site cannot set flags that first boot sets.
 func TestArgsAreFlags(t *testing.T) {
 	t.Parallel()
 	h := unit()
@@ -223,8 +223,8 @@ func TestEnv(t *testing.T) {
 	}
 }
 
-// TestUnit checks lines that OpenYurt's own unit lacks: without [Install], yurthub would not start
-// at boot, and with the usual start limit, systemd would give up.
+// TestUnit checks the lines that OpenYurt's own unit lacks. Without [Install], yurthub would not
+// start at boot; with the usual start limit, systemd would stop restarting it.
 func TestUnit(t *testing.T) {
 	t.Parallel()
 	for _, want := range []string{"\n[Install]\nWantedBy=multi-user.target\n", "\nStartLimitIntervalSec=0\n", "\nRestart=always\n", "Before=kubelet.service\n",
@@ -238,9 +238,8 @@ func TestUnit(t *testing.T) {
 	}
 }
 
-// TestPodManifest checks that the manifest is a pod that kubelet can run without the cluster. Its
-// probe must use the port on which yurthub listens, and yurthub's identity and cache must be on the
-// host.
+// TestPodManifest checks that kubelet can run the pod without the cluster. The pod's probe must use
+// the port on which yurthub listens, and yurthub's identity and cache must be on the host.
 func TestPodManifest(t *testing.T) {
 	t.Parallel()
 	var p struct {
@@ -293,8 +292,8 @@ func TestPodManifest(t *testing.T) {
 	}
 }
 
-// TestKubelet checks that kubelet's arguments are redirected with exactly the text that OpenYurt's
-// node-servant writes, and searches for when it reverts the redirection.
+// TestKubelet checks that kubelet is redirected with exactly the arguments that OpenYurt's
+// node-servant writes, and that it searches for to revert the redirection.
 func TestKubelet(t *testing.T) {
 	t.Parallel()
 	if RedirectFlags != " --kubeconfig=/var/lib/openyurt/kubelet.conf --bootstrap-kubeconfig= " || !IsRedirected(RedirectFlags) || IsRedirected("--kubeconfig=/etc/kubernetes/kubelet.conf") {
@@ -332,7 +331,7 @@ func TestJoinedArgs(t *testing.T) {
 	}
 	for _, args := range []string{
 		"--a=b", "", "--a=b --node-labels=c=d",
-		// Feature gates that a person set, including the one that edgebake sets.
+		// Feature gates that a person set, some with edgebake's gate.
 		"--a=b --feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false", "--feature-gates=WatchListClient=false --a=b",
 		"--a=b --feature-gates=WatchListClient=false,Foo=true", "--a=b --feature-gates=Foo=true,WatchListClient=false",
 		"--a=b --feature-gates=WatchListClient=true --c=d",
@@ -362,8 +361,8 @@ func TestJoinedArgs(t *testing.T) {
 	}
 }
 
-// TestLabels checks that an OpenYurt node gets both labels, with the values that OpenYurt reads.
-// OpenYurt would convert a Node that has only the pool's label with a Job.
+// TestLabels checks that an OpenYurt node gets both labels, with OpenYurt's values. If a Node had
+// only the pool's label, OpenYurt would run a Job to convert it.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	for cloud, want := range map[bool]string{false: "true", true: "false"} {
@@ -404,8 +403,8 @@ func needOf(h Hub, kind NeedKind, resource string) Need {
 }
 
 // TestNeeds checks the requirements in a cluster, in the form in which the API server reports them.
-// Awaited was found out with each release of yurthub: for example, yurthub becomes ready without
-// the right to list EndpointSlices.
+// Awaited is as tested with each release: for example, yurthub is ready without the right to list
+// EndpointSlices.
 func TestNeeds(t *testing.T) {
 	t.Parallel()
 	buckets, alone := unit(), unit()
@@ -463,8 +462,8 @@ func TestNeeds(t *testing.T) {
 	}
 }
 
-// TestNextRelease checks that changing two tables is enough to support a release that renames a
-// flag.
+// TestNextRelease checks that a release that renames a flag can be supported by changing two tables
+// only.
 func TestNextRelease(t *testing.T) {
 	oldReleases, oldFlags := releases, maps.Clone(flags)
 	t.Cleanup(func() { releases, flags = oldReleases, oldFlags })
@@ -526,8 +525,8 @@ func TestLeavings(t *testing.T) {
 	}
 }
 
-// TestUnitsOfTheImage checks the names of yurthub's unit and directory in the units of images,
-// which write these names themselves.
+// TestUnitsOfTheImage checks that the units of images, which do not use this package, have the
+// right names of yurthub's unit and directory.
 func TestUnitsOfTheImage(t *testing.T) {
 	t.Parallel()
 	named := 0
@@ -556,7 +555,7 @@ func TestUnitsOfTheImage(t *testing.T) {
 	}
 }
 
-// TestRoleOfTheDocs checks that the ClusterRole in docs/openyurt.md has the rights that yurthub
+// TestRoleOfTheDocs checks that the ClusterRole in docs/openyurt.md grants the rights that yurthub
 // needs.
 func TestRoleOfTheDocs(t *testing.T) {
 	t.Parallel()

@@ -13,16 +13,16 @@ const (
 	FormStaticPod = "staticPod"
 )
 
-// release has the properties in which minor releases of v1 differ, apart from flags, which are in
+// release has the properties that differ between minor releases of v1. Differences of flags are in
 // flags.
 type release struct {
 	minor int
 	// form is how yurthub runs. From 1.7 on, it can use kubelet's certificate, so it can run as a
 	// unit on a node that has joined. Before 1.7, it runs as a static pod with its own identity.
 	form string
-	// pools is the version of the NodePools that yurthub lists.
+	// pools is the API version of the NodePools that yurthub lists.
 	pools string
-	// dummy is the name of yurthub's interface, unless its arguments name another one.
+	// dummy is the name of yurthub's interface, if its arguments do not name another one.
 	dummy string
 }
 
@@ -54,13 +54,13 @@ func releaseOf(minor int) release {
 // FormOf returns the form in which yurthub of a minor release runs.
 func FormOf(minor int) string { return releaseOf(minor).form }
 
-// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet can run pods behind a
-// yurthub of the form staticPod. Later kubelets list Services by spec.clusterIP, which that yurthub
-// does not support (OpenYurt's issue 2379). Without that list kubelet starts no pod.
+// LastKubernetesOfPods is the last minor release of Kubernetes whose kubelet can run pods behind
+// yurthub as a static pod. Later kubelets list Services by spec.clusterIP before they start pods,
+// which that yurthub does not support (OpenYurt issue 2379).
 const LastKubernetesOfPods = 30
 
-// The newest minor releases of Kubernetes for use with yurthub as a unit: the one for which
-// OpenYurt certifies it, and the one with which edgebake tests it.
+// The newest minor releases of Kubernetes for yurthub as a unit: CertifiedKubernetes is OpenYurt's
+// own limit, NewestKubernetes the newest that edgebake tests.
 const (
 	CertifiedKubernetes = 34
 	NewestKubernetes    = 36
@@ -96,8 +96,8 @@ func RunsAsPod(version string) bool {
 
 var reported = regexp.MustCompile(`\b(v1\.\d{1,3})\.\d`)
 
-// Reported returns the release, for example v1.7, from the output of `yurthub --version`; "" if the
-// program was built by hand, without a release.
+// Reported returns the release, for example v1.7, from the output of `yurthub --version`, or "" if
+// that names no release, because the program was built by hand.
 func Reported(output string) string {
 	if m := reported.FindStringSubmatch(output); m != nil {
 		return m[1]
@@ -123,12 +123,11 @@ func CanBorrow(release string) bool {
 const module = "github.com/openyurtio/openyurt"
 
 var (
-	// versionFlag matches the linker flag with which OpenYurt's own builds (by make, and for its
-	// releases) set the version that a program reports. Go records the flag unless -trimpath is
-	// given, which these builds do not use.
+	// versionFlag matches the linker flag with which OpenYurt's own builds set the version that a
+	// program reports. Go records that flag, because these builds do not use -trimpath.
 	versionFlag = regexp.MustCompile(`(?:^|[\s='"])` + regexp.QuoteMeta(module) + `/pkg/projectinfo\.gitVersion=([^\s'"]*)`)
-	// tagged matches the version of a commit that has a tag. Anything longer (v1.6.1-0a1b2c3 of
-	// make, v1.6.2-0.2026… of Go) is some commits after a tag, so that its release is uncertain.
+	// tagged matches the version of a tagged commit. A longer version, such as v1.6.1-0a1b2c3
+	// (make) or v1.6.2-0.2026… (Go), means commits after the tag, so its release is uncertain.
 	tagged = regexp.MustCompile(`^(v1\.[0-9]+\.[0-9]+)(?:\+dirty)?$`)
 )
 
