@@ -223,8 +223,8 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	}
 }
 
-// prepare applies the flags to the targets. It also detects errors that would otherwise occur at
-// the end of a build.
+// prepare applies the flags to the targets. It reports errors early that would otherwise appear only
+// at the end of a build.
 func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	errs := []error{b.Apply(targets)}
 	var key signing.Key
@@ -365,7 +365,7 @@ func planID(ctx context.Context, t outputs.Target) (string, error) {
 	return p.ID()
 }
 
-// printCurrent prints that the images are up to date.
+// printCurrent prints the reports of images that are up to date.
 func (b *buildFlags) printCurrent(s streams, targets []outputs.Target, reports []*builder.Report) error {
 	for i, r := range reports {
 		out := targets[i].Options.Output
@@ -398,7 +398,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	}
 	for _, p := range r.Partitions {
 		sizes := media.Partition{Label: p.Label, FS: p.FS, Size: p.Size}
-		if p.Files > 0 { // the values that inspect reads from the file system
+		if p.Files > 0 { // the same sizes as inspect, which reads them from the file system
 			sizes.Free, sizes.Reserve = p.Free, p.Reserve()
 			sizes.Used = p.Size - p.Free - sizes.Reserve
 		}
@@ -420,7 +420,7 @@ func printReport(s streams, out string, r *builder.Report) {
 	printNext(s, out)
 }
 
-// withImage adds to the error of an interrupted build that the image is complete and was kept.
+// withImage returns err, after an interrupt with the addition that the image is complete and kept.
 func withImage(ctx context.Context, image string, err error) error {
 	if ctx.Err() == nil {
 		return err

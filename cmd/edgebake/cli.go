@@ -34,7 +34,7 @@ const (
 // streams are the standard streams of a command.
 type streams = console.Streams
 
-// unfinished is the error after an interrupt. Its text describes what was left unfinished.
+// unfinished is the error after an interrupt. Its text describes the state that was left.
 type unfinished struct{ error }
 
 // run is the whole program without signal handling and os.Exit.
@@ -46,7 +46,7 @@ func run(ctx context.Context, args []string, s streams) int {
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
 	if out.Lost != nil && (err == nil || errors.Is(err, out.Lost)) {
-		lost := out.Lost // report lost output only if nothing else failed
+		lost := out.Lost // report lost output only if there is no other error
 		if e := (*fs.PathError)(nil); errors.As(lost, &e) {
 			lost = e.Err
 		}
@@ -78,15 +78,15 @@ func printErrors(w io.Writer, err error) {
 		if u, ok := e.(cli.UsageError); ok {
 			printErrors(w, u.Unwrap())
 		} else if problems, ok := e.(configs.Problems); ok {
-			fmt.Fprintln(w, problems.Error()) // without a prefix, so that editors can jump to the position
+			fmt.Fprintln(w, problems.Error()) // no prefix, so that editors can jump to the position
 		} else {
 			fmt.Fprintf(w, "edgebake: %v\n", e)
 		}
 	}
 }
 
-// interrupted describes the state after an interrupt. Some commands undo their work; for the
-// others, err describes how much they have done.
+// interrupted describes the state after an interrupt. Some commands undo their work; of the others,
+// err describes the completed part.
 func interrupted(c *cobra.Command, err error) string {
 	if kept := (*builder.LeftoverError)(nil); errors.As(err, &kept) {
 		return "interrupted; this was left behind: " + kept.Error()

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// program runs edgebake in a directory of its own.
+// program runs edgebake in its own directory.
 type program struct {
 	t        *testing.T
 	dir      string
@@ -99,8 +99,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestInterruptedPromises checks that only commands that remove their output report that nothing
-// was left behind.
+// TestInterruptedPromises checks that only commands that remove their output report that nothing was
+// left behind.
 func TestInterruptedPromises(t *testing.T) {
 	c := newCLI(t)
 	c.project(nil)
@@ -133,8 +133,8 @@ func TestInterruptedPromises(t *testing.T) {
 	}
 }
 
-// TestInterruptedBehindTheImage checks that the message does not claim that nothing was left behind
-// if the interrupt comes after the image was written.
+// TestInterruptedBehindTheImage checks an interrupt after the image was written: the message does not
+// claim that nothing was left behind.
 func TestInterruptedBehindTheImage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := errors.New("writing image.lock: no space left on device")
@@ -148,7 +148,7 @@ func TestInterruptedBehindTheImage(t *testing.T) {
 	}
 }
 
-// TestWouldBeRead checks that a document is not written if it would be too large to be read.
+// TestWouldBeRead checks that a document that would be too large to be read is not written.
 func TestWouldBeRead(t *testing.T) {
 	if err := checkReadable("stores.csv", documents.MaxSize, 49_000); err != nil {
 		t.Error(err)

@@ -53,7 +53,7 @@ func (s *said) until(t *testing.T, want string) []string {
 	return nil
 }
 
-// listening starts `cluster listen` and returns what it prints.
+// listening starts `cluster listen` and returns its output.
 func listening(t *testing.T, dir string, args ...string) *said {
 	t.Helper()
 	out := &said{}
@@ -71,8 +71,8 @@ func listening(t *testing.T, dir string, args ...string) *said {
 	return out
 }
 
-// TestClusterListen checks that with the printed lines a Site is valid and a machine reaches the
-// receiver; a browser shows the reports, in light and dark.
+// TestClusterListen checks that the printed lines make a valid Site with which a machine reaches the
+// receiver, and that a browser shows the reports in a light and a dark theme.
 func TestClusterListen(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	out := listening(t, dir, "--name", "127.0.0.1")
@@ -159,8 +159,8 @@ func TestClusterListen(t *testing.T) {
 	inTheme(t, chromium, "dark", "500,1000", lines[3]) // the size of a phone's screen
 }
 
-// TestClusterListenRejects checks that each error that prevents listening names the flag that fixes
-// it.
+// TestClusterListenRejects checks that the error for each cause that prevents listening names the
+// flag that fixes it.
 func TestClusterListenRejects(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "reports")
 	c := newCLI(t)

@@ -20,8 +20,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// TestClusterUpdate checks rollouts from the command line: rejected input, the table and the
-// result.
+// TestClusterUpdate checks the command line of rollouts: rejected input, the table and the result.
 func TestClusterUpdate(t *testing.T) {
 	c := newCLI(t)
 	image := filepath.Join(c.dir, "update.raw.zst")

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestClusterVerifyAsJSON checks that the JSON has the fields that scripts read. The cluster of
-// this test has an API server, but no object that nodes need.
+// TestClusterVerifyAsJSON checks that the JSON has the fields that scripts read. The test's cluster
+// has an API server, but none of the objects that nodes need.
 func TestClusterVerifyAsJSON(t *testing.T) {
 	c := newCLI(t)
 	rates, mask, nodes := []string{"--kube-api-qps=150", "--kube-api-qps=50"}, "--v=2", 0

@@ -15,9 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestCompiledInTwoWays checks that the same commit and inputs give the same golden digest, however
-// edgebake was compiled: as part of this test, which has no version, or by `go build` in a
-// repository.
+// TestCompiledInTwoWays checks that two builds of edgebake with the same commit and inputs make the
+// same golden digest: this test, which has no version, and `go build` in a repository.
 func TestCompiledInTwoWays(t *testing.T) {
 	pace.Takes(t, 10*time.Second)
 	root, err := filepath.Abs("../..")
@@ -62,8 +61,8 @@ func TestCompiledInTwoWays(t *testing.T) {
 	}
 }
 
-// repositoryOf copies the source tree into a separate repository, in which Go records a version in
-// programs.
+// repositoryOf copies the source tree into a new repository. In a repository, Go records a version in
+// the programs that it compiles.
 func repositoryOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +77,7 @@ func repositoryOf(t *testing.T, root string) string {
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
 		text, err := os.ReadFile(filepath.Join(root, name))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the file was removed, but that is not committed yet
+			continue // the file was removed, and the removal is not committed
 		}
 		to := filepath.Join(dir, name)
 		if err := errors.Join(err, os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, text, 0o644)); err != nil {

@@ -43,8 +43,7 @@ func examples(t *testing.T, do func(path string, words []string)) {
 	visit(newRoot(streams{In: strings.NewReader(""), Out: io.Discard, Err: io.Discard}))
 }
 
-// debianOf installs a fake mmdebstrap that makes this base, and counts its runs in
-// base.made.
+// debianOf installs a fake mmdebstrap that makes this base. It counts its runs in base.made.
 func debianOf(t *testing.T, base string) {
 	t.Helper()
 	bin := t.TempDir()
@@ -56,8 +55,8 @@ func debianOf(t *testing.T, base string) {
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// TestInitBuilds makes a first build from the unedited documents of init, on a base like Debian's.
-// Only the compiler is replaced.
+// TestInitBuilds builds the unedited documents of init, on a base like Debian's. Only the compiler is
+// replaced by a fake.
 func TestInitBuilds(t *testing.T) {
 	c := newCLI(t)
 	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
@@ -83,7 +82,7 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "stamp", "my-edge.raw", "site.yaml", "--in-place")
 	c.run(0, "inspect", "my-edge.raw")
 	c.want(c.out, "slot        site")
-	// The exported base is the one that is in the image; no second base is made.
+	// The exported base is the one in the image; no second base is made.
 	c.run(0, "build", "image.yaml", "--update", "--force", "--export-base", "kept.tar")
 	if made, err := os.ReadFile("base.tar.made"); err != nil || len(made) != 2 {
 		t.Errorf("two builds made %d bases, %v", len(made), err)
@@ -91,9 +90,8 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "build", "image.yaml", "--locked", "--base", "kept.tar", "--output", "again.raw")
 }
 
-// TestExamples checks that every example of --help is a line of testdata/script/examples.txtar,
-// where it works. Booting machines and requests to running clusters are in test/e2e and
-// test/cluster.
+// TestExamples checks that every example of --help is a line of testdata/script/examples.txtar, which
+// runs it. test/e2e and test/cluster cover booting machines and running clusters.
 func TestExamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "script", "examples.txtar"))
 	if err != nil {
@@ -122,7 +120,8 @@ func TestExamples(t *testing.T) {
 			}
 			return
 		}
-		// There is no terminal, a file replaces the disk, and the registry has no certificate.
+		// In the script there is no terminal, a file replaces the disk, and the registry has no
+		// certificate.
 		want := there.Replace("edgebake " + strings.Join(words, " "))
 		if !slices.ContainsFunc(lines, func(line string) bool {
 			return line == want || slices.Contains([]string{" --yes", " --insecure", " --in-place"}, strings.TrimPrefix(line, want))
@@ -132,7 +131,7 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestMigrationNamesOurCommands checks that the commands of edgebake in docs/migrate.md exist.
+// TestMigrationNamesOurCommands checks that the edgebake commands in docs/migrate.md exist.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")
 	if err != nil {

@@ -108,8 +108,8 @@ func (o *slotFlags) declare(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// check validates the flags, and stores an Inventory in the field for the Site. Without both,
-// nothing is stamped.
+// check validates the flags, and copies --inventory to the field site. If neither flag is set, nothing
+// is stamped.
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":
@@ -140,7 +140,7 @@ func (o *slotFlags) readSite(s streams) (*media.Site, error) {
 	return &site, nil
 }
 
-// describe returns a text about an image and its Site. state is the state of the image's slot.
+// describe describes an image and its Site in one text. state is the state of the image's slot.
 func (o *slotFlags) describe(image string, info ondisk.ImageInfo, state string) string {
 	return fmt.Sprintf("%s (%s, Kubernetes %s)%s", image, info.Name, info.Kubernetes, o.siteText(state))
 }
@@ -338,8 +338,8 @@ func (o *flashFlags) prepare(ctx context.Context, s streams, image, path string,
 	return f, disk, nil
 }
 
-// chooseDisk opens the disk. If the disk must not be overwritten, chooseDisk returns it unopened,
-// and an error with the reasons.
+// chooseDisk opens the disk. If the disk must not be overwritten, chooseDisk returns it without
+// opening it, and an error with the reasons.
 func chooseDisk(ctx context.Context, image, path string) (*device.Chosen, error) {
 	if file.Same(path, image) {
 		return nil, fmt.Errorf("flashing %s: this is the image itself; name a disk", path)

@@ -26,7 +26,7 @@ func flashable(t *testing.T) *program {
 	return c
 }
 
-// disk makes a file that replaces a disk.
+// disk makes a file that is used like a disk.
 func (c *program) disk(name string, size int64) {
 	c.t.Helper()
 	c.file(name, "old data")

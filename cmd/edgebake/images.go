@@ -21,7 +21,7 @@ type listedImage struct {
 	Shared int64 `json:"shared"`
 }
 
-// mentionedImage is a container image that manifests mention, but that no pod in them runs.
+// mentionedImage is a container image that manifests mention, but that none of their pods runs.
 type mentionedImage struct {
 	Ref      imageref.Ref `json:"ref"`
 	Where    string       `json:"where"`

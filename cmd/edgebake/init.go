@@ -79,7 +79,7 @@ For editors that know YAML schemas, these are written to ` + starter.SchemaDir +
 		},
 	}
 	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		if o.join == "kubeadm" { // the join command was not quoted, so this is its first word
+		if o.join == "kubeadm" { // without quotes, --join gets only the first word of the join command
 			return cli.Usage(errors.New("--join: put the line that kubeadm prints in quotes: --join 'kubeadm join ...', or --join - and paste it"))
 		}
 		return c.Parent().FlagErrorFunc()(c, err)
@@ -177,11 +177,11 @@ func (o *initFlags) forCluster(s streams, key string) error {
 	return nil
 }
 
-// initTokenTTL is the validity of the token in a Site of init --kubeconfig.
+// initTokenTTL is the validity of the token that `init --kubeconfig` creates.
 const initTokenTTL = 72 * time.Hour
 
-// fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site
-// has no valid token, it creates one, after all other checks.
+// fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site has
+// no valid token, fromCluster creates one after all checks.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
 	client, err := o.Open()
 	if err != nil {
@@ -271,7 +271,7 @@ func (o *initFlags) commitWithToken(ctx context.Context, s streams, client *clus
 	return nil
 }
 
-// formerKey returns the SSH key of an existing Site that init wrote with no other value, or "".
+// formerKey returns the SSH key of an existing Site in which init wrote no other value, or "".
 func (o *initFlags) formerKey() string {
 	text, err := os.ReadFile(filepath.Join(o.dir, "site.yaml"))
 	if err != nil || o.force {
@@ -295,7 +295,7 @@ func (o *initFlags) formerToken(ctx context.Context, client *cluster.Client) (to
 	return token, good, err
 }
 
-// startKey reads the SSH public key that may log in; "" if none was named.
+// startKey reads the SSH public key that may log in, or returns "" if none was named.
 func startKey(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -346,9 +346,8 @@ func ofJoin(err error) error {
 	return errors.Join(errs...)
 }
 
-// pasted reads a join command from a terminal, and asks again after an invalid one. A backslash at
-// the end of a line continues it. An empty first line skips the question; after
-// other lines, such as the beginning of kubeadm init's output, two empty lines do.
+// pasted reads a join command from a terminal, and asks again after an invalid one. An empty first
+// line skips the question; later, two empty lines do. A backslash continues a line.
 func pasted(s streams) (*starter.Input, error) {
 	var text string
 	var err error
@@ -377,7 +376,7 @@ func pasted(s streams) (*starter.Input, error) {
 			continue
 		}
 		printed = err.Error()
-		if !starter.BeginsJoin(text) { // in the output of kubeadm init, the command comes later
+		if !starter.BeginsJoin(text) { // in the output of kubeadm init, the command comes last
 			s.Hint("No line begins with kubeadm join yet. Continue pasting, or press Enter twice to skip this:\n")
 			continue
 		}
@@ -402,7 +401,7 @@ func (o *initFlags) write(s streams, all []starter.Document) ([]starter.File, er
 	return files, o.commit(s, files)
 }
 
-// lacking returns an error if a file that a person has edited lacks requested values.
+// lacking returns an error with the requested values that edited files lack.
 func lacking(files []starter.File) error {
 	var errs []error
 	for _, f := range files {
@@ -439,7 +438,7 @@ func (o *initFlags) commit(s streams, files []starter.File) error {
 // maxLacks limits how many missing values of a file are listed.
 const maxLacks = 20
 
-// toEdit returns the names of the documents that a person still has to complete.
+// toEdit returns the names of the documents that a person must still complete.
 func toEdit(files []starter.File) (names []string) {
 	for _, f := range files {
 		var err error
@@ -458,8 +457,8 @@ func toEdit(files []starter.File) (names []string) {
 	return names
 }
 
-// operand returns name as the operand of a suggested command. It returns "" if the command would
-// find the file in the current directory by itself.
+// operand returns name as the operand of a suggested command, or "" if the command finds the file in
+// the current directory.
 func (o *initFlags) operand(name string) string {
 	if filepath.Clean(o.dir) == "." {
 		return ""
@@ -467,7 +466,7 @@ func (o *initFlags) operand(name string) string {
 	return " " + filepath.Join(o.dir, name)
 }
 
-// next prints the next commands. If documents must be edited first, it names them.
+// next prints the next commands, and the documents that must be edited before.
 func (o *initFlags) next(s streams, files []starter.File, commands string) {
 	if edit := toEdit(files); len(edit) > 0 {
 		s.Note("Next: edit %s (edgebake validate%s lists what is missing), then: %s\n", strings.Join(edit, " and "), o.operand(""), commands)

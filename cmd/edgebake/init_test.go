@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// living is a fake API server of a running cluster, with the objects of kubeadm, flannel and three
-// nodes.
+// living is a fake API server. It has the objects of a running cluster with kubeadm, flannel and
+// three nodes.
 type living struct {
 	*httptest.Server
 	answers map[string]string
@@ -92,8 +92,8 @@ func (l *living) kubeconfig(c *program) {
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }
 
-// TestInitFromCluster checks that from a running cluster, init writes documents that build and
-// stamp accept.
+// TestInitFromCluster checks that build and stamp accept the documents that init writes for a running
+// cluster.
 func TestInitFromCluster(t *testing.T) {
 	c, l := newCLI(t), newLiving(t)
 	l.kubeconfig(c)
@@ -142,7 +142,7 @@ func TestInitFromCluster(t *testing.T) {
 		t.Errorf("minted %q, %s", l.minted, text("site.yaml"))
 	}
 
-	// Other forms of init keep the values from the cluster.
+	// Other forms of init also keep the values from the cluster.
 	for _, form := range [][]string{{"init"}, {"init", "--cluster"}} {
 		c.run(0, form...)
 		c.want(c.out, "kept the existing image.yaml")
@@ -172,8 +172,8 @@ func TestInitFromCluster(t *testing.T) {
 	}
 }
 
-// TestInitFromClusterFails checks that nothing is written, and no token made, if the cluster cannot
-// be read.
+// TestInitFromClusterFails checks that if the cluster cannot be read, init writes nothing and creates
+// no token.
 func TestInitFromClusterFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(l *living)

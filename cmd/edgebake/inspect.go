@@ -79,8 +79,8 @@ the state of its slot. It prints no secret.`,
 	return c
 }
 
-// warnOfReport warns if the report next to an image belongs to another build. A build that is
-// interrupted at its end leaves the new image next to the old report.
+// warnOfReport warns if the report next to an image belongs to another build. That happens if a build
+// is interrupted between writing the image and the report.
 func warnOfReport(s streams, image string, info *media.Info) {
 	name := outputs.Report(image)
 	raw, err := os.ReadFile(name)
@@ -188,7 +188,7 @@ func printPartition(w io.Writer, p media.Partition) {
 	fmt.Fprintln(w)
 }
 
-// printSizes prints the columns of a partition that build and inspect have in common.
+// printSizes prints the columns that build and inspect show for each partition.
 func printSizes(w io.Writer, p media.Partition) {
 	fmt.Fprintf(w, "  %-9s %-6s %9s", p.Label, p.FS, configs.HumanSize(p.Size))
 	switch {

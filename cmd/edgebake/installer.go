@@ -129,7 +129,7 @@ func hintNoSite(s streams, p *media.Payload) {
 	}
 }
 
-// hintCompression recommends a compressed image, which does not have to be compressed for each
+// hintCompression recommends a compressed image: any other image is compressed again for each
 // installer.
 func hintCompression(s streams, image string, p *media.Payload) {
 	if !p.Compressed() {
@@ -222,7 +222,7 @@ func (o *slotFlags) payload(s streams, image string) (*media.Payload, error) {
 	return p, nil
 }
 
-// options returns the installer program and the configuration that it reads.
+// options returns the installer program and its configuration.
 func (o *installFlags) options(ctx context.Context, p *media.Payload, show console.Display) (installer.Options, error) {
 	cache, err := openCache(o.cache)
 	if err != nil {

@@ -121,7 +121,7 @@ func importTable(s streams, name string, o importFlags) error {
 	return nil
 }
 
-// checkReadable rejects a table if the Inventory would be too large for other commands to read.
+// checkReadable rejects a table whose Inventory would be too large for other commands to read.
 func checkReadable(table string, size, sites int) error {
 	if size <= documents.MaxSize {
 		return nil
@@ -130,7 +130,7 @@ func checkReadable(table string, size, sites int) error {
 		table, configs.Count(sites, "site"), configs.HumanSize(int64(size)), configs.HumanSize(documents.MaxSize))
 }
 
-// fromOutput converts a path to one relative to the directory of the written Inventory.
+// fromOutput converts a path so that it is relative to the directory of the written Inventory.
 func fromOutput(p, output string) string {
 	if filepath.IsAbs(p) {
 		return p

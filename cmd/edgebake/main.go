@@ -19,9 +19,8 @@ func main() {
 	os.Exit(code)
 }
 
-// ends returns the signals on which the program ends in an orderly way. They include SIGHUP, which
-// a closed terminal sends, unless nohup ignores it. Otherwise programs that a build has started
-// would continue, because they are not in the terminal's job.
+// ends returns the signals that end the program in an orderly way. SIGHUP, from a closed terminal, is
+// one, so that the build also stops the programs that it started; nohup ignores SIGHUP.
 func ends() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

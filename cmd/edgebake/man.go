@@ -44,8 +44,8 @@ have the date of SOURCE_DATE_EPOCH, if it is set.`,
 	return c
 }
 
-// forManual converts the texts of a command and its subcommands to Markdown, the input from which
-// cobra makes manual pages.
+// forManual converts the texts of a command and its subcommands to Markdown. From that, cobra makes
+// manual pages.
 func forManual(c *cobra.Command) {
 	c.Long, c.Short = markdown(c.Long), markdown(c.Short)
 	for _, sub := range c.Commands() {
@@ -53,8 +53,8 @@ func forManual(c *cobra.Command) {
 	}
 }
 
-// flagsAsInHelp rewrites the flags in the manual pages of a command and its subcommands to the form
-// that --help uses. cobra writes --arch=[], -f[=false].
+// flagsAsInHelp changes the flags in the manual pages of a command and its subcommands to the form of
+// --help. cobra writes, for example, --arch=[] and -f[=false].
 func flagsAsInHelp(c *cobra.Command, dir string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
 	page, err := os.ReadFile(name)
@@ -89,11 +89,11 @@ func flagsAsInHelp(c *cobra.Command, dir string) error {
 	return errors.Join(errs...)
 }
 
-// manualFlag matches a flag in a manual page made by cobra: its names, the long name, and its
-// description.
+// manualFlag matches a flag in a manual page made by cobra: its names (group 1, with the long name as
+// group 2) and its description.
 var manualFlag = regexp.MustCompile(`(?m)^((?:\\fB-\w\\fP, )?\\fB--([\w-]+)\\fP).*\n\t.*\n`)
 
-// markdown escapes a text so that its words and indented lines are kept.
+// markdown escapes a text, so that Markdown keeps its words and indented lines.
 func markdown(text string) string {
 	escape := strings.NewReplacer(`\`, `\\`, "*", `\*`, "_", `\_`, "`", "\\`", "<", `\<`, "[", `\[`, "#", `\#`)
 	var b strings.Builder

@@ -15,8 +15,8 @@ import (
 // memoryArgs is the environment variable with the command line of a child process.
 const memoryArgs = "EDGEBAKE_TEST_MEMORY_ARGS"
 
-// TestMemoryOfThousands checks that making an Inventory from a table of 5,000 rows, stamping it and
-// inspecting the result each need at most 256 MiB. The same holds for validate and preflight.
+// TestMemoryOfThousands checks that an Inventory of 5,000 rows can be imported, validated, stamped,
+// inspected and checked by preflight with at most 256 MiB for each command.
 func TestMemoryOfThousands(t *testing.T) {
 	if args := os.Getenv(memoryArgs); args != "" {
 		memoryChild(t, args)
@@ -66,7 +66,7 @@ func TestMemoryOfThousands(t *testing.T) {
 	}
 }
 
-// memoryChild runs one command in a process of its own.
+// memoryChild runs one command in a separate process.
 func memoryChild(t *testing.T, args string) {
 	var given []string
 	if err := json.Unmarshal([]byte(args), &given); err != nil {

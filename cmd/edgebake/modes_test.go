@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestStampModes checks that each flag of stamp has an effect in at least one mode, and modes name
-// only existing flags.
+// TestStampModes checks that each flag of stamp has an effect in at least one mode, and that modes
+// list only existing flags.
 func TestStampModes(t *testing.T) {
 	stamp := newStamp(streams{In: strings.NewReader(""), Out: os.Stdout, Err: os.Stderr})
 	var known []string

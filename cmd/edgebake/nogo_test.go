@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// withoutGo sets PATH to the programs that make a Debian base. Go is not among them.
+// withoutGo sets PATH to the programs that make a Debian base, without Go.
 func withoutGo(t *testing.T, base string) {
 	t.Helper()
 	debianOf(t, base)
@@ -34,8 +34,8 @@ func withoutGo(t *testing.T, base string) {
 	t.Setenv("PATH", bin)
 }
 
-// TestReleaseServerExample builds the example of an image without Go in the guide, from a server
-// with the files that the guide names.
+// TestReleaseServerExample builds the guide's example of an image without Go. A server has the files
+// that the guide names.
 func TestReleaseServerExample(t *testing.T) {
 	const example = "../../configs/examples/release-server.yaml"
 	doc, err := os.ReadFile(example)

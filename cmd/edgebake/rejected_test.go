@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestInspectObeysNoControlCharacters checks that control characters in a slot do not reach the
-// terminal of the person who inspects the disk. Anyone with the disk can write into its slot.
+// TestInspectObeysNoControlCharacters checks that inspect removes control characters of a slot.
+// Anyone who has the disk can write into its slot.
 func TestInspectObeysNoControlCharacters(t *testing.T) {
 	var out bytes.Buffer
 	i := &media.Info{Image: ondisk.ImageInfo{Name: "a\x1b]0;b\a"}}

@@ -123,7 +123,7 @@ func TestReport(t *testing.T) {
 }
 
 // TestBuildCountsAsReport checks that build, report and inspect print the same sizes of partitions,
-// and these add up.
+// and that the sizes add up.
 func TestBuildCountsAsReport(t *testing.T) {
 	c := reported(t)
 	c.run(0, "report", "tiny.raw", "-o", "json")
@@ -155,8 +155,8 @@ func TestBuildCountsAsReport(t *testing.T) {
 	}
 }
 
-// TestReportPageExplainsItself checks that elements that open are marked as such, and the origin of
-// an input is described in words.
+// TestReportPageExplainsItself checks that elements that can be opened are marked, and that the page
+// describes the origin of each input.
 func TestReportPageExplainsItself(t *testing.T) {
 	c := reported(t)
 	raw, err := os.ReadFile("report.html")
@@ -170,8 +170,8 @@ func TestReportPageExplainsItself(t *testing.T) {
 	}
 }
 
-// TestReportInABrowser checks that Chromium shows the page, and every number on it is that of the
-// JSON.
+// TestReportInABrowser checks that Chromium shows the page, and that the page's numbers are those of
+// the JSON.
 func TestReportInABrowser(t *testing.T) {
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
 	c := reported(t)
@@ -221,8 +221,8 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// inTheme renders a page in Chromium, and checks that it is light or dark and not empty. With
-// -short it does so only in the dark theme, because starting Chromium takes long.
+// inTheme renders a page in Chromium, and checks that it is light or dark and not empty. With -short
+// it renders only the dark theme, because Chromium starts slowly.
 func inTheme(t *testing.T, chromium, theme, size, url string) {
 	t.Helper()
 	if testing.Short() && theme == "light" {
@@ -253,7 +253,7 @@ func attribute(n *html.Node, key string) string {
 	return ""
 }
 
-// at returns a value of the JSON by its path: names, indices and length.
+// at returns the value at a path of the JSON: names, indices and "length".
 func at(v any, path string) string {
 	for part := range strings.SplitSeq(path, ".") {
 		switch x := v.(type) {

@@ -119,7 +119,7 @@ func wrap(w io.Writer, text, indent string) {
 	}
 }
 
-// completeField offers the fields that begin with the typed text, for completion.
+// completeField returns the fields that begin with the typed text, for shell completion.
 func completeField(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 	dot := strings.LastIndexByte(typed, '.')
 	if dot < 0 {

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"edgebake": main})
 }
 
-// dropped matches progress, and messages that appear for every image of buildtest.
+// dropped matches progress, and the messages that appear for every image of buildtest.
 var dropped = regexp.MustCompile(`(?m)^((images: )?WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|image\.yaml(:\d+:\d+)?: WARNING: (containerd\.version:|the image contains no kube-proxy,) .*|[a-z]+: (done in .* s|[\d.]+ [KMG]iB|pinning inputs))\n`)
 
 // TestScript runs the scripts in testdata/script. `go test ./cmd/edgebake -run TestScript -update`
@@ -89,13 +89,13 @@ func hurt(ts *testscript.TestScript, _ bool, args []string) {
 
 const oldData = "old data"
 
-// makeDisk makes a file that replaces a disk, with old data on it: `disk FILE SIZE`.
+// makeDisk makes a file, with old data, that is used like a disk: `disk FILE SIZE`.
 func makeDisk(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(oldData), 0o644))
 	ts.Check(ts.Exec("truncate", "--size", args[1], args[0]))
 }
 
-// blank checks that nothing was written to a file that replaces a disk.
+// blank checks that nothing was written to a file that is used like a disk.
 func blank(ts *testscript.TestScript, neg bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -115,8 +115,8 @@ func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Setenv("REGISTRY", server.Listener.Addr().String())
 }
 
-// encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`, or with a
-// passphrase instead of KEYFILE.
+// encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`. A passphrase may take the
+// place of KEYFILE.
 func encrypt(ts *testscript.TestScript, _ bool, args []string) {
 	armored := args[0] == "-armor"
 	if armored {
@@ -148,8 +148,8 @@ func encrypt(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), b.Bytes(), 0o600))
 }
 
-// checkSigned checks a stick as first boot does, and checks which files it has: `signed DIR
-// FILE...`.
+// checkSigned verifies a stick as first boot does, and checks that it has exactly these files:
+// `signed DIR FILE...`.
 func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	entries, err := os.ReadDir(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -183,9 +183,8 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// elTorito finds the EFI system partition of an ISO image as firmware does. El Torito gives no
-// size, so the partition extends to the end of the volume, and must be inside it. A stick with the
-// ISO image boots from the partition table instead.
+// elTorito finds the EFI system partition of an ISO image as firmware finds it on a CD. El Torito has
+// no size, so the partition extends to the end of the volume, which must contain all of it.
 func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)
@@ -249,7 +248,7 @@ func piCommandLine(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // overwrite copies an image, and overwrites the first occurrence of a text:
-// `overwrite FROM TO TEXT WITH`. The holes of the image stay holes.
+// `overwrite FROM TO TEXT WITH`. It keeps the image's holes.
 func overwrite(ts *testscript.TestScript, _ bool, args []string) {
 	text, over := []byte(strings.ReplaceAll(args[2], `\n`, "\n")), []byte(strings.ReplaceAll(args[3], `\n`, "\n"))
 	ts.Check(ts.Exec("cp", "--sparse=always", args[0], args[1]))
@@ -335,7 +334,7 @@ func (f *fixtures) build(dir string) error {
 	return nil
 }
 
-// command copies a fixture into the current directory. The holes of raw images stay holes.
+// command copies a fixture into the current directory. It keeps the holes of raw images.
 func (f *fixtures) command(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 || f.once[args[0]] == nil {
 		ts.Fatalf("usage: fixture NAME")

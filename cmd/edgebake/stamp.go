@@ -85,7 +85,7 @@ const (
 	modeSlot  = "--slot"
 )
 
-// stampMode is one way to use the command stamp.
+// stampMode is one way to use stamp.
 type stampMode struct {
 	name  string
 	flags []string // the flags that have an effect; all others are rejected
@@ -204,8 +204,8 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot
-// matches that image, because the slot may have been made for another one.
+// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot matches
+// the image, because it may have been made for another one.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
 		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {
@@ -216,7 +216,7 @@ func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if err != nil {
 		return err
 	}
-	// Read gets no text, because there are no lines that a person could edit in a slot.
+	// Read has no text, because a person cannot edit the lines of a slot.
 	site := media.Site{Files: contents.Files, Read: media.Read{Name: o.slot, Ignition: o.slot}}
 	if b, ok := contents.Files[ondisk.SlotInventory]; ok {
 		site.Inventory, err = configs.ParseInventory(o.slot, b)

@@ -33,8 +33,8 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	}
 }
 
-// TestOneMeaningOfOutput checks that -o is either a path, for which completion offers files of the
-// right kind, or a format, for which it offers text and json.
+// TestOneMeaningOfOutput checks that -o is either a path, for which completion offers files with the
+// right extension, or a format, for which it offers text and json.
 func TestOneMeaningOfOutput(t *testing.T) {
 	var visit func(c *cobra.Command)
 	seen := map[string][]string{}
@@ -72,8 +72,8 @@ func TestOneMeaningOfOutput(t *testing.T) {
 	}
 }
 
-// TestWordsOfAStranger checks that control characters in an untrusted report next to an image are
-// not printed.
+// TestWordsOfAStranger checks that control characters in the report next to an image, which is not
+// trusted, are not printed.
 func TestWordsOfAStranger(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "a.raw")
 	if err := os.WriteFile(strings.TrimSuffix(image, ".raw")+".report.json", []byte(`{"plan":"\u001b]0;x\u0007\u009b2J"}`), 0o600); err != nil {

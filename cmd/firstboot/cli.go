@@ -43,7 +43,7 @@ type usageError struct{ error }
 
 // target is the machine that the commands work on.
 type target struct {
-	// env returns access to the machine. What it does is logged to log.
+	// env returns the environment through which commands use the machine. It logs to log.
 	env func(log io.Writer) *machine.Env
 	// root means that the process runs as root.
 	root bool
@@ -61,7 +61,7 @@ func thisMachine() target {
 	}
 }
 
-// needRoot returns an error, with the reason why root is needed, unless the process runs as root.
+// needRoot returns an error unless the process runs as root. why is the reason, for the message.
 func (m target) needRoot(what, why string) error {
 	if !m.root {
 		return fmt.Errorf("%s needs root, since it %s", what, why)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestMigrationNamesOurCommands checks that the commands of firstboot in docs/migrate.md exist.
+// TestMigrationNamesOurCommands checks that the firstboot commands in docs/migrate.md exist.
 func TestMigrationNamesOurCommands(t *testing.T) {
 	page, err := os.ReadFile("../../docs/migrate.md")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// containerdRoot is the containerd store of this machine.
+// containerdRoot is the directory of this machine's containerd store.
 const containerdRoot = "/" + store.Root
 
 func newImages(m target) *cobra.Command {

@@ -27,9 +27,8 @@ func TestMain(m *testing.M) {
 	}})
 }
 
-// TestScript runs the scripts in testdata/script on a machine whose disk is the directory machine.
-// `go test ./cmd/firstboot -run TestScript -update` writes the current output of firstboot into the
-// scripts.
+// TestScript runs the scripts in testdata/script on a machine whose disk is the directory machine. With
+// -update it writes the current output of firstboot into the scripts.
 func TestScript(t *testing.T) {
 	scripttest.Run(t, func(e *testscript.Env) error {
 		e.Setenv("MACHINE", filepath.Join(e.WorkDir, "machine"))
@@ -39,9 +38,8 @@ func TestScript(t *testing.T) {
 	}, nil)
 }
 
-// aMachine returns a machine whose disk is a directory and on which no program runs. Its console is
-// standard output. After first boot has printed a fix, it would only wait for another Site. So the
-// run is stopped then, as systemd would stop it.
+// aMachine returns a machine whose disk is dir, without running programs. Its console is standard
+// output. stop ends the run once first boot has printed a fix, after which it would only wait.
 func aMachine(dir string, root bool, stop func()) target {
 	f := host.Files{Root: dir}
 	env := &machine.Env{

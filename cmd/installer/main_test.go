@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestOffAStick checks that outside of an installer's initrd, the program explains itself and
+// TestOffAStick checks that outside an installer's initrd, the program explains its purpose and
 // changes nothing.
 func TestOffAStick(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "install.json")

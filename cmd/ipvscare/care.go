@@ -121,7 +121,7 @@ func (c *careFlags) server(changed func(string) bool) (ipvs.Server, error) {
 	for _, rs := range c.rs {
 		masters = append(masters, strings.FieldsFunc(rs, func(r rune) bool { return r == ',' || r == ' ' })...)
 	}
-	none := len(c.rs) == 0 // has been reported above, or is not needed
+	none := len(c.rs) == 0 // an empty list was reported above, or is allowed
 	if none {
 		masters = []string{"none:1"}
 	}
@@ -189,8 +189,8 @@ rules that other programs change. docs/ipvscare.md lists the differences.`,
 	}
 }
 
-// fromEnvironment sets flags that were not given from variables with the prefix CARE_. For example,
-// CARE_HEALTH_PATH sets --health-path.
+// fromEnvironment sets flags that were not given from environment variables. For example, CARE_HEALTH_PATH
+// sets --health-path.
 func fromEnvironment(f *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	f.VisitAll(func(flag *pflag.Flag) {

@@ -1,5 +1,5 @@
 // Command ipvscare keeps the API servers (masters) reachable from this node. Package ipvs describes
-// what it does, and docs/ipvscare.md how to use it.
+// its work, and docs/ipvscare.md its use.
 package main
 
 import (

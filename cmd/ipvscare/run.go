@@ -31,7 +31,7 @@ import (
 const (
 	hostsFile = "/etc/hosts"
 	runDir    = ondisk.IPVSRunDir
-	// metricsAddr has the port after those of kubelet and yurthub.
+	// metricsAddr has the first port after those of kubelet and yurthub.
 	metricsAddr = "127.0.0.1:10271"
 )
 
@@ -46,8 +46,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// command is a subcommand. Its flags are parsed before run is called. ipvscare uses no command
-// framework, because that would need a tenth of the memory that ipvscare may use.
+// command is a subcommand. Its flags are parsed before run is called. There is no command framework,
+// because one would use a tenth of the memory that ipvscare may use.
 type command struct {
 	name, short, long string
 	flags             *pflag.FlagSet
@@ -159,8 +159,8 @@ place, so that a restart or an upgrade breaks no connection.`,
 // configLook is the interval at which an invalid configuration is read again.
 const configLook = time.Second
 
-// awaitConfig waits until the configuration is valid or missing. It logs each new error once, and
-// returns false if ctx ends. If the program exited instead, systemd would restart it every second.
+// awaitConfig waits until the configuration is valid or missing, and logs each new error once. It
+// returns false if ctx ends. If it failed instead, systemd would restart ipvscare every second.
 func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 	lastError := ""
 	for {
@@ -183,8 +183,8 @@ func awaitConfig(ctx context.Context, file string, log func(string)) bool {
 // bootTime is the time after power-on during which a start counts as part of the boot.
 const bootTime = 5 * time.Minute
 
-// bootSpread returns the delay before the first requests to the API servers. It differs between
-// machines, so that machines that boot at the same time do not send requests at the same time.
+// bootSpread returns the delay before the first requests to the API servers. It is random, so that
+// machines that boot at the same time do not send requests at the same time.
 func bootSpread(config string) time.Duration {
 	st, err := os.Stat(config)
 	if err != nil {
@@ -208,8 +208,8 @@ func bootSpread(config string) time.Duration {
 	return bootDelay(time.Since(st.ModTime()), up, most, rand.Float64())
 }
 
-// bootDelay returns the fraction r of most, if this is a boot and the configuration is older than
-// the boot. A newer configuration was written by first boot, which has waited already.
+// bootDelay returns the fraction r of most, or 0 if this is no boot. It also returns 0 if the
+// configuration is newer than the boot, because first boot wrote it after its own delay.
 func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	if up > bootTime || configAge < up {
 		return 0
@@ -217,8 +217,8 @@ func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(most))
 }
 
-// maxShown limits the length of a log line in characters, because the line may quote a peer: a
-// certificate can have a thousand names.
+// maxShown limits the length of a log line in characters. A line may quote a peer's certificate, which
+// can have a thousand names.
 const maxShown = 1000
 
 // shown returns text as one line of at most maxShown characters.
@@ -296,25 +296,23 @@ func watchdog(lines *log.Logger) func() {
 	}
 }
 
-// tuneMemory keeps the heap small, at the cost of some processor time. It sets no hard limit,
-// because with hundreds of API servers the garbage collector would then run all the time. GOGC and
-// GOMAXPROCS in the environment take precedence.
+// tuneMemory keeps the heap small, at the cost of some processor time. It sets no hard limit: with
+// hundreds of API servers, garbage would be collected all the time. GOGC and GOMAXPROCS override it.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(25)
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(1) // each processor has a memory cache of its own
+		runtime.GOMAXPROCS(1) // the memory allocator has a cache for each processor
 	}
 }
 
 // leastGarbage is the minimum amount of garbage, in bytes, that is worth collecting.
 const leastGarbage = 256 << 10
 
-// collect runs the garbage collector, and returns memory to the system. The Go runtime itself would
-// not collect before the heap has a megabyte, three times what ipvscare uses. A large heap, with
-// hundreds of API servers, is collected once a quarter of it is garbage.
+// collect collects garbage and returns memory to the system. The Go runtime would first collect at one
+// megabyte, three times what ipvscare uses. A large heap is collected once a quarter is garbage.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -357,9 +355,8 @@ routes, lines of the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers returns what Clean removes: the servers in the configuration and those in ipvscare's
-// record. The record lists everything that ipvscare has created since power-on, so an invalid
-// configuration is only logged.
+// leftovers returns the servers that Clean removes: those in the configuration and those in ipvscare's
+// record. The record is complete since power-on, so an invalid configuration is only logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestSpread checks that only nodes that are booting delay their first request.
+// TestSpread checks that a node delays its first request only while it boots.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
 		age, up time.Duration
@@ -146,7 +146,7 @@ func TestStaticPod(t *testing.T) {
 	if c.Image != "a/b:1" || len(c.Mounts) != len(pod.Spec.Volumes) || len(c.Mounts) != 5 {
 		t.Errorf("%+v", c)
 	}
-	// The pod has only the required rights: it is not privileged, and its only capability is
+	// The pod has no right but the required one: it is not privileged, and its only capability is
 	// NET_ADMIN.
 	if p := c.Security.Privileged; p == nil || *p {
 		t.Error("the pod is privileged")
@@ -154,8 +154,8 @@ func TestStaticPod(t *testing.T) {
 	if caps := c.Security.Capabilities; !slices.Equal(caps.Drop, []string{"ALL"}) || !slices.Equal(caps.Add, []string{"NET_ADMIN"}) {
 		t.Errorf("its capabilities: %+v", caps)
 	}
-	// The directory of the hosts file is mounted, because the pod would keep seeing the old file
-	// after a replacement.
+	// The directory of the hosts file is mounted: after a replacement of the file, a mounted file
+	// would still be the old one.
 	if !slices.Contains(c.Args, "--hosts=/host/etc/hosts") || !slices.Contains(c.Args, "--sysctls=/host/proc/sys/net") {
 		t.Errorf("arguments: %q", c.Args)
 	}
@@ -216,8 +216,8 @@ problem: x: y
 	}
 }
 
-// TestCleanWithoutAConfiguration checks that recorded virtual servers are removed, whatever the
-// configuration contains.
+// TestCleanWithoutAConfiguration checks that recorded virtual servers are removed even if the
+// configuration is missing or invalid.
 func TestCleanWithoutAConfiguration(t *testing.T) {
 	for text, said := range map[string]string{
 		"": "EOF", "{}": "unsupported version 0",
@@ -239,8 +239,8 @@ func TestCleanWithoutAConfiguration(t *testing.T) {
 	}
 }
 
-// TestWrongConfigurationIsSaidOnce checks that the program logs an invalid configuration once, and
-// waits for a valid one.
+// TestWrongConfigurationIsSaidOnce checks that ipvscare logs an invalid configuration once, and waits
+// for a valid one.
 func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ipvs.json")
 	write := func(text string) {
@@ -275,8 +275,8 @@ func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	})
 }
 
-// TestStatusOfAStranger checks that the certificate of an API server may contain any number of
-// hostile names.
+// TestStatusOfAStranger checks that an API server's hostile text, of any length, is shortened and
+// printed without control characters.
 func TestStatusOfAStranger(t *testing.T) {
 	evil := "it is for \x1b]0;owned\a\x1b[2J\u009b2J\r\n10.0.0.1:6443 up" + strings.Repeat("x", 100_000)
 	var b bytes.Buffer

@@ -42,8 +42,8 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is the prefix under which the pod mounts those directories of the node that cannot have
-// the same path in the pod.
+// hostDir is the prefix of the mount paths of those directories of the node that cannot have the same
+// path in the pod.
 const hostDir = "/host"
 
 // podArgs returns the arguments for ipvscare in the pod. Their paths are those in the pod.
@@ -79,26 +79,23 @@ type mount struct {
 func podMounts(c *careFlags) []mount {
 	mounts := []mount{
 		{"ca", filepath.Dir(c.caFile), filepath.Dir(c.caFile), "DirectoryOrCreate", true},
-		// kubelet's certificate is needed because kube-apiserver closes the connection of a client
-		// without a certificate after every answer.
+		// Without kubelet's certificate, kube-apiserver would close the connection after every answer.
 		{"kubelet", ipvs.KubeletPKI, ipvs.KubeletPKI, "DirectoryOrCreate", true},
 		{"run", c.run, c.run, "DirectoryOrCreate", false},
-		// The container's own /proc/sys is read-only. This mount has only the node's network
-		// settings.
+		// The container's own /proc/sys is read-only. This mount has only the node's network settings.
 		{"sysctls", c.sysctls, hostDir + c.sysctls, "Directory", false},
 	}
 	if c.host != "" {
-		// Mount the directory instead of the file: after the file is replaced, the pod would still
-		// see the old one.
+		// Mount the directory instead of the file: after the file is replaced, a mounted file would
+		// still be the old one.
 		dir := filepath.Dir(c.hosts)
 		mounts = append(mounts, mount{"hosts", dir, hostDir + dir, "Directory", false})
 	}
 	return mounts
 }
 
-// staticPod returns the manifest, with strings quoted as in JSON. ipvscare needs NET_ADMIN for
-// IPVS, routes and closing sockets. It runs as root, because the files that it reads and writes
-// belong to root.
+// staticPod returns the manifest, with strings quoted as in JSON. NET_ADMIN is for IPVS, routes and
+// closing sockets; root is for the files that ipvscare reads and writes.
 func staticPod(name, image string, c *careFlags, args []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `apiVersion: v1

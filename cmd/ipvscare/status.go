@@ -46,7 +46,7 @@ is 1 if ipvscare is not running or no API server is up.`,
 	}
 }
 
-// verdict returns an error if some virtual server has no API server that is up.
+// verdict returns an error if a virtual server has no API server that is up.
 func verdict(all []ipvs.Status) error {
 	for _, s := range all {
 		for _, v := range s.Servers {

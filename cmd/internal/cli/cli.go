@@ -1,5 +1,5 @@
-// Package cli defines the parts that edgebake's commands share: their common flags, the checks of
-// operands, and the error for a wrong command line.
+// Package cli has the parts that edgebake's commands share: common flags, checks of operands, and the
+// error for a wrong command line.
 package cli
 
 import (
@@ -17,7 +17,7 @@ func Usage(err error) error { return UsageError{err} }
 // Unwrap returns the error without its mark.
 func (e UsageError) Unwrap() error { return e.error }
 
-// Group makes c a command that has only subcommands; by itself it prints its help.
+// Group makes c a command that only has subcommands. Without a subcommand, c prints its help.
 func Group(c *cobra.Command, sub ...*cobra.Command) *cobra.Command {
 	c.Args, c.RunE = Subcommand, func(c *cobra.Command, _ []string) error { return c.Help() }
 	c.AddCommand(sub...)

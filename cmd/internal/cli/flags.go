@@ -65,8 +65,8 @@ func Complete(c *cobra.Command, flag string, values ...string) {
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// CompleteFiles offers files for operands: for the n-th operand those with the n-th extensions, for
-// further operands those with the last ones.
+// CompleteFiles completes operands with files: the n-th operand with the n-th list of extensions, and
+// all further operands with the last list.
 func CompleteFiles(endings ...[]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if strings.HasPrefix(word, "/dev/") {
@@ -76,11 +76,11 @@ func CompleteFiles(endings ...[]string) cobra.CompletionFunc {
 	}
 }
 
-// Span is the duration in a flag: in Go's syntax, in days (30d) or in weeks (2w).
+// Span is the duration in a flag: in Go's syntax, or in days (30d) or weeks (2w).
 type Span time.Duration
 
-// String returns the duration in Go's syntax, without units that are zero. It returns "0" for zero,
-// which help omits.
+// String returns the duration in Go's syntax, without units that are zero. For zero it returns "0",
+// which --help does not show as a default.
 func (a *Span) String() string {
 	if *a == 0 {
 		return "0"
@@ -108,12 +108,11 @@ func (a *Span) Set(s string) error {
 	return nil
 }
 
-// Unused lists flags that have no effect in the current use of a command. They are rejected,
-// because a person who sets a flag expects an effect. --force is never listed, because it only
-// permits something.
+// Unused lists flags that have no effect in the current use of a command, and are therefore rejected.
+// --force is never listed, because it only permits something.
 type Unused struct {
 	Flags   []string
-	Purpose string // what the flags are for, and the fix for a message
+	Purpose string // the end of the message: what the flags are for, and the fix
 }
 
 // RejectUnused rejects all unused flags that are set, in one error.
@@ -122,7 +121,7 @@ func RejectUnused(c *cobra.Command, all ...Unused) error {
 	for _, u := range all {
 		var names []string
 		c.Flags().Visit(func(f *pflag.Flag) {
-			// An empty value, for example of a variable in a script, requests nothing.
+			// An empty value, such as an unset variable in a script, requests nothing.
 			if slices.Contains(u.Flags, f.Name) && !slices.Contains([]string{"", "false", "[]"}, f.Value.String()) {
 				names = append(names, "--"+f.Name)
 			}
@@ -168,7 +167,7 @@ func (d *DocumentFlags) IdentityFlag(c *cobra.Command) {
 	FileFlag(c, &d.Identity, "identity", "age identity file that decrypts encrypted documents (default $"+documents.IdentityVariable+")")
 }
 
-// Stamped declares the flags of commands that write a Site to a slot or a stick.
+// Stamped declares the flags of commands that write a Site into a slot or onto a stick.
 func (d *DocumentFlags) Stamped(c *cobra.Command) {
 	d.Secrets(c)
 	c.Flags().StringVar(&d.Ignition, "ignition", "", "Ignition v3 config to put beside the Site (default: the Site's ignitionFile)")
@@ -182,8 +181,7 @@ func (d *DocumentFlags) Reader(s console.Streams) *documents.Reader {
 	}
 }
 
-// NotInput rejects an output file that is also an input of the Site or Inventory. --force does not
-// permit that.
+// NotInput rejects an output file that is also an input of the Site or Inventory, even with --force.
 func (d *DocumentFlags) NotInput(flag, output string, read media.Read) error {
 	return errors.Join(
 		file.NotInput(flag, output, "the document", read.Name),
@@ -201,8 +199,7 @@ type DefaultDocuments struct {
 	find func() []string
 }
 
-// ImageHere finds the Image in the current directory. It is the default of commands that need an
-// Image.
+// ImageHere finds the Image in the current directory, for commands that need an Image.
 func ImageHere() *DefaultDocuments {
 	return &DefaultDocuments{DefaultImage, func() []string {
 		if _, err := os.Stat(DefaultImage); err != nil {
@@ -212,8 +209,7 @@ func ImageHere() *DefaultDocuments {
 	}}
 }
 
-// AllHere finds all documents in the current directory. They are the default of `edgebake
-// validate`.
+// AllHere finds all documents in the current directory, for `edgebake validate`.
 func AllHere() *DefaultDocuments {
 	return &DefaultDocuments{"YAML file with an edgebake document", sync.OnceValue(func() []string {
 		names, err := documents.In(".")
@@ -224,9 +220,8 @@ func AllHere() *DefaultDocuments {
 	})}
 }
 
-// TakesDocument adds -f, as in kubectl, as another way to name the document in operand n. If
-// neither is given, the command uses the documents that here finds; if here is nil, a document is
-// required.
+// TakesDocument lets -f name the document in operand n, as in kubectl. Without operand and -f, the
+// command uses the documents found by here; if here is nil, a document is required.
 func TakesDocument(s console.Streams, c *cobra.Command, n int, here *DefaultDocuments) {
 	var files []string
 	usage := "the document, if it is not given as an operand"

@@ -19,7 +19,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// wantedFlags are the requirements that prepare and verify check.
+// wantedFlags are the VIP and the node pools for prepare and verify.
 type wantedFlags struct{ cluster.Wanted }
 
 func (w *wantedFlags) declare(c *cobra.Command) {
@@ -42,7 +42,7 @@ func (a *address) Set(s string) error {
 	return nil
 }
 
-// nodePools is the value of a flag: node pools with their types.
+// nodePools is the value of a flag that lists node pools with their types.
 type nodePools map[string]string
 
 func (p nodePools) String() string { return "" }
@@ -168,8 +168,7 @@ exit code is 1 if something is missing.`,
 	return c
 }
 
-// mark returns the symbol for a check's state. It may contain color codes, so it must be printed
-// with Bytes.
+// mark returns the symbol for a check's state. It may contain color codes, so print it with Bytes.
 func mark(s console.Streams, state string) string {
 	switch state {
 	case cluster.CheckOK:
@@ -302,7 +301,7 @@ func timeText(t time.Time) string {
 // watchEvery is the interval between queries of --watch. Each query lists all nodes.
 const watchEvery = 5 * time.Second
 
-// nextStatus queries the status repeatedly, and returns it once it differs from before.
+// nextStatus queries the status until it differs from before, and returns it.
 func nextStatus(ctx context.Context, ask func(context.Context) ([]cluster.Site, error), before []cluster.Site) ([]cluster.Site, error) {
 	for {
 		select {

@@ -85,8 +85,8 @@ The exit code is 1 if anything failed.`,
 	return c
 }
 
-// check rejects flags that have no effect. --ship-within is allowed without --kubeconfig: a row
-// then reports that the token's expiry is unknown.
+// check rejects flags that have no effect. It allows --ship-within without --kubeconfig: then a row
+// reports that the token's expiry is unknown.
 func (o *preflightFlags) check(c *cobra.Command) error {
 	switch {
 	case o.offline:
@@ -97,7 +97,7 @@ func (o *preflightFlags) check(c *cobra.Command) error {
 	return nil
 }
 
-// checkAll makes the checks. An error means that they could not be made.
+// checkAll makes the checks. It returns an error only if they could not be made.
 func checkAll(ctx context.Context, s console.Streams, name string, o preflightFlags) ([]cluster.Check, error) {
 	doc, err := o.Reader(s).Sites(name)
 	var probs configs.Problems
@@ -106,7 +106,7 @@ func checkAll(ctx context.Context, s console.Streams, name string, o preflightFl
 	}
 	checks := cluster.DocumentChecks(probs)
 	if probs != nil {
-		return checks, nil // the document must be corrected before further checks
+		return checks, nil // errors in the document make further checks useless
 	}
 	online := cluster.PreflightOptions{Now: time.Now(), ShipWithin: time.Duration(o.shipWithin), Dial: (&net.Dialer{}).DialContext, Timeout: 15 * time.Second}
 	if o.image != "" {
@@ -141,8 +141,8 @@ func preflightSites(doc media.Site) []cluster.PreflightSite {
 	return out
 }
 
-// imageChecks checks the Sites against the image, as stamping does. There is one row per problem;
-// the last row has the fix.
+// imageChecks checks the Sites against the image, as stamping does. It returns a check per problem,
+// the last one with the fix.
 func imageChecks(g *media.Image, doc media.Site) []cluster.Check {
 	_, err := g.Slot(doc, media.StampOptions{Undated: true})
 	if err == nil {
@@ -177,7 +177,7 @@ func printChecks(s console.Streams, checks []cluster.Check) {
 		fmt.Fprintf(&table, "not checked: %s\n", strings.Join(notRead, ", "))
 	}
 	for line := range strings.Lines(table.String()) {
-		if len(marks) > 0 { // the detail of a check may have several lines
+		if len(marks) > 0 { // there may be more lines than marks: a check's detail may have several lines
 			io.WriteString(s.Bytes(), marks[0]+" ")
 			marks = marks[1:]
 		}

@@ -105,8 +105,8 @@ func (u *updateFlags) check(c *cobra.Command, a []string) error {
 	return errors.Join(err, u.checkRings(), u.checkOrder(a))
 }
 
-// checkMode checks that exactly one thing is requested: to start an update of the image a, or one
-// of the flags that apply to all updates.
+// checkMode checks that exactly one thing is requested: an update to the image in a, or one of
+// --status, --pause, --resume and --stop.
 func (u *updateFlags) checkMode(a []string) error {
 	modes := 0
 	for _, set := range []bool{u.dryRun, u.status, u.pause, u.resume, u.stop} {
@@ -153,7 +153,7 @@ func (u *updateFlags) checkRings() error {
 	return errors.Join(errs...)
 }
 
-// checkOrder checks the limits, and sets the image that the rollout installs.
+// checkOrder checks the order's limits, and sets the image that the rollout installs.
 func (u *updateFlags) checkOrder(a []string) error {
 	var errs []error
 	o := &u.rollout.Order
@@ -226,7 +226,7 @@ func (u *updateFlags) run(ctx context.Context, s console.Streams, client *cluste
 	return err
 }
 
-// source returns the image from which this computer reads: the file of --image, or the URL.
+// source returns the image as this computer reads it: the file of --image, or the URL.
 func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	if u.image != "" {
 		return media.Source{Name: u.image}, nil
@@ -239,7 +239,7 @@ func (u *updateFlags) source(ctx context.Context) (media.Source, error) {
 	return media.Source{Name: name, Remote: r, Size: r.Size()}, nil
 }
 
-// ranges is an image on a server.
+// ranges is an image on a server, which is read in ranges.
 type ranges interface {
 	io.ReaderAt
 	Size() int64
@@ -274,7 +274,7 @@ func (u *updateFlags) read(source media.Source) error {
 	return nil
 }
 
-// costs returns how many bytes a node fetches, keyed by the plan of the image that it runs now.
+// costs returns the number of bytes that a node fetches, keyed by the plan of its present image.
 func (u *updateFlags) costs(source media.Source) (map[string]int64, error) {
 	out := map[string]int64{u.rollout.Info.Plan: 0}
 	for _, old := range u.from {

@@ -37,7 +37,7 @@ func (s Streams) Display(asJSON bool) Display {
 	return newPlainLines(s.Err, s.Verbose())
 }
 
-// Steps returns a function that shows the progress of steps on d, in the same form as a build's.
+// Steps returns a function that shows the progress of steps on d, in the same form as for a build.
 func Steps(d Display) func(step string, done, total int64) {
 	var begun time.Time
 	current, over := "", false
@@ -95,8 +95,8 @@ func (j *jsonLines) Event(e builder.Event) {
 
 func (j *jsonLines) Close() {}
 
-// plainLines prints a line for each event. It prints the progress of long transfers every ten
-// seconds, and that of other long steps every half minute.
+// plainLines prints a line for each event. Of a long transfer it prints the progress every ten
+// seconds, of another long step every half minute.
 type plainLines struct {
 	w       io.Writer
 	details bool // print StateDetail
@@ -114,7 +114,7 @@ type plainStep struct {
 	running     bool
 }
 
-// quietFor is the time after which a step that prints nothing gets a reminder line.
+// quietFor is the time after which a step that prints nothing gets a line as a reminder.
 const quietFor = 30 * time.Second
 
 func newPlainLines(w io.Writer, details bool) *plainLines {

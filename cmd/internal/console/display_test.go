@@ -25,8 +25,8 @@ func TestBarCutsBetweenCharacters(t *testing.T) {
 	}
 }
 
-// TestPlainLinesRemind checks that a log shows that a long step is still running, and its last
-// detail.
+// TestPlainLinesRemind checks that the log of a long step shows that it is still running, with its
+// last detail.
 func TestPlainLinesRemind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

@@ -14,8 +14,7 @@ func TestPrintAsList(t *testing.T) {
 	}
 }
 
-// TestJSONOnTerminals checks that printed JSON contains no control characters from disks or
-// servers.
+// TestJSONOnTerminals checks that printed JSON has no control characters from disks or servers.
 func TestJSONOnTerminals(t *testing.T) {
 	var b bytes.Buffer
 	s := Streams{Out: &b, Err: io.Discard}.Printable(&Results{Writer: &b})

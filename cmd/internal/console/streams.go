@@ -43,9 +43,8 @@ func (r *Results) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Printable returns the streams with out in place of Out. Control characters are removed from Out
-// and Err, because messages and tables quote servers, images and disks, and terminals would
-// interpret them. Bytes returns Out without this protection.
+// Printable returns the streams with out in place of Out. Out and Err then remove control characters,
+// which quoted servers, images and disks may contain. Bytes returns Out without this protection.
 func (s Streams) Printable(out *Results) Streams {
 	s.Out, s.Err = printable.To(out), printable.To(s.Err)
 	return s
@@ -67,7 +66,7 @@ func (s Streams) Note(format string, args ...any) {
 	}
 }
 
-// Hint prints advice that is not a result. It is not a warning either, so --quiet suppresses it.
+// Hint prints advice, which is neither a result nor a warning, unless --quiet is set.
 func (s Streams) Hint(format string, args ...any) {
 	if !s.Quiet() {
 		fmt.Fprintf(s.Err, format, args...)
@@ -123,8 +122,8 @@ const (
 	Yellow = "33"
 )
 
-// Colored returns text with the codes for a color, if standard output is a terminal and NO_COLOR is
-// not set. The result must be written to Bytes.
+// Colored returns text with the codes of a color if standard output is a terminal and NO_COLOR is not
+// set. The result must be written to Bytes.
 func (s Streams) Colored(text, color string) string {
 	f, ok := s.file()
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -133,8 +132,8 @@ func (s Streams) Colored(text, color string) string {
 	return "\x1b[" + color + "m" + text + "\x1b[0m"
 }
 
-// Input returns a reader that reads from r until the context ends, so that Ctrl-C ends a command
-// that waits for input.
+// Input returns a reader of r that fails once the context has ended. So Ctrl-C ends a command that
+// waits for input.
 func Input(ctx context.Context, r io.Reader) io.Reader { return &input{ctx, r} }
 
 type input struct {
@@ -165,7 +164,7 @@ func (i *input) Read(p []byte) (int, error) {
 	}
 }
 
-// RawInput returns standard input itself, for use by other programs.
+// RawInput returns standard input itself, for child processes.
 func (s Streams) RawInput() io.Reader {
 	if in, ok := s.In.(*input); ok {
 		return in.r
@@ -179,8 +178,7 @@ func (s Streams) Terminal() (*os.File, bool) {
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
-// askHidden asks for a secret, which the terminal does not echo. If it is interrupted, it turns the
-// terminal's echo on again.
+// askHidden asks for a secret without echo. After an interrupt it turns the terminal's echo on again.
 func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
 	before, err := term.GetState(int(f.Fd()))
 	if err != nil {
@@ -210,8 +208,7 @@ func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
 	}
 }
 
-// AskHidden returns a function that asks for a secret at the terminal, or nil
-// without a terminal.
+// AskHidden returns a function that asks for a secret at the terminal, or nil if there is none.
 func (s Streams) AskHidden() func(prompt string) (string, error) {
 	f, ok := s.Terminal()
 	if !ok {

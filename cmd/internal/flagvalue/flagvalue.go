@@ -1,4 +1,4 @@
-// Package flagvalue explains errors about flags whose value has the wrong type.
+// Package flagvalue explains errors about flag values of the wrong type.
 package flagvalue
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Explain adds the accepted values to the error of a flag's parser, if the error only names the Go
-// function that failed.
+// Explain adds the accepted values to the error of a flag's parser, if the error names only a failed
+// Go function.
 func Explain(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) || !errors.As(err, new(*strconv.NumError)) {
