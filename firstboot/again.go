@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// againPhase keeps the timer of first boot running on a control-plane
-// node, which may stay up for years.
+// againPhase keeps first boot's timer running on a control-plane node, which may run for years
+// without a reboot.
 func againPhase() run.Phase {
 	return run.Phase{
 		Name: "again", Doc: "first boot renews certificates and makes snapshots while the machine is on", Timeout: time.Minute,

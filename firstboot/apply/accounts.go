@@ -22,8 +22,8 @@ const (
 	filePasswd  = "/etc/passwd"
 )
 
-// accountFiles lists the account files in writing order: a group before its
-// users, a shadow row before the login.
+// accountFiles lists the account files in writing order: groups before the users that belong to
+// them, shadow before passwd.
 var accountFiles = []struct {
 	path   string
 	mode   fs.FileMode
@@ -35,38 +35,39 @@ var accountFiles = []struct {
 	{filePasswd, 0o644, 7},
 }
 
-// accounts holds the account files with the config's users and groups. It edits them as text, as
-// useradd would: unlike useradd, it can be repeated after a power cut.
+// accounts contains the account files with the config's users and groups. It edits their text to
+// the same result as useradd, but the edit can be repeated after a power cut.
 type accounts struct {
 	db    map[string]*table
 	defs  defaults
 	users []types.PasswdUser
-	// made are the users that a config added. removed are the homes of
-	// users that this config removes.
+	// made lists the users that a config added. removed lists the homes of the users that this
+	// config removes.
 	made    map[string]bool
 	removed []home
-	// again: a config was already applied to this system.
+	// again is set if a config was applied to this system before.
 	again bool
 }
 
-// home is the home directory of a removed user. It is removed only if uid owns it.
+// home is the home directory of a removed user. It is deleted only if uid owns it.
 type home struct {
 	dir string
 	uid int
 }
 
-// account records a user that was added, or the former rows of one that was changed or
+// account records a user that a config added, or the former rows of a user that it changed or
 // removed.
 type account struct {
 	Added bool `json:"added,omitempty"`
-	// UID is the assigned number. A repeated attempt assigns the same.
+	// UID is the assigned number. A repeated attempt assigns it again.
 	UID    int    `json:"uid,omitempty"`
 	Passwd string `json:"passwd,omitempty"`
 	Shadow string `json:"shadow,omitempty"`
-	// Group and Gshadow are the former rows of the group that was removed with the user.
+	// Group and Gshadow are the former rows of the group that was removed together with the user.
 	Group   string `json:"group,omitempty"`
 	Gshadow string `json:"gshadow,omitempty"`
-	// Groups and Left are the groups that an existing user was added to and removed from.
+	// Groups lists the groups that an existing user was added to, and Left those that it was
+	// removed from.
 	Groups []string `json:"groups,omitempty"`
 	Left   []string `json:"left,omitempty"`
 }
@@ -77,8 +78,8 @@ type groupRows struct {
 	Gshadow string `json:"gshadow,omitempty"`
 }
 
-// accounts reads the account files, undoes the last config's changes
-// and makes this one's, in memory only.
+// accounts reads the account files, undoes the changes of the last config and makes those of this
+// one. It writes nothing.
 func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*accounts, error) {
 	a, err := t.readAccounts()
 	if err != nil {
@@ -113,7 +114,7 @@ func (t Target) accounts(p types.Passwd, old manifest, next *manifest) (*account
 	return a, nil
 }
 
-// now returns the users and groups including the changes so far.
+// now returns the users and groups with the changes made so far.
 func (a *accounts) now() siteconf.Accounts {
 	return siteconf.Accounts{Users: a.db[filePasswd].rows, Groups: a.db[fileGroup].rows}
 }
@@ -148,8 +149,8 @@ func (t Target) readAccounts() (*accounts, error) {
 	return a, err
 }
 
-// takeBack undoes the account changes of the last config. Users that
-// it added stay if p names them too.
+// takeBack undoes the account changes of the last config. A user that it added stays if p contains
+// the user too.
 func (a *accounts) takeBack(p types.Passwd, old manifest) {
 	named := map[string]bool{}
 	for _, u := range p.Users {

@@ -1,19 +1,19 @@
 // Package apply makes a running system match an Ignition config: files,
 // directories, links, users, groups, SSH keys and systemd units.
 //
-// Ignition runs once, before the first boot, on a disk that nothing else uses. This package runs
-// on a live machine that may lose power at any point, and again after a corrected Site. So:
+// Ignition runs once, before the first boot, on a disk that nothing else uses. This package runs on
+// a live machine that may lose power at any point, and runs again after the Site was corrected.
+// Therefore:
 //
-//   - every path is replaced atomically, and every step may be repeated;
-//   - a manifest lists what was created, and files that existed before are kept: a path that
-//     a config no longer names gets its original back;
+//   - every path is replaced atomically, and every step can be repeated;
+//   - a manifest lists the created paths, and replaced files are kept: if the next
+//     config does not name a path, its original is restored;
 //   - the manifest names a path before the path is changed: after a power cut it may name
-//     too many paths, never too few;
-//   - what is impossible on this system is an error (Refused) before anything is written;
-//     sections that are not applied are rejected earlier, by ignition.Parse.
+//     too many paths, but never too few;
+//   - a config that is impossible on this system is an error (Refused) before anything is
+//     written; ignition.Parse has rejected sections that are not applied.
 //
-// docs/decisions/0006 compares the two, and the tests compare the result with
-// that of the real program.
+// docs/decisions/0006 compares this package with Ignition; the tests compare their results.
 package apply
 
 import (
@@ -27,12 +27,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// Target is the system to change. It is read below Root and changed through
-// the funcs, whose paths start at Root too.
+// Target is the system to change. It is read below Root and changed through the funcs, whose paths
+// are relative to Root.
 type Target struct {
 	Root string
-	// Manifest is the file that lists what was applied; Originals is the directory that keeps
-	// the files that were replaced.
+	// Manifest is the file that lists the applied entries. Originals is the directory that keeps
+	// the replaced files.
 	Manifest, Originals string
 
 	// WriteFile replaces a file atomically, and makes missing directories.
@@ -41,17 +41,17 @@ type Target struct {
 	Mkdir   func(path string, m beneath.Owner) error
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
-	// Remove removes a file, link or empty directory; a missing one is not an error.
+	// Remove removes a file, a link or an empty directory. A missing one is no error.
 	Remove func(path string) error
 	// Unit enables or disables a unit.
 	Unit func(ctx context.Context, verb, unit string) error
-	// Activate puts changes into effect on the running system; it may be nil. The manifest is
-	// unfinished until it succeeds.
+	// Activate puts changes into effect on the running system; it may be nil. Until it succeeds,
+	// the manifest stays marked as unfinished.
 	Activate func(ctx context.Context, c Changes) error
 }
 
-// Changes lists the changes of an Apply, and those of an
-// earlier one that was killed before Activate succeeded.
+// Changes lists the changes of an Apply, including those of earlier ones that were killed before
+// Activate succeeded.
 type Changes struct {
 	// Paths that were written or removed, sorted.
 	Paths []string
@@ -62,11 +62,11 @@ type Changes struct {
 type UnitChange struct {
 	Name                      string
 	Enabled, Disabled, Masked bool
-	Changed                   bool // its files have changed
+	Changed                   bool // one of its files has changed
 }
 
-// Refused is an error that only a person can fix: the config requires something
-// impossible on this system, and nothing was changed.
+// Refused is an error that only a person can fix: the config requires something that is impossible
+// on this system. Nothing was changed.
 type Refused struct{ Err error }
 
 func (r *Refused) Error() string { return r.Err.Error() }
@@ -75,8 +75,8 @@ func (r *Refused) Unwrap() error { return r.Err }
 
 func refuse(err error) error { return &Refused{err} }
 
-// Apply makes the system match cfg, which has passed ignition.Parse or node.Config,
-// and undoes what only the last config contained. An empty cfg undoes everything.
+// Apply makes the system match cfg and undoes the parts of the last config that cfg lacks. cfg must
+// have passed ignition.Parse or node.Config. An empty cfg undoes everything.
 func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	old, err := t.load()
 	if err != nil {
@@ -94,8 +94,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	for name, state := range unitStates(cfg) {
 		next.Units[name] = state
 	}
-	// Originals first, then the manifest that names them, then the changes: after a power cut
-	// at any point, the next Apply can undo them.
+	// Save the originals first, then the manifest that names them, and change the files last. So
+	// the next Apply can undo the changes after a power cut at any point.
 	if err := t.keepOriginals(want, old, next); err != nil {
 		return Changes{}, err
 	}
@@ -108,7 +108,7 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	}
 	for _, step := range []func() error{
 		func() error { return a.write(want) },
-		func() error { return a.disable(ctx) }, // before the unit's file is removed, which has its [Install] section
+		func() error { return a.disable(ctx) }, // disable a unit before its file, which has the [Install] section, is removed
 		a.takeBack,
 		func() error { return a.enable(ctx) },
 	} {
@@ -128,8 +128,8 @@ func Apply(ctx context.Context, t Target, cfg *types.Config) (Changes, error) {
 	return changes, t.save(next)
 }
 
-// changedBefore counts everything in both manifests as changed, since it is
-// unknown how far the killed Apply got.
+// changedBefore counts everything in both manifests as changed, because the killed Apply may have
+// changed any part.
 func (a *application) changedBefore(want []entry) {
 	for _, w := range want {
 		a.changed(w.Path, w.unit)
@@ -143,7 +143,7 @@ func (a *application) changedBefore(want []entry) {
 func (t Target) keepOriginals(want []entry, old, next manifest) (err error) {
 	for _, w := range want {
 		if w.once {
-			continue // the file becomes the user's own
+			continue // from now on, the file is the user's
 		}
 		m := made{Kind: w.Kind, Emptied: w.empties}
 		if o, ok := old.Paths[w.Path]; ok {
@@ -184,7 +184,7 @@ func (a *application) changed(path, unit string) {
 	}
 }
 
-// takeBack undoes the entries that only the last config had.
+// takeBack undoes the entries of the last config that this one lacks.
 func (a *application) takeBack() error {
 	for _, p := range a.gone(a.old, a.next) {
 		if err := a.giveBack(p, a.old.Paths[p]); err != nil {
@@ -195,7 +195,7 @@ func (a *application) takeBack() error {
 	return nil
 }
 
-// disable disables units that the last config enabled and this one does not.
+// disable disables units that the last config enabled and this one does not enable.
 func (a *application) disable(ctx context.Context) error {
 	for name, state := range a.old.Units {
 		if state == "enabled" && a.next.Units[name] != "enabled" {

@@ -9,15 +9,15 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Baked is the system as it would be without the applied configs. Sites are checked against it,
-// just as stamping checks them against an image.
+// Baked is the system as it would be without applied configs. Sites are checked against it, as
+// stamping checks them against an image.
 type Baked struct {
 	t   Target
 	old manifest
 	acc *accounts
 }
 
-// NewBaked reads the system, and what was applied to it.
+// NewBaked reads the system and the manifest of the applied config.
 func NewBaked(t Target) (*Baked, error) {
 	old, err := t.load()
 	if err != nil {
@@ -44,12 +44,13 @@ func (b *Baked) Lstat(p string) (siteconf.Found, error) {
 	}
 	st, err := b.t.root().Lstat(p)
 	if err != nil || st.Theirs {
-		return siteconf.Found{}, fs.ErrNotExist // a user's file does not count, since it would be moved aside
+		return siteconf.Found{}, fs.ErrNotExist // a user's file is ignored, because Apply would move it aside
 	}
 	return siteconf.Found{Mode: st.Mode(), Link: st.Link}, nil
 }
 
-// ReadFile reads a file that no config names, or an account file without the changes of configs.
+// ReadFile reads a file that no config names; account files are returned without the changes of
+// configs.
 func (b *Baked) ReadFile(p string) ([]byte, error) {
 	if tab := b.acc.db[p]; tab != nil && tab.there {
 		return tab.bytes(), nil

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// desired lists the config's entries in the order in which they are made. Entries that would
-// overwrite a file without overwrite: true are an error.
+// desired lists the config's entries in the order of their creation. It returns an error if one
+// would overwrite a file without overwrite: true.
 func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, error) {
 	out, err := t.homes(acc, old)
 	if err != nil {
@@ -49,8 +49,8 @@ func (t Target) desired(c *types.Config, acc *accounts, old manifest) ([]entry, 
 	return out, nil
 }
 
-// sortEntries sorts removals first (deepest paths first), then directories (parents first),
-// files, and links last, since a hard link's target may be one of the files.
+// sortEntries sorts removals first (deepest first), then directories (parents first), files, and
+// links, because a hard link may point to one of the files.
 func sortEntries(out []entry) {
 	rank := map[string]int{kindAbsent: 0, kindDir: 1, kindFile: 2, kindSymlink: 3, kindLink: 4}
 	slices.SortStableFunc(out, func(a, b entry) int {
@@ -64,7 +64,7 @@ func sortEntries(out []entry) {
 	})
 }
 
-// listed returns the entries that the config itself names.
+// listed returns the entries that the config itself names, without those derived from users.
 func listed(c *types.Config, acc *accounts) (out []entry, errs []error) {
 	node := func(n types.Node, kind string, mode *int, usual fs.FileMode) entry {
 		e := entry{Path: path.Clean(n.Path), Kind: kind, overwrite: yes(n.Overwrite), Owner: beneath.Owner{Mode: usual}}
@@ -139,8 +139,8 @@ func unitEntries(u types.Unit) []entry {
 	return out
 }
 
-// merged combines the entries derived from users, which Ignition
-// makes first, with the config's own.
+// merged combines the entries derived from users, which come first as in Ignition, with those that
+// the config names.
 func merged(all []entry) (out []entry, errs []error) {
 	at := map[string]int{}
 	for _, e := range all {
@@ -170,7 +170,7 @@ func merged(all []entry) (out []entry, errs []error) {
 	return out, errs
 }
 
-// over returns e with the owner and permissions of first where e sets none.
+// over returns e; owner and permissions that e does not set are those of first.
 func over(first, e entry) entry {
 	if !e.modeSet {
 		e.Owner.Mode, e.modeSet = first.Owner.Mode, first.modeSet
@@ -184,8 +184,8 @@ func over(first, e entry) entry {
 	return e
 }
 
-// inherit gives an entry that changes an existing file the file's original owner and
-// permissions, unless the config names them.
+// inherit sets the owner and permissions of an entry that changes an existing file: those of the
+// original, except where the config sets them.
 func (t Target) inherit(w *entry, old manifest) error {
 	changes := w.Kind == kindDir && !w.empties || w.Kind == kindFile && (w.keepData || w.appendTo)
 	if !changes || w.modeSet && w.uidSet && w.gidSet {
@@ -193,7 +193,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	}
 	before, ok, err := t.before(w.Path, old)
 	if w.fromUser && !ok && !old.Unfinished {
-		before, ok = t.there(w.Path) // a home that its user has changed meanwhile
+		before, ok = t.there(w.Path) // a home whose owner its user has changed
 	}
 	if err != nil || !ok || before.Mode.IsDir() != (w.Kind == kindDir) {
 		return err
@@ -210,7 +210,7 @@ func (t Target) inherit(w *entry, old manifest) error {
 	return nil
 }
 
-// before returns owner and mode of the original at p.
+// before returns the owner and mode of the original at p.
 func (t Target) before(p string, old manifest) (beneath.Owner, bool, error) {
 	m, ours := old.Paths[p]
 	if ours && !m.Original {
@@ -239,15 +239,14 @@ func (t Target) there(p string) (beneath.Owner, bool) {
 	return beneath.Owner{Mode: st.Mode(), UID: uid, GID: gid}, true
 }
 
-// conflicts returns an error for each file that the config would overwrite without overwrite:
-// true.
+// conflicts returns an error for each file that the config would overwrite without overwrite: true.
 func (t Target) conflicts(want []entry, old manifest) []error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	for _, w := range want {
 		st, err := t.root().Lstat(w.Path)
 		if err != nil || st.Theirs || w.once || w.Kind == kindAbsent {
-			continue // a user's file must not block the Site's settings
+			continue // a file that a user put there must not block the Site's settings
 		}
 		_, ours := old.Paths[w.Path]
 		switch {
@@ -266,18 +265,19 @@ func (t Target) conflicts(want []entry, old manifest) []error {
 	return errs
 }
 
-// Limits of a directory that a config overwrites, since its contents are kept as originals.
+// Limits of the contents of an overwritten directory, which are kept as originals.
 const (
 	maxCleared      = 2000
 	maxClearedBytes = 32 << 20
 )
 
-// needed lists directories that are never overwritten; their parents are not either.
+// needed lists directories that are never overwritten, nor are their parents.
 var needed = []string{"/etc/systemd/system", "/etc/kubernetes", "/etc/edgebake", "/var/lib/edgebake", "/var/lib/kubelet", "/var/lib/containerd",
 	"/usr/bin", "/usr/lib", "/usr/sbin", "/boot", "/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/var/log"}
 
-// overwritten finds the existing directories that the config overwrites. cleared lists their
-// contents, which are removed as Ignition would, but kept as originals.
+// overwritten returns the entries with empties set for existing directories that the config
+// overwrites. cleared lists the contents of those: they are removed as by Ignition, but kept as
+// originals.
 func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries, cleared []entry, errs []error) {
 	var dirs []string
 	for i := range want {
@@ -292,7 +292,7 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 		}
 		entries = append(entries, *w)
 		st, err := t.root().Lstat(w.Path)
-		// A user's own directory is moved aside as a whole when the entry is written.
+		// A user's own directory is moved aside as a whole when the entry is made.
 		there := err == nil && st.IsDir() && !st.Theirs
 		if w.overwrite && (there || old.Paths[w.Path].Emptied) {
 			entries[len(entries)-1].empties = true
@@ -315,7 +315,7 @@ func (t Target) overwritten(want []entry, acc *accounts, old manifest) (entries,
 	return entries, cleared, errs
 }
 
-// clear lists the contents of the directories that are overwritten, except for entries.
+// clear lists the contents of the overwritten directories, except those that entries contains.
 func (t Target) clear(dirs []string, entries []entry, old manifest) (cleared []entry, errs []error) {
 	named := map[string]int{}
 	for i, w := range entries {
@@ -366,7 +366,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 			return nil
 		}
 		if m, ours := old.Paths[p]; ours && m.Kind != kindAbsent {
-			return nil // undone with the last config, or still configured
+			return nil // it is undone with the last config, or still configured
 		}
 		st, err := d.Info()
 		if err != nil {
@@ -393,7 +393,7 @@ func (t Target) below(dir string, old manifest) ([]string, error) {
 	return paths, nil
 }
 
-// skeleton returns the files that a new home begins with.
+// skeleton returns the entries that a new home starts with.
 func (t Target) skeleton(skel, home string, uid, gid int) ([]entry, error) {
 	var out []entry
 	err := filepath.WalkDir(t.path(skel), func(full string, d fs.DirEntry, err error) error {

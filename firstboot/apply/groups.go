@@ -9,7 +9,7 @@ import (
 	"github.com/coreos/ignition/v2/config/v3_6/types"
 )
 
-// group makes, changes or removes a group like groupadd, groupmod and groupdel.
+// group creates, changes or removes a group like groupadd, groupmod and groupdel.
 func (a *accounts) group(g types.PasswdGroup, old manifest, next *manifest) error {
 	row := a.db[fileGroup].find(g.Name)
 	ours := old.Groups[g.Name]
@@ -43,7 +43,7 @@ func (a *accounts) dropGroup(name string) {
 	a.db[fileGshadow].drop(name)
 }
 
-// addGroup makes a group, or sets the password of an existing one.
+// addGroup creates a group, or sets the password of an existing one.
 func (a *accounts) addGroup(name string, gid *int, system bool, hash string) error {
 	group, gshadow := a.db[fileGroup], a.db[fileGshadow]
 	row := group.find(name)
@@ -72,8 +72,8 @@ func (a *accounts) addGroup(name string, gid *int, system bool, hash string) err
 	return nil
 }
 
-// groupChanges lists the groups that an existing user must join and
-// leave to be only in those of the config.
+// groupChanges lists the groups that an existing user must join and leave, so that the user is only
+// in the config's groups.
 func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 	for _, g := range u.Groups {
 		if !a.member(u.Name, string(g)) {
@@ -92,7 +92,7 @@ func (a *accounts) groupChanges(u types.PasswdUser) (joined, left []string) {
 func (a *accounts) supplementary(u types.PasswdUser, rec account) {
 	var names []string
 	for _, g := range u.Groups {
-		names = append(names, a.now().Group(string(g))[0]) // CheckUser found that it exists
+		names = append(names, a.now().Group(string(g))[0]) // CheckUser has checked that it exists
 	}
 	a.leaveGroups(u.Name, account{Groups: rec.Left})
 	a.joinGroups(u.Name, names)
@@ -113,8 +113,8 @@ func (a *accounts) joinGroups(user string, groups []string) {
 	}
 }
 
-// leaveGroups removes a user from the groups that a config added it to; a
-// user added by a config leaves all groups.
+// leaveGroups removes a user from the groups to which a config added the user. A user whom a config
+// created leaves all groups.
 func (a *accounts) leaveGroups(name string, was account) {
 	for _, f := range []string{fileGroup, fileGshadow} {
 		for _, r := range a.db[f].rows {

@@ -19,28 +19,30 @@ const (
 	kindDir     = "directory"
 	kindSymlink = "symlink"
 	kindLink    = "link"
-	kindAbsent  = "nothing" // removed with a directory that was overwritten
+	kindAbsent  = "nothing" // its parent directory was overwritten, so it is removed
 )
 
 type entry struct {
 	Path, Kind string
 	Data       []byte
 	Owner      beneath.Owner
-	// modeSet, uidSet, gidSet: the config sets the value. Otherwise an existing file keeps its own.
+	// modeSet, uidSet and gidSet mean that the config sets the value. Otherwise an existing file
+	// keeps its own.
 	modeSet, uidSet, gidSet bool
-	// once: the entry is made only if nothing exists there, and never changed afterwards.
+	// once means that the entry is made only if nothing exists there, and is never changed later.
 	once bool
-	// fromUser: the entry is derived from a user; an entry of the config takes precedence.
+	// fromUser means that the entry is derived from a user. Entries that the config names take
+	// precedence.
 	fromUser bool
-	// keepData: the config does not name the file's contents.
+	// keepData means that the config does not set the file's contents.
 	keepData bool
-	// appendTo: Data is appended to the original contents.
+	// appendTo means that Data is appended to the original contents.
 	appendTo  bool
 	Target    string
 	overwrite bool
-	// empties: an existing directory is removed with its contents.
+	// empties means that an existing directory is removed with its contents.
 	empties bool
-	// unmask: only a link to /dev/null is removed.
+	// unmask means that only a link to /dev/null is removed.
 	unmask bool
 	unit   string // the unit it belongs to
 }
@@ -52,9 +54,9 @@ type manifest struct {
 	Units   map[string]string  `json:"units,omitempty"` // enabled | disabled | masked
 	Users   map[string]account `json:"users,omitempty"`
 	Groups  map[string]bool    `json:"groups,omitempty"` // those that a config added
-	// Gone holds the former rows of groups that were changed or removed.
+	// Gone contains the former rows of groups that were changed or removed.
 	Gone map[string]groupRows `json:"gone,omitempty"`
-	// Unfinished: the config is being applied, or applying it was interrupted.
+	// Unfinished means that a config is being applied, or that applying it was interrupted.
 	Unfinished bool `json:"unfinished,omitempty"`
 }
 
@@ -65,9 +67,9 @@ func newManifest() manifest {
 
 type made struct {
 	Kind string `json:"kind"`
-	// Original: a file existed before; it is kept in Originals.
+	// Original means that a file existed before. It is kept in Originals.
 	Original bool `json:"original,omitempty"`
-	// Emptied: a directory existed before, and its contents were removed.
+	// Emptied means that a directory existed before, and its contents were removed.
 	Emptied bool `json:"emptied,omitempty"`
 }
 
@@ -92,7 +94,7 @@ type kept struct {
 func (t Target) keep(w entry) (bool, error) {
 	st, err := t.root().Lstat(w.Path)
 	if isGone(err) {
-		// Nothing is there, so an older original must not be restored later.
+		// Nothing is there now, so an older original must not be restored later.
 		return false, errors.Join(t.Remove(t.original(w.Path)), t.Remove(t.original(w.Path)+".meta"))
 	}
 	if err != nil {
@@ -105,13 +107,14 @@ func (t Target) keep(w entry) (bool, error) {
 	case st.IsDir() || w.Kind == kindDir && t.isDir(w.Path):
 		k.Mode |= uint32(fs.ModeDir)
 	case st.Link == "":
-		// Read contents and owner from the same open file, since a user may replace it meanwhile.
+		// Read contents and owner from the same open file, because a user may replace the file
+		// meanwhile.
 		var opened fs.FileInfo
 		if data, opened, err = t.root().ReadFile(w.Path); err == nil {
 			k.Mode = uint32(opened.Mode())
 			k.UID, k.GID = owner(opened)
 		} else if st.Theirs {
-			return false, nil // nothing that could be restored
+			return false, nil // nothing that can be restored
 		}
 	}
 	if err != nil {
@@ -129,7 +132,7 @@ func (t Target) keep(w entry) (bool, error) {
 	return true, nil
 }
 
-// keptMeta returns the record of the original of p; ok is false if there is none.
+// keptMeta returns the description of the original of p; ok is false if there is none.
 func (t Target) keptMeta(p string) (k kept, ok bool, err error) {
 	b, _, err := t.root().ReadFile(t.original(p) + ".meta")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -151,7 +154,7 @@ func (t Target) giveBack(p string, m made) error {
 	}
 	k, ok, err := t.keptMeta(p)
 	if err == nil && !ok {
-		return nil // restored before the power was cut
+		return nil // it was restored before a power cut
 	}
 	if err == nil {
 		err = t.restore(p, k)
@@ -175,12 +178,12 @@ func (t Target) restore(p string, k kept) error {
 			return err
 		}
 		if t.isDir(p) {
-			return nil // other files are in it now, and stay
+			return nil // other files are in the directory now: it stays
 		}
 	}
 	switch {
 	case mode.IsDir() && mode&fs.ModeSymlink != 0:
-		return nil // a link to a directory was used unchanged
+		return nil // a config uses a link to a directory without changing it
 	case mode.IsDir():
 		return t.Mkdir(p, meta)
 	case k.Link != "":
@@ -235,7 +238,7 @@ func (t Target) save(m manifest) error {
 	return nil
 }
 
-// union returns the entries of both manifests: everything that may exist during an Apply.
+// union returns the entries of both manifests, which may all exist during an Apply.
 func union(old, next manifest) manifest {
 	u := manifest{Version: manifestVersion, Paths: maps.Clone(next.Paths), Units: maps.Clone(next.Units),
 		Users: maps.Clone(next.Users), Groups: maps.Clone(next.Groups), Gone: maps.Clone(next.Gone), Unfinished: true}

@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// table is one account file, its lines split at colons.
+// table contains one account file: its lines, split at colons.
 type table struct {
 	rows  siteconf.Lines
 	there bool
@@ -56,7 +56,7 @@ func (t *table) bytes() []byte {
 
 func line(row []string) string { return strings.Join(row, ":") }
 
-// nameOf returns the name that has an ID in passwd or group, "" if none.
+// nameOf returns the name with this ID in passwd or group, or "" if there is none.
 func (t *table) nameOf(id int) string { return t.rows.NameOf(strconv.Itoa(id)) }
 
 func (t *table) ids() []int {
@@ -75,8 +75,8 @@ func (t *table) ids() []int {
 // idRange is the range for new IDs.
 type idRange struct{ low, high int }
 
-// free returns the ID that shadow-utils would choose: the one after the greatest in use, or with
-// down the one before the least. It uses a gap only if that ID is out of range.
+// free returns the ID that shadow-utils would choose: the next one after the greatest in use or,
+// with down, below the least. If that is out of range, it returns an unused ID between them.
 func (r idRange) free(used []int, down bool) int {
 	used = slices.DeleteFunc(used, func(id int) bool { return id < r.low || id > r.high })
 	next, step, end := r.low, 1, r.high
@@ -97,7 +97,7 @@ func (r idRange) free(used []int, down bool) int {
 			return id
 		}
 	}
-	return r.high + 1 // the range is full: the next one begins there
+	return r.high + 1 // the range is full: return the first ID after it
 }
 
 // defaults are the system's settings for new accounts, as in shadow-utils.
@@ -109,7 +109,7 @@ type defaults struct {
 }
 
 // readDefaults reads /etc/login.defs and /etc/default/useradd. Missing settings get Debian's
-// values, except that only its owner can read a home.
+// defaults, except that homes are readable only by their owners.
 func (t Target) readDefaults() (defaults, error) {
 	login, err := t.settings("/etc/login.defs", " \t")
 	if err != nil {
@@ -146,7 +146,7 @@ func (t Target) readDefaults() (defaults, error) {
 		group:      word(useradd, "GROUP", "100"),
 		skel:       word(useradd, "SKEL", "/etc/skel"),
 	}
-	// Debian's useradd defaults to /bin/sh, but its installer gives people bash.
+	// Debian's useradd defaults to /bin/sh, but Debian's installer gives users bash.
 	if _, err := t.root().Lstat("/bin/bash"); err == nil && d.shell == "/bin/sh" {
 		d.shell = "/bin/bash"
 	}
@@ -158,7 +158,7 @@ func (t Target) readDefaults() (defaults, error) {
 	return d, nil
 }
 
-// settings reads a file with one setting a line.
+// settings reads a file that has one setting per line.
 func (t Target) settings(p, separators string) (map[string]string, error) {
 	b, _, err := t.root().ReadFile(p)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// gone lists the paths that only old has, in the order of undoing: the contents of a directory
-// are removed before it, and restored after it.
+// gone lists the paths that only old has, in the order of undoing: contents that a config created
+// are removed before their directory, and contents that it removed are restored after it.
 func (t Target) gone(old, next manifest) []string {
 	var made, absent []string
 	for _, p := range slices.Sorted(maps.Keys(old.Paths)) {
@@ -61,7 +61,7 @@ func unitOf(p string) string {
 	return strings.TrimSuffix(name, ".d")
 }
 
-// fileMode converts the permission bits of a st_mode.
+// fileMode converts permission bits in the format of st_mode.
 func fileMode(m int) fs.FileMode {
 	out := fs.FileMode(m & 0o777)
 	for _, b := range []struct {
@@ -84,7 +84,7 @@ func str(s *string) string {
 
 func yes(b *bool) bool { return b != nil && *b }
 
-// root reads the system safely: users may write to much of what a config names.
+// root reads the system safely, because users may write to many of the paths that a config names.
 func (t Target) root() beneath.Root { return beneath.Root{Dir: t.Root} }
 
 func (t Target) isDir(p string) bool { return t.root().IsDir(p) }
@@ -124,7 +124,7 @@ func (t Target) same(w entry) bool {
 		return err == nil && os.SameFile(st.FileInfo, target.FileInfo)
 	case kindDir:
 		if !st.IsDir() {
-			return t.isDir(w.Path) // a link to a directory is as good
+			return t.isDir(w.Path) // a link to a directory is sufficient
 		}
 		return sameMeta(st, w.Owner)
 	}
@@ -136,14 +136,14 @@ func (t Target) same(w entry) bool {
 	return err == nil && sameMeta(opened, w.Owner) && bytes.Equal(have, want)
 }
 
-// isGone reports whether err means that no file made by a config can be at the path.
+// isGone reports whether err means that nothing made by a config exists at the path.
 func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, beneath.ErrLink) || errors.Is(err, syscall.ENOTDIR)
 }
 
 const modeBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
-// put makes w, and reports whether it had to change anything.
+// put makes w, and reports whether it changed anything.
 func (t Target) put(w entry) (bool, error) {
 	if t.same(w) {
 		return false, nil
@@ -153,7 +153,7 @@ func (t Target) put(w entry) (bool, error) {
 		return false, nil
 	}
 	if err == nil && st.IsDir() != (w.Kind == kindDir) {
-		err = t.Remove(w.Path) // conflicts has allowed that
+		err = t.Remove(w.Path) // conflicts has permitted the removal
 	} else {
 		err = nil
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/beneath"
 )
 
-// user makes, changes or removes a user like useradd, usermod and userdel.
+// user creates, changes or removes a user like useradd, usermod and userdel.
 func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error {
 	rec, known := old.Users[u.Name]
 	row := a.db[filePasswd].find(u.Name)
 	if !known {
 		rec = account{Added: row == nil, Passwd: line(row), Shadow: line(a.db[fileShadow].find(u.Name))}
 	}
-	// takeBack has undone earlier changes, so these are the user's own groups now.
+	// takeBack has undone earlier changes, so the user is only in groups that no config added.
 	rec.Groups, rec.Left = nil, nil
 	if !wanted(u.ShouldExist) {
 		if row != nil {
@@ -39,7 +39,7 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 		return err
 	}
 	if rec.Added {
-		rec.UID, _ = strconv.Atoi(a.db[filePasswd].find(u.Name)[2]) // set just now, or by an earlier attempt
+		rec.UID, _ = strconv.Atoi(a.db[filePasswd].find(u.Name)[2]) // set above, or by an earlier attempt
 	}
 	next.Users[u.Name] = rec
 	a.users = append(a.users, u)
@@ -51,7 +51,8 @@ func (a *accounts) user(u types.PasswdUser, old manifest, next *manifest) error 
 	return nil
 }
 
-// removeUser removes a user and the group of the same name, and lists the home for removal.
+// removeUser removes a user and the group of the same name, and adds the home to the list of
+// removed ones.
 func (a *accounts) removeUser(name string, row []string, rec *account) error {
 	if len(row) != 7 {
 		return fmt.Errorf("its line in %s has %d fields", filePasswd, len(row))
@@ -105,8 +106,8 @@ func (a *accounts) login(u types.PasswdUser, rec account) error {
 	return nil
 }
 
-// newLogin returns the row of a new user, and adds a group of the same name. given is the UID
-// from an earlier attempt; 0 if there was none.
+// newLogin returns the row of a new user, and adds a group of the same name. given is the UID from
+// an earlier attempt, or 0.
 func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	group := a.db[fileGroup]
 	own := group.find(u.Name)
@@ -123,7 +124,7 @@ func (a *accounts) newLogin(u types.PasswdUser, given int) ([]string, error) {
 	gid := a.defs.group
 	switch primary := str(u.PrimaryGroup); {
 	case primary != "":
-		gid = a.now().Group(primary)[2] // CheckUser found that it exists
+		gid = a.now().Group(primary)[2] // CheckUser has checked that it exists
 	case !yes(u.NoUserGroup):
 		var want *int
 		if own == nil && group.nameOf(id) == "" {
@@ -162,7 +163,7 @@ func (a *accounts) changeLogin(u types.PasswdUser, row []string, added bool) err
 func (a *accounts) password(u types.PasswdUser, added bool) error {
 	s := slices.Clone(a.db[fileShadow].find(u.Name))
 	if s == nil {
-		// No date of change: one from a wrong clock could expire the password.
+		// Leave the date of change empty: a date from a wrong clock could make the password expire.
 		s = []string{u.Name, "*", "", a.defs.minDays, a.defs.maxDays, a.defs.warnDays, "", "", ""}
 		if yes(u.System) {
 			s[3], s[4], s[5] = "", "", ""
@@ -177,16 +178,15 @@ func (a *accounts) password(u types.PasswdUser, added bool) error {
 	case str(u.PasswordHash) != "":
 		s[1] = *u.PasswordHash
 	case u.PasswordHash != nil || added:
-		// A password that never matches, while SSH keys still work. An
-		// empty hash would let anybody in.
+		// "*" matches no password, but SSH keys still work. An empty hash would let anybody log in.
 		s[1] = "*"
 	}
 	a.db[fileShadow].set(s)
 	return nil
 }
 
-// freeUID returns the UID that useradd would choose. If a config was applied before, it avoids
-// the groups' IDs too, so that the user's own group can get the same number.
+// freeUID returns the UID that useradd would choose. If a config was applied before, it also avoids
+// the IDs of groups, so that the user's own group can get the same number.
 func (a *accounts) freeUID(system bool) int {
 	used := a.db[filePasswd].ids()
 	if a.again {
@@ -211,7 +211,7 @@ func (t Target) homes(a *accounts, old manifest) ([]entry, error) {
 	var out []entry
 	for _, u := range a.users {
 		row := a.db[filePasswd].find(u.Name)
-		uid, _ := strconv.Atoi(row[2]) // CheckUser or newLogin made sure that it is a number
+		uid, _ := strconv.Atoi(row[2]) // CheckUser or newLogin has checked that it is a number
 		gid, _ := strconv.Atoi(row[3])
 		dir := path.Clean(row[5])
 		own := func(m fs.FileMode) beneath.Owner { return beneath.Owner{Mode: m, UID: uid, GID: gid} }

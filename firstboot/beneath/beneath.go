@@ -1,21 +1,21 @@
-// Package beneath reads and changes files as root below directories that other
-// users may write to: their homes, /tmp, whatever a config names.
+// Package beneath changes files as root below directories that other users may write to, such as
+// their homes, /tmp and any path that a config names.
 //
-// Users control the names in their directories. Between two system calls a user may replace
-// .ssh with a link to /etc/kubernetes/manifests, authorized_keys with a FIFO, or a file with
-// a hard link to another user's file. So:
+// Users control the names in their directories. Between two system calls, a user may replace .ssh
+// with a link to /etc/kubernetes/manifests, authorized_keys with a FIFO, or a file with a hard link
+// to another user's file. Therefore:
 //
-//   - a path is walked one directory at a time. Each is opened without following
-//     links, and held open. Owner, permissions and contents are read and changed
-//     through the open file, never through the name again;
-//   - a link is followed only if nobody but root can have made it, for example /var/run. After the
-//     first directory that another user may write to, no link is followed;
+//   - a path is walked one directory at a time. Each directory is opened without following
+//     links, and kept open. Owner, permissions and contents are read and changed through
+//     the open file, never through its name again;
+//   - a link is followed only if only root can have made it, for example /var/run. Below a
+//     directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
-//     whose name cannot be guessed if others may write there, and renamed;
-//   - a file that a user put in the way is moved aside. It is neither followed nor an error:
-//     no user may keep a machine from applying its settings.
+//     which is then renamed. If others may write there, its name is random;
+//   - a file that a user put in the way is moved aside. It is neither followed nor an error,
+//     because no user may prevent a machine from applying its settings.
 //
-// After a power cut every change is complete or did not happen.
+// After a power cut, every change is either complete or did not happen.
 package beneath
 
 import (
@@ -33,7 +33,8 @@ import (
 // ErrLink means that a path leads through a link that a user other than root may have made.
 var ErrLink = errors.New("it is a symbolic link in a directory that other users may write to, so it is not followed")
 
-// Root is the directory in which all paths start, "/" on a node. Absolute links start there too.
+// Root is the directory at which all paths start, "/" on a node. The targets of absolute links
+// start there too.
 type Root struct{ Dir string }
 
 // Owner holds the permissions and the owner of a file.
@@ -42,12 +43,11 @@ type Owner struct {
 	UID, GID int
 }
 
-// place is the end of a path: an open directory, and a name in it.
+// place is a name in an open directory.
 type place struct {
 	dir  *os.File
 	name string
-	// theirs: users other than root may change the names in dir, or
-	// in a directory on the way to it.
+	// theirs is set if users other than root may change the names in dir or in one of its parents.
 	theirs bool
 }
 
@@ -62,7 +62,7 @@ const maxLinks = 40
 
 // walker resolves a path.
 type walker struct {
-	stack []*place // open directories from Root on; their names are unused
+	stack []*place // open directories, beginning with Root; their names are unused
 	todo  []string
 	links int
 	// make creates missing directories, and moves aside files that are in the way.
@@ -82,12 +82,12 @@ func (w *walker) close() {
 	}
 }
 
-// at opens the directory of p; mk creates missing directories.
+// at opens the directory that contains p. mk creates missing directories.
 func (r Root) at(p string, mk bool) (*place, error) {
 	return r.walk(p, mk, false)
 }
 
-// follow resolves p itself: a link at its end is followed if only root can have made it.
+// follow is like at, but also follows a link at the end of p, if only root can have made it.
 func (r Root) follow(p string) (*place, error) {
 	return r.walk(p, false, true)
 }
@@ -127,7 +127,7 @@ func (r Root) walk(p string, mk, last bool) (*place, error) {
 			return nil, &fs.PathError{Op: "open", Path: p, Err: err}
 		}
 	}
-	return nil, &fs.PathError{Op: "open", Path: p, Err: unix.EISDIR} // a link to a directory
+	return nil, &fs.PathError{Op: "open", Path: p, Err: unix.EISDIR} // p ends at a link to a directory
 }
 
 func elements(p string) []string {
@@ -140,7 +140,7 @@ func elements(p string) []string {
 	return out
 }
 
-// judge sets d.theirs from the owner and mode of d, and from its parent.
+// judge sets d.theirs from the owner and mode of d, and from its parent's theirs.
 func (w *walker) judge(d *place) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(d.fd(), &st); err != nil {
@@ -155,7 +155,7 @@ func (w *walker) judge(d *place) error {
 
 // step enters a directory, or follows a link.
 func (w *walker) step(name string) error {
-	if name == ".." { // only from a link: path.Clean removed those in p
+	if name == ".." { // from a link: path.Clean has removed those in p
 		if len(w.stack) > 1 {
 			w.pop()
 		}
@@ -215,8 +215,8 @@ func (w *walker) goOn(target string) error {
 	return nil
 }
 
-// lastLink reports whether the last element of a path is a link.
-// If so, it continues at the target.
+// lastLink reports whether the last element of a path is a link. If so, the walk continues at its
+// target.
 func (w *walker) lastLink(name string) (bool, error) {
 	target, err := readlink(w.top().fd(), name)
 	if err != nil {
@@ -242,7 +242,7 @@ type Info struct {
 	fs.FileInfo
 	// Link is the target of a symbolic link.
 	Link string
-	// Theirs: users other than root may replace the file.
+	// Theirs is set if users other than root may replace the file.
 	Theirs bool
 }
 
@@ -271,7 +271,7 @@ func (r Root) Lstat(p string) (Info, error) {
 	return i, nil
 }
 
-// IsDir reports whether p is a directory, or a link to one that may be followed.
+// IsDir reports whether p is a directory, or a link to a directory that may be followed.
 func (r Root) IsDir(p string) bool {
 	at, err := r.follow(p)
 	if err != nil {
@@ -285,11 +285,11 @@ func (r Root) IsDir(p string) bool {
 	return f.Close() == nil
 }
 
-// MaxFile is the maximum size of a file that ReadFile reads, in bytes.
+// MaxFile is the maximum size in bytes of a file for ReadFile.
 const MaxFile = 64 << 20
 
-// ReadFile returns the contents and the FileInfo of the same open file, even if the file is
-// replaced meanwhile. A link at the end is followed if only root can have made it.
+// ReadFile returns the contents of a file and its FileInfo, both from the same open file. A link at
+// the end of p is followed if only root can have made it.
 func (r Root) ReadFile(p string) ([]byte, fs.FileInfo, error) {
 	at, err := r.follow(p)
 	if err != nil {

@@ -22,7 +22,7 @@ func (r Root) WriteFile(p string, data []byte, o Owner) error {
 	})
 }
 
-// Stream is WriteFile for contents that write produces.
+// Stream is like WriteFile, with contents produced by write.
 func (r Root) Stream(p string, o Owner, write func(io.Writer) error) error {
 	return r.replace(p, func(at *place, tmp string) error {
 		fd, err := unix.Openat(at.fd(), tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -66,8 +66,8 @@ func (r Root) Symlink(target, p string) error {
 	})
 }
 
-// ChownLink changes the owner of a symbolic link. It fails if another
-// user has replaced the link by a file.
+// ChownLink changes the owner of a symbolic link. It fails if another user has replaced the link
+// with a file.
 func (r Root) ChownLink(p string, uid, gid int) error {
 	at, err := r.at(p, false)
 	if err != nil {
@@ -119,18 +119,18 @@ func (r Root) replace(p string, create func(at *place, tmp string) error) error 
 	if err == nil {
 		err = at.takeOver(tmp)
 	}
-	// Unlink after success too: renaming one hard link over another of the same file does nothing.
+	// Unlink after success too: if both names are links of the same file, rename does nothing.
 	if err = errors.Join(err, at.unlink(tmp)); err != nil {
 		return &fs.PathError{Op: "replace", Path: p, Err: err}
 	}
 	return syncDir(at.dir)
 }
 
-// marker is a part of all temporary names.
+// marker is part of all temporary names.
 const marker = ".edgebake-"
 
-// temporary returns a temporary name. Where only root may write, the name is fixed, so that the
-// next attempt removes leftovers of a power cut.
+// temporary returns a temporary name. Where only root may write, it is always the same, so that the
+// next attempt removes the leftovers of a power cut.
 func (p *place) temporary() string {
 	if !p.theirs {
 		return p.prefix() + "new"
@@ -139,7 +139,7 @@ func (p *place) temporary() string {
 }
 
 func (p *place) prefix() string {
-	const most = 200 // of the 255 bytes that a name may have
+	const most = 200 // a name may have 255 bytes
 	return "." + p.name[:min(len(p.name), most)] + marker
 }
 
@@ -149,8 +149,8 @@ func random() string {
 	return hex.EncodeToString(b)
 }
 
-// sweep removes temporary files that a power cut left. Where others may write, their names are
-// random, so it removes all matching ones among the first 10000 files.
+// sweep removes temporary files left by a power cut. Where others may write, their names are
+// random, so it removes all that match among the first 10000 files.
 func (p *place) sweep(tmp string) error {
 	names := []string{tmp}
 	if p.theirs {
@@ -178,7 +178,7 @@ func (p *place) sweep(tmp string) error {
 	return nil
 }
 
-// unlink removes a file or an empty directory; a missing one is not an error.
+// unlink removes a file or an empty directory. A missing one is no error.
 func (p *place) unlink(name string) error {
 	err := unix.Unlinkat(p.fd(), name, 0)
 	if errors.Is(err, unix.EISDIR) {
@@ -190,8 +190,8 @@ func (p *place) unlink(name string) error {
 	return err
 }
 
-// takeOver renames tmp to the name of the place. A directory that
-// another user has put there is moved aside.
+// takeOver renames tmp to the name of the place. It moves aside a directory that another user has
+// put there.
 func (p *place) takeOver(tmp string) error {
 	const tries = 3
 	for n := 1; ; n++ {
@@ -250,8 +250,8 @@ func (p *place) mkdir(o Owner) error {
 	return p.newDir(o)
 }
 
-// foreign reports whether a directory must not be given to the owner in o: a user who may write
-// to the parent may have put another user's directory there.
+// foreign reports whether a directory must not get the owner in o: where others may write, it may
+// be another user's directory that was moved there.
 func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	if !p.theirs {
 		return false, nil
@@ -263,8 +263,7 @@ func (p *place) foreign(d *os.File, o Owner) (bool, error) {
 	return os.Geteuid() == 0 && int(st.Uid) != o.UID, nil
 }
 
-// newDir makes a directory that never exists without its owner and
-// permissions, not even after a power cut.
+// newDir makes a directory that always has its owner and permissions, even after a power cut.
 func (p *place) newDir(o Owner) error {
 	tmp := p.temporary()
 	if err := p.sweep(tmp); err != nil {
@@ -278,8 +277,8 @@ func (p *place) newDir(o Owner) error {
 		err = errors.Join(own(d, o), d.Close())
 	}
 	if err == nil {
-		// If another user has made a directory of this name meanwhile, this
-		// succeeds only if that one is empty.
+		// If another user has made a directory of this name meanwhile, this succeeds only if that
+		// directory is empty.
 		err = unix.Renameat(p.fd(), tmp, p.fd(), p.name)
 	}
 	if err != nil {
@@ -288,8 +287,8 @@ func (p *place) newDir(o Owner) error {
 	return syncDir(p.dir)
 }
 
-// own sets owner and permissions of an open file; only root can change the owner.
-// Chmod comes after chown, which clears setuid.
+// own sets the owner and permissions of an open file; only root can change the owner. Chmod comes
+// last, because chown clears setuid.
 func own(f *os.File, o Owner) error {
 	if os.Geteuid() == 0 {
 		if err := f.Chown(o.UID, o.GID); err != nil {
@@ -299,8 +298,8 @@ func own(f *os.File, o Owner) error {
 	return f.Chmod(o.Mode)
 }
 
-// Remove removes a file, a link or an empty directory; a non-empty directory stays. A path that
-// is missing, or leads through another user's link, is not an error.
+// Remove removes a file, a link or an empty directory. It is no error if the directory is not
+// empty, or if p does not exist or leads through another user's link.
 func (r Root) Remove(p string) error {
 	at, err := r.at(p, false)
 	if gone(err) {

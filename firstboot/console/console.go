@@ -13,8 +13,8 @@ import (
 // Active is the file in which the kernel lists its consoles.
 const Active = "/sys/class/tty/console/active"
 
-// Say writes a line to every console listed in the file active; dev is the directory of their
-// devices. It never blocks, since a console may have no reader.
+// Say writes a line to every console listed in the file active. dev is the directory of the
+// consoles' devices. It never blocks, because a console may have no reader.
 func Say(active, dev, line string) {
 	names, err := os.ReadFile(active)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// RenewBefore is the earliest time before its end at which a control plane certificate is
-// renewed; kubeadm's are valid for a year. It is checked at each boot and every two hours.
+// RenewBefore is how long before its expiry a control-plane certificate is renewed; kubeadm's are
+// valid for a year. The check runs at each boot and every two hours.
 const RenewBefore = 180 * 24 * time.Hour
 
 // Leaf is a certificate that kubeadm makes, and the CA that signs it.
@@ -49,25 +49,24 @@ const SuperAdminConf = ondisk.KubernetesDir + "/super-admin.conf"
 // Confs lists the kubeconfigs of the control plane, each with a certificate.
 var Confs = []string{ondisk.KubernetesDir + "/admin.conf", SuperAdminConf, ondisk.KubernetesDir + "/controller-manager.conf", ondisk.KubernetesDir + "/scheduler.conf"}
 
-// RenewalDir is where kubeadm makes new certificates and kubeconfigs. It is on the same file
-// system as those in use, so that Link can put the new ones in place.
+// RenewalDir is where kubeadm makes new certificates and kubeconfigs. It is on the same file system
+// as the files in use, so that Link can replace those.
 const RenewalDir = ondisk.KubernetesDir + "/edgebake-renewal"
 
-// Renewed returns the path at which the new version of a file is made.
+// Renewed returns the path of a file's new version in RenewalDir.
 func Renewed(file string) string {
 	return RenewalDir + strings.TrimPrefix(file, ondisk.KubernetesDir)
 }
 
-// InUse returns the path of the version in use of a file: the file
-// itself. Its counterpart is Renewed.
+// InUse returns the path of a file's version in use: the file itself.
 func InUse(file string) string { return file }
 
 // credential is a certificate with its key, or a kubeconfig.
 type credential struct {
-	// Files lists its files in the order in which they are put in place.
+	// Files lists its files in the order in which they are replaced.
 	Files []string
-	// Usable reads the files at the paths that at returns, and returns the certificate. It returns
-	// an error too if the control plane cannot use the certificate.
+	// Usable reads the credential's files at the paths that at returns, and returns the
+	// certificate. It returns an error if the control plane cannot use the credential.
 	Usable func(e *machine.Env, at func(file string) string) (*x509.Certificate, error)
 	// outdated returns an error if a usable credential must be replaced.
 	outdated func(e *machine.Env, at func(file string) string, cert *x509.Certificate) error
@@ -85,8 +84,8 @@ func (c credential) Wrong(e *machine.Env, at func(file string) string) error {
 	return c.outdated(e, at, cert)
 }
 
-// CertificatesPhase makes kubeadm create the control plane's credentials in RenewalDir, which
-// links to the usable ones. Those in use stay until the new ones are verified.
+// CertificatesPhase lets kubeadm make the control plane's missing and outdated credentials in
+// RenewalDir. Those in use are replaced only after the new ones are verified.
 func CertificatesPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "certificates", Doc: "the control plane's certificates are intact, valid and have all names", Timeout: 5 * time.Minute,
@@ -101,9 +100,9 @@ func CertificatesPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			kept := false // kubeadm has failed, and the credentials in use are usable
+			kept := false // kubeadm failed, but the credentials in use are usable
 			bad := BadCredentials(e, active.Site)
-			if err := putInPlace(e, bad); err != nil { // those of an interrupted run
+			if err := putInPlace(e, bad); err != nil { // new ones of an interrupted run
 				return err
 			}
 			if bad = BadCredentials(e, active.Site); len(bad) > 0 {
@@ -113,7 +112,7 @@ func CertificatesPhase(active *site.Active) run.Phase {
 				case failed == nil:
 				case !areUsable(e, active.Site) || errors.Is(ctx.Err(), context.Canceled):
 					return failed
-				default: // the control plane need not wait for a retry
+				default: // the control plane can start without the new ones
 					kept = true
 					e.Note("renewing the control plane's certificates failed: %s; those in use are valid until %s; first boot retries every two hours and at each boot", machine.OneLine(failed), firstEnd(e, still).UTC().Format(time.RFC3339))
 				}
@@ -134,8 +133,8 @@ func CertificatesPhase(active *site.Active) run.Phase {
 	}
 }
 
-// makeCredentials makes kubeadm create the wanted credentials in
-// RenewalDir, and puts them in place.
+// makeCredentials makes kubeadm create the wanted credentials in RenewalDir, which links to the
+// others, and then replaces those in use.
 func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, wanted []credential) error {
 	if err := e.RemoveAll(RenewalDir); err != nil {
 		return fmt.Errorf("removing %s: %w", RenewalDir, err)
@@ -180,8 +179,8 @@ func makeCredentials(ctx context.Context, e *machine.Env, active *site.Active, w
 	return putInPlace(e, wanted)
 }
 
-// putInPlace replaces old credentials by the usable new ones in RenewalDir, which stay there:
-// after a power cut between a key and its certificate, the next run replaces both again.
+// putInPlace replaces old credentials with the usable new ones in RenewalDir. The new ones stay
+// there: after a power cut between a key and its certificate, the next run replaces both again.
 func putInPlace(e *machine.Env, old []credential) error {
 	old = slices.DeleteFunc(slices.Clone(old), func(c credential) bool {
 		return c.Wrong(e, Renewed) != nil
@@ -192,7 +191,7 @@ func putInPlace(e *machine.Env, old []credential) error {
 	if err := e.Sync(RenewalDir); err != nil { // kubeadm does not sync
 		return fmt.Errorf("syncing the new certificates: %w", err)
 	}
-	mark := e.Contents(PodsRestart) // set by a run that was killed
+	mark := e.Contents(PodsRestart) // a run that was killed may have set it
 	kubelets := slices.ContainsFunc(old, func(c credential) bool { return slices.Contains(c.Files, ondisk.KubeletConf) })
 	if kubelets {
 		mark = []byte(kubeletToo)
@@ -242,7 +241,7 @@ func BadCredentials(e *machine.Env, site *configs.Site) (bad []credential) {
 	return bad
 }
 
-// areUsable reports whether all credentials are usable now. Outdated ones count as usable.
+// areUsable reports whether all credentials are usable now. Outdated ones may be usable.
 func areUsable(e *machine.Env, site *configs.Site) bool {
 	return !slices.ContainsFunc(CredentialsOf(site), func(c credential) bool {
 		_, err := c.Usable(e, InUse)
@@ -310,7 +309,7 @@ func CredentialsOf(site *configs.Site) []credential {
 			}
 			return cert, inTime(e, cert)
 		},
-		// kubelet renews its client certificate itself, so only the CA in the kubeconfig is checked.
+		// kubelet renews its client certificate itself, so compare only the CA in the kubeconfig.
 		outdated: func(e *machine.Env, at func(string) string, _ *x509.Certificate) error {
 			return formerCA(e, at(ondisk.KubeletConf))
 		},
@@ -353,7 +352,7 @@ func confCert(e *machine.Env, path string) (*x509.Certificate, error) {
 	return cert, validBy(e, cert, ondisk.KubeCA)
 }
 
-// validBy returns an error unless a certificate is signed by the CA in caFile, and valid now.
+// validBy returns an error unless the certificate is valid now and signed by the CA in caFile.
 func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
@@ -365,8 +364,8 @@ func validBy(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return inTime(e, cert)
 }
 
-// inTime returns an error unless a certificate is valid now. A certificate that is not
-// valid yet was made while the clock was ahead.
+// inTime returns an error unless a certificate is valid now. If it is not valid yet, it was made
+// while the clock was ahead.
 func inTime(e *machine.Env, cert *x509.Certificate) error {
 	switch now := e.Now(); {
 	case now.After(cert.NotAfter):
@@ -377,8 +376,8 @@ func inTime(e *machine.Env, cert *x509.Certificate) error {
 	return nil
 }
 
-// endsSoon returns an error if less than RenewBefore, or than half of the certificate's
-// lifetime, is left. The half keeps short-lived certificates from being renewed again at once.
+// endsSoon returns an error if the certificate expires within RenewBefore, and more than half of
+// its lifetime has passed. The second condition prevents repeated renewals of short-lived ones.
 func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	cas, err := api.ParseCerts(e.Contents(caFile))
 	if err != nil {
@@ -393,14 +392,15 @@ func endsSoon(e *machine.Env, cert *x509.Certificate, caFile string) error {
 	return nil
 }
 
-// MadeFile records when kubeadm made certificates, since those in kubeconfigs start when their
-// CA does. If it is lost, certificates valid for less than a year are made once more.
+// MadeFile records when kubeadm made each certificate, because certificates in kubeconfigs are
+// valid from the start of their CA. If the file is lost, certificates with a lifetime of less than
+// a year are renewed once.
 const MadeFile = ondisk.StateDir + "/certificates.json"
 
 // madeRecord is the contents of MadeFile.
 type madeRecord struct {
 	Version int `json:"version"`
-	// Made maps the hexadecimal SHA-256 of a certificate to its time.
+	// Made maps the hexadecimal SHA-256 of a certificate to the time at which it was made.
 	Made map[string]time.Time `json:"made"`
 }
 
@@ -426,8 +426,8 @@ func madeAt(e *machine.Env, cert *x509.Certificate) time.Time {
 	return cert.NotBefore
 }
 
-// saveMade records when new credentials were made, before they are put in
-// place. The records of those in use stay.
+// saveMade records when new credentials were made, before they replace those in use. It keeps the
+// records of the ones in use.
 func saveMade(e *machine.Env, site *configs.Site, made []credential, when time.Time) error {
 	before, now := readMadeRecord(e).Made, map[string]time.Time{}
 	for _, c := range CredentialsOf(site) {

@@ -18,18 +18,20 @@ import (
 )
 
 // If a quorum is lost forever, the operator names one machine to continue from. Its etcd starts
-// with ForceNewCluster, which drops all other members, but only once: new members must stay.
+// once with ForceNewCluster, which drops all other members. A second such start would drop new
+// members.
 
 // ForceNewCluster is the name of etcd's flag.
 const ForceNewCluster = "force-new-cluster"
 
-// forcedArgs returns etcd's arguments for that start. A crash may repeat it, which would drop
-// new members. So nobody may join yet: etcd listens only for clients of this machine.
+// forcedArgs returns etcd's arguments for that start. A crash may repeat the start, so no member
+// may join yet: etcd listens only for clients on this machine.
 func forcedArgs(site *configs.Site) []kubeadm.Arg {
 	return []kubeadm.Arg{{Name: ForceNewCluster, Value: "true"}, {Name: "listen-client-urls", Value: ownEtcdURL(site)}}
 }
 
-// ownEtcdURL returns the URL of this machine's etcd for its API server, as kubeadm sets it.
+// ownEtcdURL returns the URL at which this machine's API server reaches its etcd, as kubeadm sets
+// it.
 func ownEtcdURL(site *configs.Site) string {
 	loopback := "127.0.0.1"
 	if addr, err := netip.ParseAddr(site.Self().Address); err == nil && addr.Is6() {
@@ -76,14 +78,14 @@ func ContinuedPhase(active *site.Active) run.Phase {
 	}
 }
 
-// continueRequest returns the Site's request to continue in the format of the membership record.
+// continueRequest returns the Site's request to continue, in the format of the membership record.
 func continueRequest(site *configs.Site) string {
 	c := site.ControlPlane
 	return strings.Join(strings.Fields(c.ContinueFrom+" "+c.Restore+" "+c.Said), " ")
 }
 
-// forgetRequest removes a request from the record once the Site has none, so
-// that the next request is carried out.
+// forgetRequest removes the request from the record once the Site has none, so that the same
+// request can be made again later.
 func (t *etcdStarter) forgetRequest() error {
 	note := ReadMembership(t.e)
 	if note.Continued == "" || t.site.ControlPlane.ContinueFrom != "" {

@@ -22,11 +22,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Each control-plane node has the cluster's keys from its Site. None of them is the first: each
-// runs kubeadm's init phases, and package etcdmember decides how etcd starts.
+// Each control-plane node has the cluster's keys from its Site. No node is the first one: each runs
+// kubeadm's init phases, and package etcdmember decides how its etcd starts.
 
 // AddressPhase waits for the machine's own address, and checks that new network settings reach
-// another machine, if any is on. Once etcd may run, this boot's network stays unchanged.
+// another machine, if one is on. Once this boot has decided how etcd starts, the network stays
+// unchanged.
 func AddressPhase(site *configs.Site) run.Phase {
 	up, late := network.ToNeighbours(site), &network.LateReload{}
 	return run.Phase{
@@ -64,7 +65,7 @@ func AddressPhase(site *configs.Site) run.Phase {
 
 const addressFix = "check the cable, the switch port and the Site's network settings; where DHCP gives addresses, reserve this one for the machine"
 
-// tryNetwork applies new network settings, and rolls them back if they reach nothing.
+// tryNetwork applies new network settings, and rolls them back if they reach no other machine.
 func tryNetwork(ctx context.Context, e *machine.Env, up network.Uplink) error {
 	found, _, err := network.Use(ctx, e, up)
 	if err != nil {
@@ -91,8 +92,8 @@ func waitForAddress(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return nil
 }
 
-// EndpointPhase maps the endpoint's name to this machine's own API server. It needs no IPVS,
-// since the pods and kubelet of a control-plane node depend on their own API server anyway.
+// EndpointPhase maps the endpoint's name to this machine's own API server. IPVS is not needed,
+// because kubelet and the pods here depend on that API server anyway.
 func EndpointPhase(site *configs.Site) run.Phase {
 	line := siteconf.HostsEntry{IP: site.Self().Address, Names: []string{site.Endpoint}}
 	return run.Phase{
@@ -113,7 +114,7 @@ var Pods = []string{ondisk.ManifestsDir + "/kube-apiserver.yaml", ondisk.Manifes
 // Phase makes kubelet run the control plane's static pods.
 func Phase(active *site.Active) run.Phase {
 	madeFrom := active.Image.Plan + "\x00" + active.Site.ControlPlane.Kubeadm
-	if proxy := siteconf.ControlPlaneProxyEnv(active.Site); proxy != nil { // without a proxy, the mark equals that of former releases
+	if proxy := siteconf.ControlPlaneProxyEnv(active.Site); proxy != nil { // without a proxy, the mark stays the same as in former releases
 		madeFrom += "\x00" + strings.Join(proxy, "\x00")
 	}
 	sum := sha256.Sum256([]byte(madeFrom))
@@ -133,8 +134,8 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
 			if !made(e) {
-				// The other root has another mark. If this run is interrupted and the other root boots
-				// next, that root must make the pods again.
+				// The root partitions have different marks. If this run is interrupted and the
+				// other root partition boots next, its system must make the pods again.
 				if e.Exists(member.ControlPlaneMark) {
 					if err := writeMark(e, "unfinished"); err != nil {
 						return err
@@ -169,8 +170,8 @@ func writeMark(e *machine.Env, mark string) error {
 	return nil
 }
 
-// waitForAPI waits for this machine's own API server, and records that etcd's data is in use.
-// The API server does not answer while this machine's etcd member has no vote.
+// waitForAPI waits for this machine's own API server, and records that etcd's data is in use. The
+// API server does not answer before this machine's etcd member has a vote.
 func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	client, err := etcdClient(e)
 	if err != nil {
@@ -183,7 +184,7 @@ func waitForAPI(ctx context.Context, e *machine.Env, site *configs.Site) error {
 		if bad == nil {
 			return nil
 		}
-		if usable = areUsable(e, site); !usable { // the clock was set meanwhile
+		if usable = areUsable(e, site); !usable { // the clock has been set
 			return nil
 		}
 		e.Waiting("this machine's API server: %s", machine.OneLine(bad))

@@ -21,21 +21,22 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// At the bootstrap, kubeadm's documents for all nodes are uploaded, for joins and upgrades.
-// Corrected documents of a Site replace them, unless somebody else has changed them.
+// At the bootstrap, kubeadm's documents for all nodes are uploaded, for joins and upgrades. Later,
+// changed documents of a Site replace them, unless somebody else has changed those in the cluster.
 
 const (
 	kubeadmConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
 	kubeletConfigMap = "/api/v1/namespaces/kube-system/configmaps/kubelet-config"
 	proxyConfigMap   = "/api/v1/namespaces/kube-system/configmaps/kube-proxy"
-	// DocumentsKey annotates kubeadm-config with a hash of the last uploaded documents, uploadedKey
-	// with a hash of the ConfigMaps after it. uploadingKey exists during an upload.
+	// DocumentsKey is the annotation of kubeadm-config with a hash of the documents that were
+	// uploaded last, uploadedKey that with a hash of the resulting ConfigMaps. uploadingKey exists
+	// during an upload.
 	DocumentsKey = "edgebake.io/documents"
 	uploadedKey  = "edgebake.io/uploaded"
 	uploadingKey = "edgebake.io/uploading"
-	// DocumentsMark identifies the documents of this machine's Site that are in the cluster.
+	// DocumentsMark records the hash of this machine's documents once they are in the cluster.
 	DocumentsMark = ondisk.StateDir + "/cluster-documents"
-	// DocumentsFile has the documents for the operator if first boot does not upload them.
+	// DocumentsFile contains the documents for the operator if first boot does not upload them.
 	DocumentsFile = ondisk.StateDir + "/kubeadm.yaml"
 )
 
@@ -54,10 +55,10 @@ func DocumentsOf(site *configs.Site) (string, error) {
 
 // uploaded describes the documents in the cluster.
 type uploaded struct {
-	documents string // a hash by DocumentsOf; "": unknown
-	untouched bool   // nobody has changed them, apart from an interrupted upload
+	documents string // hash as of DocumentsOf; "": unknown
+	untouched bool   // nobody else has changed them, or an upload was interrupted
 	cutOff    bool   // an upload was interrupted
-	contents  string // a hash of the present contents
+	contents  string // hash of the present ConfigMaps
 }
 
 func readUploaded(ctx context.Context, c *api.Client) (uploaded, error) {
@@ -88,8 +89,7 @@ func annotate(ctx context.Context, c *api.Client, annotations map[string]any) er
 	return nil
 }
 
-// markUploaded records in the cluster, and then on this machine, that the documents were
-// uploaded.
+// markUploaded records in the cluster, and then on this machine, that these documents are uploaded.
 func markUploaded(ctx context.Context, e *machine.Env, c *api.Client, documents string) error {
 	now, err := readUploaded(ctx, c)
 	if err == nil {
@@ -108,8 +108,8 @@ func markDocuments(e *machine.Env, documents string) error {
 	return e.Remove(DocumentsFile)
 }
 
-// DocumentsPhase uploads kubeadm's documents again after they have changed in the Site. If
-// somebody else has changed those in the cluster, it only reports the difference.
+// DocumentsPhase uploads kubeadm's documents again if the Site has new ones. If somebody else has
+// changed those in the cluster, it only reports the difference.
 func DocumentsPhase(active *site.Active) run.Phase {
 	site, compared := active.Site, false
 	return run.Phase{
@@ -141,14 +141,14 @@ func DocumentsPhase(active *site.Active) run.Phase {
 			had := e.Text(DocumentsMark)
 			switch entitled := had != "" && there.documents != "" && there.untouched; {
 			case there.documents == documents && !(entitled && there.cutOff):
-				return markDocuments(e, documents) // uploaded by this machine, another one, or a person
+				return markDocuments(e, documents) // this machine, another one or a person has uploaded them
 			case had == "" && there.documents == "":
-				// The documents are from a former release: those in the cluster count as correct.
+				// A former release uploaded the documents: those in the cluster count as correct.
 				return markDocuments(e, documents)
 			case entitled:
 				return uploadDocuments(ctx, e, c, active, documents)
 			}
-			// A machine whose documents never were in the cluster may have outdated ones.
+			// Documents of a machine that has never uploaded them may be outdated.
 			if err := writeForPerson(e, site, documents); err != nil {
 				return err
 			}
@@ -171,8 +171,8 @@ func uploadDocuments(ctx context.Context, e *machine.Env, c *api.Client, active 
 	return nil
 }
 
-// writeForPerson writes the Site's documents to a file, and adds a
-// note that tells how to upload them.
+// writeForPerson writes the Site's documents to a file, and adds a note that explains how to upload
+// them.
 func writeForPerson(e *machine.Env, site *configs.Site, documents string) error {
 	text, err := site.ControlPlane.Documents().Encode()
 	if err == nil {
@@ -187,7 +187,7 @@ func writeForPerson(e *machine.Env, site *configs.Site, documents string) error 
 }
 
 // remarkProxy adds a note if kube-proxy's configuration in the cluster differs from the Site's.
-// kubeadm would upload it only together with a new DaemonSet.
+// kubeadm can upload it only together with a new DaemonSet.
 func remarkProxy(ctx context.Context, e *machine.Env, site *configs.Site) {
 	differences, err := proxyDifferences(ctx, e, site)
 	if err != nil {
@@ -211,7 +211,7 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 		Data map[string]string `json:"data"`
 	}
 	if err := c.Get(ctx, proxyConfigMap, &there); api.Code(err) == 404 {
-		return nil, nil // something else replaces kube-proxy
+		return nil, nil // the cluster uses no kube-proxy
 	} else if err != nil {
 		return nil, err
 	}
@@ -222,13 +222,13 @@ func proxyDifferences(ctx context.Context, e *machine.Env, site *configs.Site) (
 	if err := yamltree.Unmarshal([]byte(there.Data["config.conf"]), &has); err != nil {
 		return nil, fmt.Errorf("reading config.conf of ConfigMap kube-system/kube-proxy: %w", err)
 	}
-	delete(want, "apiVersion") // an upgrade may change it
+	delete(want, "apiVersion") // an upgrade may change this field
 	delete(want, "kind")
 	return lacking("", want, has), nil
 }
 
-// lacking lists the fields of want that are missing or different in has. It ignores additional
-// fields and list items; a missing field counts as its zero value.
+// lacking lists the fields of want that are missing from has or differ there. A missing field
+// counts as the zero value. Fields and list items that only has contains are ignored.
 func lacking(field string, want, has any) []string {
 	switch w := want.(type) {
 	case map[string]any:
@@ -257,7 +257,7 @@ func lacking(field string, want, has any) []string {
 	return []string{fmt.Sprintf("%s is %v in the cluster, but %v in the Site", field, has, want)}
 }
 
-// sameDuration reports whether two values are the same duration, like 1h and 1h0m0s.
+// sameDuration reports whether two values are the same duration, such as 1h and 1h0m0s.
 func sameDuration(a, b any) bool {
 	x, err := time.ParseDuration(fmt.Sprint(a))
 	y, errY := time.ParseDuration(fmt.Sprint(b))

@@ -24,8 +24,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// etcd's manifest is a link into /run, so that kubelet starts no etcd before this boot's
-// decision. The target is not in RunDir, since that is removed when first boot ends.
+// etcd's manifest is a link into /run, so that kubelet does not start etcd before this boot has
+// decided how. The target is not in RunDir, which is removed when first boot ends.
 const (
 	EtcdManifest = ondisk.ManifestsDir + "/etcd.yaml"
 	EtcdRun      = "/run/edgebake-etcd.yaml"
@@ -33,20 +33,20 @@ const (
 
 const (
 	// stopDelay is how long a state that only a person can change must last before it is reported.
-	// After a power cut of all machines, forming a quorum takes a while.
+	// After a power cut of all machines, the others need some time to form a quorum.
 	stopDelay      = 2 * time.Minute
 	decideInterval = 2 * time.Second
 	// fixAfter is how long a wait must last before its fix is
 	// reported: most waits end by themselves.
 	fixAfter = 5 * time.Minute
 	// countedFor is how long the node to continue from must have listed this machine's member: an
-	// etcd that will drop all others still lists them for a moment.
+	// etcd that is about to drop all other members still lists them for a moment.
 	countedFor = 15 * time.Second
 	// askTimeout bounds one request to another control-plane node.
 	askTimeout = 8 * time.Second
 )
 
-// EtcdStartPhase starts etcd, once package etcdmember has decided how.
+// EtcdStartPhase starts etcd in the way that package etcdmember decides.
 func EtcdStartPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "etcd-start", Doc: "etcd is started without losing data", Timeout: time.Hour,
@@ -63,7 +63,8 @@ func EtcdStartPhase(active *site.Active) run.Phase {
 			}
 			defer client.CloseIdleConnections()
 			t := &etcdStarter{e: e, active: active, site: active.Site, client: client}
-			// Closed only at the end of the pass: other nodes also ask while it waits after a failure.
+			// Close it only at the end of the pass: other nodes also ask while the pass waits after
+			// a failure.
 			e.AtEndOfPass(t.close)
 			return t.run(ctx)
 		},
@@ -76,8 +77,8 @@ func Decided(e *machine.Env) bool {
 	return err == nil && target == EtcdRun && len(e.Contents(EtcdRun)) > 0
 }
 
-// EtcdTLS returns the TLS configuration by which control-plane nodes trust each other without a
-// cluster: it uses etcd's CA, whose key only they have.
+// EtcdTLS returns the TLS configuration with which control-plane nodes trust each other before
+// there is a cluster. It uses etcd's CA, whose key only they have.
 func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	pool, err := api.Pool(e.Contents(etcdCA))
 	if err != nil {
@@ -93,8 +94,8 @@ func EtcdTLS(e *machine.Env) (*tls.Config, error) {
 	}, nil
 }
 
-// etcdClient returns a client for other control-plane nodes and for etcd. It keeps
-// connections open, which the caller must close.
+// etcdClient returns a client for etcd and for other control-plane nodes. It keeps connections
+// open; the caller must close them.
 func etcdClient(e *machine.Env) (*http.Client, error) {
 	conf, err := EtcdTLS(e)
 	if err != nil {
@@ -110,20 +111,20 @@ type etcdStarter struct {
 	site   *configs.Site
 	client *http.Client
 
-	blank   *http.Server      // reports to the other nodes that this machine has no data
-	stopped time.Time         // since when only a person can decide; zero: no person is needed
-	via     etcdmember.Client // a member through which a quorum answers
+	blank   *http.Server      // tells other nodes that this machine has no data
+	stopped time.Time         // when a decision first required a person; zero: none does
+	via     etcdmember.Client // a member through which a quorum responds
 	watch   leaseWatch        // watches the former membership
 	learner learnerWatch      // watches another machine's learner
 	since   time.Time         // when the decision last changed
-	named   time.Time         // since when the node to continue from lists this machine's member
+	named   time.Time         // since when the node to continue from has listed this machine's member
 }
 
 // run repeats the decision until etcd is started.
 func (t *etcdStarter) run(ctx context.Context) error {
 	lastLine := ""
 	for {
-		if !areUsable(t.e, t.site) { // the clock was set meanwhile
+		if !areUsable(t.e, t.site) { // the clock has been set
 			return run.ErrRestart
 		}
 		v, err := t.view(ctx)
@@ -154,8 +155,8 @@ func (t *etcdStarter) run(ctx context.Context) error {
 type startResult int
 
 const (
-	startWaits  startResult = iota // for the other nodes, or for a person
-	dataChanged                    // the disk has changed: decide again at once
+	startWaits  startResult = iota // waits for other nodes, or for a person
+	dataChanged                    // data on the disk has changed: decide again at once
 	etcdStarted                    // etcd was started
 )
 
@@ -214,7 +215,7 @@ func (t *etcdStarter) execute(ctx context.Context, d etcdmember.Decision) (start
 // setAside moves etcd's data aside.
 func (t *etcdStarter) setAside(d etcdmember.Decision) (startResult, error) {
 	if c := t.site.ControlPlane; c.Restore != "" && c.ContinueFrom == t.site.Self().Name {
-		// The snapshot that will replace the data must exist.
+		// Check that the snapshot that will replace the data exists.
 		if _, err := snapshotAtHand(t.e, strings.ToLower(c.Restore)); err != nil {
 			return startWaits, err
 		}
@@ -244,7 +245,8 @@ func (t *etcdStarter) joinCluster(ctx context.Context, d etcdmember.Decision) (s
 	return etcdStarted, t.start(ctx, "existing", members)
 }
 
-// view reads the state of the disk, and asks the other control-plane nodes for theirs.
+// view reads the state of this machine's disk, and asks the other control-plane nodes for their
+// states.
 func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	self := t.site.Self()
 	v := etcdmember.View{Self: self.Name, PeerURL: self.PeerURL(), Cluster: t.site.ControlPlane.ID, Permit: permit(t.e, t.site), PermitID: PermitID(t.site), Dates: permitDates(t.e, t.site),
@@ -281,13 +283,12 @@ func (t *etcdStarter) view(ctx context.Context) (etcdmember.View, error) {
 	return v, err
 }
 
-// peerAnswer is the state of another control-plane node, and of
-// etcd's quorum as seen through it.
+// peerAnswer is the state of another control-plane node, and of etcd's quorum as that node sees it.
 type peerAnswer struct {
 	peer    etcdmember.Peer
 	counts  []string // IDs of the members in its data
 	cluster string
-	members []etcdmember.Member // nil: no quorum answers through this node
+	members []etcdmember.Member // nil: no quorum responds through this node
 	etcd    etcdmember.Client
 }
 
@@ -339,7 +340,8 @@ func isBlank(e *machine.Env) bool {
 	return err == nil && !d.WAL
 }
 
-// everyMember returns etcd's --initial-cluster with all control-plane nodes that are not absent.
+// everyMember returns the value of etcd's --initial-cluster: all control-plane nodes that are not
+// absent.
 func everyMember(site *configs.Site) string {
 	var parts []string
 	for _, m := range site.ControlPlane.Members {
@@ -351,8 +353,8 @@ func everyMember(site *configs.Site) string {
 	return strings.Join(parts, ",")
 }
 
-// answerBlank reports to the other nodes that this machine has no data,
-// until etcd is started or the pass ends.
+// answerBlank tells the other nodes that this machine has no data, until etcd is started or the
+// pass ends.
 func (t *etcdStarter) answerBlank(ctx context.Context, answer etcdmember.Answer) {
 	if t.blank != nil {
 		return
@@ -369,7 +371,7 @@ func (t *etcdStarter) answerBlank(ctx context.Context, answer etcdmember.Answer)
 	}
 	server := &http.Server{Handler: etcdmember.ServeBlank(answer, func() bool { return isBlank(t.e) }), ReadHeaderTimeout: askTimeout}
 	t.blank = server
-	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // until Close
+	go func() { _ = server.Serve(tls.NewListener(l, conf)) }() // ends with Close
 }
 
 func (t *etcdStarter) close() {
@@ -379,14 +381,14 @@ func (t *etcdStarter) close() {
 	}
 }
 
-// saveMembership records the cluster of the data that etcd is about to write. If the Site names
-// a control-plane node to continue from, it also records that this is carried out.
+// saveMembership records the cluster of the data that etcd is about to write, and the Site's
+// request to continue as carried out.
 func saveMembership(e *machine.Env, site *configs.Site) error {
 	return ReadMembership(e).CarriedOut(site).write(e)
 }
 
-// join removes former members and adds this machine as a member of a running cluster. After an
-// interruption, the next attempt starts from the members that exist then.
+// join removes the members in d.Remove, and adds this machine as a member of a running cluster.
+// After an interruption, the next attempt starts from the members of that time.
 func (t *etcdStarter) join(ctx context.Context, d etcdmember.Decision) (initialCluster string, err error) {
 	for _, id := range d.Remove {
 		if err := t.via.Remove(ctx, id); err != nil {
@@ -411,8 +413,8 @@ func (t *etcdStarter) start(ctx context.Context, state, members string, more ...
 	return startEtcd(ctx, t.e, t.active, append([]kubeadm.Arg{
 		{Name: "initial-cluster", Value: members},
 		{Name: "initial-cluster-state", Value: state},
-		// etcd uses the token only at a bootstrap. It is equal on all machines, whatever
-		// their image, and different for each bootstrap.
+		// etcd uses the token only at a bootstrap. All machines have the same one, whatever their
+		// image, and each bootstrap has another.
 		{Name: "initial-cluster-token", Value: etcdmember.Token(t.site.ControlPlane.ID, PermitID(t.site))},
 	}, more...))
 }
@@ -436,7 +438,7 @@ func startEtcd(ctx context.Context, e *machine.Env, active *site.Active, args []
 	if err := e.WriteFile(EtcdRun, pod, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}
-	// kubelet notices changes in the directory, but not in the target of a link.
+	// kubelet notices changes in the directory, but not changes of a link's target.
 	if err := e.Symlink(EtcdRun, EtcdManifest); err != nil {
 		return fmt.Errorf("starting etcd: %w", err)
 	}

@@ -11,11 +11,11 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Two machines with the Site of one control-plane node cannot tell each other apart. Another one
-// is running if etcd's members are connected to its member, or its Node's lease is renewed.
+// Two machines with the Site of the same control-plane node cannot see each other. The other one
+// runs if etcd's members are connected to its member, or if its Node's lease is renewed.
 
-// leaseWatchTime is how long the lease must stay unchanged until the former machine counts as
-// gone. kubelet renews it every 10 s; its timestamp is not compared with this machine's clock.
+// leaseWatchTime is how long the lease must stay unchanged until the former machine counts as gone.
+// kubelet renews a lease every 10 s. Its timestamp is not compared with this machine's clock.
 const leaseWatchTime = time.Minute
 
 // leaseWatch records the Node's lease as first seen.
@@ -24,8 +24,8 @@ type leaseWatch struct {
 	lease string
 }
 
-// formerMembership finds out whether another machine is running with this machine's membership.
-// etcds are the members through which a quorum answers.
+// formerMembership reports whether another machine is running as this machine's member. etcds are
+// the members through which a quorum responds.
 func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) (etcdmember.Former, string, error) {
 	for _, m := range v.Members {
 		if !v.Own(m) {
@@ -61,10 +61,10 @@ func (t *etcdStarter) formerMembership(ctx context.Context, v etcdmember.View, e
 // all other machines from joining.
 type learnerWatch struct {
 	id    string
-	since time.Time // since when it was not seen running
+	since time.Time // since when the learner was not seen running
 }
 
-// deadLearner returns the ID of another machine's learner that has never started and was not
+// deadLearner returns the ID of another machine's learner that has never started, and that was not
 // seen running for etcdmember.LearnerTimeout; "" if there is none.
 func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds []etcdmember.Client) string {
 	i := slices.IndexFunc(v.Members, func(m etcdmember.Member) bool { return m.Learner && m.NeverStarted() && !v.Own(m) })
@@ -88,8 +88,8 @@ func (t *etcdStarter) deadLearner(ctx context.Context, v etcdmember.View, etcds 
 	return id
 }
 
-// leaseOfNode asks the other nodes' API servers for the machine ID of this machine's Node and
-// the time of its lease. Both are "" without an answer: then only etcd's members count.
+// leaseOfNode asks the other nodes' API servers for the machine ID in this machine's Node, and for
+// the time of the Node's lease. Both are "" if none responds.
 func (t *etcdStarter) leaseOfNode(ctx context.Context) (machine, renewed string) {
 	c, err := adminClient(t.e, t.site)
 	if err != nil {

@@ -35,7 +35,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 	}
 	secret, open := machine.Mode(0o600), machine.Mode(0o644)
 	var out []pkiFile
-	for _, ca := range slices.Backward(configs.ClusterCAs()) { // the first, the cluster's CA, is written last: it identifies the machine's cluster
+	for _, ca := range slices.Backward(configs.ClusterCAs()) { // the cluster's CA, which comes first, is written last: it identifies the machine's cluster
 		out = append(out,
 			pkiFile{member.PKIDir + "/" + ca.Base + ".key", []byte(ca.Of(k).Key.Reveal()), secret},
 			pkiFile{member.PKIDir + "/" + ca.Base + ".crt", []byte(ca.Of(k).Cert), open})
@@ -44,7 +44,7 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 		pkiFile{member.PKIDir + "/sa.pub", public, open},
 		pkiFile{member.PKIDir + "/sa.key", []byte(k.ServiceAccount.Reveal()), secret},
 	)
-	if !k.Manifests.IsZero() { // kept until the manifests are applied
+	if !k.Manifests.IsZero() { // stored until they are applied
 		out = append(out, pkiFile{ClusterManifests, []byte(k.Manifests.Reveal()), secret})
 	}
 	return out, nil
@@ -52,12 +52,12 @@ func pkiFiles(k *configs.ClusterKeys) ([]pkiFile, error) {
 
 const (
 	etcdCA = member.PKIDir + "/etcd/ca.crt"
-	// etcdFormerCA marks that etcd's CA has changed since etcd read it at its start.
+	// etcdFormerCA exists if etcd's CA has changed since etcd started and read it.
 	etcdFormerCA = ondisk.RunMark + "etcd-former-ca"
 )
 
-// PKIFilesFor is pkiFiles, but keeps a CA on the disk that is newer than the Site's. By a
-// synchronized clock, it also keeps the old CA while the new one is not valid yet.
+// PKIFilesFor is like pkiFiles, but keeps a CA on the disk that is newer than the Site's. If the
+// clock is synchronized, it also keeps the present CA while the Site's is not valid yet.
 func PKIFilesFor(ctx context.Context, e *machine.Env, k *configs.ClusterKeys) ([]pkiFile, error) {
 	files, err := pkiFiles(k)
 	for i, f := range files {
@@ -96,7 +96,7 @@ func Files() []string {
 	return files
 }
 
-// publicOf returns the public key of a private one, both PEM.
+// publicOf returns the public key of a private key, both in PEM format.
 func publicOf(private string) ([]byte, error) {
 	signer, err := member.ParseSigner([]byte(private))
 	if err != nil {
@@ -109,7 +109,7 @@ func publicOf(private string) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), nil
 }
 
-// KeysPhase puts the cluster's keys where kubeadm and the control plane look for them.
+// KeysPhase puts the cluster's keys where kubeadm and the control plane expect them.
 func KeysPhase(active *site.Active) run.Phase {
 	keys := active.Site.Credentials.Keys
 	return run.Phase{
@@ -156,8 +156,8 @@ func KeysPhase(active *site.Active) run.Phase {
 	}
 }
 
-// DiskIsOfSite returns an error if the disk has the CA of another cluster, or the
-// certificate of another node, than the Site.
+// DiskIsOfSite returns an error if the disk has the CA of another cluster, or the certificate of
+// another node, than the Site.
 func DiskIsOfSite(e *machine.Env, active *site.Active) error {
 	fix := member.Rewriting(e, "a control-plane node cannot move to another cluster: correct the Site, or write the image to the machine's disk again")
 	if c := active.Site.ControlPlane; c != nil && c.ContinueFrom == active.Node {

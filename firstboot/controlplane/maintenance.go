@@ -14,12 +14,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/site"
 )
 
-// maintenanceTime bounds the maintenance of etcd. Defragmentation rewrites
-// a database, which has 8 GiB at most.
+// maintenanceTime limits the maintenance of etcd. Defragmentation rewrites a database of up to 8
+// GiB.
 const maintenanceTime = 20 * time.Minute
 
-// MaintenancePhase maintains etcd's databases, and removes data that was set aside. A
-// failure only adds a note, and does not stop the run.
+// MaintenancePhase maintains etcd's databases, and removes data that was set aside. If that fails,
+// it adds a note and the run continues.
 func MaintenancePhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "etcd", Doc: "etcd's databases have free space, and no alarm is active", Timeout: maintenanceTime + time.Minute,
@@ -48,7 +48,7 @@ func maintainEtcd(ctx context.Context, e *machine.Env, site *configs.Site) (etcd
 		return etcdmember.Maintained{}, err
 	}
 	defer client.CloseIdleConnections()
-	client.Timeout = 0 // ctx has a timeout
+	client.Timeout = 0 // ctx limits the time instead
 	ctx, cancel := context.WithTimeout(ctx, maintenanceTime)
 	defer cancel()
 	u := maintenanceBy(client, site)
@@ -68,8 +68,8 @@ func maintenanceBy(client *http.Client, site *configs.Site) etcdmember.Maintenan
 	return u
 }
 
-// SpaceOn returns an error if bytes more do not fit on /var of a control-plane node
-// without using the space that kubelet and etcd need.
+// SpaceOn returns an error if bytes more do not fit on a control-plane node's /var, beside the
+// space that kubelet and etcd need.
 func SpaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string, bytes int64) error {
 	space := spaceOn
 	if member == site.Self().Name {
@@ -92,8 +92,8 @@ func ownSpace(_ context.Context, e *machine.Env, _ *configs.Site, _ string) (tot
 	return total, free, err
 }
 
-// spaceOn gets the size and the free bytes of another machine's file system with etcd's data. It
-// asks that machine's kubelet through the API server.
+// spaceOn gets the size and the free bytes of the file system with another machine's etcd data,
+// from that machine's kubelet through the API server.
 func spaceOn(ctx context.Context, e *machine.Env, site *configs.Site, member string) (total, free int64, err error) {
 	c, err := adminClient(e, site)
 	if err != nil {

@@ -18,13 +18,14 @@ import (
 )
 
 // The Cluster's manifests come with the keys, and stay on the disk until all are applied. That
-// happens once in a cluster's life, perhaps weeks later: some need a webhook on a worker.
+// happens once in a cluster's life, perhaps after weeks: some need a webhook that runs on a worker.
 
 const (
-	// ClusterManifests is the packed file of the manifests that are not applied yet.
+	// ClusterManifests is the packed file of the manifests until they are applied.
 	ClusterManifests = ondisk.StateDir + "/cluster-manifests"
-	// appliedMarker is a ConfigMap with a key for each applied object; without applyingLabel, all
-	// are. A cluster without it is older than the manifests: only missing objects are created.
+	// appliedMarker is a ConfigMap with a key for each applied object. Once it has no
+	// applyingLabel, all objects are applied. If a cluster is older than the manifests, only
+	// missing objects are created.
 	appliedMarker     = "edgebake-manifests"
 	appliedMarkerPath = "/api/v1/namespaces/kube-system/configmaps/" + appliedMarker
 	applyingLabel     = "edgebake.io/applying"
@@ -59,7 +60,7 @@ func ManifestsPhase(active *site.Active) run.Phase {
 			if err != nil {
 				return err
 			}
-			// The manifests are never applied again, so that later changes by others stay.
+			// Do not apply the manifests again: changes that others make later must stay.
 			return e.Remove(ClusterManifests)
 		},
 	}
@@ -96,8 +97,9 @@ func applyManifests(ctx context.Context, e *machine.Env, c *api.Client, site *co
 	return nil
 }
 
-// applyRound tries once to apply each missing object, and returns how many are left, with their
-// errors. own holds those that this machine has applied; the marker has those of all nodes.
+// applyRound tries once to apply each object that is not applied yet. It returns the number of
+// objects left, with their errors. own has the objects that this machine applied, the marker those
+// of all nodes.
 func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []api.Object, keys []string, own map[string]bool) (left int, _ error) {
 	var errs []error
 	applier := c.Applier()
@@ -111,7 +113,7 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 			apply = applier.Create
 		}
 		if m.complete() {
-			return 0, nil // a person has ended it, or another control-plane node is done
+			return 0, nil // a person has ended it, or another node has applied the rest
 		}
 		if _, applied := m.data[keys[i]]; applied {
 			continue
@@ -138,8 +140,8 @@ func applyRound(ctx context.Context, c *api.Client, site *configs.Site, all []ap
 	return 0, nil
 }
 
-// markerKeys returns the objects' keys in the marker. A key identifies an object and not its
-// contents, which may have been changed since. An object that occurs twice has two keys.
+// markerKeys returns the objects' keys in the marker. A key identifies an object, not its contents,
+// which may have changed since. An object that occurs twice has two keys.
 func markerKeys(all []api.Object) []string {
 	keys, seen := make([]string, len(all)), map[string]int{}
 	for i, o := range all {
@@ -171,7 +173,7 @@ type marker struct {
 	data             map[string]string
 }
 
-// complete reports whether all objects are applied, or a person has ended the application.
+// complete reports whether all objects are applied, or a person has ended the attempt.
 func (m marker) complete() bool { return m.exists && !m.applying }
 
 func readMarker(ctx context.Context, c *api.Client) (marker, error) {
@@ -192,7 +194,7 @@ func readMarker(ctx context.Context, c *api.Client) (marker, error) {
 	return marker{true, applying, mode == applyMissing, o.Data}, nil
 }
 
-// madeMarker reads the marker. A missing marker is created first, with this mode.
+// madeMarker reads the marker. If it is missing, madeMarker creates it with this mode.
 func madeMarker(ctx context.Context, c *api.Client, site *configs.Site, mode string) (marker, error) {
 	m, err := readMarker(ctx, c)
 	if err != nil || m.exists {

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// MembershipFile records which cluster etcd's data belongs to, since etcd's own IDs
-// do not show that. It is next to that data.
+// MembershipFile records the cluster to which etcd's data belongs, because etcd's own IDs do not
+// show it. The file is next to the data.
 const MembershipFile = configs.EtcdDataDir + "/edgebake.json"
 
 // membership is the contents of MembershipFile.
@@ -18,16 +18,16 @@ type membership struct {
 	Version int `json:"version"`
 	// Cluster is the id of the Site's cluster.
 	Cluster string `json:"cluster"`
-	// Bootstrapped is the bootstrap permit that was used to bootstrap etcd on this disk.
+	// Bootstrapped is the bootstrap permit with which etcd was bootstrapped on this disk.
 	Bootstrapped string `json:"born,omitempty"`
-	// Served is the Site's bootstrap permit when this data last served this machine's API
-	// server. Without it, the bootstrap may have been interrupted, and continues.
+	// Served is the Site's bootstrap permit at the time when this data last served this machine's
+	// API server. Until it is set, an interrupted bootstrap continues.
 	Served string `json:"lived,omitempty"`
-	// Continued is the Site's request to continue, once this machine has carried it out: it has
-	// dropped the others, or has joined again. It is removed once the Site has no request.
+	// Continued is the Site's request to continue after this machine has carried it out, by
+	// dropping the other members or by joining again. It is removed once the Site has no request.
 	Continued string `json:"continued,omitempty"`
-	// RequestedAt is the time of the last such request. It stays, so that a request that is not
-	// later, for example on a forgotten stick, is not carried out again.
+	// RequestedAt is the time of the last such request. It is kept, so that an older request, for
+	// example from a forgotten stick, is not carried out.
 	RequestedAt time.Time `json:"said,omitzero"`
 }
 
@@ -42,15 +42,15 @@ func ReadMembership(e *machine.Env) membership {
 	return n
 }
 
-// CarriedOut returns the record for data made by carrying out the Site's
-// request to continue, if the Site has one.
+// CarriedOut returns the record for data that results from the Site's request to continue, if the
+// Site has one.
 func (n membership) CarriedOut(site *configs.Site) membership {
 	c := site.ControlPlane
 	last := n.RequestedAt
 	if requested := c.SaidAt(); requested.After(last) {
 		last = requested
 	}
-	return membership{Cluster: c.ID, Continued: continueRequest(site), RequestedAt: last} // without Bootstrapped: the data was not bootstrapped here
+	return membership{Cluster: c.ID, Continued: continueRequest(site), RequestedAt: last} // Bootstrapped stays empty: the data was not bootstrapped here
 }
 
 // hasCarriedOut reports whether this machine has carried out the Site's
@@ -60,13 +60,13 @@ func (n membership) hasCarriedOut(site *configs.Site) bool {
 	return c.ContinueFrom != "" && (n.Continued == continueRequest(site) || !n.RequestedAt.Before(c.SaidAt()))
 }
 
-// notServedYet reports whether Served differs from the Site's bootstrap permit.
+// notServedYet reports whether the data has not yet served with the Site's bootstrap permit.
 func (n membership) notServedYet(site *configs.Site) bool {
 	return n.Cluster == site.ControlPlane.ID && n.Served != PermitKey(site)
 }
 
-// saveServed records that etcd's data serves this machine's API server: the bootstrap is
-// complete, and is not repeated if the data is lost.
+// saveServed records that etcd's data has served this machine's API server. From then on the
+// bootstrap is not repeated, even if the data is lost.
 func saveServed(e *machine.Env, site *configs.Site) error {
 	n := ReadMembership(e)
 	if !n.notServedYet(site) {
@@ -76,7 +76,7 @@ func saveServed(e *machine.Env, site *configs.Site) error {
 	return n.write(e)
 }
 
-// write writes MembershipFile, which must be on the disk before etcd starts.
+// write writes MembershipFile. It must be on the disk before etcd starts.
 func (n membership) write(e *machine.Env) error {
 	n.Version = membershipVersion
 	b, err := json.Marshal(n)

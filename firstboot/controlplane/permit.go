@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// A bootstrap permit and a request to restore can be used once. MembershipFile records their
-// use in case etcd's data is lost, UEFI variables in case the disk is rewritten.
+// A bootstrap permit and a request to restore can be used once. MembershipFile records their use in
+// case etcd's data is lost; UEFI variables record it in case the disk is rewritten.
 const (
 	BootstrappedVar = "/sys/firmware/efi/efivars/EdgebakeBorn-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
 	RestoredVar     = "/sys/firmware/efi/efivars/EdgebakeRestored-0c8f3d4e-6d1b-4f0e-9d0a-7c5e1f2a9b63"
@@ -27,15 +27,15 @@ func permit(e *machine.Env, site *configs.Site) etcdmember.Permit {
 		return etcdmember.ExpiredPermit
 	}
 	key, note := PermitKey(site), ReadMembership(e)
-	// A bootstrap on this disk that was interrupted before etcd served continues.
+	// A permit is not used if its bootstrap on this disk was interrupted before etcd served.
 	if note.Served == key || firmwareRecord(e, BootstrappedVar) == key && note.Bootstrapped != key {
 		return etcdmember.UsedPermit
 	}
 	return etcdmember.ValidPermit
 }
 
-// permitDates describes the dates by which the permit was judged. It has no time of
-// day, since every changed text is reported again.
+// permitDates describes the dates on which the permit's state depends. It omits the time of day,
+// because each new text is reported again.
 func permitDates(e *machine.Env, site *configs.Site) string {
 	return fmt.Sprintf("%s; this machine's clock shows %s", site.ControlPlane.BootstrapEnd().UTC().Format(time.RFC3339), e.Now().UTC().Format(time.DateOnly))
 }
@@ -63,8 +63,8 @@ func firmwareRecord(e *machine.Env, variable string) string {
 	return string(b[4:])
 }
 
-// usePermit records the bootstrap of the cluster by this machine, on the disk and then in the
-// firmware. A failure of the firmware is only logged.
+// usePermit records that this machine bootstraps the cluster, on the disk and then in the firmware.
+// If the firmware fails, that is only logged.
 func (t *etcdStarter) usePermit() error {
 	key := PermitKey(t.site)
 	note := membership{Cluster: t.site.ControlPlane.ID, Bootstrapped: key, RequestedAt: ReadMembership(t.e).RequestedAt}
@@ -75,7 +75,7 @@ func (t *etcdStarter) usePermit() error {
 	return nil
 }
 
-// saveInFirmware records value in the firmware, since the disk may be rewritten.
+// saveInFirmware records value in the firmware, in case the disk is rewritten.
 func saveInFirmware(e *machine.Env, variable, value string) {
 	if firmwareRecord(e, variable) == value {
 		return
@@ -88,14 +88,14 @@ func saveInFirmware(e *machine.Env, variable, value string) {
 	}
 }
 
-// restoreRequest returns the text that identifies a restore in the firmware:
-// the cluster, and the time of the request.
+// restoreRequest returns the text that identifies a restore in the firmware: the cluster's ID and
+// the time of the request.
 func restoreRequest(site *configs.Site) string {
 	return site.ControlPlane.ID + " " + site.ControlPlane.SaidAt().UTC().Format(time.RFC3339)
 }
 
-// restoredBefore reports whether this machine has carried out the Site's request to restore, or
-// a later one, and no longer has the restored data. An interrupted restore does not count.
+// restoredBefore reports whether this machine has carried out the Site's request to restore, or a
+// later one, and has lost the restored data since. It returns false for an interrupted restore.
 func restoredBefore(e *machine.Env, site *configs.Site) bool {
 	c, note := site.ControlPlane, ReadMembership(e)
 	if c.Restore == "" || c.ContinueFrom != site.Self().Name {

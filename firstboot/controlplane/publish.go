@@ -22,8 +22,9 @@ import (
 
 const clusterInfo = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 
-// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm creates them after
-// cluster-info, which marks the cluster as published, so an interruption would lose them.
+// clusterInfoRules let nodes without a certificate read cluster-info. kubeadm creates these rules
+// after cluster-info, whose existence marks the cluster as published, so an interruption could omit
+// them.
 const clusterInfoRules = `apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: "kubeadm:bootstrap-signer-clusterinfo", namespace: kube-public}
@@ -38,8 +39,8 @@ subjects:
 - {kind: User, name: "system:anonymous"}
 `
 
-// PublishPhase creates the objects of kubeadm init and of the Site in a new cluster;
-// cluster-info comes last. It runs once in a cluster's life: later changes by others stay.
+// PublishPhase creates the objects of kubeadm init and of the Site in a new cluster, cluster-info
+// last. It runs once in a cluster's life, so that later changes by others stay.
 func PublishPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "publish", Doc: "the cluster has everything that nodes need to join", Timeout: 10 * time.Minute,
@@ -76,7 +77,7 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 	case site.Credentials.Keys != nil && !noted:
 		return run.Todo, nil
 	case noted || e.Exists(member.ReadyMark):
-		// Somebody has deleted cluster-info. Publishing again would reset other objects too.
+		// Somebody has deleted cluster-info. Publishing it again would reset other objects too.
 		e.Note("the cluster no longer publishes cluster-info: nodes that do not know its CA cannot join. To fix, unless it was deleted on purpose: `kubeadm init phase bootstrap-token` on this machine")
 		return run.Done, nil
 	}
@@ -84,8 +85,8 @@ func checkPublished(ctx context.Context, e *machine.Env, site *configs.Site) (ru
 		"stamp the machine's Site again, with the keys (`edgebake cluster sites`), or bring it on a stick")
 }
 
-// publishOnce publishes the cluster, or its newer CA, unless
-// another control-plane node has done so.
+// publishOnce publishes the cluster or its newer CA, unless another control-plane node has done
+// that.
 func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error {
 	c, err := adminClient(e, active.Site)
 	if err != nil {
@@ -106,8 +107,8 @@ func publishOnce(ctx context.Context, e *machine.Env, active *site.Active) error
 	return markPublished(ctx, c)
 }
 
-// publish runs the phases of kubeadm init that write to the cluster, and creates the
-// objects of the Site. cluster-info is written last.
+// publish runs the phases of kubeadm init that write to the cluster, and creates the objects of the
+// Site. It writes cluster-info last.
 func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Active) error {
 	if err := waitForOwnNode(ctx, e, c, active); err != nil { // kubeadm annotates the Node with its container runtime
 		return err
@@ -133,8 +134,8 @@ func publish(ctx context.Context, e *machine.Env, c *api.Client, active *site.Ac
 	if err := createObjects(ctx, e, c, active.Site); err != nil {
 		return err
 	}
-	// kubeadm would make a token that is valid for a day, and print it to the journal.
-	// So it gets one that expires in a minute.
+	// kubeadm would make a token that is valid for a day, and print it to the journal. With this
+	// one, the token expires in a minute.
 	token := configs.NewSecret(hex.EncodeToString(e.Random(3)) + "." + hex.EncodeToString(e.Random(8)))
 	if err := kubeadm.Init(ctx, e, active, kubeadm.Local{Token: token, TokenTTL: time.Minute}, []string{"bootstrap-token", "--skip-token-print"}); err != nil {
 		return err
@@ -175,7 +176,7 @@ func markPublished(ctx context.Context, c *api.Client) error {
 	if err := annotate(ctx, c, map[string]any{publishedKey: "true"}); api.Code(err) != 404 {
 		return err
 	}
-	return nil // kubeadm-config was deleted
+	return nil // kubeadm-config does not exist
 }
 
 // createObjects creates the nodes' tokens, and applies the Cluster's manifests.
@@ -188,7 +189,7 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	if err != nil {
 		return err
 	}
-	kept, err := c.Kept() // read what exists once, since there are many tokens
+	kept, err := c.Kept() // read all existing objects once, because there are many tokens
 	if err != nil {
 		return err
 	}
@@ -201,8 +202,8 @@ func createObjects(ctx context.Context, e *machine.Env, c *api.Client, site *con
 	return err
 }
 
-// newerInfo returns a patch of cluster-info if that has an earlier issue of the cluster's CA;
-// nil otherwise. The patch removes the old signatures, and the cluster signs it again.
+// newerInfo returns a patch of cluster-info if that contains an earlier issue of the cluster's CA,
+// otherwise nil. The patch removes the old signatures, so that the cluster signs it again.
 func newerInfo(ctx context.Context, e *machine.Env, c *api.Client) (map[string]any, error) {
 	var info struct {
 		Data map[string]string `json:"data"`
@@ -247,8 +248,8 @@ const (
 	DNSDeployment = "/apis/apps/v1/namespaces/kube-system/deployments/coredns"
 )
 
-// dnsIsThere reports whether the cluster has its DNS; kubeadm must not change an existing one.
-// The Service is made last: without it, an incomplete CoreDNS is removed, to be made again.
+// dnsIsThere reports whether the cluster has DNS, which kubeadm must then not change. kubeadm makes
+// the Service last, so without the Service, CoreDNS is incomplete and is removed.
 func dnsIsThere(ctx context.Context, c *api.Client) (bool, error) {
 	switch err := c.Get(ctx, DNSService, nil); {
 	case err == nil:

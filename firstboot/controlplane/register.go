@@ -37,8 +37,8 @@ func waitForOwnNode(ctx context.Context, e *machine.Env, c *api.Client, active *
 // Label is the label by which kubeadm marks control-plane Nodes.
 const Label = api.ControlPlaneLabel
 
-// RegisterPhase marks the Node as a control-plane node, and makes kubelet renew its own
-// certificate, since the one that kubeadm writes into kubelet.conf expires.
+// RegisterPhase labels the Node as a control-plane node, and makes kubelet renew its own
+// certificate. The one that kubeadm writes into kubelet.conf would expire.
 func RegisterPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "register", Doc: "the Node is labelled as a control-plane node, and kubelet renews its certificate", Timeout: 5 * time.Minute,

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// PodsRestart marks that the control plane's pods still use the former kubeconfigs. It is on
-// /run, since a reboot restarts all pods anyway.
+// PodsRestart exists while the control plane's pods still use former kubeconfigs. It is in /run,
+// because a reboot restarts all pods anyway.
 const PodsRestart = "/run/edgebake-restart-control-plane"
 
 // kubeletToo is the contents of PodsRestart if kubelet has a new certificate too.
@@ -25,14 +25,14 @@ const kubeletToo = "kubelet"
 // renewedAnnotation is changed in a static pod's manifest to make kubelet recreate the pod.
 const renewedAnnotation = "edgebake.io/certificates"
 
-// restartReaders restarts the programs that still use former certificates. PodsRestart is
-// removed last, so that an interrupted run is repeated.
+// restartReaders restarts the programs that still use former certificates. It removes PodsRestart
+// last, so that an interrupted run is repeated.
 func restartReaders(ctx context.Context, e *machine.Env) error {
 	state, err := e.UnitState(ctx, ondisk.UnitKubelet)
 	if err == nil {
 		err = restartPods(e)
 	}
-	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // if it is not active, it reads the new one when it starts
+	if err == nil && state == "active" && string(e.Contents(PodsRestart)) == kubeletToo { // an inactive kubelet reads the new one when it starts
 		err = e.Unit(ctx, "restart", ondisk.UnitKubelet)
 	}
 	if err != nil {
@@ -42,17 +42,17 @@ func restartReaders(ctx context.Context, e *machine.Env) error {
 }
 
 // restartPods makes kubelet recreate the control plane's pods, except etcd, which rereads its
-// certificates. A restart of kubelet is not enough, since kubelet keeps running pods.
+// certificates. Restarting kubelet would not be enough, because pods keep running.
 func restartPods(e *machine.Env) error {
 	when := e.Now().UTC().Format(time.RFC3339)
 	for _, p := range Pods {
 		pod, err := e.Read(p)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the pod is made later, and starts with the new files
+			continue // it is made later, with the new files
 		}
 		if err == nil {
 			pod, err = annotated(pod, renewedAnnotation, when)
-			if err != nil { // incomplete: kubelet does not run it, and a later phase makes it again
+			if err != nil { // incomplete: a later phase makes it again, and kubelet does not run it
 				e.Log.Warn("a pod of the control plane is not restarted", "manifest", p, "error", err)
 				continue
 			}

@@ -22,15 +22,15 @@ import (
 const (
 	// SnapshotOnStick is the name of a snapshot on a stick.
 	SnapshotOnStick = "etcd-snapshot.db"
-	// RestoreDir is the directory in which restored data is made before it
-	// replaces etcd's data in one step.
+	// RestoreDir is the directory in which restored data is made. It then replaces etcd's data in
+	// one step.
 	RestoreDir = ondisk.StateDir + "/restore"
 	// fromStick is the copy of a stick's snapshot.
 	fromStick = RestoreDir + "/snapshot.db"
 )
 
-// restoreSnapshot makes etcd's data from the snapshot that the Site names. It runs etcdutl from
-// etcd's container image. An interrupted restore starts again.
+// restoreSnapshot makes etcd's data from the snapshot that the Site names, with the program etcdutl
+// of etcd's container image. An interrupted restore starts again.
 func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) error {
 	sum := strings.ToLower(active.Site.ControlPlane.Restore)
 	etcd, err := etcdImage(active.Image)
@@ -71,8 +71,8 @@ func restoreSnapshot(ctx context.Context, e *machine.Env, active *site.Active) e
 	return e.RemoveAll(RestoreDir)
 }
 
-// snapshotAtHand puts the snapshot where etcdutl can read it, and
-// returns its path in etcdutl's container.
+// snapshotAtHand makes the snapshot readable for etcdutl, and returns its path in etcdutl's
+// container.
 func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	if err := errors.Join(e.RemoveAll(RestoreDir), e.Mkdir(RestoreDir, machine.Mode(0o700)), e.Mkdir(member.SnapshotDir, machine.Mode(0o700))); err != nil {
 		return "", fmt.Errorf("restoring a snapshot: %w", err)
@@ -80,8 +80,8 @@ func snapshotAtHand(e *machine.Env, sum string) (string, error) {
 	return findSnapshot(e, sum)
 }
 
-// findSnapshot looks for the snapshot with this SHA-256 in SnapshotDir and on sticks, and
-// returns its path in the container of etcdutl.
+// findSnapshot looks in SnapshotDir and on sticks for the snapshot with this SHA-256, and returns
+// its path in etcdutl's container.
 func findSnapshot(e *machine.Env, sum string) (string, error) {
 	all, err := Snapshots(e)
 	if err != nil {

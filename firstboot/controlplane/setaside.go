@@ -19,15 +19,15 @@ import (
 // EtcdMember is the directory of etcd's own data.
 const EtcdMember = configs.EtcdDataDir + "/member"
 
-// AsideDir is the prefix of directories with unused etcd data. The time at
-// which the data was set aside follows.
+// AsideDir is the prefix of directories with etcd data that was set aside. The time at which that
+// was done follows.
 const AsideDir = ondisk.StateDir + "/etcd-set-aside"
 
-// asideHealthy is a file in such a directory, which lists the days on which etcd was healthy.
+// asideHealthy is a file in these directories. It lists the days on which etcd was healthy.
 const asideHealthy = "/healthy-days"
 
-// asideDays is the number of healthy days of etcd after which
-// data that was set aside is removed.
+// asideDays is the number of days with a healthy etcd after which data that was set aside is
+// removed.
 const asideDays = 7
 
 // setAside renames etcd's data, and returns the new path.
@@ -43,8 +43,9 @@ func setAside(e *machine.Env) (string, error) {
 	return to, nil
 }
 
-// SetAsideLogless moves etcd's database aside if it has no log, since etcd never starts with it.
-// A rejected start or a damaged disk leaves one. Data with a log is an error.
+// SetAsideLogless moves etcd's database aside if it has no write-ahead log, because etcd cannot
+// start with it. A rejected start or a damaged disk leaves such a database. Data with a log is an
+// error.
 func SetAsideLogless(e *machine.Env) error {
 	wal, _, _, err := etcdmember.ReadLog(e.Path(EtcdMember + "/wal"))
 	if err == nil && wal {
@@ -65,7 +66,7 @@ func SetAsideLogless(e *machine.Env) error {
 }
 
 // pruneLogless removes databases without a log that were set aside, except the latest and the
-// largest of the rest: rejected starts leave empty ones, and at most one contains data.
+// largest of the others. Rejected starts leave empty ones, and at most one contains data.
 func pruneLogless(e *machine.Env, latest string) error {
 	dirs, err := asideDirs(e)
 	if err != nil {
@@ -94,7 +95,7 @@ func pruneLogless(e *machine.Env, latest string) error {
 	return nil
 }
 
-// asideDirs lists the directories with data that was set aside, by name.
+// asideDirs lists the directories with data that was set aside, sorted by name.
 func asideDirs(e *machine.Env) ([]string, error) {
 	found, err := filepath.Glob(e.Path(AsideDir) + "*")
 	if err != nil {
@@ -109,8 +110,8 @@ func asideDirs(e *machine.Env) ([]string, error) {
 	return dirs, nil
 }
 
-// ageSetAside counts the days on which etcd is healthy, and removes data set aside after
-// asideDays of them. While etcd is unhealthy, the data may be needed, so the count starts again.
+// ageSetAside counts the days on which etcd is healthy, and removes data that was set aside after
+// asideDays of them. The count restarts when etcd is not healthy, because the data may be needed.
 func ageSetAside(e *machine.Env, well bool) error {
 	dirs, err := asideDirs(e)
 	if err != nil {

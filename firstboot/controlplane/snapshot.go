@@ -25,13 +25,14 @@ const (
 	snapshotDate = "20060102-150405.db"
 	// snapshotEvery is the maximum age of the newest snapshot.
 	snapshotEvery = 24 * time.Hour
-	// With more snapshots, or more bytes in total, the oldest are removed. One always stays.
+	// If there are more snapshots, or more bytes in total, the oldest are removed. One always
+	// stays.
 	SnapshotsKept     = 7
 	snapshotsMaxBytes = 2 << 30
-	// SnapshotLeaves is the percentage of the disk that a snapshot must leave free: with
-	// less, kubelet removes images and stops pods.
+	// SnapshotLeaves is the percentage of the disk that must stay free after a snapshot. With less
+	// space, kubelet removes images and stops pods.
 	SnapshotLeaves = 15
-	// snapshotTime bounds one snapshot: a database has 8 GiB at most.
+	// snapshotTime limits the time of one snapshot: a database has up to 8 GiB.
 	snapshotTime = 20 * time.Minute
 )
 
@@ -58,10 +59,10 @@ func snapshot(ctx context.Context, e *machine.Env, site *configs.Site) (string, 
 		return "", err
 	}
 	defer client.CloseIdleConnections()
-	client.Timeout = 0 // ctx has a timeout
+	client.Timeout = 0 // ctx limits the time instead
 	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
 	defer cancel()
-	release, err := e.Lock(ctx, SnapshotLock) // the operator may make one at the same time
+	release, err := e.Lock(ctx, SnapshotLock) // an operator may be making one too
 	if err != nil {
 		return "", fmt.Errorf("waiting for another snapshot to finish: %w", err)
 	}
@@ -87,8 +88,8 @@ type SavedSnapshot struct {
 	size int64
 }
 
-// Snapshots lists the snapshots, newest first. Names with a future date are from a wrong clock
-// and come last; otherwise the correctly dated ones would be removed first.
+// Snapshots lists the snapshots, newest first. Names with a date in the future, from a wrong clock,
+// come last: otherwise snapshots with correct dates would be removed first.
 func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -111,11 +112,11 @@ func Snapshots(e *machine.Env) ([]SavedSnapshot, error) {
 	return out, nil
 }
 
-// spaceForSnapshot removes old snapshots, except the newest, if the next one would leave too
-// little space: etcd stops if it cannot write, and kubelet stops pods well before.
+// spaceForSnapshot removes old snapshots, except the newest, if the next one would leave too little
+// space. On a full disk, etcd stops; kubelet stops pods even earlier.
 func spaceForSnapshot(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("checking the space for a snapshot: %w", err) }
-	size := int64(0) // of the database, and so of the next snapshot
+	size := int64(0) // of the database, which the next snapshot will have too
 	if info, err := os.Stat(e.Path(configs.EtcdDataDir + "/member/snap/db")); err == nil {
 		size = info.Size()
 	}
@@ -140,7 +141,7 @@ func spaceForSnapshot(e *machine.Env) error {
 		keep--
 		left += all[keep].size
 	}
-	if left < least { // removing them all would not be enough: they stay
+	if left < least { // removing all would not be enough, so they stay
 		return run.Advise(fail(fmt.Errorf("it needs %s, but of the %s that are free on /var, %s must stay free (%d %% of the disk)", configs.HumanSize(size), configs.HumanSize(free), configs.HumanSize(least), SnapshotLeaves)),
 			"free space on the disk (`crictl rmi --prune`, `journalctl --vacuum-size=100M`), or use a larger one")
 	}
@@ -152,8 +153,8 @@ func spaceForSnapshot(e *machine.Env) error {
 	return nil
 }
 
-// dropHalfSnapshots removes incomplete snapshots that a power cut left: their names have
-// a date, so the next snapshot does not overwrite them. The caller holds SnapshotLock.
+// dropHalfSnapshots removes incomplete snapshots left by a power cut. The next snapshot does not
+// overwrite them, because their names contain the date. The caller holds SnapshotLock.
 func dropHalfSnapshots(e *machine.Env) error {
 	entries, err := os.ReadDir(e.Path(member.SnapshotDir))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -186,8 +187,8 @@ func dropSnapshots(e *machine.Env) error {
 	return nil
 }
 
-// SnapshotPhase makes a snapshot if the newest is older than a day. A failure only
-// adds a note, and does not stop the run.
+// SnapshotPhase makes a snapshot if the newest one is older than a day. If that fails, it adds a
+// note and the run continues.
 func SnapshotPhase(active *site.Active) run.Phase {
 	tried := false
 	return run.Phase{
@@ -200,7 +201,7 @@ func SnapshotPhase(active *site.Active) run.Phase {
 			}
 			if len(all) > 0 {
 				taken, err := time.Parse(snapshotDate, all[0].Name)
-				// All names may be dates in the future.
+				// All snapshots may have dates in the future.
 				if err == nil && e.Now().Sub(taken) < snapshotEvery && !taken.After(e.Now()) {
 					return run.Done, nil
 				}

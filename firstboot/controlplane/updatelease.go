@@ -17,19 +17,20 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Control-plane nodes are updated one at a time: the node being updated holds a Lease, which
-// does not expire, from before its boot entry is written until it keeps a system. Another node
-// may take the Lease over only if its holder has left etcd.
+// Control-plane nodes are updated one at a time. The node being updated holds a Lease from before
+// its boot entry is written until it keeps a system. The Lease does not expire; another node may
+// take it over only if its holder has left etcd.
 
 const (
 	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/"
 	// LeaseName is the name of the Lease, in kube-system.
 	LeaseName = "edgebake-update"
-	// UpdateLeaseFile exists while this machine may hold the Lease. It is in the directory of an update.
+	// UpdateLeaseFile exists while this machine may hold the Lease. It is in the directory of
+	// updates.
 	UpdateLeaseFile = ondisk.StateDir + "/update/turn"
 	// microTime is the format of times in a Lease.
 	microTime = "2006-01-02T15:04:05.000000Z07:00"
-	// leaseTimeout bounds all requests of one operation on the Lease.
+	// leaseTimeout limits all requests of one operation on the Lease together.
 	leaseTimeout = 30 * time.Second
 )
 
@@ -38,7 +39,7 @@ kind: Lease
 metadata: {name: ` + LeaseName + `, namespace: kube-system}
 `
 
-// lease has the used fields of a Lease.
+// lease contains the fields of a Lease that are used here.
 type lease struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion"`
@@ -55,7 +56,8 @@ type UpdateLease struct {
 	site *configs.Site
 }
 
-// NewUpdateLease returns the UpdateLease of this machine, which must have a control-plane Site.
+// NewUpdateLease returns the UpdateLease of this machine. site must be that of a control-plane
+// node.
 func NewUpdateLease(e *machine.Env, site *configs.Site) UpdateLease { return UpdateLease{e, site} }
 
 func (t UpdateLease) self() string { return t.site.Self().Name }
@@ -68,8 +70,8 @@ func (t UpdateLease) clients() (c *api.Client, etcd *http.Client, err error) {
 	return c, etcd, err
 }
 
-// Free returns an error if this machine may not be updated now: another one is being
-// updated, or an etcd member is not healthy.
+// Free returns an error if this machine may not be updated now, because another one is being
+// updated or an etcd member is not healthy.
 func (t UpdateLease) Free(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
@@ -85,7 +87,7 @@ func (t UpdateLease) Free(ctx context.Context) error {
 	return errors.Join(t.healthy(ctx, etcd), t.taken(ctx, etcd, l))
 }
 
-// Healthy returns all problems of etcd as an error; nil if it is healthy.
+// Healthy returns all problems of etcd as one error, or nil if it is healthy.
 func (t UpdateLease) Healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
@@ -111,7 +113,7 @@ func (t UpdateLease) healthy(ctx context.Context, etcd *http.Client) error {
 	return nil
 }
 
-// taken returns an error that says why the Lease cannot be taken; nil if it can.
+// taken returns the reason why the Lease cannot be taken, or nil if it can.
 func (t UpdateLease) taken(ctx context.Context, etcd *http.Client, l lease) error {
 	holder := l.Spec.HolderIdentity
 	if holder == "" || holder == t.self() {
