@@ -22,7 +22,7 @@ import (
 // modulePath is the path of edgebake's Go module.
 const modulePath = "github.com/edgebake/edgebake"
 
-// resolveAgents pins edgebake's own programs that the image contains.
+// resolveAgents pins edgebake's own programs for the image.
 func (b *resolver) resolveAgents(ctx context.Context) error {
 	agents := []struct {
 		name, given, sha string
@@ -65,9 +65,9 @@ func (b *resolver) resolveAgents(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Program returns one of edgebake's programs for an architecture: from edgebake's package,
-// the source tree around the current directory, the directory of the running edgebake, or the
-// module proxy.
+// Program returns one of edgebake's programs for an architecture. It tries edgebake's package, the
+// source tree around the current directory, the directory of the running edgebake, and the module
+// proxy, in this order.
 func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) {
 	b := &building{Options: o, arch: arch}
 	o.Cache.Until(ctx)
@@ -90,14 +90,13 @@ func Program(ctx context.Context, name, arch string, o Options) ([]byte, error) 
 }
 
 // agentRecipe returns the recipe that compiles one of edgebake's programs from the module proxy, in
-// the version of the running edgebake. It returns false unless that version is a release or came
-// from `go install`.
+// the version of the running edgebake. It returns false if the proxy may not have that version.
 func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 	v := o.Published
 	if v == "" {
 		v = "v" + o.Version
 		if !semver.IsValid(v) || semver.Build(v) != "" || semver.Canonical(v) != v || module.IsPseudoVersion(v) {
-			return fetch.GoRecipe{}, false // "(devel)", or a commit that may be local
+			return fetch.GoRecipe{}, false // "(devel)", or a commit that may exist only here
 		}
 	}
 	return fetch.GoRecipe{Module: modulePath, Version: v, Packages: []string{modulePath + "/cmd/" + name}, Arch: arch, LDFlags: "-s -w"}, true
@@ -106,25 +105,24 @@ func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 // errNoAgent means that one of edgebake's programs is missing.
 var errNoAgent = errors.New("install edgebake's package, which contains it, or set its path in agents of the Image")
 
-// packaged is the directory of the programs for all architectures in edgebake's package,
-// relative to edgebake itself.
+// packaged is the directory of the programs that edgebake's package contains for every architecture,
+// relative to the directory of the running edgebake.
 const packaged = "../lib/edgebake"
 
-// agent imports one of edgebake's programs into the cache: from edgebake's package, else compiled
-// from the source tree around the current directory, else the file next to the running edgebake.
+// agent puts one of edgebake's programs into the cache. It tries edgebake's package, the source tree
+// around the current directory, and the directory of the running edgebake, in this order.
 func (b *building) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
 		return "", fmt.Errorf("looking for %s next to edgebake: %w", name, err)
 	}
 	forArch := name + "-linux-" + b.arch
-	// An installed edgebake uses the programs of its package: the current directory may be
-	// the source of another version.
+	// An installed edgebake uses the programs of its package, even if the current directory is a
+	// source tree: that may have another version.
 	if p := filepath.Join(dir, packaged, forArch); fileExists(p) {
 		return b.importProgram(ctx, p)
 	}
-	// Prefer the source tree: the programs next to an edgebake that was built in it may be from an
-	// older build.
+	// Prefer the source tree: the programs next to the running edgebake may be from an older build.
 	if src, ok := sourceTree(); ok {
 		return b.compileAgent(ctx, name, src)
 	}
@@ -136,7 +134,7 @@ func (b *building) agent(ctx context.Context, name string) (string, error) {
 	return "", fmt.Errorf("there is no %s next to edgebake (in %s): %w", forArch, dir, errNoAgent)
 }
 
-// importProgram imports a file if it is a program for the image's architecture.
+// importProgram imports a file into the cache if it is a program for the image's architecture.
 func (b *building) importProgram(ctx context.Context, path string) (string, error) {
 	if got := elfArch(path); got != b.arch {
 		return "", fmt.Errorf("reading %s: not a program for %s: install edgebake's package again", path, b.arch)
@@ -144,7 +142,7 @@ func (b *building) importProgram(ctx context.Context, path string) (string, erro
 	return b.importFile(ctx, path, "")
 }
 
-// ownDir is the directory of the running edgebake.
+// ownDir returns the directory of the running edgebake, with symbolic links resolved.
 func ownDir() (string, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -156,7 +154,7 @@ func ownDir() (string, error) {
 	return filepath.Dir(exe), nil
 }
 
-// sourceTree returns edgebake's source tree, if the current directory is in it.
+// sourceTree returns edgebake's source tree if it contains the current directory.
 func sourceTree() (string, bool) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -174,8 +172,8 @@ func sourceTree() (string, bool) {
 	}
 }
 
-// agentEnv lists the settings that determine the compiled bytes. An empty value does not override
-// the one in go's env file, so CompileProgram checks that GOEXPERIMENT is empty.
+// agentEnv lists the settings that determine the compiled bytes. An empty value does not override go's
+// env file, so CompileProgram also checks that GOEXPERIMENT is empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *building) compileAgent(ctx context.Context, name, src string) (string, error) {
@@ -187,7 +185,7 @@ func (b *building) compileAgent(ctx context.Context, name, src string) (string, 
 	}
 	defer os.RemoveAll(tmp)
 	out := filepath.Join(tmp, name)
-	// If the output already contains the last result, go does not link it again.
+	// go skips linking if the output already has the right contents, so start with the last result.
 	key := fmt.Sprintf("agent %s %s %s", src, name, b.arch)
 	last, ok := b.Cache.Lookup(key)
 	if ok {
@@ -228,8 +226,8 @@ func (b *building) copyBlob(sha, path string) error {
 // ProgramEnv returns the environment in which edgebake's programs are compiled.
 func ProgramEnv(arch string) []string { return append([]string{"GOARCH=" + arch}, agentEnv...) }
 
-// CompileProgram compiles one of edgebake's programs from the source tree src. The program in
-// edgebake's package and the one that make compiles (AGENT in the Makefile) have the same bytes.
+// CompileProgram compiles one of edgebake's programs from the source tree src. make (AGENT in the
+// Makefile) and the packaging command produce the same bytes.
 func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	goCmd, err := fetch.GoCommand(ctx)
 	if errors.Is(err, fetch.ErrNoGo) {
@@ -270,7 +268,7 @@ func CompileProgram(ctx context.Context, src, name, arch, out string) error {
 	return err
 }
 
-// elfArch returns the GOARCH of a program, or "" if it is unknown.
+// elfArch returns the GOARCH of an ELF file, or "" if it is unknown.
 func elfArch(path string) string {
 	f, err := elf.Open(path)
 	if err != nil {

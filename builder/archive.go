@@ -19,9 +19,8 @@ import (
 	"github.com/edgebake/edgebake/configs/strict"
 )
 
-// aptIndex looks up names in Debian's archive with apt. apt reports a wrong name in seconds and can
-// list similar ones; mmdebstrap needs minutes. Only mmdebstrap checks signatures, since nothing
-// from aptIndex enters the image.
+// aptIndex looks up names in Debian's archive with apt, which reports a wrong name in seconds;
+// mmdebstrap needs minutes. It need not check signatures: nothing from it enters the image.
 type aptIndex struct {
 	dir string
 }
@@ -68,7 +67,7 @@ func (b *building) newAptIndex(r debianRecipe) (*aptIndex, error) {
 	return x, errors.Join(errs...)
 }
 
-// run runs a program and returns its standard output as out and its standard error as errOut.
+// run runs a program and returns its standard output (out) and standard error (errOut).
 func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, errOut string, err error) {
 	cmd := procgroup.Command(ctx, name, args...)
 	cmd.Env = append(cmd.Env, "APT_CONFIG="+filepath.Join(x.dir, "conf"), "LC_ALL=C.UTF-8")
@@ -80,17 +79,16 @@ func (x *aptIndex) run(ctx context.Context, name string, args ...string) (out, e
 }
 
 var (
-	// apt prints the second form for a source with trusted=yes.
+	// apt prints the second message for a source with trusted=yes.
 	missingSuite = regexp.MustCompile(`(?m)^[WE]: (?:The repository '(\S+) (\S+) [^']*' (?:does not have|no longer has) a Release file|` +
 		`Failed to fetch (\S+)/dists/(\S+)/[^/\s]+/binary-\S+\s+(?:404|File not found))`)
 	missingPackage = regexp.MustCompile(`(?m)^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate|Version '([^']*)' for '(\S+)' was not found|Release '([^']*)' for '(\S+)' was not found)`)
 )
 
-// checkArchive reports suites and packages that the archive does not have, before mmdebstrap
-// runs.
+// checkArchive reports suites and packages that are missing from the archive, before mmdebstrap runs.
 func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return nil // mmdebstrap needs apt too, and reports the error
+		return nil // mmdebstrap also needs apt, and reports that it is missing
 	}
 	x, err := b.newAptIndex(r)
 	if err != nil {
@@ -107,7 +105,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 			return errs
 		}
 		s.log("could not read the archive's index: " + firstError(stderr))
-		return nil // mmdebstrap reports the error, if it has one
+		return nil // mmdebstrap will report other errors of apt
 	}
 	_, stderr, _ = x.run(ctx, "apt-get", append([]string{"-q", "--simulate", "--no-install-recommends", "install", "--"}, r.Packages...)...)
 	if ctx.Err() != nil {
@@ -120,7 +118,7 @@ func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	return nil
 }
 
-// firstError returns the first of apt's errors, which causes the later ones.
+// firstError returns the first error that apt printed, which causes the later ones.
 func firstError(stderr string) string {
 	for line := range strings.Lines(stderr) {
 		if strings.HasPrefix(line, "E: ") {
@@ -130,8 +128,8 @@ func firstError(stderr string) string {
 	return strings.TrimSpace(stderr)
 }
 
-// missingSuites returns an error for each suite that apt did not find, with the field that names
-// it.
+// missingSuites returns an error for each suite that apt did not find, with the Image's field that
+// names the suite.
 func (b *executor) missingSuites(r debianRecipe, stderr string) error {
 	var errs []error
 	var seen []string
@@ -152,8 +150,8 @@ func (b *executor) missingSuites(r debianRecipe, stderr string) error {
 	return errors.Join(errs...)
 }
 
-// missingPackages returns an error for each package that apt did not find, with the field that
-// names it.
+// missingPackages returns an error for each package that apt did not find, with the Image's field
+// that names the package.
 func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRecipe, stderr string) error {
 	found := missingPackage.FindAllStringSubmatch(stderr, -1)
 	if len(found) == 0 {
@@ -193,7 +191,7 @@ func (b *executor) missingPackages(ctx context.Context, x *aptIndex, r debianRec
 	return errors.Join(errs...)
 }
 
-// packageName returns the NAME in NAME=VERSION, NAME/SUITE and NAME [ARCH].
+// packageName returns NAME from a package written as NAME=VERSION, NAME/SUITE or NAME [ARCH].
 func packageName(spec string) string {
 	if i := strings.IndexAny(spec, "=/ "); i >= 0 {
 		return spec[:i]

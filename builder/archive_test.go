@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// archive makes a Debian archive with one suite in a directory. The archive has the packages that a
-// node needs, and vim, which is older for arm64. archive returns the line of sources.list for it.
+// archive makes a Debian archive in a directory and returns its line for sources.list. The suite has
+// the packages that a node needs, and vim, whose version is older for arm64.
 func archive(t *testing.T, p *project) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,8 +48,8 @@ func realApt(t *testing.T) {
 	}
 }
 
-// TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks
-// lists the available versions, and that nothing is made for the other architecture before it.
+// TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks lists
+// the available versions, and that it comes before anything is made for the other architecture.
 func TestArchiveOfEachArchitecture(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	for packages, want := range map[string]string{
@@ -74,8 +74,8 @@ func TestArchiveOfEachArchitecture(t *testing.T) {
 	}
 }
 
-// TestNamesOfTheArchive checks that a wrong name is reported with its field before mmdebstrap or a
-// compiler starts.
+// TestNamesOfTheArchive checks that a wrong suite or package is reported with its field before
+// mmdebstrap or a compiler starts.
 func TestNamesOfTheArchive(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	tcpdump := "packages: [tcpdump]"

@@ -17,9 +17,9 @@ const (
 	maxFirmware       = 32 << 20
 )
 
-// boards returns the boards without UEFI that the base's kernel supports, if the image is for such
-// hardware. It warns about boards and bootloaders that the base does not support. A kernel that
-// supports no board is an error.
+// boards returns the boards without UEFI that the base's kernel supports, or nil for hardware with
+// UEFI. It warns about boards and bootloaders that the base does not support, and fails if the kernel
+// supports no board.
 func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	if b.img.Hardware != configs.RaspberryPi {
 		return nil, nil
@@ -57,14 +57,14 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	return serves, nil
 }
 
-// firmwareOfGPT returns the date of the first start4.elf that finds its files on a GPT with any
-// bootloader. An older one looks for the partition in an MBR, unless a bootloader since 2025-02-11
-// passes the partition's number (rpi-eeprom, issue 668).
+// firmwareOfGPT returns the date of the first start4.elf that finds its partition on a GPT disk with
+// every bootloader. An older start4.elf needs a bootloader from 2025-02-11 or later, which passes the
+// partition's number (rpi-eeprom, issue 668).
 func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.UTC) }
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)
 
-// firmwareDate returns the build date in the firmware, or zero.
+// firmwareDate returns the build date in the firmware, or the zero Time.
 func firmwareDate(firmware []byte) time.Time {
 	m := firmwareBuilt.FindSubmatch(firmware)
 	if m == nil {
@@ -77,9 +77,9 @@ func firmwareDate(firmware []byte) time.Time {
 	return made
 }
 
-// plainKernel returns an error for a kernel that the firmware of these boards cannot start. The
-// firmware supports Linux' own format for arm64 (Documentation/arch/arm64/booting.rst), but no
-// self-extracting EFI program.
+// plainKernel returns an error for a kernel that the boards' firmware cannot start. The firmware
+// supports Linux's own arm64 format (Documentation/arch/arm64/booting.rst), but no compressed EFI
+// program.
 func (b *executor) plainKernel(base []tree.Node, file string) error {
 	const magic, at = "ARM\x64", 56
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file })
@@ -98,7 +98,7 @@ func (b *executor) plainKernel(base []tree.Node, file string) error {
 	return fmt.Errorf("%s is not an arm64 kernel image that the firmware of a Raspberry Pi can start: use Debian's linux-image-arm64", file)
 }
 
-// readBase returns the content of a file of the base, or nil if there is none.
+// readBase returns the content of a file of the base, or nil if the base does not have the file.
 func (b *executor) readBase(base []tree.Node, file string, limit int64) ([]byte, error) {
 	i := slices.IndexFunc(base, func(n tree.Node) bool { return n.Path == file && n.IsRegular() })
 	if i < 0 {

@@ -21,7 +21,7 @@ func newPiProject(t *testing.T, base []buildtest.Entry, edit func(string) string
 }
 
 // TestRaspberryPi checks that the image lists the boards that its kernel supports, that the build
-// warns about the others, and that a second build gives the same bytes.
+// warns about unsupported boards, and that a second build gives the same bytes.
 func TestRaspberryPi(t *testing.T) {
 	for _, tc := range []struct {
 		pi5         bool
@@ -72,8 +72,8 @@ func TestRaspberryPi(t *testing.T) {
 	}
 }
 
-// TestRaspberryPiRejects checks that an image that no board would boot is rejected before anything
-// is written.
+// TestRaspberryPiRejects checks that an image that no board could boot is rejected before anything is
+// written.
 func TestRaspberryPiRejects(t *testing.T) {
 	without := func(parts ...string) []buildtest.Entry {
 		return slices.DeleteFunc(buildtest.PiBase(true), func(e buildtest.Entry) bool {
@@ -118,7 +118,7 @@ func TestRaspberryPiRejects(t *testing.T) {
 	}
 }
 
-// TestFirmwareDate reads the build dates in the firmware of Debian 13 and its successor, and in
+// TestFirmwareDate finds the build dates in the firmware of Debian 13 and its successor, and none in
 // files without a date.
 func TestFirmwareDate(t *testing.T) {
 	for text, want := range map[string]string{
@@ -134,8 +134,8 @@ func TestFirmwareDate(t *testing.T) {
 	}
 }
 
-// TestRaspberryPiConfigIsPlanned checks that the firmware's settings change the plan of this
-// hardware, and of no other.
+// TestRaspberryPiConfigIsPlanned checks that the firmware's settings are part of the plan for a
+// Raspberry Pi, but not for other hardware.
 func TestRaspberryPiConfigIsPlanned(t *testing.T) {
 	p := newPiProject(t, buildtest.PiBase(true), nil)
 	pi, err := Resolve(t.Context(), p.image(t), p.options(""))

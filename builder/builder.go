@@ -1,13 +1,12 @@
 // Package builder turns an Image into a golden disk image.
 //
-// Resolve pins every input and returns a Plan. It copies local files and overlays into the cache;
-// it neither downloads nor compiles the other inputs. With Options.Update it first removes the base
-// from the cache. BuildEach fetches or makes the inputs of a plan, merges them with the files
-// rendered by package overlays, and writes the disk. If a Job has no plan, BuildEach resolves its
-// Image first.
+// Resolve pins every input and returns a Plan. It copies local files and overlays into the cache, but
+// neither downloads nor compiles other inputs. With Options.Update, it first removes the base from the
+// cache. BuildEach fetches or makes the inputs of a plan, merges them with the files of package
+// overlays, and writes the disk. If a Job has no plan, BuildEach first resolves its Image.
 //
-// The same plan gives the same bytes: none depends on the clock, on a random
-// number or on a path of the host. No step needs root.
+// The same plan always gives the same bytes: they do not depend on the clock, on random numbers or on
+// paths of the build computer. No step needs root.
 package builder
 
 import (
@@ -30,35 +29,35 @@ import (
 // Options contains the options of a build.
 type Options struct {
 	// Dir is the directory of the Image document or of the plan's file. Relative paths in the
-	// document start there.
+	// document are relative to it.
 	Dir   string
 	Cache *fetch.Cache
-	// Version is that of the running edgebake, for the report only.
+	// Version is the version of the running edgebake, for the report only.
 	Version string
-	// Published is the module version of an edgebake from `go install`, or "".
+	// Published is the module version if edgebake was compiled by `go install`, or "".
 	Published string
-	// Lock, if not nil, pins inputs. Locked rejects every input that is not in the lock or
-	// in the executed plan.
+	// Lock, if not nil, contains pinned inputs. Locked rejects every input that is not in the lock
+	// or in the plan.
 	Lock   *plan.Lock
 	Locked bool
-	// RootRoom is the size of the root partitions of machines in the field, in bytes: a
-	// larger root gives a warning. 0: unknown.
+	// RootRoom is the size of the root partitions of machines in the field, in bytes; 0 means
+	// unknown. The build warns if the new root is larger.
 	RootRoom int64
-	// Update makes the base again although the cache has one, since the archive may have
-	// newer packages. Lock must be nil.
+	// Update makes a new base even if the cache has one, since the archive may have newer packages.
+	// Lock must be nil.
 	Update bool
-	// Base is an exported base that is used instead of making one.
+	// Base is the file of an exported base to use instead of making one.
 	Base string
-	// Output is the image to write, .raw or .raw.zst. Force replaces it.
+	// Output is the image to write: .raw or .raw.zst. Force replaces an existing file.
 	Output string
 	Force  bool
 	// Sign, if set, signs the image: its golden digest and image.json.
 	Sign func(golden string, imageInfo []byte) (string, error)
 	// SignIndex, if set, signs the index of a compressed image's chunks.
 	SignIndex func(body []byte) (string, error)
-	// Events receives the progress. It is called from several goroutines, one at a time.
+	// Events receives the progress. Several goroutines call it, but never at the same time.
 	Events func(Event)
-	// ShowsDetails means that Events prints the output of programs, so errors need not repeat it.
+	// ShowsDetails means that Events prints the output of programs, so errors do not repeat it.
 	ShowsDetails bool
 }
 
@@ -71,7 +70,7 @@ type Event struct {
 	// State is start, progress, log, detail, warning or done.
 	State string `json:"state"`
 	Text  string `json:"text,omitempty"`
-	// Done and Total are bytes; a Total of 0 means unknown.
+	// Done and Total are in bytes. A Total of 0 is unknown.
 	Done  int64 `json:"done,omitempty"`
 	Total int64 `json:"total,omitempty"`
 	// Seconds is the duration of a step that is done.
@@ -88,7 +87,7 @@ const (
 	StateDone     = "done"
 )
 
-// building is the context of one image's build: it reports events and timings, and reads local
+// building is the state of one image's build. Its methods report events and timings, and read local
 // files.
 type building struct {
 	Options
@@ -111,13 +110,13 @@ func newBuilding(ctx context.Context, arch string, o Options) *building {
 	return r
 }
 
-// LeftoverError lists what an interrupted or failed build could not remove.
+// LeftoverError lists the files that an interrupted or failed build could not remove.
 type LeftoverError struct{ Err error }
 
 func (e *LeftoverError) Error() string { return e.Err.Error() }
 func (e *LeftoverError) Unwrap() error { return e.Err }
 
-// keep records that removing something failed, for the LeftoverError.
+// keep records for the LeftoverError that something could not be removed.
 func (r *building) keep(err error) {
 	if err == nil {
 		return
@@ -127,14 +126,14 @@ func (r *building) keep(err error) {
 	r.kept = errors.Join(r.kept, &LeftoverError{err})
 }
 
-// watchCache reports damaged inputs in the cache as warnings of this build.
+// watchCache reports damaged files in the cache as warnings of this build.
 func (r *building) watchCache() {
 	r.Cache.OnDamage(func(sha string) {
 		r.event(Event{Step: "cache", State: StateWarning, Text: fmt.Sprintf("cached input %.12s was damaged and is fetched or made again", sha)})
 	})
 }
 
-// path returns a path of the Image document relative to the current directory.
+// path resolves a path of the Image document, which is relative to the document's directory.
 func (r *building) path(p string) string {
 	if filepath.IsAbs(p) {
 		return p
@@ -159,8 +158,8 @@ type step struct {
 	start time.Time
 }
 
-// StepTime is the duration of a step, for the report. Two runs of a plan differ only in these
-// times.
+// StepTime is the duration of a step, for the report. Reports of two builds of a plan differ only in
+// these times.
 type StepTime struct {
 	Step string `json:"step"`
 	// Start is the time since the start of the build, in seconds.
@@ -173,7 +172,7 @@ func (r *building) step(name, text string) *step {
 	return &step{r: r, name: name, start: now()}
 }
 
-// now is only for durations in reports and progress. No byte of an image depends on it.
+// now returns the time for durations in reports and progress. No byte of an image depends on it.
 func now() time.Time { return time.Now() }
 
 func (s *step) log(line string) {
@@ -211,7 +210,7 @@ func (s *step) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// importNamed imports a file that the Image names into the cache.
+// importNamed imports a file that the Image names into the cache. It may be missing.
 func (r *building) importNamed(ctx context.Context, path, want string) (string, error) {
 	sha, err := r.importFile(ctx, r.path(path), want)
 	return sha, notThere(err)
@@ -224,7 +223,7 @@ func (r *building) importFile(ctx context.Context, path, want string) (string, e
 		return want, nil
 	}
 	if fi, err := os.Stat(path); err == nil && !fi.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a file", path) // a named pipe would block forever
+		return "", fmt.Errorf("%s is not a file", path) // opening a named pipe would block forever
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -245,7 +244,7 @@ func (r *building) importFile(ctx context.Context, path, want string) (string, e
 	return sha, nil
 }
 
-// packDir packs a directory that the Image names into a tar of the cache.
+// packDir packs a directory that the Image names as a tar file in the cache.
 func (r *building) packDir(ctx context.Context, dir string, date time.Time) (string, error) {
 	return r.Cache.Import(ctx, func(ctx context.Context, w io.Writer) error {
 		return tree.PackDir(ctx, w, r.path(dir), date)

@@ -53,7 +53,7 @@ func newProject(t *testing.T, base []buildtest.Entry, edit func(string) string) 
 	return projectBy(t, buildtest.Write, base, edit)
 }
 
-// projectBy makes a project whose files are written by write.
+// projectBy makes a project whose files come from the function write.
 func projectBy(t *testing.T, write func(dir string, base []buildtest.Entry, edit func(string) string) error, base []buildtest.Entry, edit func(string) string) *project {
 	t.Helper()
 	p := &project{dir: t.TempDir()}
@@ -97,8 +97,8 @@ func TestPlanGolden(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A change to any unit changes this digest; the tests of package overlays show which unit
-	// changed.
+	// A change to any rendered file changes this digest. The tests of package overlays show which
+	// file changed.
 	if len(pl.Rendered) != 64 {
 		t.Errorf("rendered: %q", pl.Rendered)
 	}
@@ -199,8 +199,8 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// TestRoomOfMachinesInTheField checks that a root too large for the machines in the field gives a
-// warning.
+// TestRoomOfMachinesInTheField checks that the build warns if the root file system is larger than
+// the root partitions of machines in the field.
 func TestRoomOfMachinesInTheField(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -237,8 +237,8 @@ func TestRoomOfMachinesInTheField(t *testing.T) {
 	}
 }
 
-// TestPlannedRoom checks that a root size chosen in the Image is the size limit of updates, and
-// that a disk without a second root has no limit.
+// TestPlannedRoom checks that a root size in the Image also limits updates, and that a disk without
+// a second root has no limit.
 func TestPlannedRoom(t *testing.T) {
 	for name, test := range map[string]struct {
 		disk configs.Disk
@@ -266,7 +266,7 @@ func TestPlannedRoom(t *testing.T) {
 	}
 }
 
-// TestTree lists the merged tree with the code that writes it.
+// TestTree lists the merged tree, read with the code that writes it to the disk.
 func TestTree(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	b := start(t, p.image(t), p.options(""))
@@ -287,9 +287,9 @@ func TestTree(t *testing.T) {
 	}
 	for _, want := range []string{
 		"usr/bin/kubelet 100755 0:0",
-		"usr/lib/firmware/blob 100644 0:0", // the overlay has lib/, which is a link in the base
+		"usr/lib/firmware/blob 100644 0:0", // the overlay has lib/firmware/blob, and lib is a link to usr/lib in the base
 		"usr/local/bin/tool 100755 0:0",
-		"tmp 41777 0:0", // an overlay has files in it, and does not change its mode
+		"tmp 41777 0:0", // an overlay has files in tmp, but does not change its mode
 		"opt/site/notes 100600 0:0",
 		"usr/bin/su 104755 0:0",
 		"etc/machine-id 100444 0:0",
@@ -511,8 +511,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// TestPlacesDoNotShow checks that neither the names of the inputs' directories nor the order of the
-// container images changes the image.
+// TestPlacesDoNotShow checks that the image depends neither on the paths of its inputs nor on the
+// order of the container images in the document.
 func TestPlacesDoNotShow(t *testing.T) {
 	base := buildtest.Base()
 	for _, p := range []string{"ptp", "static"} {
@@ -557,7 +557,7 @@ func TestPlacesDoNotShow(t *testing.T) {
 	if first.Report.Golden != second.Report.Golden || !bytes.Equal(first.SBOM, second.SBOM) {
 		t.Error("the builds made different images")
 	}
-	// Other content changes the ID, whichever field names it.
+	// If a rendered path changes the content of a file, the plan's ID changes.
 	third := build(func(s string) string {
 		return cni.Replace(strings.Replace(strings.Replace(s, pause, pause+a+b, 1), "{{.Name}} on", "{{(index .Overlays 0).Dir}} on", 1))
 	}, nil)
@@ -572,7 +572,7 @@ func TestCNIConfig(t *testing.T) {
 	for _, tt := range []struct {
 		name, doc string
 		plugins   []string // in the image
-		want      string   // part of the error; empty: the build succeeds
+		want      string   // part of the error; empty if the build succeeds
 	}{
 		{"good", conflist, []string{"ptp", "static"}, ""},
 		{"plugin missing", conflist, []string{"ptp"}, "cni.config: net.conflist uses plugin static, which is not in /opt/cni/bin or not executable"},
@@ -617,8 +617,8 @@ func TestCNIConfig(t *testing.T) {
 	}
 }
 
-// TestDamagedCache damages each cached input in turn. No build may use the damaged bytes, and each
-// repairs the inputs that it needs.
+// TestDamagedCache damages one cached input after the other. No build may use damaged bytes; each
+// build repairs the inputs that it needs.
 func TestDamagedCache(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	out := filepath.Join(t.TempDir(), "tiny.raw")
@@ -662,7 +662,7 @@ func TestDamagedCache(t *testing.T) {
 			t.Errorf("blob %s: another golden image was built", b.SHA256)
 		}
 	}
-	// This build does not use the inputs that are still damaged, so remove them.
+	// Remove damaged files that no build needed.
 	if _, err := p.cache.Verify(t.Context(), false, nil); err != nil {
 		t.Error(err)
 	}
@@ -688,8 +688,7 @@ func TestExportBase(t *testing.T) {
 	}
 }
 
-// TestLockedMadeBase builds with a lock after the Debian archive has changed: the base comes from
-// an exported file.
+// TestLockedMadeBase builds with a lock and an exported base, after the Debian archive has changed.
 func TestLockedMadeBase(t *testing.T) {
 	toDebian := func(s string) string {
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  debian: {suite: trixie}\n", 1)
@@ -704,7 +703,7 @@ func TestLockedMadeBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	o.Lock, o.Locked, o.Force = first.Plan.Lock(), true, true
-	// Another machine with an empty cache, and the exported base compressed by hand.
+	// On another computer, the cache is empty, and the exported base was compressed by hand.
 	if o.Cache, err = fetch.Open(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
@@ -735,7 +734,7 @@ func TestLockedMadeBase(t *testing.T) {
 	if err := os.WriteFile(o.Base, other, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// The locked base is in the cache, but --base is used and rejected.
+	// The locked base is in the cache, but --base takes precedence and is rejected.
 	if _, err := Build(t.Context(), img, o); err == nil || !strings.Contains(err.Error(), "use the base that was exported") {
 		t.Errorf("no error for a --base with another digest: %v", err)
 	}
@@ -748,8 +747,7 @@ func TestLockedMadeBase(t *testing.T) {
 	}
 }
 
-// TestDoubleBuild builds the same plan in processes with different environments, users and
-// directories.
+// TestDoubleBuild builds one plan in processes with different environments, users and directories.
 func TestDoubleBuild(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_BUILD"); dir != "" {
 		buildChild(t, dir)
@@ -787,7 +785,7 @@ func TestDoubleBuild(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				// Other users may not be able to reach the test program.
+				// Another user may be unable to read the test program at its own path.
 				if err := copyFile(exe, copied); err != nil {
 					t.Fatal(err)
 				}
@@ -832,7 +830,7 @@ func buildChild(t *testing.T, dir string) {
 	fmt.Println("VmHWM:", strings.Fields(peak)[0])
 }
 
-// openUp lets other users enter a test's directories and read the files in the last one of paths.
+// openUp lets other users enter the parent directories, and read the files in the last of paths.
 func openUp(t *testing.T, paths ...string) {
 	t.Helper()
 	err := filepath.WalkDir(paths[len(paths)-1], func(p string, d fs.DirEntry, err error) error {
@@ -886,10 +884,10 @@ func digestOf(t *testing.T, path string) string {
 	const size = 1 << 20
 	chunk, zero := make([]byte, size), make([]byte, size)
 	for at := int64(0); at < st.Size(); at += size {
-		// Skip holes, which are most of a disk.
+		// Skip holes: a disk consists mostly of holes.
 		data, err := f.Seek(at, unix.SEEK_DATA)
 		if err != nil {
-			break // no data follows
+			break // only a hole follows
 		}
 		at = data / size * size
 		n, err := f.ReadAt(chunk, at)
@@ -957,7 +955,7 @@ func TestDpkgStatus(t *testing.T) {
 	}
 }
 
-// TestCheckPlugins checks that a plugin that is not executable counts as missing.
+// TestCheckPlugins checks that a plugin without execute permission counts as missing.
 func TestCheckPlugins(t *testing.T) {
 	node := func(path string, mode uint32) tree.Node {
 		return tree.Node{Path: path, Inode: &tree.Inode{Mode: mode}}
@@ -979,8 +977,8 @@ func TestCheckPlugins(t *testing.T) {
 	}
 }
 
-// TestCheckHidden checks that an overlay's file is an error if the booted machine mounts something
-// over it.
+// TestCheckHidden checks that it is an error if an overlay has a file where the booted machine mounts
+// something.
 func TestCheckHidden(t *testing.T) {
 	node := func(layer, path string, mode uint32) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}
@@ -1000,8 +998,8 @@ func TestCheckHidden(t *testing.T) {
 	}
 }
 
-// FuzzPinned checks that a damaged cache entry about container images is rejected unless it fits
-// the requested images.
+// FuzzPinned checks that readPinned accepts a cache entry only if it is for exactly the requested
+// container images.
 func FuzzPinned(f *testing.F) {
 	wanted := []configs.ContainerImage{{Ref: "registry.example/a:1", Digest: "sha256:" + strings.Repeat("a", 64)}}
 	ref, err := imageref.Parse(wanted[0].Ref)
@@ -1063,7 +1061,7 @@ func TestDebianArguments(t *testing.T) {
 	}
 }
 
-// TestMissingTools checks that all missing programs are reported at once, each with the input that
+// TestMissingTools checks that all missing programs are reported together, each with the input that
 // needs it, before anything is made.
 func TestMissingTools(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// damage changes the content of a file in the cached tar of the base; the tar's size and headers
-// stay. It returns the original bytes.
+// damage changes a file's content inside the cached tar of the base, but not the tar's size or
+// headers. It returns the original bytes of the tar.
 func damage(t *testing.T, path string) (sound []byte) {
 	t.Helper()
 	sound, err := os.ReadFile(path)
@@ -45,11 +45,10 @@ func damage(t *testing.T, path string) (sound []byte) {
 	return sound
 }
 
-// TestInputChangesWhileBuilding checks that a cached input that changes between its check and the
-// end of the build ends the build without an image: in every mode, at any time, and also if another
-// build has repaired the input since.
+// TestInputChangesWhileBuilding checks that a build fails and leaves no image if a cached input changes
+// after its check, even if another build has repaired the input meanwhile.
 func TestInputChangesWhileBuilding(t *testing.T) {
-	golden := "" // the same for all builds
+	golden := "" // all builds must make this golden image
 	for _, tt := range []struct {
 		name, out, step  string
 		locked, repaired bool
@@ -102,7 +101,7 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 			if left, err := os.ReadDir(filepath.Dir(o.Output)); err != nil || len(left) > 0 {
 				t.Errorf("left: %v, %v", left, err)
 			}
-			// A new build gives the image of the original inputs.
+			// The next build repairs the cache and makes the same image.
 			if p.cache, err = fetch.Open(p.cache.Dir()); err != nil {
 				t.Fatal(err)
 			}
@@ -122,8 +121,8 @@ func TestInputChangesWhileBuilding(t *testing.T) {
 	}
 }
 
-// TestSourceChangesWhileRead checks that a file or an overlay that changes while it is read gives
-// an error or its complete content.
+// TestSourceChangesWhileRead changes a source file while it is read: the result must be an error or
+// the complete old or new content.
 func TestSourceChangesWhileRead(t *testing.T) {
 	for name, path := range map[string]string{"file": "notes.txt", "overlay": "overlay/big", "base": "base.tar"} {
 		t.Run(name, func(t *testing.T) {

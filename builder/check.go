@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// identities lists files that identify a machine. A golden image is for many machines, so it must
-// have none of them. The value is true if an empty file is harmless.
+// identities lists files that identify one machine. A golden image is for many machines, so it must
+// not contain them. The value is true if an empty file is allowed.
 var identities = map[string]bool{
 	"etc/machine-id":                        true,
 	"var/lib/dbus/machine-id":               false,
@@ -46,10 +46,10 @@ func isIdentity(n tree.Node) bool {
 	return !(emptyOK && n.IsRegular() && n.Data.Size == 0)
 }
 
-// leftovers lists directories with caches and logs from making the base.
+// leftovers lists directories whose files come only from making the base, such as caches and logs.
 var leftovers = []string{"var/cache/apt/", "var/lib/apt/lists/", "var/log/", "var/cache/debconf/", "tmp/", "var/tmp/", "run/", "dev/", "proc/", "sys/"}
 
-// keptLeftovers lists files in these directories that the node needs.
+// keptLeftovers lists files in the leftovers directories that the node needs.
 var keptLeftovers = map[string]bool{
 	"var/cache/debconf/config.dat": true, "var/cache/debconf/templates.dat": true, "var/cache/debconf/passwords.dat": true,
 }
@@ -61,7 +61,7 @@ var leftoverNames = []string{
 	"etc/passwd-", "etc/shadow-", "etc/group-", "etc/gshadow-", "etc/subuid-", "etc/subgid-",
 }
 
-// cleanBase removes identities and leftovers from a base. Only files are removed.
+// cleanBase removes identities and leftovers from a base. It keeps all directories.
 func cleanBase(nodes []tree.Node) []tree.Node {
 	removed := map[string]bool{}
 	for _, p := range leftoverNames {
@@ -89,8 +89,8 @@ func isLeftover(p string) bool {
 	return false
 }
 
-// checkModules warns about kernel.modules that the kernel has neither as a file, nor built in,
-// nor as an alias.
+// checkModules warns about modules in kernel.modules that the kernel does not have as a file, built in
+// or under an alias.
 func (b *executor) checkModules(nodes []tree.Node) error {
 	if len(b.img.Kernel.Modules) == 0 {
 		return nil
@@ -118,7 +118,7 @@ func (b *executor) checkModules(nodes []tree.Node) error {
 	return nil
 }
 
-// maxModulesAlias limits the size of modules.alias in bytes. No kernel has a larger one.
+// maxModulesAlias is the largest accepted size of modules.alias, in bytes.
 const maxModulesAlias = 16 << 20
 
 // networkManagers lists services that run DHCP or configure interfaces in addition to
@@ -127,8 +127,8 @@ var networkManagers = map[string]bool{
 	"NetworkManager.service": true, "dhcpcd.service": true, "networking.service": true, "connman.service": true, "wicd.service": true,
 }
 
-// checkNetworkManagers warns about enabled services of networkManagers: they may come with a base
-// or as a dependency.
+// checkNetworkManagers warns about enabled services of networkManagers, which a base or a package's
+// dependencies may contain.
 func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	const units = "etc/systemd/system/"
 	masked := map[string]bool{}
@@ -140,7 +140,7 @@ func (b *executor) checkNetworkManagers(nodes []tree.Node) {
 	for _, n := range nodes {
 		dir, name := path.Split(n.Path)
 		if networkManagers[name] && !masked[name] && n.IsSymlink() && strings.HasPrefix(dir, units) && strings.HasSuffix(dir, ".wants/") {
-			masked[name] = true // report it once
+			masked[name] = true // report each service once
 			b.event(Event{Step: "merge", State: StateWarning, Text: fmt.Sprintf(
 				"%s is enabled (%s), and would configure the network in addition to systemd-networkd, which applies the Site's settings: remove its package, or mask it with a file: {path: /%s%s, link: /dev/null}", name, n.Layer, units, name)})
 		}
@@ -187,7 +187,7 @@ func (b *executor) checkTree(nodes []tree.Node) error {
 	return errors.Join(errs...)
 }
 
-// checkHidden returns errors for files of overlays that a booted machine cannot see, since
+// checkHidden returns errors for files of overlays that are hidden on a booted machine, because
 // something is mounted over them.
 func checkHidden(nodes []tree.Node) []error {
 	var errs []error
@@ -202,14 +202,14 @@ func checkHidden(nodes []tree.Node) []error {
 	return errs
 }
 
-// minSystemd is the first version that supports systemd.mount-extra=. An older one would boot
+// minSystemd is the first version that supports systemd.mount-extra=. An older systemd would start
 // without DATA.
 const minSystemd = 254
 
 var systemdLibrary = regexp.MustCompile(`/libsystemd-shared-([0-9]+)[^/]*\.so$`)
 
-// systemdVersion returns the version in the name of systemd's library, which every
-// distribution has, or 0.
+// systemdVersion returns the version in the file name of systemd's shared library, or 0 if there is
+// none.
 func systemdVersion(nodes []tree.Node) int {
 	for _, n := range nodes {
 		if m := systemdLibrary.FindStringSubmatch(n.Path); m != nil {
@@ -220,19 +220,19 @@ func systemdVersion(nodes []tree.Node) int {
 	return 0
 }
 
-// programDirs lists the directories with the machine's own programs. Firmware and container images
-// may contain code for other processors.
+// programDirs lists the directories that contain the machine's own programs. Elsewhere, firmware and
+// container images may contain code for other processors.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
-// programs lists programs of the node that consist of one file each. The build rejects anything
-// else at these paths, such as a release archive or a server's error page.
+// programs lists the paths of programs that consist of one file. The build rejects anything else at
+// these paths, such as a release archive or a server's error page.
 var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/containerd", "usr/bin/firstboot", "usr/bin/ipvscare", yurthubPath}
 
-// maxArchErrors bounds the list of programs for another architecture.
+// maxArchErrors is the largest number of errors about programs for another architecture.
 const maxArchErrors = 5
 
-// checkPrograms returns errors for programs of another architecture, and for files at the path of a
-// program that are something else.
+// checkPrograms returns errors for programs of another architecture, and for files at a program's path
+// that are not a program.
 func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
 	defer func() {
@@ -272,10 +272,10 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-// checkProgram checks that f is the program for a path on the node, for the image's architecture.
-// name is its name in messages. err means that f could not be read.
+// checkProgram checks that f is a program for the image's architecture and for this path on the node.
+// Messages call it name. err is set only if f could not be read.
 func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
-	var head [64]byte // an ELF header
+	var head [64]byte // large enough for an ELF header
 	n, err := f.ReadAt(head[:], 0)
 	if err != nil && err != io.EOF {
 		return nil, fmt.Errorf("reading %s: %w", name, err)
@@ -296,8 +296,8 @@ func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem
 	return problem, nil
 }
 
-// checkFile checks a file in the cache as checkProgram does, so that local files are checked before
-// anything is compiled.
+// checkFile runs checkProgram on a cached local file, so that the error comes before anything is
+// compiled.
 func (b *resolver) checkFile(sha, path, name string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -308,11 +308,10 @@ func (b *resolver) checkFile(sha, path, name string) error {
 	return errors.Join(problem, err)
 }
 
-// pid1 is a program that every base has.
+// pid1 is the path of a program that every base contains.
 const pid1 = "usr/lib/systemd/systemd"
 
-// checkBase returns an error for a local base of another architecture, before anything is
-// made.
+// checkBase returns an error if a local base is for another architecture, before anything is made.
 func (b *executor) checkBase(ctx context.Context) error {
 	sha := b.input(inputBase).SHA256
 	switch {
@@ -335,7 +334,7 @@ func (b *executor) checkBase(ctx context.Context) error {
 	b.base.sha, b.base.nodes = sha, nodes
 	i := slices.IndexFunc(nodes, func(n tree.Node) bool { return n.Path == pid1 && n.IsRegular() && n.Data.Size >= 64 })
 	if i < 0 {
-		return nil // checkTree reports all that is missing
+		return nil // checkTree reports everything that is missing
 	}
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -363,15 +362,15 @@ func inProgramDir(p string) bool {
 	return false
 }
 
-// archError means that a program is for another architecture.
+// archError reports a program for another architecture.
 type archError struct{ have, want string }
 
 func (e *archError) Error() string {
 	return fmt.Sprintf("is for %s, but the image is for %s; use a program for %s", e.have, e.want, e.want)
 }
 
-// checkELF checks the header of an ELF file: programs and shared libraries must be for arch.
-// Objects (kernel modules, BPF) are not checked.
+// checkELF checks that a program or shared library is for arch, from its ELF header. It ignores
+// object files (kernel modules, BPF).
 func checkELF(head [64]byte, arch string) error {
 	order := binary.ByteOrder(binary.LittleEndian)
 	if elf.Data(head[elf.EI_DATA]) == elf.ELFDATA2MSB {
@@ -383,7 +382,7 @@ func checkELF(head [64]byte, arch string) error {
 		return nil
 	}
 	if arch == "amd64" && machine == elf.EM_386 {
-		return nil // amd64 machines run 32-bit programs too
+		return nil // amd64 machines also run 32-bit programs
 	}
 	return &archError{machineName(machine), arch}
 }
@@ -395,7 +394,7 @@ func machineName(m elf.Machine) string {
 	return m.String()
 }
 
-// checkCNI checks that the plugins of the user's network configuration exist.
+// checkCNI checks that the image has the plugins of the user's network configuration.
 func (b *executor) checkCNI(c *composed) error {
 	if c.facts.CNI == nil {
 		return nil
@@ -407,7 +406,7 @@ func (b *executor) checkCNI(c *composed) error {
 	return checkPlugins(c.merged, plugins, b.inputs[inputCNI].File)
 }
 
-// checkPlugins returns an error if a plugin of a network configuration file is missing.
+// checkPlugins returns an error for each plugin of the network configuration file that is missing.
 func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	have := map[string]bool{}
 	for _, n := range nodes {
@@ -416,7 +415,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 			continue
 		}
 		if n.IsRegular() && n.Mode&0o111 == 0 {
-			continue // containerd could not run it
+			continue // not executable
 		}
 		have[name] = true
 	}
@@ -424,7 +423,7 @@ func checkPlugins(nodes []tree.Node, plugins []string, file string) error {
 	for _, p := range plugins {
 		if !have[p] {
 			errs = append(errs, fieldError("cni.config", fmt.Errorf("%s uses plugin %s, which is not in /opt/cni/bin or not executable: add it with an overlay (chmod 755), or use another plugin", file, p)))
-			have[p] = true // report it once
+			have[p] = true // report each plugin once
 		}
 	}
 	return errors.Join(errs...)

@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// debianRecipe has everything that determines mmdebstrap's result, except the state of the
-// archive. Therefore the lock has the digest of the result.
+// debianRecipe contains everything that determines the base, except the state of Debian's archive.
+// Because of the archive, the lock also contains the digest of the base.
 type debianRecipe struct {
 	Version    int      `json:"version"` // incremented when the arguments in this file change
 	Suite      string   `json:"suite"`
@@ -33,7 +33,7 @@ type debianRecipe struct {
 	Packages   []string `json:"packages"`
 	Run        []string `json:"run,omitempty"`
 	SourceDate int64    `json:"sourceDate"`
-	Initrd     string   `json:"initrd"` // edgebake's script that the initrd runs
+	Initrd     string   `json:"initrd"` // the script of edgebake that the initrd runs
 }
 
 // pathFilters exclude documentation and translations, but keep copyright files.
@@ -45,13 +45,12 @@ var pathFilters = []string{
 	"path-include=/usr/share/doc/*/copyright",
 }
 
-// initrdSettings replaces the settings that Debian reads from /etc/fstab when it makes an initrd:
-// the root file system is ext4, whose repair tools are included, and there is no swap to resume
-// from.
+// initrdSettings replaces settings that Debian would read from /etc/fstab when it makes the initrd: the
+// initrd needs the tools for ext4 and has no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
-// initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap. The
-// script is not in the hook's text, which mmdebstrap prints.
+// initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap.
+// mmdebstrap prints the text of its hooks, so the script is not in it.
 const initrdEnv = "EDGEBAKE_INITRD"
 
 func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debianRecipe {
@@ -66,11 +65,11 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debi
 	}
 }
 
-// debianKey returns the cache key of a base.
+// debianKey returns the cache key of a Debian base.
 func debianKey(in plan.Input) string { return in.Make + " " + string(in.Recipe) }
 
-// makeDebian runs mmdebstrap and writes the root file system's tar to w. It
-// needs no root: an ordinary user gets a user namespace.
+// makeDebian runs mmdebstrap and writes the root file system to w as a tar. It needs no root: for an
+// ordinary user, mmdebstrap makes a user namespace.
 func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, say func(line string)) error {
 	scratch, err := newScratch()
 	if err != nil {
@@ -83,13 +82,13 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 	}
 	cmd := procgroup.Command(ctx, "mmdebstrap", r.args(paths)...)
 	cmd.Env = append(cmd.Env, "SOURCE_DATE_EPOCH="+strconv.FormatInt(r.SourceDate, 10), "LC_ALL=C.UTF-8", "TZ=UTC", initrdEnv+"="+r.Initrd, "TMPDIR="+scratch)
-	// The result must not depend on the caller's directory and umask.
+	// The base must not depend on the current directory.
 	cmd.Dir = "/"
 	ownMounts(cmd)
 	cmd.Stdout = w
 	log := &lineTail{say: say}
 	cmd.Stderr = log
-	// After an interrupt mmdebstrap needs time to unmount and remove its directories.
+	// An interrupted mmdebstrap needs time to unmount and remove its directories.
 	err = procgroup.Run(cmd, 30*time.Second)
 	b.keep(removeScratch(scratch))
 	if ctx.Err() != nil {
@@ -106,13 +105,12 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 }
 
 // newScratch makes the directory for mmdebstrap. Its path is absolute and has no symbolic links:
-// mmdebstrap runs in /, and the path is compared with the kernel's list of mounts.
+// mmdebstrap runs in /, and mountsBelow compares the path with the kernel's list of mounts.
 //
-// A base contains setuid programs that belong to the user who makes it. If that is root, only root
-// and apt's own user, which downloads, may enter the directory. apt's user may not write there, so
-// that a compromised download cannot replace keyrings or the root file system. For any other user,
-// mmdebstrap runs in a user namespace. Then every user may enter, since the programs belong to an
-// ID that owns nothing else.
+// A base contains setuid programs. If they belong to root, other users must not reach them: only root
+// and apt's own user, which downloads, may enter the directory. apt's user cannot write to it, so that
+// a compromised download replaces nothing. For an ordinary user, they belong to an ID of the user
+// namespace that owns nothing else, so everybody may enter.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -121,7 +119,7 @@ func newScratch() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp(parent, "edgebake-base-") // with mode 0700
+	dir, err := os.MkdirTemp(parent, "edgebake-base-") // MkdirTemp sets mode 0700
 	if err != nil {
 		return "", err
 	}
@@ -130,11 +128,11 @@ func newScratch() (string, error) {
 	}
 	apt, err := user.Lookup("_apt")
 	if err != nil {
-		return dir, nil // apt downloads as root
+		return dir, nil // without its own user, apt downloads as root
 	}
 	uid, err := strconv.ParseUint(apt.Uid, 10, 32)
 	if err == nil && grantAccess(dir, uint32(uid)) != nil {
-		// If the file system has no access control lists, allow the group of apt's user to enter.
+		// The file system has no access control lists, so let the group of apt's user enter.
 		var gid int
 		if gid, err = strconv.Atoi(apt.Gid); err == nil {
 			err = errors.Join(os.Chown(dir, -1, gid), os.Chmod(dir, 0o750))
@@ -143,8 +141,8 @@ func newScratch() (string, error) {
 	return dir, err
 }
 
-// removeScratch removes the directory, including files that a killed mmdebstrap left in it. Only
-// mmdebstrap can remove files of a user namespace's IDs for an ordinary user.
+// removeScratch removes the directory, including files that a killed mmdebstrap left. Some belong to
+// IDs of a user namespace: an ordinary user can remove these only through mmdebstrap.
 func removeScratch(dir string) error {
 	if mounts := mountsBelow(dir); len(mounts) > 0 {
 		return fmt.Errorf("removing %s: something is mounted there: umount %s, then rm -r %s", dir, strings.Join(mounts, " "), dir)
@@ -165,8 +163,8 @@ func removeScratch(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// clearScratch returns the command that empties the directories in dir, or nil if there are none:
-// find without a path would start in the current directory, which is /.
+// clearScratch returns the command that empties the directories in dir, or nil if there are none.
+// Without a path, find would search the current directory, which is /.
 func clearScratch(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) == 0 {
@@ -190,10 +188,10 @@ func (r debianRecipe) args(keyrings []string) []string {
 		"--components=" + strings.Join(r.Components, ","),
 		"--include=" + strings.Join(r.Packages, ","),
 		`--aptopt=APT::Install-Recommends "false"`,
-		// Skip dpkg's own syncs: the complete tar is synced.
+		// Skip dpkg's syncs: edgebake syncs the complete tar.
 		"--dpkgopt=force-unsafe-io",
 	}
-	// Write the settings before the kernel's package is installed, which makes the initrd.
+	// Installing the kernel's package makes the initrd, so write the initrd's settings before.
 	args = append(args, `--essential-hook=mkdir -p "$1/etc/initramfs-tools/conf.d" && { `+initrdSettings+`; } >"$1/etc/initramfs-tools/conf.d/edgebake"`)
 	args = append(args, `--essential-hook=d="$1/etc/initramfs-tools/scripts/local-bottom"; mkdir -p "$d" && printf %s "${`+initrdEnv+`:?}" >"$d/edgebake" && chmod 755 "$d/edgebake"`)
 	for _, f := range pathFilters {
@@ -209,7 +207,7 @@ func (r debianRecipe) args(keyrings []string) []string {
 	return append(args, r.Sources...)
 }
 
-// refusedNamespace is mmdebstrap's error if the kernel refuses a user namespace.
+// refusedNamespace matches mmdebstrap's error if the kernel refuses to make a user namespace.
 var refusedNamespace = regexp.MustCompile(`unshare(\(\)| syscall)? failed: (Operation not permitted|Permission denied|No space left on device)`)
 
 // debianHint returns the fix for common failures, or "".
@@ -222,7 +220,7 @@ func debianHint(log string) string {
 		return "\nA package is not in this suite or component: check base.debian.packages, suite and sources."
 	case has("Temporary failure resolving") || has("Could not connect") || has("Connection failed"):
 		return "\nThe archive cannot be reached: check the network and http_proxy, or use another mirror (base.debian.sources) or an exported base (--base)."
-	// Check this before newuidmap, which fails too in this case.
+	// Check this first: newuidmap also fails in this case.
 	case refusedNamespace.MatchString(log):
 		return "\nThis user cannot create namespaces: set sysctl kernel.unprivileged_userns_clone=1 (Debian) or kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu), and user.max_user_namespaces above 0; or run as root. A container requires --privileged; in a chroot only root can."
 	case has("No space left on device"):
@@ -233,7 +231,7 @@ func debianHint(log string) string {
 		return "\nThe archive's index does not match this computer's clock: set the clock, or name an up-to-date mirror in base.debian.sources."
 	case has("cannot find /usr/bin/qemu-"):
 		return "\nEmulation works on this computer, but not inside a base, which requires a static qemu: replace qemu-user-binfmt with qemu-user-static."
-	// Do not match "binfmt": mmdebstrap also prints that it uses binfmt.
+	// Do not match "binfmt": mmdebstrap also prints that word when it works.
 	case has("Exec format error") || has("can neither be executed natively"):
 		return "\nThis computer cannot run programs of that architecture: apt-get install qemu-user-static arch-test."
 	}
@@ -242,7 +240,7 @@ func debianHint(log string) string {
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// lineTail passes lines on, and keeps the last ones for an error message.
+// lineTail passes lines on to say and keeps the last 25 for an error message.
 type lineTail struct {
 	say  func(string)
 	part []byte
@@ -258,14 +256,14 @@ func (t *lineTail) Write(p []byte) (int, error) {
 		}
 		t.part = rest
 		s := strings.TrimRight(string(line), "\r")
-		// apt overwrites its progress line; take the last state.
+		// apt overwrites its progress line: keep only its last state.
 		if i := strings.LastIndexByte(s, '\r'); i >= 0 {
 			s = s[i+1:]
 		}
 		if s == "" {
 			continue
 		}
-		// apt marks a request that it will repeat with "Ign:", and reports later why it failed.
+		// "Ign:" marks a request that apt will repeat. If it fails again, apt reports why.
 		if !strings.HasPrefix(s, "Ign:") {
 			t.last = append(t.last, s)
 			t.last = t.last[max(0, len(t.last)-25):]
@@ -278,8 +276,8 @@ func (t *lineTail) Write(p []byte) (int, error) {
 
 func (t *lineTail) text() string { return strings.Join(append(t.last, string(t.part)), "\n") }
 
-// keyrings imports the keyrings of the Image into the cache. mmdebstrap, which may run much
-// later, uses those with the digests in the recipe.
+// keyrings imports the Image's keyrings into the cache and returns their digests for the recipe:
+// mmdebstrap, which may run much later, must use the same keyrings.
 func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	var errs []error
 	for i, k := range b.img.Base.Debian.Keyrings {
@@ -294,8 +292,8 @@ func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	return digests, errors.Join(errs...)
 }
 
-// writeKeyrings writes the recipe's keyrings into dir, readable for all users, and returns
-// their paths. They keep their names, since apt depends on the ending.
+// writeKeyrings copies the recipe's keyrings to dir, readable for all users, and returns their paths.
+// It keeps the file names, since apt detects the format by the extension.
 func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
 	if len(b.plan.Keyrings) != len(r.Keyrings) {
 		return nil, fmt.Errorf("the recipe of the base lists %s, but the plan has %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))
@@ -312,7 +310,7 @@ func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string
 		}
 		own := filepath.Join(dir, fmt.Sprintf("keyring-%d", i))
 		path := filepath.Join(own, filepath.Base(name))
-		// Set the permissions explicitly, whatever the umask is.
+		// Set the modes explicitly, since the umask limits them.
 		if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(path, raw, 0o644), os.Chmod(own, 0o755), os.Chmod(path, 0o644)); err != nil {
 			return nil, fmt.Errorf("copying keyring %s: %w", name, err)
 		}

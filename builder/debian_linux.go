@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ownMounts runs cmd in its own mount namespace. As root, mmdebstrap mounts /proc, /sys and /dev
-// below a temporary directory. If it were killed, they would stay mounted, and removing the
-// directory would remove the host's files. For an ordinary user mmdebstrap makes its own namespace.
+// ownMounts runs cmd in its own mount namespace if this process is root. Otherwise, a killed
+// mmdebstrap would leave /proc, /sys and /dev mounted in its directory, and removing the directory
+// would remove this computer's files. For an ordinary user, mmdebstrap makes its own namespace.
 func ownMounts(cmd *exec.Cmd) {
 	if os.Geteuid() != 0 {
 		return
@@ -21,10 +21,10 @@ func ownMounts(cmd *exec.Cmd) {
 	var caps [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	if unix.Capget(&header, &caps[0]) != nil || caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		return // mmdebstrap cannot mount either
+		return // without this capability, mmdebstrap cannot mount either
 	}
 	if !rootIsMount() {
-		return // the mounts cannot be made private in a chroot
+		return // in a chroot, mounts cannot be made private
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 }
@@ -32,7 +32,7 @@ func ownMounts(cmd *exec.Cmd) {
 // rootIsMount reports whether / is a mount point.
 func rootIsMount() bool { return slices.Contains(mountPoints(), "/") }
 
-// mountsBelow returns the mount points below dir, the last one mounted first.
+// mountsBelow returns the mount points below dir in reverse order of mounting.
 func mountsBelow(dir string) []string {
 	var below []string
 	for _, at := range mountPoints() {
@@ -44,13 +44,13 @@ func mountsBelow(dir string) []string {
 	return below
 }
 
-// mountPoints returns the mount points of this process, or none if they are unknown.
+// mountPoints returns the mount points of this process, or nil if they cannot be read.
 func mountPoints() []string {
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	return readMountPoints(string(mounts))
 }
 
-// readMountPoints parses a mountinfo file, which has octal escapes for blanks and backslashes.
+// readMountPoints parses a mountinfo file, in which blanks and backslashes are octal escapes.
 func readMountPoints(mounts string) []string {
 	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	var points []string
@@ -63,11 +63,11 @@ func readMountPoints(mounts string) []string {
 	return points
 }
 
-// grantAccess allows another user to list and enter a directory, as setfacl -m u:UID:r-x does.
+// grantAccess lets another user list and enter a directory, like setfacl -m u:UID:r-x.
 func grantAccess(dir string, uid uint32) error {
 	const (
 		version                   = 2
-		owner, user, group        = 0x01, 0x02, 0x04 // linux/posix_acl.h
+		owner, user, group        = 0x01, 0x02, 0x04 // from linux/posix_acl.h
 		mask, other               = 0x10, 0x20
 		read, write, enter uint16 = 4, 2, 1
 		noID               uint32 = 1<<32 - 1

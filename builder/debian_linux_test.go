@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestDebianMounts checks that mounts which mmdebstrap leaves are invisible to other processes.
+// TestDebianMounts checks that other processes do not see the mounts of mmdebstrap.
 func TestDebianMounts(t *testing.T) {
 	desk.NeedRoot(t, "an ordinary user's mmdebstrap has a namespace of its own")
 	if !rootIsMount() {
@@ -35,7 +35,7 @@ func TestDebianMounts(t *testing.T) {
 	}
 }
 
-// TestMountsBelow checks that nothing below a mount point is removed.
+// TestMountsBelow checks that mountsBelow finds /proc, and nothing in a new directory.
 func TestMountsBelow(t *testing.T) {
 	if all := mountsBelow(""); !slices.Contains(all, "/proc") {
 		t.Errorf("/proc, which tells it, is not mounted: %q", all)

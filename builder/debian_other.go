@@ -7,11 +7,11 @@ import (
 	"os/exec"
 )
 
-// ownMounts does nothing: mmdebstrap exists on Linux only.
+// ownMounts does nothing: mmdebstrap exists only on Linux.
 func ownMounts(*exec.Cmd) {}
 
-// mountsBelow returns none: mmdebstrap exists on Linux only.
+// mountsBelow returns nil: mmdebstrap exists only on Linux.
 func mountsBelow(string) []string { return nil }
 
-// grantAccess always fails: mmdebstrap exists on Linux only.
+// grantAccess always fails: mmdebstrap exists only on Linux.
 func grantAccess(string, uint32) error { return errors.ErrUnsupported }

@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// standIn puts a fake mmdebstrap first on PATH. It writes the given base, counts its runs, and
-// fails or hangs if a certain file exists.
+// standIn puts a fake mmdebstrap first on PATH. It writes the test's base and counts its runs. It fails
+// or hangs if the project has a file of that name.
 func standIn(t *testing.T, p *project) {
 	t.Helper()
 	dir := t.TempDir()
@@ -78,7 +78,7 @@ func TestDebianBase(t *testing.T) {
 	if all := strings.Join(said, "\n"); !strings.Contains(all, "base detail I: making it") {
 		t.Errorf("mmdebstrap's output is not shown:\n%s", all)
 	}
-	// The archive is unreachable. A build with a lock or a filled cache does not need it.
+	// The archive is unreachable, but a build with a lock or a filled cache does not need it.
 	if err := os.WriteFile(filepath.Join(p.dir, "fail"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestDebianBase(t *testing.T) {
 	}
 }
 
-// TestUpdate checks that the base is made again although the cache has one.
+// TestUpdate checks that Update makes a new base although the cache has one.
 func TestUpdate(t *testing.T) {
 	p := newProject(t, buildtest.Base(), toDebian)
 	standIn(t, p)
@@ -123,14 +123,13 @@ func TestUpdate(t *testing.T) {
 	if updated.Report.Packages != first.Report.Packages+1 || updated.Report.Plan == first.Report.Plan {
 		t.Errorf("not updated: %d packages, before %d", updated.Report.Packages, first.Report.Packages)
 	}
-	// A locked build with a cache that has neither base rejects the archive's base and names the
-	// fix.
+	// If the cache has neither base, a locked build rejects the archive's new base and names the fix.
 	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
 	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has changed") {
 		t.Errorf("locked: %v", err)
 	}
-	// A build without --locked renews the lock and reports it.
+	// A build without --locked renews the lock and warns.
 	var warned string
 	o.Locked = false
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
@@ -171,8 +170,8 @@ func TestDebianFails(t *testing.T) {
 	}
 }
 
-// interrupt builds with a mmdebstrap that runs a script. It ends the build when the script reports
-// that it hangs, and returns the build's error and the notes that mmdebstrap and its child wrote.
+// interrupt runs a build whose mmdebstrap is a script, and interrupts it when the script prints
+// "hangs". It returns the build's error, and the notes that the script and its child wrote.
 func interrupt(t *testing.T, script string) (notes string, err error) {
 	t.Helper()
 	t.Setenv("TMPDIR", t.TempDir())
@@ -184,7 +183,7 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 		t.Fatal(err)
 	}
 	// Handle interrupts as edgebake's main does. A shell starts background programs with interrupts
-	// ignored, and the build's programs would inherit that.
+	// ignored, and without this the build's programs would inherit that.
 	ctx, cancel := signal.NotifyContext(t.Context(), os.Interrupt)
 	defer cancel()
 	o := p.options(filepath.Join(t.TempDir(), "x.raw"))
@@ -211,7 +210,7 @@ func interrupt(t *testing.T, script string) (notes string, err error) {
 	return notes, err
 }
 
-// processState returns R, S, Z or similar; empty if the process does not exist.
+// processState returns the state of a process (R, S, Z …), or "" if it does not exist.
 func processState(t *testing.T, pid string) string {
 	t.Helper()
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
@@ -222,8 +221,8 @@ func processState(t *testing.T, pid string) string {
 	return after[:1]
 }
 
-// TestDebianInterrupted interrupts only edgebake. The fake mmdebstrap leaves the interrupt to its
-// children and then removes its files.
+// TestDebianInterrupted interrupts only edgebake, not the processes that it started. The fake mmdebstrap
+// waits for its children to end, and then removes its files.
 func TestDebianInterrupted(t *testing.T) {
 	notes, _ := interrupt(t, `
 trap 'echo interrupted >>"$notes"' INT
@@ -238,8 +237,7 @@ exit 1
 	}
 }
 
-// TestDebianKilled checks that the processes of a mmdebstrap that dies are ended, and its files
-// removed.
+// TestDebianKilled checks that if mmdebstrap dies, its child processes are ended and its files removed.
 func TestDebianKilled(t *testing.T) {
 	_, err := interrupt(t, `
 sh -c 'trap "" INT; echo "child $$" >>"$0"; exec sleep 1000' "$notes" >/dev/null 2>&1 &
@@ -252,8 +250,8 @@ exec sleep 1000
 	}
 }
 
-// TestScratch checks that exactly the contents of the directory are removed, whatever its name, and
-// that an empty directory needs no command.
+// TestScratch checks that the command removes all contents of the directory and nothing else, for
+// directories with unusual names, and that an empty directory needs no command.
 func TestScratch(t *testing.T) {
 	tmp := filepath.Join(t.TempDir(), "a [b] c")
 	link := filepath.Join(t.TempDir(), "link")
@@ -268,7 +266,7 @@ func TestScratch(t *testing.T) {
 	if real, err := filepath.EvalSymlinks(dir); err != nil || real != dir {
 		t.Errorf("%s is %s, %v", dir, real, err)
 	}
-	// Other users cannot run a setuid program that root unpacks there.
+	// No other user may reach a setuid program that root unpacks there.
 	if fi, err := os.Stat(dir); err != nil || os.Geteuid() == 0 && fi.Mode().Perm()&0o027 != 0 || os.Geteuid() != 0 && fi.Mode().Perm() != 0o755 {
 		t.Errorf("%v, %v", fi.Mode(), err)
 	}
@@ -296,8 +294,8 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// TestScratchAndApt checks that apt's user, which downloads, can enter root's directory but not
-// replace files in it. No other user can enter.
+// TestScratchAndApt checks that apt's user, which downloads, can enter root's directory but cannot
+// replace files in it, and that other users cannot enter.
 func TestScratchAndApt(t *testing.T) {
 	desk.NeedRoot(t, "to make a directory that apt's user enters")
 	desk.NeedProgram(t, "apt-get", "apt")
@@ -309,7 +307,7 @@ func TestScratchAndApt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("TMPDIR", "/tmp") // its parents let every user enter
+	t.Setenv("TMPDIR", "/tmp") // every user can enter /tmp
 	dir, err := newScratch()
 	if err != nil {
 		t.Fatal(err)
@@ -349,7 +347,7 @@ func TestScratchAndApt(t *testing.T) {
 	}
 }
 
-// TestDebianHint checks that each of mmdebstrap's errors gets its own fix.
+// TestDebianHint checks that each known error of mmdebstrap gets the matching hint.
 func TestDebianHint(t *testing.T) {
 	for log, want := range map[string]string{
 		"E: unshare() failed: Operation not permitted\nnewuidmap: write to uid_map failed: Operation not permitted\nE: newuidmap 11  0 1000 1 1 100000 65536 failed: \nE: child had a non-zero exit status: 1": "unprivileged_userns_clone",
@@ -367,8 +365,8 @@ func TestDebianHint(t *testing.T) {
 	}
 }
 
-// TestKeyringChanges checks that mmdebstrap gets the keyring whose digest is in the recipe, under
-// its name, even if the file has changed since it was read.
+// TestKeyringChanges checks that mmdebstrap gets the keyring whose digest is in the recipe, with the
+// original file name, even if the file has changed since it was read.
 func TestKeyringChanges(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(toDebian(s), "suite: trixie,", "suite: trixie, keyrings: [keys/site.asc],", 1)
@@ -378,7 +376,7 @@ func TestKeyringChanges(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("key one"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// The fake mmdebstrap records its input.
+	// Let the fake mmdebstrap record its input.
 	tool, err := exec.LookPath("mmdebstrap")
 	if err != nil {
 		t.Fatal(err)

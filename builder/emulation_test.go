@@ -11,7 +11,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// runsForeign makes the computer able or unable to run programs of other architectures.
+// runsForeign makes this computer appear able or unable to run programs of other architectures.
 func runsForeign(t *testing.T, yes bool) {
 	t.Helper()
 	code := "1"
@@ -57,7 +57,7 @@ func (p *project) change(t *testing.T, old, new string) {
 	}
 }
 
-// jobs returns the jobs of the project's images.
+// jobs returns one job for each architecture in the project's document.
 func (p *project) jobs(t *testing.T) []Job {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(p.dir, "image.yaml"))
@@ -89,8 +89,8 @@ func (p *project) buildEach(t *testing.T, jobs []Job) ([]*Result, error) {
 	return all, err
 }
 
-// TestForeignBaseIsMadeOnce checks that only a change of the base's own packages makes a base of
-// another architecture again: its package scripts run in emulation, which takes minutes.
+// TestForeignBaseIsMadeOnce checks that a base of another architecture is made again only if its
+// packages change: in emulation, the packages' scripts take minutes.
 func TestForeignBaseIsMadeOnce(t *testing.T) {
 	p := several(t, nil)
 	runsForeign(t, true)
@@ -110,7 +110,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	if strings.Count(runs, "\n") != 2 {
 		t.Fatalf("mmdebstrap ran:\n%s", runs)
 	}
-	// This computer can no longer emulate other architectures.
+	// From now on, this computer cannot emulate other architectures.
 	runsForeign(t, false)
 	for _, c := range []struct{ what, old, new string }{
 		{"a version of Kubernetes", "v1.36.3", "v1.36.2"},
@@ -126,7 +126,7 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 		p.change(t, c.old, c.new)
 		jobs := p.jobs(t)
 		for i := range jobs {
-			jobs[i].Options.Lock = results[i].Plan.Lock() // as in a later build
+			jobs[i].Options.Lock = results[i].Plan.Lock() // the lock that the previous build wrote
 		}
 		if results, err = p.buildEach(t, jobs); err != nil || p.runs(t) != runs {
 			t.Fatalf("with %s: %v, mmdebstrap ran:\n%s", c.what, err, p.runs(t))
@@ -141,8 +141,8 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestWrongForOneArchitecture checks that problems of any image are reported before the first is
-// built, and common ones once.
+// TestWrongForOneArchitecture checks that the problems of all images are reported before the first one
+// is built, and that a common problem is reported once.
 func TestWrongForOneArchitecture(t *testing.T) {
 	p := several(t, func(s string) string { return strings.Replace(s, "notes.txt", "missing.txt", 1) })
 	runsForeign(t, true)
@@ -176,7 +176,7 @@ func TestWrongForOneArchitecture(t *testing.T) {
 	}
 }
 
-// TestBaseForAnotherArchitecture checks that such a base is rejected before anything is made.
+// TestBaseForAnotherArchitecture checks that a base of another architecture is rejected first.
 func TestBaseForAnotherArchitecture(t *testing.T) {
 	p := newProject(t, buildtest.BaseFor("arm64"), nil)
 	const want = "its usr/lib/systemd/systemd is for arm64, but the image is for amd64"

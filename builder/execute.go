@@ -26,7 +26,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// siteVersions lists the versions of Site documents that the image's firstboot reads.
+// siteVersions lists the versions of Site documents that the image's firstboot can read.
 var siteVersions = []string{configs.Version}
 
 // Result is the result of a build.
@@ -36,15 +36,15 @@ type Result struct {
 	SBOM   []byte // SPDX, JSON
 }
 
-// Job is one image of a build, given as an Image or as a Plan made from one.
+// Job is one image to build: an Image, or the Plan of an Image.
 type Job struct {
 	Image   *configs.Image
 	Plan    *plan.Plan
 	Options Options
 }
 
-// BuildEach builds images one after the other and calls done for each. It resolves and checks all
-// of them before it makes the first input. A problem that several have in common is reported once.
+// BuildEach builds images one after another and calls done for each. First it resolves and checks all
+// of them. A problem that several images share is reported once.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*executor, len(jobs))
 	err := forEachJob(ctx, jobs, func(i int, j Job) (err error) {
@@ -71,7 +71,7 @@ func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) er
 	return nil
 }
 
-// start resolves the job's Image, if it has no plan yet.
+// start resolves the job's Image, unless the job has a plan.
 func (j Job) start(ctx context.Context) (*executor, error) {
 	if j.Plan != nil {
 		return openPlan(ctx, j.Plan, j.Options)
@@ -92,7 +92,7 @@ func (j Job) start(ctx context.Context) (*executor, error) {
 	return e, nil
 }
 
-// forEachJob calls f for each job and joins the distinct errors.
+// forEachJob calls f for each job and joins all errors that differ.
 func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) error {
 	var errs []error
 	for i, j := range jobs {
@@ -111,28 +111,27 @@ func forEachJob(ctx context.Context, jobs []Job, f func(i int, j Job) error) err
 // executor builds the image of one plan.
 type executor struct {
 	*building
-	plan    *plan.Plan     // never changed
+	plan    *plan.Plan     // never modified
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
 	origins origins
-	// bound means that inputs made again must have the plan's digests. Otherwise
-	// the lock is renewed.
+	// bound means that inputs made again must have the digests in the plan. Otherwise, other digests
+	// renew the lock.
 	bound bool
-	// doc is the Image document, for messages only; nil if the plan was made elsewhere.
+	// doc is the Image document, for messages only. It is nil if the plan was read from a file.
 	doc    *configs.Image
-	inputs map[string]plan.Input // from the plan, with the digests found since; guarded by mu
-	// base is the tree of the base, if checkBase has read it.
+	inputs map[string]plan.Input // from the plan, with digests found during the build; guarded by mu
+	// base is the file tree of the base if checkBase has read it.
 	base struct {
 		sha   string
 		nodes []tree.Node
 	}
-	// given is the SHA-256 of the uncompressed tar of Options.Base, set after the tar was found to
-	// be the base of the plan.
+	// given is the SHA-256 of the uncompressed tar from Options.Base, or "" if no --base was given.
 	given string
 }
 
-// openPlan prepares to execute a plan from a file. This edgebake must render the same files as the
-// one that made the plan.
+// openPlan prepares the build of a plan from a file. It rejects the plan if this edgebake would
+// render other files than the edgebake that made the plan.
 func openPlan(ctx context.Context, p *plan.Plan, o Options) (*executor, error) {
 	o.Locked = true
 	b, err := newExecutor(newBuilding(ctx, p.Arch, o), p)
@@ -164,8 +163,7 @@ func newExecutor(r *building, p *plan.Plan) (*executor, error) {
 	}, nil
 }
 
-// imageOf returns the Image in a plan, without the sources of inputs, and with rendered
-// templates.
+// imageOf returns the Image from a plan. It has no sources of inputs, and its templates are rendered.
 func imageOf(p *plan.Plan) (*configs.Image, error) {
 	img := &configs.Image{}
 	d := json.NewDecoder(bytes.NewReader(p.Config))
@@ -189,7 +187,7 @@ func imageOf(p *plan.Plan) (*configs.Image, error) {
 	return img, nil
 }
 
-// cni returns the user's network configuration, or nil.
+// cni returns the user's network configuration, or nil if there is none.
 func (b *executor) cni() ([]byte, error) {
 	in, ok := b.plan.Inputs[inputCNI]
 	if !ok {
@@ -223,8 +221,8 @@ func (b *executor) execute(ctx context.Context) (*Result, error) {
 	return &Result{Plan: full, Report: r, SBOM: c.sbom}, nil
 }
 
-// ExportBase makes the base of a plan, unless it is in the cache, and copies it to path as an
-// uncompressed tar.
+// ExportBase copies the base of a plan to path as an uncompressed tar. If the base is not in the cache,
+// ExportBase first makes it.
 func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
 	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
 	only.Layers, only.Images = nil, nil
@@ -241,8 +239,8 @@ func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error
 	return b.exportBase(path)
 }
 
-// CheckOutput returns an error if the image cannot be written to out. Call it before a build
-// begins.
+// CheckOutput returns an error if the image cannot be written to out. Callers check this before the
+// build.
 func CheckOutput(out string, force bool) error {
 	switch {
 	case out == "":
@@ -256,7 +254,7 @@ func CheckOutput(out string, force bool) error {
 	return nil
 }
 
-// composed is everything that is written to the disk.
+// composed contains everything that is written to the disk.
 type composed struct {
 	esp       []tree.Node
 	root      []tree.Node
@@ -269,7 +267,7 @@ type composed struct {
 }
 
 // compose merges the plan's layers in order and checks the result. The layers that edgebake renders
-// come before the user's.
+// come before the user's layers, which may replace their files.
 func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	s := b.step("merge", "merging layers")
 	base, programs, user, err := b.planLayers(ctx)
@@ -312,8 +310,8 @@ func (b *executor) compose(ctx context.Context, id string) (*composed, error) {
 	return c, nil
 }
 
-// planLayers returns the layers of the plan: the base, the programs that go over it, and the
-// user's.
+// planLayers returns the layers of the plan: the base, the programs on top of it, and the user's
+// layers.
 func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, user []tree.Layer, err error) {
 	for _, l := range b.plan.Layers {
 		layer, err := b.nodes(ctx, l)
@@ -332,7 +330,7 @@ func (b *executor) planLayers(ctx context.Context) (base tree.Layer, programs, u
 	return base, programs, user, nil
 }
 
-// gather collects the facts for rendering, and returns the nodes of the container images.
+// gather completes c.facts for rendering and returns the files of the baked container images.
 func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *composed) (_ []tree.Node, err error) {
 	if c.packages, err = b.packages(base); err != nil {
 		return nil, err
@@ -343,7 +341,7 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	}
 	kernel, err := overlays.KernelVersion(base)
 	if err != nil {
-		// Rendering needs a kernel, so stop here and report everything that the base lacks.
+		// Rendering needs a kernel: stop here, and report everything that the base lacks.
 		return nil, b.origins.place(b.checkTree(base))
 	}
 	boards, err := b.boards(base, kernel)
@@ -362,7 +360,7 @@ func (b *executor) gather(ctx context.Context, id string, base []tree.Node, c *c
 	return store.Nodes, err
 }
 
-// bakeImages makes containerd's store with the container images.
+// bakeImages makes containerd's store with the plan's container images.
 func (b *executor) bakeImages(ctx context.Context, containerd string) (*images.Result, error) {
 	if len(b.plan.Images) == 0 {
 		return &images.Result{}, nil
@@ -434,7 +432,7 @@ func imageInfo(img *configs.Image, pl *plan.Plan, id, kernel, containerd string,
 	return info
 }
 
-// spec returns the specification of the disk.
+// spec returns the specification from which package disk writes the disk.
 func (b *executor) spec(id string, c *composed) disk.Spec {
 	spec := disk.Spec{ID: id, Arch: b.img.Arch, SourceDate: b.date, SectorSize: int64(b.img.Disk.Sector)}
 	for _, p := range b.plan.Partitions {
@@ -453,9 +451,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom returns the free space to leave on DATA, in bytes. The device may be no larger than
-// the image, and kubelet evicts pods and removes images if less than 15 % is free. For images that
-// the node imports, it adds four times the size of their archives, since they are unpacked.
+// dataHeadroom returns the free space on DATA, in bytes. The device may be no larger than the image,
+// and kubelet evicts pods and removes images if less than 15 % is free. Images that the node imports
+// need more: up to four times the size of their archives, since they are unpacked.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
@@ -471,7 +469,7 @@ func contentSize(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// checkSpace warns if the root is too large for machines in the field.
+// checkSpace warns if the root file system is too large for the partitions of machines in the field.
 func (b *executor) checkSpace(l *disk.Layout) {
 	root := l.Find(ondisk.LabelRootA)
 	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
@@ -482,8 +480,8 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 
-// write computes the layout and writes the disk. The layout depends only on ROOT-A and DATA, so it
-// is known before the ESP gets image.json, which describes it.
+// write computes the layout and writes the disk. image.json on the ESP describes the layout, which is
+// already known: it depends only on ROOT-A and DATA.
 func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

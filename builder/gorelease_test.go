@@ -16,8 +16,9 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// otherGo puts a fake go on PATH, which copies program instead of compiling. is sets the fake's
-// release and the one that the module requires; asked returns the calls since then, one a line.
+// otherGo puts a fake go on PATH, which copies program instead of compiling. is sets the release of
+// the fake, and the one that the module requires. asked returns the fake's calls since the last is,
+// one a line.
 func otherGo(t *testing.T, program string) (is func(release, requires string), asked func() string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -50,7 +51,7 @@ esac
 	}
 }
 
-// hello compiles a small program for amd64 with the test's go.
+// hello compiles a small program for amd64 with the go that runs the test.
 func hello(t *testing.T, says string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -67,8 +68,8 @@ func hello(t *testing.T, says string) string {
 	return filepath.Join(dir, "hello")
 }
 
-// TestLockNamesGo checks that a Go release other than the lock's, which gives other bytes, is
-// reported before the minutes of compiling.
+// TestLockNamesGo checks that a build fails before it compiles if Go's release differs from the lock's,
+// since another release compiles to other bytes.
 func TestLockNamesGo(t *testing.T) {
 	program, agent := hello(t, "compiled"), hello(t, "firstboot")
 	here := runtime.Version()
@@ -142,8 +143,8 @@ func TestLockNamesGo(t *testing.T) {
 		asked             string
 	}{
 		{"go1.99.1", "go1.99.1", false, "env"},
-		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires a release other than the lock's
-		{"go1.21.0", here, true, ""},           // go fetches this release, as when the lock was made
+		{"go1.21.0", "go1.21.5", false, "env"}, // the module requires a release that differs from the lock's
+		{"go1.21.0", here, true, ""},           // go fetches the required release, as it did for the lock
 		{here, here, true, ""},
 	} {
 		forget()
@@ -167,7 +168,7 @@ func TestLockNamesGo(t *testing.T) {
 		}
 	}
 
-	// A lock written before the field existed gets it when it is renewed.
+	// When a lock without the field Go is renewed, it gets the field.
 	silent, err := build(func(l *plan.Lock) {
 		in := l.Inputs["kubelet"]
 		in.Go = ""
@@ -177,7 +178,7 @@ func TestLockNamesGo(t *testing.T) {
 		t.Errorf("%v: %+v", err, silent.Plan.Lock().Inputs["kubelet"])
 	}
 
-	// With a lock without the release, only the digest shows the difference.
+	// If the lock does not record the release, only the digest shows the difference.
 	old := func(l *plan.Lock) {
 		in := l.Inputs["kubelet"]
 		in.Go, in.SHA256 = "", strings.Repeat("ab", 32)
@@ -197,8 +198,8 @@ func TestLockNamesGo(t *testing.T) {
 	if in := renewed.Plan.Lock().Inputs["kubelet"]; in.Go != here {
 		t.Errorf("renewed: %+v", in)
 	}
-	// The digest of a program from the source tree is compared first, but the error names the
-	// release too.
+	// For a program from the source tree, the digests are compared first. The error still names both
+	// releases.
 	_, err = build(func(l *plan.Lock) {
 		in := l.Inputs["firstboot"]
 		in.Go, in.SHA256 = "go1.99.1", strings.Repeat("ab", 32)
@@ -207,7 +208,7 @@ func TestLockNamesGo(t *testing.T) {
 	if want := "(compiled by " + here + ", locked by go1.99.1)"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error lacks %q: %v", want, err)
 	}
-	// Without any go, the error names the release.
+	// If there is no go at all, the error names the release of the lock.
 	forget()
 	t.Setenv("PATH", t.TempDir())
 	_, err = build(nil, true)
@@ -216,8 +217,8 @@ func TestLockNamesGo(t *testing.T) {
 	}
 }
 
-// TestUnknownVersionsFirst checks that all versions that the module proxy does not have, and all
-// packages that the archive does not have, are reported before the first program is compiled.
+// TestUnknownVersionsFirst checks that all unknown versions of modules and all unknown packages are
+// reported together, before the first program is compiled.
 func TestUnknownVersionsFirst(t *testing.T) {
 	dir := t.TempDir()
 	script := fmt.Sprintf(`#!/bin/sh
@@ -265,8 +266,8 @@ esac
 	}
 }
 
-// TestCachedProgramsSayCached checks that the step of a program that is in the cache does not
-// announce a wait, and that it does not contact the module proxy.
+// TestCachedProgramsSayCached checks that the step of a cached program announces no wait and contacts no
+// module proxy.
 func TestCachedProgramsSayCached(t *testing.T) {
 	_, asked := otherGo(t, hello(t, "compiled"))
 	p := newProject(t, buildtest.Base(), func(s string) string {

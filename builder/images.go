@@ -17,19 +17,19 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// imageOrigin returns the source of a container image, for the lock.
+// imageOrigin returns a container image's source as an input for the lock.
 func imageOrigin(i configs.ContainerImage) (plan.Input, error) {
 	raw, err := canonical(configs.ContainerImage{Ref: i.Ref, Layout: i.Layout, Archive: i.Archive})
 	return plan.Input{Make: makeImage, Recipe: raw}, err
 }
 
-// isPinned reports whether an image must have the digest in the lock. For a local source that is so
-// only with --locked: otherwise a changed archive is intended.
+// isPinned reports whether an image must have the digest in the lock. A local archive or layout may
+// change between builds, so its digest is binding only with --locked.
 func (b *resolver) isPinned(i configs.ContainerImage) bool {
 	return b.Locked || i.Layout == "" && i.Archive == ""
 }
 
-// checkStore returns an error for a containerd whose store cannot be baked.
+// checkStore returns an error if edgebake cannot bake the store of this containerd version.
 func checkStore(img *configs.Image) error {
 	if img.ImageStore.Mode == "import" || img.Containerd.Debian {
 		return nil
@@ -37,7 +37,7 @@ func checkStore(img *configs.Image) error {
 	return fieldError("containerd.version", images.CheckContainerd(img.Containerd.Version))
 }
 
-// resolveImages pins the container images. A digest in the lock counts like one in the Image.
+// resolveImages pins the container images. A digest in the lock has the same effect as one in the Image.
 func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
@@ -64,13 +64,13 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 		b.origins[imagePrefix+i.Ref] = origin{field: w.Field, place: w.Manifest}
 	}
 	pinned, pinErr := b.pinImages(ctx, wanted)
-	// Report these errors before anything is compiled.
+	// Report errors of the document before anything is compiled.
 	if err := errors.Join(checkStore(b.img), b.origins.place(errors.Join(listErr, pinErr))); err != nil {
 		return err
 	}
 	for n := range pinned {
 		p := &pinned[n]
-		// On the node, the image has the name that the document gives it.
+		// On the node, the image has the name from the document.
 		p.Ref = names[p.Source]
 		in := inputs[p.Source]
 		in.SHA256, in.Digest = p.Target.Digest.Hex(), string(p.Manifest.Digest)
@@ -82,8 +82,8 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 	return nil
 }
 
-// pinImages looks the images up at their sources. If all have a digest, the result is cached,
-// so that a locked build with cached inputs needs no network.
+// pinImages looks up the images at their sources. If each has a digest, it caches the result, so that a
+// locked build with cached inputs needs no network.
 func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	for _, i := range wanted {
 		if i.Digest == "" {
@@ -101,14 +101,14 @@ func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImag
 	case err != nil || images.DocumentsCached(b.Cache, pinned):
 		return pinned, err
 	}
-	// The result is invalid, or its documents were removed or damaged: look the images up again.
+	// The cached result is invalid, or manifests that it names are missing: look the images up again.
 	if err := b.Cache.Forget(recipe); err != nil {
 		return nil, err
 	}
 	return b.pinOnce(ctx, recipe, wanted)
 }
 
-// pinOnce looks the images up, unless the cache has the result.
+// pinOnce looks up the images, unless the cache already has the result.
 func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	sha, err := b.Cache.Make(ctx, recipe, func(ctx context.Context, w io.Writer) error {
 		pinned, err := images.Resolve(ctx, b.Cache, wanted, imageOptions(b.building, b.img, b.plan))
@@ -127,10 +127,10 @@ func (b *resolver) pinOnce(ctx context.Context, recipe string, wanted []configs.
 	return readPinned(raw, wanted)
 }
 
-// errNotPinned means that a cached result is invalid.
+// errNotPinned means that a cached result is not for the requested images.
 var errNotPinned = errors.New("the cached container images are not the requested ones")
 
-// readPinned reads a cached result, which must be for the same images.
+// readPinned reads a cached result and checks that it is for the requested images.
 func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	var pinned []images.Pinned
 	if err := json.Unmarshal(raw, &pinned); err != nil {
@@ -152,7 +152,7 @@ func readPinned(raw []byte, wanted []configs.ContainerImage) ([]images.Pinned, e
 	return pinned, nil
 }
 
-// resolveOCI pins a container image whose root file system is the base.
+// resolveOCI pins a container image that is used as the base.
 func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error {
 	i := configs.ContainerImage(src)
 	raw, err := canonical(ociRecipe{src, b.date.Unix()})
@@ -161,7 +161,7 @@ func (b *resolver) resolveOCI(ctx context.Context, src configs.OCISource) error 
 	}
 	in := plan.Input{Make: makeOCI, Recipe: raw}
 	if sha, ok := b.Lock.Pinned(inputBase, in); ok && b.isPinned(i) {
-		// The tag may have changed: use the lock's digest.
+		// The tag may point to another image by now: use the lock's digest.
 		in.SHA256, in.Digest = sha, b.Lock.Inputs[inputBase].Digest
 		b.add(origin{field: "base.oci"}, inputBase, in, &plan.Layer{})
 		return nil
@@ -192,7 +192,7 @@ func pinOCI(ctx context.Context, r *building, i configs.ContainerImage, o images
 // ociRecipe contains everything that determines a base made from a container image.
 type ociRecipe struct {
 	Source configs.OCISource `json:"source"`
-	// Date is the time of directories that are in no layer, in seconds since 1970.
+	// Date is the time of directories that no layer contains, in seconds since 1970.
 	Date int64 `json:"date"`
 }
 
@@ -200,7 +200,7 @@ func ociKey(p images.Pinned, date int64) string {
 	return fmt.Sprintf("oci root 3 %d %s", date, p.Manifest.Digest)
 }
 
-// makeOCI flattens a container image's layers into one tar.
+// makeOCI merges a container image's layers into one tar.
 func (b *executor) makeOCI(ctx context.Context, in plan.Input) (string, error) {
 	var r ociRecipe
 	if err := json.Unmarshal(in.Recipe, &r); err != nil {
@@ -241,7 +241,7 @@ func (b *executor) flatten(ctx context.Context, p images.Pinned, date int64, o i
 	})
 }
 
-// Images pins only the container images of an Image.
+// Images pins the container images of an Image and nothing else.
 func Images(ctx context.Context, img *configs.Image, o Options) ([]images.Pinned, error) {
 	b, err := newResolver(ctx, img, o)
 	if err != nil {

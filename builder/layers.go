@@ -19,7 +19,7 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// nodes turns a layer of the plan into nodes.
+// nodes returns the files of a layer of the plan.
 func (b *executor) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) {
 	sha := b.input(l.Input).SHA256
 	if l.Path != "" {
@@ -50,7 +50,7 @@ func (b *executor) nodes(ctx context.Context, l plan.Layer) (tree.Layer, error) 
 	return tree.Layer{Name: l.Name, Nodes: nodes, Replace: l.Replace || l.Members != nil}, nil
 }
 
-// archive returns the blob of an input's tar, uncompressed.
+// archive returns the digest of an input's tar in the cache, after uncompressing it if necessary.
 func (b *executor) archive(ctx context.Context, input string) (string, error) {
 	if input == inputBase && b.given != "" {
 		return b.given, nil
@@ -58,7 +58,7 @@ func (b *executor) archive(ctx context.Context, input string) (string, error) {
 	return fetch.Uncompressed(ctx, b.Cache, b.input(input).SHA256, maxArchive)
 }
 
-// index indexes an uncompressed tar of the cache. It indexes the base only once.
+// index returns the files in an uncompressed tar of the cache. It reads the base only once.
 func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	if layer == inputBase && sha == b.base.sha {
 		return b.base.nodes, nil
@@ -75,8 +75,8 @@ func (b *executor) index(sha, layer string) ([]tree.Node, error) {
 	return tree.FromTar(f, size, sha, layer)
 }
 
-// members selects the programs of a layer from a release's archive. It ignores the times and owners
-// in the archive.
+// members returns the files of a release's archive that the layer l selects. It ignores the times and
+// owners in the archive.
 func (b *executor) members(nodes []tree.Node, l plan.Layer) ([]tree.Node, error) {
 	by := make(map[string]tree.Node, len(nodes))
 	for _, n := range nodes {
@@ -117,7 +117,7 @@ func userFiles(img *configs.Image, date time.Time, cache *fetch.Cache, inputs ma
 	return overlays.Files(img, overlays.Facts{SourceDate: date}, load, open)
 }
 
-// packages returns the Debian packages in the base, or none in another distribution.
+// packages returns the Debian packages in the base, or nil for another distribution.
 func (b *executor) packages(nodes []tree.Node) ([]dpkg.Package, error) {
 	for _, n := range nodes {
 		if n.Path == dpkgStatusPath && n.IsRegular() {

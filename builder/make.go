@@ -25,18 +25,18 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Kinds of inputs that are made here (plan.Input.Make).
+// Kinds of inputs that the build makes itself (plan.Input.Make).
 const (
 	makeDebian = "mmdebstrap"
 	makeGo     = "go"
 	makeOCI    = "oci"    // the root file system of a container image
-	makeImage  = "image"  // a container image to be included
-	makeFolder = "folder" // packed as a tar
+	makeImage  = "image"  // a container image to include in the image
+	makeFolder = "folder" // a directory packed as a tar
 	makeAgent  = "agent"  // one of edgebake's own programs
 )
 
-// makeInputs puts the bytes of every input into the cache and completes their digests.
-// Downloads and compilers run in parallel, but only one compiler at a time, which uses all
+// makeInputs puts the bytes of every input into the cache and completes the digests. Downloads and
+// compiling run in parallel, but one program is compiled at a time, since a compiler uses all
 // processors.
 func (b *executor) makeInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
@@ -74,8 +74,8 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	return nil
 }
 
-// complete adds the facts that need the bytes of inputs: the uncompressed digest of a compressed
-// base, and the Go releases of compiled programs that are not in the lock.
+// complete adds facts to the inputs that are known only from their bytes: the digest of the base when
+// uncompressed, and the Go release of programs that the lock does not record.
 func (b *executor) complete(ctx context.Context) error {
 	for name, in := range b.inputs {
 		var err error
@@ -104,13 +104,13 @@ func (b *executor) input(name string) plan.Input {
 	return b.inputs[name]
 }
 
-// missingInputs returns the inputs that are not in the cache, except container images. compile
-// lists the inputs that Go compiles, rest all others.
+// missingInputs returns the inputs that are not in the cache, except container images. compile lists
+// those that Go compiles, and rest all others.
 func (b *executor) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {
 		case in.Make == makeImage:
-		case name == inputBase && b.Base != "": // --base is used, whatever the lock or the cache has
+		case name == inputBase && b.Base != "": // --base overrides the lock and the cache
 			rest = append(rest, name)
 		case in.SHA256 != "" && b.Cache.Has(in.SHA256):
 		case in.Make == makeGo:
@@ -122,8 +122,8 @@ func (b *executor) missingInputs() (compile, rest []string) {
 	return compile, rest
 }
 
-// checkInputs reports problems that would keep inputs from being made. It runs before the first
-// input is made.
+// checkInputs reports everything that would stop an input from being made. It runs before any input is
+// made.
 func (b *executor) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
@@ -140,8 +140,7 @@ func (b *executor) checkInputs(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// missingTools reports every program that is needed to make these inputs but missing on this
-// computer.
+// missingTools reports every program that this computer lacks but needs to make these inputs.
 func (b *executor) missingTools(ctx context.Context, compile, rest []string) error {
 	var errs []error
 	var goErr error
@@ -195,8 +194,8 @@ func (b *building) compiledBy(sha string) (string, error) {
 	return fetch.CompiledBy(f), nil
 }
 
-// checkGo returns an error if Go is not the release of locked programs that must be compiled:
-// the bytes would differ from the lock.
+// checkGo returns an error if Go has another release than the one in the lock, for locked programs that
+// must be compiled: another release compiles to other bytes.
 func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	if !b.Locked {
 		return nil
@@ -207,7 +206,7 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	for _, name := range compile {
 		in := b.input(name)
 		if in.Go == "" || in.SHA256 == "" {
-			continue // an older lock without Input.Go: the digest will differ
+			continue // an older lock without the release: comparing digests will show the difference
 		}
 		module, version := goModuleOf(in)
 		w := wanted{b.origins[name].field, module, version, in.Go}
@@ -231,11 +230,11 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	return errors.Join(errs...)
 }
 
-// checkVersions returns errors for versions that the module proxy does not have, before other
-// programs are compiled.
+// checkVersions returns an error for each version that the module proxy does not have, before anything
+// is compiled.
 func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
-	var order []string // for each version, one input that needs it
+	var order []string // versions in order, as one input that needs each
 	recipes := map[wanted]fetch.GoRecipe{}
 	for _, name := range compile {
 		r, err := b.goRecipe(name)
@@ -269,12 +268,12 @@ func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	return nil
 }
 
-// goRecipe returns how an input is compiled.
+// goRecipe returns the recipe by which an input is compiled.
 func (b *executor) goRecipe(name string) (fetch.GoRecipe, error) {
 	return recipeOf[fetch.GoRecipe](b.input(name))
 }
 
-// recipeOf reads the recipe of an input that is made here.
+// recipeOf decodes the recipe of an input that the build makes itself.
 func recipeOf[T any](in plan.Input) (r T, err error) {
 	if err := json.Unmarshal(in.Recipe, &r); err != nil {
 		return r, fmt.Errorf("reading the recipe: %w", err)
@@ -282,7 +281,7 @@ func recipeOf[T any](in plan.Input) (r T, err error) {
 	return r, nil
 }
 
-// blameVersion adds the field to the error of a version that does not exist.
+// blameVersion adds the Image's field to the error for a version that does not exist.
 func (b *executor) blameVersion(name string, err error) error {
 	if unknown := (*fetch.UnknownVersionError)(nil); errors.As(err, &unknown) {
 		return &configs.FieldError{Path: strings.TrimSuffix(b.origins[name].field, ".source") + ".version", Err: unknown}
@@ -296,7 +295,7 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 		return err
 	}
 	if field := (*configs.FieldError)(nil); errors.As(err, &field) {
-		return err // the error already has its place in the document
+		return err // the error already names its place in the document
 	}
 	if placed := b.blameVersion(name, err); placed != err {
 		return placed
@@ -308,10 +307,10 @@ func (b *executor) makeOne(ctx context.Context, name string) error {
 	return from.blame(err)
 }
 
-// compiling is the message while a program is compiled.
+// compiling is the text of a step that compiles a program.
 const compiling = "compiling it with Go: one to four minutes on two cores, once"
 
-// makeInput puts the bytes of an input into the cache, and records its digest.
+// makeInput puts the bytes of an input into the cache and records their digest.
 func (b *executor) makeInput(ctx context.Context, name string) error {
 	in := b.input(name)
 	compiled, err := b.compiled(ctx, in)
@@ -351,7 +350,7 @@ func (b *executor) makeInput(ctx context.Context, name string) error {
 	return nil
 }
 
-// compiled returns the digest of a program that was compiled before, or "".
+// compiled returns the digest of a program that is already compiled, or "".
 func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) {
 	if in.Make != makeGo {
 		return "", nil
@@ -364,7 +363,7 @@ func (b *executor) compiled(ctx context.Context, in plan.Input) (string, error) 
 	return made[r.Packages[0]], nil
 }
 
-// making returns the text of an input's step.
+// making returns the text for the step of an input.
 func (b *executor) making(in plan.Input, compiled string) string {
 	switch {
 	case compiled != "":
@@ -413,11 +412,11 @@ func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input
 	return "", fmt.Errorf("BUG: nothing makes an input of kind %q", in.Make)
 }
 
-// maxProgram is the largest size of a downloaded program in bytes. kubelet and k3s are less than a
-// tenth of that.
+// maxProgram is the largest accepted size of a downloaded program, in bytes. kubelet and k3s have less
+// than a tenth of it.
 const maxProgram = 1 << 30
 
-// limit returns the largest size of an input's download, in bytes.
+// limit returns the largest accepted size of an input's download, in bytes.
 func (b *executor) limit(name string) int64 {
 	for _, l := range b.plan.Layers {
 		if l.Input == name && l.Path != "" {
@@ -434,7 +433,7 @@ func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string
 		return "", err
 	}
 	key := debianKey(in)
-	// A cached base may be older than the locked one.
+	// The cached base may be another one than the locked base.
 	if have, ok := b.Cache.Lookup(key); ok && in.SHA256 != "" && have != in.SHA256 {
 		if err := b.Cache.Forget(key); err != nil {
 			return "", err
@@ -445,8 +444,8 @@ func (b *executor) makeBase(ctx context.Context, s *step, in plan.Input) (string
 	})
 }
 
-// compare compares the digest of an input's bytes with the plan's. If the plan's digest is not
-// binding, the lock is renewed.
+// compare compares the digest of an input's bytes with the digest in the plan. If they differ, it
+// returns an error or, if the plan's digest is not binding, warns that the lock is renewed.
 func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy string) error {
 	if in.SHA256 == "" || sha == in.SHA256 {
 		return nil
@@ -470,8 +469,8 @@ func (b *executor) compare(s *step, name string, in plan.Input, sha, compiledBy 
 	return nil
 }
 
-// giveBase imports the file of --base into the cache and returns its digest for the plan. It treats
-// a compressed and an uncompressed file of the same base as equal.
+// giveBase imports the file of --base and returns its digest for the plan. A compressed and an
+// uncompressed file of the same base have the same digest in the plan.
 func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, err error) {
 	file, err := b.importFile(ctx, b.Base, "")
 	if err != nil {
@@ -493,7 +492,7 @@ func (b *executor) giveBase(ctx context.Context, in *plan.Input) (sha string, er
 	return b.given, nil
 }
 
-// otherBase returns the error for a --base that is not the one in the Image, lock or plan.
+// otherBase returns the error for a --base that differs from the base in the Image, lock or plan.
 func (b *executor) otherBase(in plan.Input, sha string) error {
 	switch {
 	case b.doc == nil:
@@ -525,8 +524,8 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 	return "; build without --locked to renew the lock"
 }
 
-// exportBase copies the uncompressed tar of the base, so that a locked build works after its
-// archive has changed.
+// exportBase copies the uncompressed tar of the base to path. With it, a locked build still works after
+// the Debian archive has changed.
 func (b *executor) exportBase(path string) error {
 	sha := cmp.Or(b.given, b.inputs[inputBase].Uncompressed, b.inputs[inputBase].SHA256)
 	src, err := b.Cache.OpenBlob(sha)

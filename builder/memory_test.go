@@ -12,8 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// TestMemory checks that a tree of 100,000 entries is built in 256 MiB, and prints the memory for
-// each entry.
+// TestMemory checks that a tree of 100,000 entries is built in 256 MiB, and prints the memory per entry.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT TESTED: -short")
@@ -38,7 +37,7 @@ func TestMemory(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v\n%s", err, said)
 		}
-		// The peak reported by wait would include this process's memory before exec.
+		// wait's maximum would include this process's memory before exec.
 		_, peak, ok := strings.Cut(string(said), "VmHWM:")
 		var kib int64
 		if _, err := fmt.Sscan(peak, &kib); !ok || err != nil {

@@ -28,14 +28,14 @@ const (
 	namedFile namedKind = iota
 	namedLayout
 	namedOverlay
-	namedPrograms // a directory with programs of known names
+	namedPrograms // a directory with programs whose names are fixed
 )
 
-// namedKinds maps the values of the struct tag "path" of an Image's fields to kinds.
+// namedKinds maps values of the struct tag "path" in configs.Image to kinds.
 var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
 
-// namedBy lists the files and directories that an Image document names, except in imagesFrom.
-// Relative paths start at dir.
+// namedBy lists the files and directories that an Image document names, but not those of imagesFrom.
+// Relative paths are relative to dir.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	strict.Walk(img, func(f strict.Field) {
@@ -57,9 +57,9 @@ func namedBy(img *configs.Image, dir string) []named {
 	return list
 }
 
-// LookForFiles returns errors for missing files and directories that an Image names, and for a
-// containerd whose store cannot be baked. Relative paths start at dir. It does not check the
-// programs in a directory. It returns the same warnings as a build.
+// LookForFiles returns errors for files and directories that an Image names but that are missing, and
+// for a containerd whose store cannot be baked. It does not look for programs in a directory.
+// Relative paths are relative to dir. The warnings are those of a build.
 func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
 	for _, n := range namedBy(img, dir) {
@@ -81,8 +81,8 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	return append(img.Warnings(), listing.Notes...), errors.Join(append(errs, err)...)
 }
 
-// NotRead returns an error if a build of the Image reads the file path, or would read it as a part
-// of an overlay. The file is an output, called name in messages.
+// NotRead returns an error if path is a file that the Image reads, or is in a directory that it reads.
+// path is an output of edgebake, which messages call name.
 func NotRead(img *configs.Image, dir, name, path string) error {
 	list := namedBy(img, dir)
 	add := func(field string, parts ...string) {
@@ -111,9 +111,9 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 		inside := false
 		switch n.kind {
 		case namedOverlay:
-			// An overlay that contains the Image is reported separately.
+			// An overlay that contains the Image itself is reported separately.
 			inside = checkOverlay(n.path, dir) == nil && isInside(path, n.path)
-		case namedLayout: // a layout's directory may also have other files
+		case namedLayout: // the directory of a layout may also contain other files
 			inside = isInside(path, filepath.Join(n.path, "blobs")) || file.Same(path, filepath.Join(n.path, "index.json")) || file.Same(path, filepath.Join(n.path, "oci-layout"))
 		case namedFile:
 			if file.Same(path, n.path) {
@@ -127,7 +127,7 @@ func NotRead(img *configs.Image, dir, name, path string) error {
 	return joined.Distinct(errs...)
 }
 
-// isInside reports whether the file path, which need not exist, is in or below the directory dir.
+// isInside reports whether path is in or below the directory dir. path need not exist.
 func isInside(path, dir string) bool {
 	outer, err := realPath(dir)
 	if err != nil {
@@ -137,7 +137,7 @@ func isInside(path, dir string) bool {
 	return err == nil && within(inner, outer)
 }
 
-// within reports whether inner equals outer or is below it.
+// within reports whether the path inner is outer or a path below outer.
 func within(inner, outer string) bool {
 	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
 }
@@ -153,8 +153,8 @@ func checkNamedDir(path string) error {
 	return nil
 }
 
-// checkNamedFile returns an error if the Image cannot use the file. It does not open the file: a
-// named pipe would block forever.
+// checkNamedFile returns an error if the Image cannot use the file. It does not open the file, since
+// opening a named pipe would block forever.
 func checkNamedFile(path string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -166,8 +166,8 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay returns an error if the Image in the directory dir cannot use the overlay directory
-// path.
+// checkOverlay returns an error if the directory path cannot be an overlay of an Image in the directory
+// dir.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -195,8 +195,8 @@ func realPath(p string) (string, error) {
 	return filepath.EvalSymlinks(p)
 }
 
-// notThere returns the error for a missing file. It explains where relative paths start, a
-// common mistake.
+// notThere adds to the error for a missing file from which directory relative paths start: users
+// often expect another one.
 func notThere(err error) error {
 	var at *fs.PathError
 	if !errors.As(err, &at) || !errors.Is(err, fs.ErrNotExist) {

@@ -16,18 +16,18 @@ import (
 	"github.com/edgebake/edgebake/overlays"
 )
 
-// origin is the place in a document that an input or a layer comes from.
+// origin is the place in a document, or the flag, that an input or a layer comes from.
 type origin struct {
-	// At most one is set; neither is set if the input comes with edgebake.
-	field string // of the Image
-	place string // in a manifest that imagesFrom names
+	// Usually one field is set. All are empty if the input comes with edgebake.
+	field string // field of the Image
+	place string // place in a manifest of imagesFrom
 	flag  string
 }
 
 // origins maps the names of inputs and layers to their origins.
 type origins map[string]origin
 
-// originsOf returns the origins of a plan. base is Options.Base.
+// originsOf returns the origins of a plan's inputs and layers. base is Options.Base.
 func originsOf(p *plan.Plan, files int, base string) origins {
 	o := origins{}
 	for name, in := range p.Inputs {
@@ -45,7 +45,7 @@ func originsOf(p *plan.Plan, files int, base string) origins {
 	return o
 }
 
-// blame adds the origin of the input or layer in err.
+// blame adds the origin to err.
 func (o origin) blame(err error) error {
 	switch {
 	case o.flag != "":
@@ -58,10 +58,10 @@ func (o origin) blame(err error) error {
 	return err
 }
 
-// sizeFields maps partitions to the fields that set their sizes.
+// sizeFields maps partition labels to the Image's fields that set their sizes.
 var sizeFields = map[string]string{ondisk.LabelRootA: "disk.root", ondisk.LabelData: "disk.data"}
 
-// place adds the origins to errors of layers, their files and container images.
+// place adds the origins to errors about layers, files of layers, and container images.
 func (all origins) place(err error) error {
 	var errs []error
 	for _, e := range joined.Errors(err) {
@@ -77,7 +77,7 @@ func (all origins) place(err error) error {
 			if o, ok := all[layer.Layer]; ok && o.place == "" {
 				e = o.blame(withPath(layer))
 			} else {
-				e = o.blame(e) // one manifest may name several images
+				e = o.blame(e) // several images may come from one manifest: keep the image's name
 			}
 		case errors.As(e, &image):
 			e = all[imagePrefix+image.Image.Ref].blame(e)
@@ -87,7 +87,7 @@ func (all origins) place(err error) error {
 	return errors.Join(errs...)
 }
 
-// withPath returns the text of a layer's error without the name of the layer.
+// withPath returns a layer's error with the path of the file but without the name of the layer.
 func withPath(l *tree.LayerError) error {
 	if l.Path == "" {
 		return l.Err
@@ -95,7 +95,7 @@ func withPath(l *tree.LayerError) error {
 	return fmt.Errorf("%s: %w", l.Path, l.Err)
 }
 
-// byLayer turns a file system's errors about nodes into errors of their layers.
+// byLayer converts a file system's errors about nodes to errors about their layers.
 func byLayer(err error) error {
 	var found []error
 	var collect func(error)

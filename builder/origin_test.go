@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestPlace checks that an error of a layer, a file or a container image names the field, manifest
-// or flag that it comes from.
+// TestPlace checks that an error about a layer, a file or a container image names the field, manifest or
+// flag that it comes from.
 func TestPlace(t *testing.T) {
 	b := origins{
 		inputBase:                   {field: "base.tar", flag: "--base x.tar"},
@@ -22,7 +22,7 @@ func TestPlace(t *testing.T) {
 		images.LayerName("x/app:1"): {field: "images[3]"},
 		images.LayerName("x/web:1"): {place: "web.yaml:7: Deployment web"},
 	}
-	// A container image's file passes through the merge into the file system.
+	// Files of container images keep their layer's name through the merge.
 	file := func(layer, path string) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: tree.ModeRegular}}
 	}

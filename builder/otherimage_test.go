@@ -13,9 +13,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// layoutOfTwo makes the project's container image an index of two manifests for one platform with
-// different images. It returns both digests, the preferred manifest first, and the file of that
-// manifest.
+// layoutOfTwo makes the project's container image an index of two different images for one platform.
+// It returns both digests, the one that is preferred first, and the file of the preferred manifest.
 func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	t.Helper()
 	blobs := filepath.Join(p.dir, "images/blobs/sha256")
@@ -74,8 +73,8 @@ func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	return first, second, file
 }
 
-// TestLockedManifest checks that if the locked manifest of an index is missing, another one is used
-// only if the lock may be renewed.
+// TestLockedManifest checks what happens if the layout lacks the locked manifest of an index: only a
+// build that may renew the lock uses the other manifest.
 func TestLockedManifest(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	first, second, file := layoutOfTwo(t, p)
@@ -90,7 +89,7 @@ func TestLockedManifest(t *testing.T) {
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := fetch.Open(t.TempDir()) // this cache never had the first image
+	cache, err := fetch.Open(t.TempDir()) // without the first image
 	if err != nil {
 		t.Fatal(err)
 	}

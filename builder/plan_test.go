@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// inFile returns the plan after encoding and decoding, as another computer reads it.
+// inFile encodes and decodes a plan, as if another computer read it from a file.
 func inFile(t *testing.T, p *plan.Plan) *plan.Plan {
 	t.Helper()
 	data, err := p.Encode()
@@ -35,8 +35,8 @@ func execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 	return r, err
 }
 
-// TestExecute builds from a plan in a file with an empty cache. The image equals that of a direct
-// build, and the plan is unchanged.
+// TestExecute builds from a plan in a file with an empty cache. The image must equal a direct build, and
+// the plan must not change.
 func TestExecute(t *testing.T) {
 	conflist := `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"bridge"}]}`
 	for name, edit := range map[string]func(string) string{
@@ -95,7 +95,7 @@ func TestExecute(t *testing.T) {
 			if after, err := json.Marshal(pl); err != nil || string(after) != string(before) {
 				t.Errorf("the plan has changed: %v\n%s\n%s", err, before, after)
 			}
-			// The plan that the build returns has all digests.
+			// The plan that the first build returned has all digests and can be executed again.
 			o.Force = true
 			if again, err := execute(t.Context(), inFile(t, got.Plan), o); err != nil || again.Report.Golden != want.Report.Golden {
 				t.Errorf("the complete plan: %v", err)
@@ -104,7 +104,7 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestExecuteRefuses checks that a plan that cannot be executed exactly is rejected.
+// TestExecuteRefuses checks that a plan is rejected if it cannot be executed exactly.
 func TestExecuteRefuses(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil func(t *testing.T, p *project, pl *plan.Plan)
@@ -150,7 +150,7 @@ func TestExecuteRefuses(t *testing.T) {
 	}
 }
 
-// writeOCIBase writes the base as a container image of one layer.
+// writeOCIBase writes the base as a container image with one layer.
 func writeOCIBase(t *testing.T, dir string) {
 	t.Helper()
 	_, err := imagetest.WriteLayout(dir, imagetest.Image{Ref: "example.test/base:1", Layers: []imagetest.Layer{{Tar: func(w *imagetest.Writer) error {

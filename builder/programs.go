@@ -20,23 +20,23 @@ import (
 
 // programSet is a group of programs from one source.
 type programSet struct {
-	field   string // of the Image, for messages
+	field   string // field of the Image, for messages
 	source  configs.Source
 	version string // required version
-	// programs lists the names of the programs and their paths on the node.
+	// programs lists the programs' names and their paths on the node.
 	programs []program
 	// recipe returns the recipe that compiles the programs.
 	recipe func() (fetch.GoRecipe, error)
-	// dir is the directory of a release on the server; archive is the tar in it with all
-	// programs, or "" if each is a file.
+	// dir is the directory of the release on the server. archive is the tar in dir that contains all
+	// programs, or "" if each program is a file in dir.
 	dir, archive string
-	// inArchive is the directory of the programs in the archive.
+	// inArchive is the directory of the programs inside the archive.
 	inArchive string
 }
 
 type program struct{ name, path string }
 
-// sidecars lists the suffixes under which release servers publish a digest.
+// sidecars lists the extensions of the files in which release servers publish a digest.
 var sidecars = []string{".sha256", ".sha256sum"}
 
 // programSets returns the program sets of an Image.
@@ -161,8 +161,8 @@ func (b *resolver) resolveURL(ctx context.Context, s programSet) error {
 	return errors.Join(errs...)
 }
 
-// resolveRelease pins a file of a release server: by the Image, else by the lock, else by the
-// digest that the server publishes for the file.
+// resolveRelease pins a file of a release server. The digest comes from the Image, else from the lock,
+// else from the server.
 func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
 	in := plan.Input{Fetch: []string{url}, SHA256: src.Sum(b.img.Arch, path.Base(url))}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {
@@ -189,7 +189,7 @@ func (b *building) publishedDigest(ctx context.Context, url string) (string, err
 	for _, ext := range sidecars {
 		sha, err := fetch.Head(ctx, b.Cache, url+ext, maxSidecar)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("finding its digest: %w", err) // looking for the next sidecar would fail too
+			return "", fmt.Errorf("finding its digest: %w", err) // the next sidecar would fail too
 		}
 		if err != nil {
 			errs = append(errs, err)
@@ -240,7 +240,7 @@ func fileExists(p string) bool {
 	return err == nil && fi.Mode().IsRegular()
 }
 
-// goModuleOf returns the module that an input is compiled from.
+// goModuleOf returns the module and version that an input is compiled from, or "".
 func goModuleOf(in plan.Input) (mod, version string) {
 	var r fetch.GoRecipe
 	if in.Make != "go" || json.Unmarshal(in.Recipe, &r) != nil {

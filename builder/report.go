@@ -22,13 +22,13 @@ type Report struct {
 	Plan       string                `json:"plan"`
 	Builder    string                `json:"builder"`
 	Golden     string                `json:"golden"`
-	Size       int64                 `json:"size"` // of the disk
+	Size       int64                 `json:"size"` // size of the disk
 	Info       ondisk.ImageInfo      `json:"image"`
 	Partitions []PartitionReport     `json:"partitions"`
 	Inputs     map[string]plan.Input `json:"inputs"`
 	Packages   int                   `json:"packages"`
 	Images     images.Report         `json:"images"`
-	// Timings differ between runs, Builder between versions of edgebake; the rest follows
+	// Timings differ between runs, and Builder between versions of edgebake. Everything else follows
 	// from the plan.
 	Timings []StepTime `json:"timings"`
 }
@@ -40,7 +40,7 @@ type PartitionReport struct {
 	Files int   `json:"files,omitempty"`
 }
 
-// Reserve is the space after the file system.
+// Reserve returns the space in the partition after the end of the file system, in bytes.
 func (p PartitionReport) Reserve() int64 {
 	if p.FSSize == 0 {
 		return 0
@@ -48,7 +48,7 @@ func (p PartitionReport) Reserve() int64 {
 	return p.Size - p.FSSize
 }
 
-// countFiles counts files, hard links once.
+// countFiles counts regular files. Hard links to a file count once.
 func countFiles(nodes []tree.Node) int {
 	seen := map[*tree.Inode]bool{}
 	for _, n := range nodes {
@@ -84,8 +84,8 @@ func (b *executor) report(id string, c *composed, l *disk.Layout, res *disk.Resu
 	return r, nil
 }
 
-// RootRoom returns the largest root file system, in bytes, that a machine with this image
-// accepts as an update, or 0.
+// RootRoom returns the largest root file system, in bytes, that a machine with this image accepts as an
+// update. It returns 0 if the disk has no second root.
 func (r *Report) RootRoom() int64 {
 	for _, p := range r.Partitions {
 		if p.Label == ondisk.LabelRootB {

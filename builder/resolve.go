@@ -32,16 +32,15 @@ const (
 	minRootHead    = 256 << 20 // free bytes on ROOT-A, at least
 	minDataHead    = 512 << 20 // free bytes on DATA before it grows, at least
 	espSize        = 512 << 20
-	luksGap        = 32 << 20 // twice a LUKS2 header, as encrypting in place requires
+	luksGap        = 32 << 20 // twice a LUKS2 header, as in-place encryption requires
 	maxSidecar     = 4 << 10
 	maxDpkgStatus  = 64 << 20
-	maxArchive     = 8 << 30 // of a compressed base or release, uncompressed
+	maxArchive     = 8 << 30 // bytes of an uncompressed base or release
 	dpkgStatusPath = "var/lib/dpkg/status"
 )
 
-// Resolve pins an Image's inputs without making any: it finds the digests of local files, of
-// releases and of container images. Inputs that are made later get the digest in the lock or
-// the cache.
+// Resolve pins an Image's inputs without making them. It finds the digests of local files, releases and
+// container images. For inputs that the build makes later, it uses the lock and the cache.
 func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, error) {
 	b, err := newResolver(ctx, img, o)
 	if err != nil {
@@ -81,15 +80,14 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 
 func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 	s := b.step("resolve", "pinning inputs")
-	// The order of the layers: the base, programs, what edgebake renders (see compose),
-	// then the user's.
+	// The order of the layers is: base, programs, edgebake's own files (see compose), the user's layers.
 	var errs []error
 	for _, part := range []func(context.Context) error{
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,
 	} {
 		err := part(ctx)
 		if fetch.NoSpace(err) {
-			return nil, err // the others would fail for the same reason
+			return nil, err // the remaining parts would fail for the same reason
 		}
 		errs = append(errs, err)
 	}
@@ -124,8 +122,8 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add adds an input with its origin and, unless layer is nil, its layer. An input without a digest
-// gets the digest from the lock, if there is one.
+// add adds an input with its origin and, unless layer is nil, its layer. If the input has no digest, add
+// uses the lock's digest.
 func (b *resolver) add(from origin, name string, in plan.Input, layer *plan.Layer) {
 	b.origins[name] = from
 	in.Field, in.Place = from.field, from.place
@@ -176,7 +174,7 @@ func (b *resolver) resolveBase(ctx context.Context) error {
 	return errors.New("base: choose one of debian, tar and oci")
 }
 
-// fileSource adds a file by path or URL.
+// fileSource adds an input that is a local file or a URL.
 func (b *resolver) fileSource(ctx context.Context, name, field string, src configs.FileSource, layer *plan.Layer) error {
 	if src.File != "" {
 		sha, err := b.importNamed(ctx, src.File, src.SHA256)
@@ -194,7 +192,7 @@ func (b *resolver) fileSource(ctx context.Context, name, field string, src confi
 	return nil
 }
 
-// resolveOverlays packs the user's directories.
+// resolveOverlays packs the user's overlay directories into the cache.
 func (b *resolver) resolveOverlays(ctx context.Context) error {
 	var errs []error
 	for i, o := range b.img.Overlays {
@@ -213,7 +211,7 @@ func (b *resolver) resolveOverlays(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// resolveFiles pins the sources of single files, and renders those that are templates.
+// resolveFiles pins the sources of files in the Image, and renders the templates among them.
 func (b *resolver) resolveFiles(ctx context.Context) error {
 	var errs []error
 	for i, f := range b.img.Files {
@@ -238,11 +236,11 @@ func (b *resolver) resolveFiles(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// fileInput returns the name of the input of files[i]. It does not contain the path, so that
-// the same bytes from another directory give the same plan.
+// fileInput returns the input name of files[i]. The name does not contain the path, so that the plan
+// does not depend on the directory of the file.
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
-// resolveCNI pins the network configuration that the Image names.
+// resolveCNI pins the network configuration file, if the Image names one.
 func (b *resolver) resolveCNI(ctx context.Context) error {
 	c := b.img.CNI.Config
 	if !strings.HasSuffix(c, ".conflist") {
@@ -268,11 +266,11 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
-	if root != 0 && root <= minRootHead { // the content is not known yet
+	if root != 0 && root <= minRootHead { // the contents are not known yet
 		return nil, fieldError("disk.root", fmt.Errorf("%s is too small, since %d MiB must stay free: increase it, or remove it to have it computed", img.Disk.Root, int64(minRootHead)>>20))
 	}
-	// Both roots have the same size, since the second update is written to ROOT-A again. If the
-	// Image gives the size, no space is added.
+	// Both roots have the same size, since updates alternate between them. A size in the Image is
+	// used unchanged.
 	grow := &plan.Grow{Percent: 50, AtLeast: 256 << 20}
 	if root != 0 || img.Disk.Reserve == "none" {
 		grow = nil
@@ -294,7 +292,7 @@ func partitions(img *configs.Image) ([]plan.Partition, error) {
 	return p, nil
 }
 
-// diskSize parses a size in whole MiB; "" is 0, which means computed.
+// diskSize parses a size, which must be in whole MiB. An empty size gives 0: the build computes it.
 func diskSize(field, s string) (int64, error) {
 	if s == "" {
 		return 0, nil
@@ -307,9 +305,9 @@ func diskSize(field, s string) (int64, error) {
 	return (n + mib - 1) / mib * mib, nil
 }
 
-// renderedConfig returns the part of the Image that rendering uses: without the sources of inputs,
-// whose digests are in the plan, and with sorted container images. files contains the rendered text
-// of templates, which may use any part of the Image.
+// renderedConfig returns the part of the Image that affects rendering. Sources of inputs are left out,
+// since the plan has their digests, and container images are sorted. files contains the rendered
+// templates, which may use any field of the Image.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}
@@ -349,12 +347,12 @@ func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, er
 	return canonical(c)
 }
 
-// rendered returns the digest of the files that edgebake renders for an Image. Facts that are known
-// only from the inputs have placeholders.
+// rendered returns the digest of the files that edgebake renders for an Image. Facts that only the
+// inputs determine are replaced by placeholders.
 func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	f := overlays.Facts{SourceDate: time.Unix(p.SourceDate, 0).UTC(), CNI: cni, Containerd: strings.TrimPrefix(img.Containerd.Version, "v")}
 	if img.Containerd.Debian {
-		f.Containerd = "1" // stands for the version in the base, which is not known yet
+		f.Containerd = "1" // placeholder for the version in the base, which is not known yet
 	}
 	f.Info = imageInfo(img, p, "", "", f.Containerd, &images.Result{})
 	root, err := overlays.Root(img, f)
@@ -380,7 +378,7 @@ func rendered(img *configs.Image, p *plan.Plan, cni []byte) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// renderedFile returns the rendered text of a template.
+// renderedFile returns the text of a rendered template.
 func renderedFile(files []tree.Layer, path string) (string, error) {
 	for _, l := range files {
 		for _, n := range l.Nodes {

@@ -21,8 +21,8 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// sbom collects the parts of an image into an SPDX document. The document is on the disk, so its
-// bytes must follow from the plan's ID: it describes programs by their bytes, not by their source.
+// sbom is an SPDX document of the parts of an image. It is stored on the disk, so its bytes must follow
+// from the plan's ID: programs are described by digest, not by source.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool
@@ -30,19 +30,18 @@ type sbom struct {
 
 const noAssertion = "NOASSERTION"
 
-// makeSBOM lists Debian packages, programs with their Go modules, and container images.
+// makeSBOM lists the Debian packages, the programs with their Go modules, and the container images.
 func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{
 		SPDXVersion:    spdx.Version,
 		DataLicense:    spdx.DataLicense,
 		SPDXIdentifier: "DOCUMENT",
 		DocumentName:   b.img.Name,
-		// A name, not an address; the specification requires that it is unique for
-		// each document.
+		// This is a name, not an address. SPDX requires a unique one for each document.
 		DocumentNamespace: "https://edgebake.io/spdx/" + url.PathEscape(b.img.Name) + "/" + id,
 		CreationInfo: &spdx.CreationInfo{
-			// Leave out edgebake's version: it depends on how edgebake was compiled, and the bytes
-			// of the disk must not. The report contains the version.
+			// Leave out edgebake's version, which must not change the bytes of the disk. The report
+			// contains it.
 			Creators: []common.Creator{{CreatorType: "Tool", Creator: "edgebake"}},
 			Created:  b.date.UTC().Format(time.RFC3339),
 		},
@@ -81,7 +80,7 @@ func (b *executor) makeSBOM(id string, c *composed) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// programsSBOM lists the programs that are not from Debian packages.
+// programsSBOM lists the programs that are not part of Debian packages.
 func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.Node) error {
 	layers := map[string]plan.Layer{}
 	for _, l := range b.plan.Layers {
@@ -97,7 +96,7 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 		in := b.input(l.Input)
 		pkg := &spdx.Package{
 			PackageName: n.Path[strings.LastIndexByte(n.Path, '/')+1:],
-			// The report has the mirror; the bytes of the disk must not depend on it.
+			// The mirror's address is in the report: the bytes of the disk must not depend on it.
 			PackageDownloadLocation: noAssertion, PackageFileName: n.Path, PrimaryPackagePurpose: "APPLICATION",
 		}
 		if l.Path != "" {
@@ -120,7 +119,7 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 				m = m.Replace
 			}
 			if m.Path == "" || m.Path == "scratch" {
-				continue // the scratch module in which edgebake compiles
+				continue // the temporary module in which edgebake compiles
 			}
 			d.relate(prog, "CONTAINS", d.add("go-"+m.Path+"@"+m.Version, &spdx.Package{
 				PackageName: m.Path, PackageVersion: m.Version,
@@ -131,8 +130,8 @@ func (b *executor) programsSBOM(d *sbom, image common.ElementID, merged []tree.N
 	return nil
 }
 
-// programVersion returns the version of the module with a Go program's main package. In a program
-// that edgebake compiles, this module is a dependency of the main module.
+// programVersion returns the version of the module that contains a Go program's main package. If
+// edgebake compiled the program, that is a dependency of the main module.
 func programVersion(info *debug.BuildInfo) string {
 	of := &info.Main
 	found := 0
@@ -147,7 +146,7 @@ func programVersion(info *debug.BuildInfo) string {
 	return of.Version
 }
 
-// buildInfo reads the modules of a Go program, or returns nil if it is none.
+// buildInfo reads a Go program's build information. It returns nil for any other file.
 func (b *executor) buildInfo(n tree.Node) (*debug.BuildInfo, error) {
 	f, err := b.Cache.OpenBlob(n.Data.Blob)
 	if err != nil {
@@ -174,14 +173,14 @@ func purl(s string) []*spdx.PackageExternalReference {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// elementID returns an SPDX ID for a name, of letters, digits, dots and hyphens. A hash
-// distinguishes names that differ only in other characters.
+// elementID returns an SPDX ID for a name. Invalid characters become hyphens, and a hash distinguishes
+// names that would get the same ID.
 func elementID(name string) common.ElementID {
 	sum := sha256.Sum256([]byte(name))
 	return common.ElementID(fmt.Sprintf("%s-%x", notInID.ReplaceAllString(name, "-"), sum[:6]))
 }
 
-// add adds a package, unless it exists, and returns its ID.
+// add adds a package unless the document has it, and returns its ID.
 func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
 	id := elementID(name)
 	if d.seen[id] {
@@ -192,7 +191,7 @@ func (d *sbom) add(name string, p *spdx.Package) common.ElementID {
 	if p.PackageDownloadLocation == "" {
 		p.PackageDownloadLocation = noAssertion
 	}
-	// Licences are in the packages; files are not analyzed.
+	// The packages contain their own licences, and edgebake does not analyze files.
 	p.PackageLicenseConcluded, p.PackageLicenseDeclared, p.PackageCopyrightText = noAssertion, noAssertion, noAssertion
 	d.doc.Packages = append(d.doc.Packages, p)
 	return id

@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestSBOMHasNamesThatDifferInSigns checks that two names that differ only in punctuation give two
-// elements, and that a name that occurs twice gives one.
+// TestSBOMHasNamesThatDifferInSigns checks that names that differ only in punctuation give separate
+// elements, and that a repeated name gives one.
 func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	valid := regexp.MustCompile(`^[A-Za-z0-9.-]+$`)
 	d := &sbom{seen: map[common.ElementID]bool{}, doc: &spdx.Document{}}
@@ -41,8 +41,8 @@ func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	}
 }
 
-// TestSBOMDoesNotTellWhereFrom checks that a program gives the same plan ID and SBOM whether it is
-// compiled or comes from a directory.
+// TestSBOMDoesNotTellWhereFrom checks that the plan's ID and the SBOM do not depend on whether a program
+// is compiled or comes from a directory.
 func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {
@@ -79,7 +79,7 @@ func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	}
 }
 
-// TestProgramVersion checks that a program's version is that of the module with its main package,
+// TestProgramVersion checks that a program has the version of the module that contains its main package,
 // even if another module was built.
 func TestProgramVersion(t *testing.T) {
 	dep := func(path, version string) *debug.Module { return &debug.Module{Path: path, Version: version} }

@@ -38,7 +38,7 @@ func start(t *testing.T, img *configs.Image, o Options) *executor {
 	return b
 }
 
-// merged resolves, makes and merges the inputs, as Build does before it writes.
+// merged resolves, makes and merges the inputs, as a build does before it writes.
 func (p *project) merged(t *testing.T) (*executor, map[string]tree.Node) {
 	t.Helper()
 	b := start(t, p.image(t), p.options(""))
@@ -60,7 +60,7 @@ func (p *project) merged(t *testing.T) (*executor, map[string]tree.Node) {
 	return b, by
 }
 
-// TestOCIBase uses a container image of two layers as the base.
+// TestOCIBase uses a container image with two layers as the base.
 func TestOCIBase(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "  tar:\n    file: base.tar\n", "  oci:\n    layout: base\n", 1)
@@ -110,7 +110,7 @@ func TestOCIBase(t *testing.T) {
 	if first.SHA256 == "" || first.Make != "oci" {
 		t.Errorf("input base: %+v", first)
 	}
-	// Resolving again finds the digest without making the base.
+	// Resolving again returns the digest without making the base.
 	pl, err := Resolve(t.Context(), p.image(t), p.options(""))
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestOCIBase(t *testing.T) {
 	if pl.Inputs[inputBase].SHA256 != first.SHA256 {
 		t.Error("the made base is not remembered")
 	}
-	// The image behind the name has changed: only a locked build keeps the old one.
+	// The name now points to another image: only a locked build keeps the old one.
 	write("3")
 	o := p.options("")
 	o.Lock = pl.Lock()
@@ -129,7 +129,7 @@ func TestOCIBase(t *testing.T) {
 	if pl, err = Resolve(t.Context(), p.image(t), o); err != nil || pl.Inputs[inputBase].SHA256 != first.SHA256 {
 		t.Errorf("--locked: %v", err)
 	}
-	// Directories that are in no layer get the Image's date.
+	// The Image's date is the time of directories that no layer contains, so it changes the base.
 	write("2")
 	later := p.image(t)
 	later.SourceDate = "2027-01-01T00:00:00Z"
@@ -224,7 +224,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Errorf("kubelet: %v", err)
 	}
 
-	// With the lock and the cache no server is needed.
+	// With the lock and the cache, no server is needed.
 	s.requests()
 	o := p.options("")
 	o.Lock, o.Locked = b.plan.With(b.inputs).Lock(), true
@@ -236,7 +236,7 @@ func TestReleaseServer(t *testing.T) {
 		t.Errorf("a locked build asked for %q", asked)
 	}
 
-	// The server's file has changed since.
+	// The file on the server has changed.
 	s.mu.Lock()
 	s.files["/k8s/v1.36.3/bin/linux/amd64/kubelet"] = "changed"
 	s.mu.Unlock()
@@ -251,7 +251,7 @@ func TestReleaseServer(t *testing.T) {
 
 }
 
-// TestPublishedDigest gets digests from the server once, then from the lock.
+// TestPublishedDigest gets digests from the server first, and later from the lock.
 func TestPublishedDigest(t *testing.T) {
 	s := newServer(t)
 	sum := strings.Repeat("ab", 32)
@@ -275,7 +275,7 @@ func TestPublishedDigest(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A failing server is contacted once, not once for each name.
+	// If the server fails for one sidecar, the next is not tried.
 	if err := b.resolveRelease(t.Context(), "kubernetes.source", "plain", "ftp://host/plain", src, &plan.Layer{}); err == nil || strings.Count(err.Error(), "fetching") != 1 || strings.Contains(err.Error(), "no digest is known") {
 		t.Errorf("no answer: %v", err)
 	}
@@ -323,8 +323,8 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
-// TestAgentsAreCompiledAlike checks that the Makefile compiles like compileAgent, so that the image
-// does not depend on the directory in which edgebake is called.
+// TestAgentsAreCompiledAlike checks that make and compileAgent compile with the same settings. Otherwise,
+// the image would depend on the directory in which edgebake runs.
 func TestAgentsAreCompiledAlike(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -352,8 +352,8 @@ func TestAgentsRejectExperiments(t *testing.T) {
 	}
 }
 
-// TestOldGo checks that both edgebake and make report a go that cannot fetch another release before
-// they compile.
+// TestOldGo checks that edgebake and make report a go that is too old and cannot fetch another release,
+// before they compile.
 func TestOldGo(t *testing.T) {
 	bin := t.TempDir()
 	goes := func(version string) {
@@ -413,7 +413,7 @@ func TestAgents(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(s, "agents: {firstboot: programs/firstboot, ipvscare: programs/ipvscare}\n", "", 1)
 	})
-	// The current directory is not in the source tree, and no program is next to edgebake.
+	// The current directory is outside the source tree, and no program is next to edgebake.
 	t.Chdir(t.TempDir())
 	_, err := Resolve(t.Context(), p.image(t), p.options(""))
 	for _, want := range []string{"there is no firstboot-linux-amd64 next to edgebake", "there is no ipvscare-linux-amd64", "set its path in agents"} {
@@ -421,7 +421,7 @@ func TestAgents(t *testing.T) {
 			t.Errorf("error lacks %q: %v", want, err)
 		}
 	}
-	// A published edgebake compiles its programs from the module proxy.
+	// A released edgebake compiles its programs from the module proxy.
 	o := p.options("")
 	o.Version = "0.1.0"
 	pl, err := Resolve(t.Context(), p.image(t), o)
@@ -437,15 +437,15 @@ func TestAgents(t *testing.T) {
 			t.Errorf("version %s is taken for a published one", v)
 		}
 	}
-	// A version that `go install` has fetched is used, even that of a commit.
+	// An edgebake from `go install` uses its own version, even that of a commit.
 	const commit = "v0.0.0-20260101000000-abcdefabcdef"
 	if r, ok := agentRecipe(Options{Version: commit[1:], Published: commit}, "firstboot", "amd64"); !ok || r.Version != commit {
 		t.Errorf("%+v, %v", r, ok)
 	}
 }
 
-// TestLockedImagesOffline removes the directory of the container images: a locked build finds all
-// of them in the cache.
+// TestLockedImagesOffline removes the container images' directory: a locked build finds all of them in
+// the cache.
 func TestLockedImagesOffline(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -471,8 +471,8 @@ func TestLockedImagesOffline(t *testing.T) {
 	}
 }
 
-// TestAgentFollowsItsSource checks that the last compiled program speeds up the next build but
-// never replaces a program whose source has changed.
+// TestAgentFollowsItsSource checks that the last compiled program speeds up the next build, but is not
+// used if the source has changed.
 func TestAgentFollowsItsSource(t *testing.T) {
 	src := t.TempDir()
 	main := filepath.Join(src, "cmd/firstboot/main.go")
@@ -510,8 +510,8 @@ func TestAgentFollowsItsSource(t *testing.T) {
 	}
 }
 
-// TestExportCompressedBase checks that a base fetched in compressed form is exported uncompressed,
-// and that a build elsewhere gives the same image with either form.
+// TestExportCompressedBase checks that a base that was downloaded compressed is exported uncompressed,
+// and that another build gives the same image with the base in either form.
 func TestExportCompressedBase(t *testing.T) {
 	s := newServer(t)
 	p := newProject(t, buildtest.Base(), nil)
@@ -575,7 +575,7 @@ func TestExportCompressedBase(t *testing.T) {
 		lock       *plan.Lock
 		locked     bool
 		want       string // part of the error
-		not        string // not in the error
+		not        string // must not be in the error
 	}{
 		{name: "exported, locked", base: exported, lock: lock, locked: true},
 		{name: "exported", base: exported, lock: lock},

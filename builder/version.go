@@ -9,10 +9,9 @@ import (
 	"strings"
 )
 
-// checkVersion returns an error for a program of another version than the Image's. It searches for
-// the version in Go programs, since a program for another processor cannot be run. Other programs
-// are not checked. The file is blob sha of the cache, called name in messages; field is the Image's
-// field with the version.
+// checkVersion returns an error for a Go program whose version differs from the Image's. It searches the
+// file for the version, because a program for another processor cannot be run. The file is blob sha,
+// called name in messages; field is the Image's field with the version. Other programs pass.
 func (b *building) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -32,13 +31,12 @@ func (b *building) checkVersion(sha, name, field, version string) error {
 	return nil
 }
 
-// hasVersion reports whether a Go program contains a version, with or without "v".
-// Versions of its modules do not count: they follow a tab in the list of modules, and an
-// @ in file names. Other versions with the same beginning do not count either: v1.36.30
-// and v1.36.3-rc.1 are not v1.36.3. A distributor's suffix (v1.36.3+k3s1) is allowed.
+// hasVersion reports whether a Go program contains a version, with or without "v". It ignores the
+// versions of modules, which follow a tab or an @, and longer versions: v1.36.30 and v1.36.3-rc.1 are
+// not v1.36.3. A distributor's suffix (v1.36.3+k3s1) is allowed.
 func hasVersion(r io.Reader, version string) (bool, error) {
 	want := []byte(strings.TrimPrefix(version, "v"))
-	const margin = 8 // bytes that isVersion examines on either side
+	const margin = 8 // bytes that isVersion examines on each side
 	buf := make([]byte, 1<<20)
 	for kept, from := 0, 0; ; {
 		n, err := io.ReadFull(r, buf[kept:])
@@ -55,7 +53,7 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 			at += i
 			end := at + len(want)
 			if !last && end+margin > len(text) {
-				break // examined with the next piece
+				break // examined together with the next piece
 			}
 			if isVersion(text[:at], text[end:]) {
 				return true, nil
@@ -64,14 +62,13 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 		if last {
 			return false, nil
 		}
-		// Matches in the first margin bytes of the kept text have been examined.
+		// The first margin bytes only provide context: matches in them have been examined.
 		kept, from = copy(buf, text[len(text)-2*margin-len(want):]), margin
 	}
 }
 
-// isVersion reports whether a match is a whole version; before and behind are the texts around it.
-// Any text may precede a version, since the linker joins strings. A zero byte follows a version set
-// by -ldflags.
+// isVersion reports whether a match is a whole version. before and behind are the bytes around it. Any
+// text may come before: the linker stores strings without separators.
 func isVersion(before, behind []byte) bool {
 	if name := bytes.TrimSuffix(before, []byte("v")); bytes.HasSuffix(name, []byte("\t")) || bytes.HasSuffix(name, []byte("@")) {
 		return false

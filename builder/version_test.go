@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// goProgram links a program with a version, from a module with another version.
+// goProgram links a program with the given version. It depends on a module with another version.
 func goProgram(t *testing.T, version, module string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -43,11 +43,11 @@ func goProgram(t *testing.T, version, module string) string {
 	return string(b)
 }
 
-// TestProgramsOfAnotherVersion checks that a program of another version in a directory is rejected:
-// the directory's name has no version, so the image would claim the wrong one.
+// TestProgramsOfAnotherVersion checks that a local program of another version is rejected: the image
+// would otherwise claim the Image's version.
 func TestProgramsOfAnotherVersion(t *testing.T) {
-	other := goProgram(t, "v1.35.1", "v1.36.3") // its dependency has the Image's version
-	later := goProgram(t, "v1.36.30", "v1.0.0") // its version begins with the Image's
+	other := goProgram(t, "v1.35.1", "v1.36.3") // its module dependency has the Image's version
+	later := goProgram(t, "v1.36.30", "v1.0.0") // its version begins with the Image's version
 	ctr := goProgram(t, "v2.2.9", "v1.0.0")
 	for name, tt := range map[string]struct{ kubelet, ctr, want string }{
 		"those":            {goProgram(t, "v1.36.3", "v1.0.0"), ctr, ""},
@@ -76,7 +76,7 @@ func TestProgramsOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestHasVersion reads a program in pieces of every size.
+// TestHasVersion reads a program in pieces of every possible size.
 func TestHasVersion(t *testing.T) {
 	body := bytes.Repeat([]byte("x"), 1<<20+64)
 	for text, want := range map[string]bool{
@@ -88,7 +88,7 @@ func TestHasVersion(t *testing.T) {
 		"x.test/m@v1.36.3/a.go":    false,
 		"v1.36.30":                 false,
 		"v1.36.30 v1.36.3":         true,
-		"11.36.3":                  true, // the end of another text, then the version
+		"11.36.3":                  true, // the linker put another string before the version
 		"2.1.36.3":                 true,
 		"2v1.36.3":                 true, // text before the version is ignored
 		"v1.36.3-rc.1":             false,

@@ -15,16 +15,16 @@ import (
 // yurthubPath is the path of yurthub's program in an image.
 var yurthubPath = strings.TrimPrefix(openyurt.Program, "/")
 
-// checkYurthub returns an error for a yurthub of another minor version than the Image's. First boot
-// gives it the arguments of the Image's version, and yurthub does not start with unknown ones. A
-// program without a version is not checked.
+// checkYurthub returns an error if yurthub has another minor version than the Image. First boot passes
+// the arguments of the Image's version, and yurthub rejects unknown ones. A program without a version
+// is accepted.
 func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	if want == nil || want.Binary == nil {
 		return nil
 	}
 	info, err := buildinfo.Read(program)
 	if err != nil {
-		return nil // not a Go program, or without build information
+		return nil // not a Go program, or one without build information
 	}
 	is := openyurt.BuiltFrom(info)
 	if is == "" || semver.MajorMinor(is) == semver.MajorMinor(want.Version) {

@@ -26,7 +26,7 @@ const (
 func withHub(t *testing.T, yurthub, program string) *project {
 	t.Helper()
 	p := newProject(t, buildtest.Base(), func(doc string) string {
-		if yurthub == hubPod { // versions that yurthub 1.6 supports
+		if yurthub == hubPod { // yurthub 1.6 supports these versions
 			doc = strings.NewReplacer("v1.36.3", "v1.30.3", "cni:", "  crictl: {version: v1.36.0, source: {file: {dir: programs}}}\ncni:").Replace(doc)
 		}
 		return doc + yurthub
@@ -40,7 +40,7 @@ func withHub(t *testing.T, yurthub, program string) *project {
 	return p
 }
 
-// rootFS opens the system of a written image.
+// rootFS opens the root file system of a written image.
 func rootFS(t *testing.T, path string, info *media.Info) *ext4.Reader {
 	t.Helper()
 	f, err := os.Open(path)
@@ -61,8 +61,8 @@ func rootFS(t *testing.T, path string, info *media.Info) *ext4.Reader {
 	return nil
 }
 
-// TestYurthubUnit checks an image with yurthub as a unit: the program, the unit that starts it at
-// every boot, and the node types and facts that first boot needs.
+// TestYurthubUnit checks an image that runs yurthub as a unit: the program, its unit, and the node types
+// and facts for first boot.
 func TestYurthubUnit(t *testing.T) {
 	program := buildtest.ELF(elf.EM_X86_64) + "yurthub"
 	p := withHub(t, hubUnit, program)
@@ -103,8 +103,8 @@ func TestYurthubUnit(t *testing.T) {
 	}
 }
 
-// TestYurthubStaticPod checks that an image with yurthub as a static pod contains its container
-// image and no unit.
+// TestYurthubStaticPod checks that an image that runs yurthub as a static pod contains yurthub's
+// container image but no unit.
 func TestYurthubStaticPod(t *testing.T) {
 	p := withHub(t, hubPod, "")
 	out := filepath.Join(t.TempDir(), "tiny.raw")
@@ -126,8 +126,8 @@ func TestYurthubStaticPod(t *testing.T) {
 	}
 }
 
-// TestYurthubRefused checks that a file that is not yurthub for this architecture is rejected while
-// inputs are pinned, before anything is compiled.
+// TestYurthubRefused checks that a file is rejected before anything is compiled if it is not yurthub for
+// the image's architecture.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
 		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, but the image is for amd64"},
@@ -147,7 +147,7 @@ func TestYurthubRefused(t *testing.T) {
 // openYurtModule is OpenYurt's Go module.
 const openYurtModule = "github.com/openyurtio/openyurt"
 
-// openYurt links a program with the flags of OpenYurt's make and further flags of go build.
+// openYurt links a program with the flags of OpenYurt's Makefile, and the given flags of go build.
 func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -178,8 +178,8 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 	return string(b)
 }
 
-// TestYurthubOfAnotherVersion checks that a program of another version is rejected: it would exit
-// because of unknown arguments on every machine.
+// TestYurthubOfAnotherVersion checks that a yurthub of another version is rejected: its unknown arguments
+// would keep it from starting.
 func TestYurthubOfAnotherVersion(t *testing.T) {
 	const want = "yurthub.binary: programs/yurthub is v1.6.1, but the Image says v1.7.0; use the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster has that OpenYurt"
 	other := openYurt(t, "v1.6.1")
