@@ -1,6 +1,6 @@
-// Package ondisk is the contract between the programs: the paths, partition labels and JSON
-// documents through which they communicate. It imports nothing from edgebake. It contains names,
-// types, and rules that both sides must compute in the same way (StampDates).
+// Package ondisk is the contract between edgebake's programs: the paths, partition labels and JSON
+// documents through which they communicate. It also has rules that several programs must compute in
+// the same way (StampDates). It imports nothing from edgebake.
 //
 // Every document has a version. Readers reject versions that they do not know.
 package ondisk
@@ -19,9 +19,9 @@ const (
 	LabelData  = "DATA"     // ext4, last: mounted on /var, grown at first boot
 )
 
-// BootSpread is the maximum delay between power-on and a machine's first request to the API
-// servers. It spreads the load when power returns to many machines at once. A Site can set a longer
-// delay.
+// BootSpread is the maximum random delay between power-on and a machine's first request to the API
+// servers. It spreads the load if many machines get power at the same time. A Site can set a longer
+// one.
 const BootSpread = 3 * time.Second
 
 // Files in the slot (paths inside its FAT file system).
@@ -40,7 +40,7 @@ const (
 	// SlotClaims is a file on a stick. In it, machines record which Site of the stick's Inventory
 	// they use (slot.Claim).
 	SlotClaims = "claims.txt"
-	// SlotSize is the size of the slot in bytes. The frames of a compressed image before and after
+	// SlotSize is the size of the slot in bytes. In a compressed image, the frames before and after
 	// the slot are aligned to this size.
 	SlotSize = 16 << 20
 	// SlotCapacity is the maximum total size of the Site's files in bytes. The rest of the slot is
@@ -61,8 +61,8 @@ const ESPImageInfo = "edgebake/image.json"
 const ESPSBOM = "edgebake/sbom.spdx.json"
 
 // The boot entry of the system on ROOT-A. systemd-boot boots the entry with the highest version
-// within ESPSortKey that has tries left. The entry of an update is named after its root partition;
-// its version is the highest on the ESP plus one, so the images' dates do not matter.
+// within ESPSortKey that has tries left. An update's entry is named after its root partition, and
+// its version is the highest on the ESP plus one, whatever the images' dates.
 const (
 	ESPEntryA       = "loader/entries/edgebake-a.conf"
 	ESPSortKey      = "edgebake"
@@ -140,8 +140,8 @@ type SlotInfo struct {
 	Version int `json:"version"`
 	// Plan is the ID of the plan from which the image was built.
 	Plan string `json:"plan"`
-	// Golden is the golden digest. It covers all partitions except the slot, in table order, as
-	// they are before first boot. It is the SHA-256 over the SHA-256 of each 4 MiB block
+	// Golden is the golden digest of all partitions except the slot, in table order, as they are
+	// before first boot: the SHA-256 over the SHA-256 of each 4 MiB block
 	// (docs/decisions/0002-golden-digest.md).
 	Golden string `json:"golden"`
 	// Parts are the digests of the individual partitions, by label. They show which partition is
@@ -153,9 +153,9 @@ type SlotInfo struct {
 	// Signature is the minisign signature of the golden digest and image.json (slot.ImageMessage).
 	// It is empty if the image is not signed.
 	Signature string `json:"signature,omitempty"`
-	// Stamped is the time at which the Site was written, in seconds since 1970. It is 0 in a golden
-	// image and if unknown. If it is within StampDates, the node's clock is never set to an earlier
-	// time.
+	// Stamped is the time at which the Site was written, in seconds since 1970; 0 in a golden image
+	// and if unknown. The node's clock is never set to an earlier time, if Stamped is within
+	// StampDates.
 	Stamped int64 `json:"stamped,omitempty"`
 }
 
@@ -181,7 +181,7 @@ type ImageInfo struct {
 	Arch    string `json:"arch"`
 	// Boards are the boards for which the image has drivers and whose own firmware starts the
 	// kernel ("Raspberry Pi 4"). If it is empty, the image is for any machine of the architecture
-	// that has UEFI.
+	// with UEFI.
 	Boards     []string `json:"boards,omitempty"`
 	SourceDate int64    `json:"sourceDate"` // seconds since 1970
 	// Removable determines when a machine accepts the Site on a stick. Empty means SitesRepair.
@@ -196,8 +196,8 @@ type ImageInfo struct {
 	UpdateSerial int `json:"updateSerial,omitempty"`
 	// UpdateKeys are minisign public keys. An update of this image must be signed with one of them.
 	UpdateKeys []string `json:"updateKeys,omitempty"`
-	// ControlPlaneUpdates is set if this image's first boot completes the update of a control-plane
-	// node; other control-plane nodes wait for that. It is not set in older images.
+	// ControlPlaneUpdates is set if first boot of this image completes a control-plane node's
+	// update, for which other control-plane nodes wait. Older images do not have it.
 	ControlPlaneUpdates bool     `json:"controlPlaneUpdates,omitempty"`
 	NodeTypes           []string `json:"nodeTypes"`
 	SiteVersions        []string `json:"siteVersions"`
@@ -221,13 +221,13 @@ type ImageInfo struct {
 	Partitions []PartitionInfo `json:"partitions,omitempty"`
 }
 
-// release is a date before the first image of this version. For images with an earlier sourceDate,
-// StampDates counts from release instead.
+// release is earlier than the first image of this version. StampDates counts from it if an image's
+// sourceDate is earlier still.
 const release = 1767225600 // 2026-01-01
 
 // StampDates returns the first and last date on which a Site may be stamped onto this image.
-// Stamping rejects other dates, and first boot ignores them. Without these limits, a computer whose
-// clock is years ahead would set every node's clock to a time when all certificates have expired.
+// Stamping rejects other dates, and first boot ignores them: a stamping computer whose clock is
+// years ahead would otherwise set node clocks to a time when all certificates have expired.
 func (i ImageInfo) StampDates() (first, last time.Time) {
 	const day = 24 * time.Hour
 	return time.Unix(i.SourceDate, 0).Add(-day).UTC(), time.Unix(max(i.SourceDate, release), 0).Add(4 * 365 * day).UTC()
@@ -261,8 +261,8 @@ type PartitionInfo struct {
 	Used  int64  `json:"used,omitempty"`
 	// FSSize is the size of the file system if that is smaller than the partition.
 	FSSize int64 `json:"fsSize,omitempty"`
-	// Room is the size of the largest file system that fits in the partition, including any data
-	// stored after the file system. 0 means Size.
+	// Room is the size of the largest file system that fits in the partition together with the data
+	// stored after it. 0 means Size.
 	Room int64 `json:"room,omitempty"`
 }
 
@@ -283,7 +283,7 @@ const (
 	InstallArchive = "edgebake/installer.cpio"
 	// InstallBootImage is the disk image that firmware downloads and boots.
 	InstallBootImage = "boot.img"
-	// InstallScript is the script that initramfs-tools runs for boot=edgebake, instead of mounting
+	// InstallScript is the script that initramfs-tools runs for boot=edgebake, in place of mounting
 	// a root file system.
 	InstallScript = "/scripts/edgebake"
 	InstallBoot   = "edgebake"
@@ -314,8 +314,8 @@ type Install struct {
 	// bytes.
 	Need   int64 `json:"need"`
 	Sector int64 `json:"sector"`
-	// Exactly one of the next three fields is set; it tells where InstallImage is. Partition is the
-	// PARTUUID of the partition that contains it.
+	// Exactly one of Partition, Volume and URL is set. Partition is the PARTUUID of the partition
+	// that contains InstallImage.
 	Partition string `json:"partition,omitempty"`
 	// Volume is the name of the ISO 9660 volume that contains InstallImage.
 	Volume string `json:"volume,omitempty"`
@@ -341,8 +341,8 @@ const (
 	ResultDone    = "done"
 )
 
-// State is state.json. It only reports what happened; no program depends on it. It contains no
-// secret.
+// State is state.json. It reports what first boot has done; no program depends on it. It contains
+// no secret.
 type State struct {
 	Version  int          `json:"version"`
 	Plan     string       `json:"plan"`
@@ -389,9 +389,9 @@ type UpdateState struct {
 	Updated     time.Time `json:"updated,omitzero"`
 }
 
-// BootClock has the start times of the parts of a boot in microseconds. They are the properties of
-// systemd's manager with the same names (org.freedesktop.systemd1(5)). Firmware and Loader are
-// times before the start of the kernel, the others times after it. 0 means unknown.
+// BootClock has the start times of the parts of a boot in microseconds, as in the properties of
+// systemd's manager (org.freedesktop.systemd1(5)). Firmware and Loader are times before the start
+// of the kernel, the others times after it. 0 means unknown.
 type BootClock struct {
 	Firmware uint64 `json:"firmwareTimestampMonotonic,omitempty"`
 	Loader   uint64 `json:"loaderTimestampMonotonic,omitempty"`
@@ -451,9 +451,9 @@ type IPVSVirtual struct {
 	Profile   string `json:"profile,omitempty"`   // lan (default) | metered
 	Rise      int    `json:"rise,omitempty"`      // default 2
 	Fall      int    `json:"fall,omitempty"`      // default 2
-	// SpreadSeconds is the time over which the nodes of the cluster spread their first requests
-	// after power-on, which is at least BootSpread. They also spread their return to an API server
-	// over it, while another one is up. 0 means the minimum.
+	// SpreadSeconds is the time over which the cluster's nodes spread their first requests after
+	// power-on, at least BootSpread. They also spread their return to an API server over it while
+	// another one is up. 0 means BootSpread.
 	SpreadSeconds int `json:"spreadSeconds,omitempty"`
 	// LearnMasters allows the ConfigMap kube-public/edgebake-masters in the cluster to replace
 	// Masters.
@@ -463,8 +463,8 @@ type IPVSVirtual struct {
 	Joined *IPVSJoined `json:"joined,omitempty"`
 }
 
-// IPVSJoined identifies a cluster by UIDs. They differ even if a cluster is created again with the
-// same keys.
+// IPVSJoined identifies a cluster by UIDs, which differ even from those of a re-created cluster
+// with the same keys.
 type IPVSJoined struct {
 	ClusterInfo string `json:"clusterInfo"` // UID of kube-public/cluster-info
 	Node        string `json:"node"`        // name of this machine's Node
@@ -487,7 +487,7 @@ type IPVSLearnedList struct {
 type IPVSLearnedVirtual struct {
 	VIP string `json:"vip"`
 	// Masters is the cluster's own list. It is used only while the configured list equals
-	// Configured, so that a change of the configuration takes precedence.
+	// Configured, so that a change of the configured list takes precedence.
 	Configured []string `json:"configured,omitempty"`
 	Masters    []string `json:"masters,omitempty"`
 	// Names maps names to their last DNS answers.
@@ -515,8 +515,8 @@ type ImportArchive struct {
 	SHA256   string `json:"sha256"` // SHA-256 of the file in hexadecimal
 	Size     int64  `json:"size"`   // size of the file in bytes
 	Platform string `json:"platform"`
-	// Names are additional names that the image gets after its import. The CRI plugin finds an
-	// image by its digest under such a name.
+	// Names are additional names that the image gets after its import. The CRI plugin needs such a
+	// name to find an image by its digest.
 	Names  []string          `json:"names"`
 	Labels map[string]string `json:"labels"` // labels of the image under each of its names
 }

@@ -1,7 +1,6 @@
 // Package artifact defines the form of golden images in container registries: an OCI manifest, a
-// config blob, and the compressed image (.raw.zst) divided into parts. The concatenated parts are
-// the image, byte for byte. So a machine that is updated can read ranges of the image as ranges of
-// the parts.
+// config blob, and parts. The concatenated parts are the compressed image (.raw.zst), so a machine
+// that is updated can read ranges of the image as ranges of the parts.
 package artifact
 
 import (
@@ -51,7 +50,7 @@ type Manifest struct {
 	Annotations   map[string]string `json:"annotations,omitempty"`
 }
 
-// ErrOther means that a reference does not name an edgebake image.
+// ErrOther means that a reference names something other than an edgebake image.
 var ErrOther = errors.New("not an image from edgebake push")
 
 // Read decodes a manifest and checks its types, digests and sizes.
@@ -111,7 +110,7 @@ func (m *Manifest) check() error {
 // Stored returns the size of the compressed image in bytes.
 func (m *Manifest) Stored() (n int64) {
 	for _, l := range m.Layers {
-		n += l.Size // cannot overflow: at most 2^42 each, in a manifest of at most MaxManifest
+		n += l.Size // cannot overflow: each is at most 2^42, and a manifest has at most MaxManifest bytes
 	}
 	return n
 }

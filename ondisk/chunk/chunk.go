@@ -35,8 +35,8 @@ const (
 // window is the number of bytes before the end of a chunk that determine the end.
 const window = 64
 
-// Masks of the rolling hash. A chunk ends where all masked bits are zero. Before the size Average,
-// hardMask is used, which has one bit more; after it easyMask, which has one bit less. So sizes are
+// Masks of the rolling hash. A chunk ends where all masked bits are zero. hardMask has one bit more
+// than log2(Average) and applies before the size Average, easyMask one bit less. So sizes are
 // closer to Average (FastCDC's normalized chunking, level 1).
 const (
 	bits     = 17 // log2(Average)
@@ -54,7 +54,7 @@ var gear = sync.OnceValue(func() *[256]uint64 {
 	return &g
 })
 
-// cut returns the size of the first chunk of b. b must not contain a hole.
+// cut returns the size of the first chunk of b, which must not contain a hole.
 func cut(b []byte) int {
 	if len(b) <= MinSize {
 		return len(b)
@@ -84,9 +84,9 @@ type cutter struct {
 	data int64 // no hole begins between off and data
 }
 
-// next returns the size of the next chunk, and whether it is a hole. b starts at the chunk; last
-// means that b extends to the end of the file system. A size of 0 means that b is too short to
-// decide: it has less than MaxSize+MinHole bytes of data, or ends in a hole that may continue.
+// next returns the size of the next chunk, which begins at b, and whether it is a hole. last means
+// that b extends to the end of the file system. A size of 0 means that b is too short to decide: it
+// has less than MaxSize+MinHole bytes of data, or ends in a hole that may continue.
 func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	if c.off%Block == 0 && c.off >= c.data {
 		run := zeros(b)
@@ -112,8 +112,8 @@ func (c *cutter) next(b []byte, last bool) (n int, hole bool) {
 	return n, false
 }
 
-// dataEnd returns the offset in b at which the next hole begins, or the maximum size of a chunk.
-// known is false if b is too short to decide.
+// dataEnd returns the offset in b of the next hole, at most the maximum size of a chunk. known is
+// false if b is too short to decide.
 func (c *cutter) dataEnd(b []byte, last bool) (end int, known bool) {
 	limit := min(len(b), MaxSize)
 	at := int(max(c.data, c.off) - c.off)
@@ -148,8 +148,8 @@ func zeros(b []byte) (n int) {
 }
 
 // Cut divides size bytes into chunks, and calls emit for each chunk in order. emit gets the
-// content, which is valid until emit returns; for a hole it gets nil and the size. read fills b
-// with the bytes at off. If read returns zero, all these bytes are zeros and b is undefined.
+// content, valid until it returns, or for a hole nil and the size. read fills b with the bytes at
+// off; if it returns zero, all these bytes are zeros and b is undefined.
 func Cut(size int64, read func(b []byte, off int64) (zero bool, err error), emit func(b []byte, n int) error) error {
 	const room = 2 * MaxSize // more than the number of bytes that next leaves unused
 	buf := make([]byte, room+HoleSize)

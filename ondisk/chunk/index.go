@@ -8,16 +8,15 @@ import (
 	"math"
 )
 
-// Magic is the magic number of the skippable frame that contains the index. This frame is between
-// the last frame of a compressed image and the table of frames.
+// Magic is the magic number of the skippable frame with the index. That frame is between the last
+// frame of a compressed image and the table of frames.
 const Magic = 0x184d2a5d
 
 // Version is the version of the format of Index.
 const Version = 1
 
-// MaxIndex limits the size in bytes of an encoded index and of the table of frames after it. It is
-// enough for 30 GiB of files. A limit is needed, because both are read before a signature is
-// checked, and a server may claim any size.
+// MaxIndex limits the size in bytes of an encoded index and of the table of frames after it; 30 GiB
+// of files fit. Both are read before a signature is checked, and a server may claim any size.
 const MaxIndex = 16 << 20
 
 // maxParts is the maximum number of parts; an image has three.
@@ -83,7 +82,7 @@ func (p *Part) Missing(have func(sum [32]byte) bool) []int {
 
 var le = binary.LittleEndian
 
-// encode returns the encoded index. This is the part of the frame that is signed.
+// encode returns the encoded index, which is the signed part of the frame.
 func (x *Index) encode() ([]byte, error) {
 	x.Version = Version
 	for i := range x.Parts {

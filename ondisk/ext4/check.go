@@ -45,7 +45,7 @@ func (p *problems) at(n *tree.Node, format string, a ...any) {
 	p.add("%w", &NodeError{*n, fmt.Errorf(format, a...)})
 }
 
-// NodeError is a problem with one node. From Node, callers can find out where the node comes from.
+// NodeError is a problem with one node. Node lets callers find out where the node comes from.
 type NodeError struct {
 	Node tree.Node
 	Err  error

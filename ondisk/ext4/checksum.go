@@ -7,15 +7,14 @@ import (
 
 var le = binary.LittleEndian
 
-// checksum continues a CRC-32C as ext4 does ("Checksums"): it starts from ~0, and omits the final
-// inversion of Go's package. The table must be the shared one that MakeTable returns, because only
-// with it does crc32 use the processor's instructions.
+// checksum continues a CRC-32C as ext4 does ("Checksums"): it starts from ~0 and omits Go's final
+// inversion. crc32 uses the processor's instructions only with the table that MakeTable returns.
 func checksum(c uint32, b []byte) uint32 {
 	return ^crc32.Update(^c, crc32.MakeTable(crc32.Castagnoli), b)
 }
 
-// fsSeed returns the start value of all checksums of a file system. The value is stored in the
-// superblock (csum_seed), so that the UUID can be changed later.
+// fsSeed returns the start value of all checksums of a file system. The superblock stores it
+// (csum_seed), so that the UUID can be changed later.
 func fsSeed(uuid [16]byte) uint32 { return checksum(^uint32(0), uuid[:]) }
 
 // inodeSeed returns the start value of the checksums of an inode's metadata. Write gives every

@@ -9,23 +9,20 @@ import (
 )
 
 // A directory of one block is a list of names. A larger one also has a hash index, with which the
-// kernel finds a name among 20,000 by reading two blocks ("Hash Tree Directories"). Block 0
-// contains the root of the index. Further index blocks follow if one is not enough, then the blocks
-// with the names, ordered by hash. Software that does not support indexes sees index blocks as
-// empty blocks of names.
+// kernel finds a name among 20,000 by reading two blocks ("Hash Tree Directories"): first the root
+// of the index in block 0, then further index blocks if needed, then the names, ordered by hash.
+// Software that does not support indexes reads index blocks as empty blocks of names.
 
 const (
 	direntHeader = 8
-	// direntTail is the size of the entry without a name at the end of a block, which holds the
-	// checksum.
+	// direntTail is the size of the nameless entry at the end of a block, which has the checksum.
 	direntTail = 12
 	leafRoom   = blockSize - direntTail
 	dotEntries = 2 * 12 // "." and ".."
 
 	halfMD4Version = 1
-	// In the first block, index entries follow the dot entries and the parameters; in other index
-	// blocks they follow one empty entry. An index entry has eight bytes, and so has the checksum
-	// at the end of the block.
+	// Index entries follow the dot entries and the parameters in the first block, and one empty
+	// entry in other index blocks. An index entry and the checksum have eight bytes each.
 	indexRootAt   = 0x20
 	indexNodeAt   = 8
 	indexEntry    = 8

@@ -8,12 +8,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// bufferSize is the size of one write in bytes. Smaller writes reduce throughput; larger ones only
-// need more memory.
+// bufferSize is the size of one write in bytes. Smaller writes are slower; larger ones only need
+// more memory.
 const bufferSize = 1 << 20
 
-// emitter writes blocks. It collects adjacent blocks in a buffer. A second goroutine writes full
-// buffers, in order, while the next buffer is filled.
+// emitter writes blocks. It collects adjacent blocks in a buffer, which a second goroutine writes
+// while the next buffer is filled.
 type emitter struct {
 	cur     chunk
 	empty   chan []byte
@@ -45,8 +45,8 @@ func newEmitter(w io.WriterAt) *emitter {
 	return e
 }
 
-// run writes chunks until full is closed. After a failed write it only returns the buffers, so that
-// the sender does not block.
+// run writes chunks until full is closed. After a failed write it writes nothing and only returns
+// the buffers, so that the sender does not block.
 func (e *emitter) run(w io.WriterAt) {
 	defer close(e.done)
 	for c := range e.full {
@@ -86,8 +86,8 @@ func writeSparse(w io.WriterAt, c chunk) (written int64, err error) {
 	return written, nil
 }
 
-// blocks returns memory for at least 1 and at most n blocks, starting at block at. The caller must
-// fill all of it before the next call.
+// blocks returns memory for 1 to n blocks, starting with block at. The caller must fill all of it
+// before the next call.
 func (e *emitter) blocks(at, n int64) []byte {
 	off := at * blockSize
 	if len(e.cur.b) == cap(e.cur.b) || off != e.cur.off+int64(len(e.cur.b)) {
@@ -132,8 +132,8 @@ func (e *emitter) close() error {
 	return e.err
 }
 
-// emit writes the whole volume: contents, then metadata, and last the primary superblock. Without
-// the superblock, an interrupted write cannot be mistaken for a file system.
+// emit writes the whole volume: contents, then metadata, and last the primary superblock, so that
+// an interrupted write cannot be mistaken for a file system.
 func (v *volume) emit(e *emitter, src *source) error {
 	v.emitResize(e)
 	var p place

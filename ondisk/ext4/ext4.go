@@ -1,10 +1,9 @@
-// Package ext4 writes and reads ext4 file systems without a kernel, a loop
-// device or root.
+// Package ext4 writes and reads ext4 file systems without a kernel, a loop device or root.
 //
 // Write turns a tree into a file system in one pass. It first assigns all inodes and blocks in
-// memory, so that a tree that does not fit is rejected before the first byte is written. Then it
-// copies the contents of files from their blobs directly to their final location. The superblock is
-// written last, so that an interrupted write is never mistaken for a file system.
+// memory, so that it rejects a tree that does not fit before it writes the first byte. It copies
+// the contents of files directly from their blobs to their final location. It writes the superblock
+// last, so that an interrupted write is never mistaken for a file system.
 //
 // Invariants:
 //   - The same nodes and options give the same bytes, whatever the machine, the order of
@@ -58,8 +57,8 @@ type Options struct {
 	// Time is the creation time of the file system, the change time of all inodes, and the
 	// modification time of entries that are not in the tree.
 	Time time.Time
-	// FreeBytes and FreeInodes are the free space that the file system must have. The function Size
-	// adds them; Write fails if they are not available.
+	// FreeBytes and FreeInodes are the free space that the file system must have. The function
+	// Size reserves them; Write fails if they are not available.
 	FreeBytes, FreeInodes int64
 	// JournalSize is the size of the journal in bytes; 0 means mke2fs's choice for Size. Set it if
 	// the file system will be grown later.
@@ -68,8 +67,8 @@ type Options struct {
 
 // Stats describes a file system that Write made.
 type Stats struct {
-	// Size is the size of the file system in bytes. It is Options.Size without a tail that is too
-	// small for a block group.
+	// Size is the size of the file system in bytes: Options.Size without a rest that is too small
+	// for a block group.
 	Size int64
 	// Inodes, FreeInodes and FreeBytes are the numbers that df shows.
 	Inodes, FreeInodes int64
@@ -96,7 +95,7 @@ func Size(nodes []tree.Node, o Options) (int64, error) {
 		if missing <= 0 {
 			return size, nil
 		}
-		// Growing by n bytes adds at most n bytes of free space, so no smaller size is sufficient.
+		// n more bytes add at most n bytes of free space, so no smaller size is sufficient.
 		size += roundUp(missing*blockSize, mebi)
 	}
 	return 0, fmt.Errorf("computing the size of file system %q: no size up to %d bytes fits", o.Label, size)

@@ -7,8 +7,8 @@ const (
 	maxExtent = 32768
 
 	extentHeader = 12 // also the size of every entry
-	// rootExtents is how many entries the inode has space for, and nodeExtents how many a block has
-	// space for in addition to its checksum.
+	// rootExtents is the number of entries for which the inode has space. A block has space for
+	// nodeExtents entries and a checksum.
 	rootExtents = 4
 	nodeExtents = (blockSize - extentHeader - 4) / extentHeader
 )
@@ -16,8 +16,8 @@ const (
 // extent maps n blocks of a file, beginning with block logical of the file, to the device.
 type extent struct{ logical, start, n int64 }
 
-// treeBlocks returns the number of blocks outside of the inode that a tree with so many extents
-// needs.
+// treeBlocks returns the number of blocks, in addition to the inode, of an extent tree with this
+// many extents.
 func treeBlocks(extents int64) (n int64) {
 	for extents > rootExtents {
 		extents = ceilDiv(extents, nodeExtents)
@@ -50,8 +50,8 @@ func extentTree(seed uint32, extents []extent, at []int64) (root [60]byte, nodes
 	return root, nodes
 }
 
-// putExtents encodes one node of the tree: leaf entries at depth 0, index entries at greater
-// depths.
+// putExtents encodes one node of the extent tree: leaf entries if depth is 0, otherwise index
+// entries.
 func putExtents(b []byte, extents []extent, room, depth int) {
 	le.PutUint16(b, extentMagic)
 	le.PutUint16(b[2:], uint16(len(extents)))

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// flexGroups is the number of groups whose bitmaps and inode tables are stored together at the
-	// start of the first of them (flex_bg). mke2fs uses the same number.
+	// flexGroups is the number of groups whose bitmaps and inode tables are stored together, in the
+	// first of these groups (flex_bg). mke2fs uses the same number.
 	flexGroups = 16
 	// descSize is the size of a group descriptor with the 64bit feature.
 	descSize      = 64
@@ -18,8 +18,8 @@ const (
 	// bytesPerInode is mke2fs's ratio. It also holds after growing, because groups that are added
 	// later have as many inodes as the first ones.
 	bytesPerInode = 16384
-	// minGroup is the minimum number of blocks that the last group must have in addition to its own
-	// metadata. A smaller tail of the device is left unused, as mke2fs does.
+	// minGroup is the minimum number of blocks of the last group, in addition to its metadata. Like
+	// mke2fs, a smaller rest of the device is left unused.
 	minGroup = 50
 
 	maxGrowTo = 4 << 40
@@ -28,7 +28,7 @@ const (
 // run is a sequence of adjacent blocks.
 type run struct{ start, n int64 }
 
-// geometry is the location of all parts that depend only on the size and the number of inodes
+// geometry has the location of all parts that depend only on the size and the number of inodes
 // ("Layout", "Flexible Block Groups").
 type geometry struct {
 	blocks         int64
@@ -88,7 +88,7 @@ func newGeometry(size, inodes int64) (g *geometry, missing int64, err error) {
 			for i := first; i < end; i++ {
 				at, ok := g.take(part.blocks, first*blocksPerGroup)
 				if !ok {
-					// The last flex group is too short, so put its metadata anywhere.
+					// The last flex group has too little space, so put its metadata anywhere.
 					at, ok = g.take(part.blocks, 0)
 				}
 				if !ok {
@@ -117,8 +117,8 @@ func (g *geometry) superBlocks(group int64) int64 {
 	return 1 + g.gdtBlocks + g.reservedGDT
 }
 
-// hasSuper reports whether a group has a copy of the superblock (sparse_super). Groups 0 and 1 and
-// the powers of 3, 5 and 7 do.
+// hasSuper reports whether a group has a copy of the superblock (sparse_super). The groups with a
+// copy are 0, 1 and the powers of 3, 5 and 7.
 func hasSuper(group int64) bool {
 	if group <= 1 {
 		return true
@@ -182,8 +182,8 @@ func (g *geometry) take(n, from int64) (int64, bool) {
 	return 0, false
 }
 
-// stream numbers the free blocks in ascending order, starting from 0. Contents are allocated
-// consecutively in it, so a start number and a length locate a file.
+// stream numbers the free blocks in ascending order, starting from 0. Files get consecutive
+// numbers, so a start number and a length locate a file.
 type stream struct {
 	runs  []run
 	first []int64 // the stream number of each run's start
@@ -200,8 +200,8 @@ func newStream(free []run) *stream {
 	return s
 }
 
-// alloc reserves the next n blocks and returns the stream number of the first. It may exceed the
-// number of blocks; layout checks that once at the end.
+// alloc reserves the next n blocks and returns the stream number of the first. The number may
+// exceed the stream's blocks; layout checks that once at the end.
 func (s *stream) alloc(n int64) int64 {
 	at := s.used
 	s.used += n

@@ -111,8 +111,8 @@ func (v *volume) putInode(b []byte, number uint32, in *inode, p *place) {
 	le.PutUint16(b[0x82:], uint16(sum>>16))
 }
 
-// putDevice encodes a device number: a small one in the old format, a larger one in the new format,
-// whose field follows that of the old one.
+// putDevice encodes a device number: a small one in the old format, otherwise in the new format,
+// whose field comes after the old one.
 func putDevice(b []byte, major, minor uint32) {
 	if major < 256 && minor < 256 {
 		le.PutUint32(b, major<<8|minor)

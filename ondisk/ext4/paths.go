@@ -82,7 +82,7 @@ func (r *Reader) lookup(name string, follow bool) (*rawInode, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	// way has the inodes from the root to the current one, which ".." needs.
+	// way has the inodes from the root to the current one, to resolve "..".
 	way, names := []*rawInode{in}, []string{"."}
 	left := strings.Split(name, "/")
 	links := 0

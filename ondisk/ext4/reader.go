@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Reader reads a file system that Write made, even if a kernel has changed it since. It checks
+// Reader reads a file system that Write made, even after a kernel has changed it. It checks
 // checksums, ranges and loops. Damage and features that Write does not use cause errors, never a
 // panic.
 //
@@ -324,8 +324,8 @@ func (r *Reader) xattrs(in *rawInode) (map[string]string, error) {
 	return out, nil
 }
 
-// extents reads the extent tree of a file. It omits unwritten extents, which read as zeros, as
-// holes do.
+// extents reads the extent tree of a file. It omits unwritten extents, which read as zeros like
+// holes.
 func (r *Reader) extents(in *rawInode) ([]extent, error) {
 	if le.Uint32(in.b[0x20:])&flagExtents == 0 {
 		return nil, fmt.Errorf("inode %d: it is mapped without extents", in.number)
@@ -353,7 +353,7 @@ type extentWalk struct {
 	out  []extent
 }
 
-// node reads a node of the tree, which has space for room entries, and all nodes below it.
+// node reads a node of the tree, which has space for room entries, and everything below it.
 func (w *extentWalk) node(b []byte, room, depth int) error {
 	n := int(le.Uint16(b[2:]))
 	below := room == nodeExtents // only the root may be empty
@@ -362,7 +362,7 @@ func (w *extentWalk) node(b []byte, room, depth int) error {
 	}
 	for i := range n {
 		p := b[extentHeader*(i+1):]
-		// Require ascending blocks, so that the walk ends whatever the blocks contain.
+		// Require ascending blocks, so that the walk ends even if the blocks are damaged.
 		if int64(le.Uint32(p)) < w.next {
 			return errors.New("extents overlap")
 		}
@@ -467,8 +467,7 @@ func (f *File) ReadAt(b []byte, off int64) (n int, err error) {
 // Range is a part of the device, in bytes.
 type Range struct{ Off, Len int64 }
 
-// Ranges returns the locations of the file's content on the device, in whole blocks. It omits
-// holes.
+// Ranges returns the locations of the file's content on the device, in whole blocks, without holes.
 func (f *File) Ranges() []Range {
 	out := make([]Range, len(f.extents))
 	for i, e := range f.extents {
@@ -512,8 +511,8 @@ func (r *Reader) readDir(in *rawInode) ([]entry, error) {
 	return out, nil
 }
 
-// parseDirents appends the entries of a block. It omits the dot entries, which are the only entries
-// in an index block. The checksum of an index block has another position.
+// parseDirents appends the entries of a block, except the dot entries. An index block has no other
+// entries, and its checksum has another position.
 func parseDirents(out []entry, b []byte, in *rawInode, logical int64, indexed bool) ([]entry, error) {
 	index := indexed && (logical == 0 || le.Uint32(b) == 0 && le.Uint16(b[4:]) == blockSize)
 	tail := b[leafRoom:]
@@ -571,9 +570,8 @@ func indexChecksumOK(b []byte, seed uint32, logical int64) bool {
 	return c == le.Uint32(b[tail+4:])
 }
 
-// Walk calls f for every path, parents before children, sorted by name. Contents are references to
-// blobs of the Reader itself. Hard links share their Inode. If f returns an error, Walk stops and
-// returns it.
+// Walk calls f for every path, parents before children, sorted by name, until f returns an error,
+// which it returns. Contents refer to blobs of the Reader itself. Hard links share their Inode.
 func (r *Reader) Walk(f func(tree.Node) error) error { return r.WalkBelow(".", f) }
 
 // WalkBelow is like Walk, but visits only one path and everything below it.

@@ -1,10 +1,9 @@
 package ext4
 
-// The resize inode owns the blocks reserved after the group descriptors, including those of the
-// copies. With them, a mounted file system can get more descriptors ("Layout", reserved GDT
-// blocks). The inode is an old-style file: its double indirect block points to the reserved blocks
-// of group 0. Each of these serves as an indirect block, and points to the corresponding blocks in
-// the groups that have a copy of the superblock. If nothing is reserved, there is no resize inode.
+// The resize inode owns the blocks reserved after the group descriptors and their copies. With
+// them, a mounted file system can get more descriptors ("Layout", reserved GDT blocks). Its double
+// indirect block points to the reserved blocks of group 0, and each of these to the corresponding
+// blocks in the groups that have a copy. If nothing is reserved, there is no resize inode.
 
 const pointersPerBlock = blockSize / 4
 

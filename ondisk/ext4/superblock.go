@@ -1,7 +1,7 @@
 package ext4
 
-// Features ("Super Block"): the defaults of mke2fs 1.47 except orphan_file. Linux and e2fsprogs
-// support all of them since versions 4.4 and 1.43.
+// Features ("Super Block"): the defaults of mke2fs 1.47 except orphan_file. Linux 4.4 and e2fsprogs
+// 1.43 and later support all of them.
 const (
 	compatJournal  = 0x4
 	compatXattr    = 0x8
@@ -46,8 +46,8 @@ const (
 // putSuper encodes the copy of the superblock that belongs to group.
 func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	g := v.geo
-	// Unlike the times of inodes, those of the superblock are unsigned 40-bit values, so they
-	// cannot be before 1970.
+	// The superblock's times are unsigned 40-bit values, so unlike inodes' times they cannot be
+	// before 1970.
 	now := max(0, v.opts.Time.Unix())
 	seconds := uint32(now)
 	p16 := func(at int, n uint16) { le.PutUint16(b[at:], n) }
@@ -85,12 +85,12 @@ func (v *volume) putSuper(b []byte, group, freeBlocks int64) {
 	p32(0xe0, journalInode)
 	copy(b[0xec:], v.opts.HashSeed[:])
 	b[0xfc] = halfMD4Version
-	b[0xfd] = 1 // the backup of the journal's inode, below, is valid
+	b[0xfd] = 1 // the backup of the journal's inode (below) is valid
 	p16(0xfe, descSize)
 	p32(0x100, mountXattrACL)
 	p32(0x108, seconds) // created
 
-	// This backup of the journal's block map and size allows e2fsck to repair the journal's inode.
+	// With this backup of the journal's block map and size, e2fsck can repair the journal's inode.
 	var p place
 	in := &v.inodes[journalInode-1]
 	v.locate(&p, journalInode, in)
@@ -161,8 +161,8 @@ func (v *volume) emitInodes(e *emitter, group int64, p *place) {
 	}
 }
 
-// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group Descriptors"). The
-// bitmaps of unused groups are not written; the kernel creates them when it needs them.
+// emitGroup writes a group's bitmaps and encodes its descriptor d ("Block Group Descriptors"). Of
+// an unused group it writes no bitmaps; the kernel creates them when it needs them.
 func (v *volume) emitGroup(e *emitter, group int64, free []run, d []byte) (freeBlocks int64) {
 	g := v.geo
 	firstBlock := group * blocksPerGroup

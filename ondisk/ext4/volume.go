@@ -22,23 +22,21 @@ const (
 
 const (
 	lostFound = "lost+found"
-	// lostBlocks is the size of lost+found. Its blocks are allocated in advance, as by mke2fs, so
-	// that e2fsck can add names even if the disk is full.
+	// lostBlocks is the size of lost+found. mke2fs also allocates its blocks in advance, so that
+	// e2fsck can add names even if the disk is full.
 	lostBlocks = 4
 
 	// fastSymlink is the maximum length of a link target that is stored in the inode itself.
 	fastSymlink = 59
 )
 
-// inode is one file to be written. Because there is one for each entry, it omits values that can be
-// computed again.
+// inode is one file to be written. To save memory, it omits values that can be computed again.
 type inode struct {
 	node  *tree.Node // nil for unused numbers
 	dir   *dir       // nil except for directories
 	at    int64      // stream number of the first block
 	links uint32
-	// xattrBlock is set if extended attributes need a block. That block is then the first one of
-	// the file.
+	// xattrBlock is set if the extended attributes need a block, which is then the file's first.
 	xattrBlock bool
 }
 
@@ -193,8 +191,8 @@ func (v *volume) fillDirs(dirs map[string]*dir, bad *problems) {
 	}
 }
 
-// eachChild calls f for every node except the root, with its parent directory, which is nil if it
-// does not exist.
+// eachChild calls f for every node except the root. d is the node's parent directory, or nil if
+// that does not exist.
 func (v *volume) eachChild(dirs map[string]*dir, f func(d *dir, name string, index int)) {
 	var last *dir // consecutive nodes often have the same directory
 	for i := range v.nodes {
@@ -230,7 +228,7 @@ func (v *volume) start(number uint32, n *tree.Node, d *dir, parent uint32) *inod
 	return in
 }
 
-// special adds one of the file system's own inodes, which has no name.
+// special adds one of the file system's own inodes, which have no name.
 func (v *volume) special(number uint32, what string) {
 	v.start(number, &tree.Node{
 		Path:  "<" + what + ">",
@@ -316,7 +314,7 @@ func (v *volume) sizeAtLeast() int64 {
 		}
 	}
 	blocks += ceilDiv(int64(len(v.inodes))+v.opts.FreeInodes, inodesPerBlock)
-	blocks = min(blocks, maxBlocks+1) // too many blocks in any case; layout reports that
+	blocks = min(blocks, maxBlocks+1) // more than the maximum is too many; layout reports that
 	return roundUp(blocks*blockSize+v.opts.FreeBytes, mebi)
 }
 

@@ -24,8 +24,8 @@ const (
 )
 
 // xattrPrefixes are the prefixes that are stored as numbers ("Extended Attributes", name indexes).
-// The name of an ACL consists of its prefix alone. Index 7, for other names beginning with
-// "system.", is not supported: the only one that the kernel stores, system.data, is file content.
+// An ACL's name is only the prefix. Index 7, "system.", is not supported: the only such attribute
+// that the kernel stores, system.data, is file content.
 var xattrPrefixes = [...]struct {
 	index  byte
 	prefix string
@@ -54,8 +54,8 @@ func (x xattr) size() int { return xattrEntry + pad4(len(x.name)) + pad4(len(x.v
 
 func pad4(n int) int { return (n + 3) &^ 3 }
 
-// planXattrs divides attributes between the inode, where reading them costs nothing, and a block
-// for those that do not fit in the inode.
+// planXattrs divides attributes between the inode, where they cost nothing to read, and a block for
+// those that do not fit in the inode.
 func planXattrs(raw map[string]string) (inInode, inBlock []xattr, err error) {
 	if len(raw) == 0 {
 		return nil, nil, nil

@@ -2,9 +2,8 @@
 // FAT12 for the slot, which people can edit on any computer.
 //
 // Write makes a whole file system from tree nodes. The same nodes and options give the same bytes.
-// Every file and directory is contiguous, and their order is that of the sorted paths. Unused
-// clusters are not written, so the file stays sparse. All input is checked before the first byte is
-// written.
+// Every file and directory is contiguous, in the order of the sorted paths. Write leaves unused
+// clusters as holes. It checks all input before it writes the first byte.
 //
 // The reader reads FAT12, FAT16 and FAT32 as other systems write them, with long and short names
 // and fragmented files. It checks all values, so a damaged file system cannot make it loop or
@@ -30,8 +29,8 @@ type Options struct {
 	VolumeID uint32
 	// Size is the size of the partition in bytes.
 	Size int64
-	// SectorSize is the sector size of the disk: 512 (or 0) or 4096. No operating system mounts a
-	// file system whose sectors are smaller than the disk's.
+	// SectorSize is the sector size of the disk: 512 (or 0) or 4096. Operating systems do not mount
+	// a file system with smaller sectors than the disk's.
 	SectorSize int64
 	// Start is the offset of the partition on the disk in bytes. It is stored in the boot sector
 	// (BPB_HiddSec).
@@ -143,9 +142,9 @@ func layout(o Options) (*geometry, error) {
 	return g, nil
 }
 
-// perCluster returns the number of sectors per cluster of a new file system. For FAT12 and FAT16 it
-// gives the smallest cluster of at least 2 KiB with which the number of clusters is within the
-// limit. For FAT32 it is the value in fatgen103's table.
+// perCluster returns the number of sectors per cluster of a new file system: for FAT32 the value in
+// fatgen103's table, otherwise that of the smallest cluster of at least 2 KiB with which the number
+// of clusters is within the limit.
 func perCluster(kind int, size, sectorSize int64) int64 {
 	if kind == 32 {
 		cluster := int64(512)

@@ -13,8 +13,7 @@ type shortName [11]byte
 
 const shortChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&'()-@^_`{}~"
 
-// checkName returns an error for an invalid file name. The rules are those of
-// Windows, which are the strictest.
+// checkName returns an error for a file name that Windows rejects. Its rules are the strictest.
 func checkName(s string) error {
 	switch {
 	case s == "" || s == "." || s == "..":
@@ -37,8 +36,8 @@ func checkName(s string) error {
 // foldName returns the same string for names that FAT considers equal.
 func foldName(s string) string { return strings.ToLower(strings.ToUpper(s)) }
 
-// shortNames chooses unique short names for one directory. No generated name
-// equals the name of another file, because a search for it would find two.
+// shortNames chooses unique short names for one directory. A generated name never equals another
+// file's own name, because then both files would be found by it.
 type shortNames struct {
 	used map[shortName]bool
 	own  map[string]bool // the files' own names, folded

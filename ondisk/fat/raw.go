@@ -11,7 +11,7 @@ type Names struct {
 	// Short is the 8.3 name in capitals.
 	Short string
 	// Odd is the reason why the reader ignores the entry, or why other readers may interpret it
-	// differently; "" if there is none.
+	// differently, or "".
 	Odd string
 }
 
@@ -24,8 +24,7 @@ const (
 )
 
 // EachNames calls fn for every used entry in d, in their order on the disk, until fn returns false.
-// Unlike Each, it skips only the volume label and the entries "." and "..", so it shows everything
-// that any reader could find.
+// It skips only the volume label, "." and "..", so it shows everything that any reader could find.
 func (r *Reader) EachNames(d Entry, fn func(Names) bool) error {
 	top := d.Path == "."
 	labels, at := 0, 0 // at counts entries

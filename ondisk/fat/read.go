@@ -39,7 +39,7 @@ func (e Entry) Name() string { return path.Base(e.Path) }
 // Extent is a contiguous part of a file, in bytes on the partition.
 type Extent struct{ Off, Len int64 }
 
-// Open reads and checks the boot sector. It checks nothing else.
+// Open reads and checks the boot sector, and nothing else.
 func Open(r io.ReaderAt) (*Reader, error) {
 	b := make([]byte, bootSize)
 	if _, err := r.ReadAt(b, 0); err != nil {
@@ -99,7 +99,7 @@ func parseBootSector(b []byte) (geometry, error) {
 	return g, nil
 }
 
-// plausible reports whether each value in the boot sector is one that FAT allows.
+// plausible reports whether FAT allows each value in the boot sector.
 func (g *geometry) plausible() bool {
 	power2 := func(n int64) bool { return n > 0 && n&(n-1) == 0 }
 	return power2(g.sectorSize) && g.sectorSize >= 512 && g.sectorSize <= 4096 &&
@@ -189,15 +189,15 @@ func (r *Reader) next(c uint32) (uint32, error) {
 const maxRun = 1 << 20
 
 // follow calls fn with the extents of a chain of clusters, up to size bytes, until fn returns
-// false. A size of -1 means the whole chain; it is used for directories, which have no size.
+// false. Directories have no size: for them size is -1, which means the whole chain.
 func (r *Reader) follow(first uint32, size int64, fn func(Extent) (bool, error)) error {
 	left := size
 	if size < 0 {
 		left = dirMax
 	}
 	var run Extent
-	// Brent's algorithm detects loops. noted is the cluster after the last power of two of steps;
-	// the chain must not return to it.
+	// Detect loops with Brent's algorithm: the chain must not return to noted, which is the cluster
+	// after the last power-of-two number of steps.
 	noted, next := uint32(0), int64(1)
 	for c, steps := first, int64(0); left > 0; steps++ {
 		if c < 2 || int64(c) >= r.g.clusters+2 {

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// MakeDir creates a directory for outputs, including missing parents. undo removes those new
+// MakeDir creates a directory for outputs, including missing parents. undo removes those of the new
 // directories that are still empty. Defer undo, so that failed work leaves no directories behind.
 func MakeDir(dir string, perm fs.FileMode) (undo func(), err error) {
 	dir = filepath.Clean(dir)

@@ -1,6 +1,6 @@
-// Package file replaces files atomically, so that a power cut leaves either the old contents or the
-// new. It also computes SHA-256 digests. In directories of other users, code that runs as root must
-// use firstboot/beneath instead.
+// Package file replaces files atomically: after a power cut, a file has either its old contents or
+// the new. It also computes SHA-256 digests. In directories of other users, code that runs as root
+// must use firstboot/beneath instead.
 package file
 
 import (
@@ -28,8 +28,8 @@ func Replace(path string, data []byte) error {
 // unfinished is the prefix of the names of files that are being written.
 const unfinished = ".new-"
 
-// Unfinished reports whether name is that of an incomplete file, written by Replace or Swap. Such a
-// file may contain part of a secret.
+// Unfinished reports whether name is that of an incomplete file of Replace or Swap, which may
+// contain part of a secret.
 func Unfinished(name string) bool { return strings.HasPrefix(name, unfinished) }
 
 // Swap is like Replace, but does not sync.
@@ -64,7 +64,7 @@ func replace(path string, data []byte, sync bool) error {
 }
 
 // SyncDir syncs the entries of a directory. It does nothing if the file system does not support
-// that or the directory is not readable.
+// that, or the directory is not readable.
 func SyncDir(dir string) error {
 	d, err := os.Open(dir)
 	if errors.Is(err, fs.ErrPermission) {

@@ -12,8 +12,8 @@ import (
 // Network file systems also refuse leases for other reasons.
 var telling = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC}
 
-// isOpenElsewhere requests a write lease, because the kernel grants it only if no other program has
-// the file open.
+// isOpenElsewhere requests a write lease, which the kernel grants only if no other program has the
+// file open.
 func isOpenElsewhere(f *os.File) bool {
 	var st unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &st) != nil || !slices.Contains(telling, int64(st.Type)) {

@@ -12,7 +12,7 @@ import (
 var ErrLocked = errors.New("another program has locked the file")
 
 // Lock locks a file, exclusively or shared, until the file is closed. It does not wait: if another
-// program has locked the file, it returns ErrLocked.
+// program has locked the file, Lock returns ErrLocked.
 func Lock(f *os.File, exclusive bool) error {
 	how := unix.LOCK_SH
 	if exclusive {

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Output is a file that gets its name only when it is complete. Until Commit it has no name, so
-// nothing remains if the process is killed. On systems that do not support that, it is a hidden
-// temporary file until then.
+// Output is a file without a name until Commit, so nothing remains if the process is killed. On
+// systems without nameless files, it has a hidden temporary name until then.
 type Output struct {
 	*os.File
 	path  string
@@ -24,7 +23,7 @@ type Output struct {
 	begun int64
 }
 
-// Create creates an output. Unless force is set, it fails here or in Commit if the file exists.
+// Create creates an output. If the file exists and force is not set, Create or Commit fails.
 func Create(path string, perm fs.FileMode, force bool) (*Output, error) {
 	return create(path, perm, force, openNameless)
 }
@@ -45,8 +44,8 @@ func free(path string, force bool) error {
 	return nil
 }
 
-// Continue opens an output that an earlier run kept, or creates it. After a power cut, the contents
-// that it finds are undefined.
+// Continue opens an output that an earlier run has closed with Keep, or creates one. After a power
+// cut, its contents are undefined.
 func Continue(path string, perm fs.FileMode, force bool) (*Output, error) {
 	if err := free(path, force); err != nil {
 		return nil, err
@@ -95,8 +94,7 @@ func openOwn(name string) (*os.File, error) {
 	st, err := f.Stat()
 	if err == nil {
 		sys, ok := st.Sys().(*syscall.Stat_t)
-		// File systems without owners show root as the owner. Accepting root is safe, because root
-		// can change any file in any case.
+		// File systems without owners show root as the owner. Root can change any file anyway.
 		foreign := ok && int(sys.Uid) != os.Geteuid() && sys.Uid != 0
 		if foreign || !st.Mode().IsRegular() {
 			err = errors.New("the file belongs to another user or is not a regular file: remove it, or write elsewhere")
@@ -135,7 +133,7 @@ func create(path string, perm fs.FileMode, force bool, nameless func(dir string,
 	return o, nil
 }
 
-// tempName tries temporary names until try returns an error other than fs.ErrExist, or none.
+// tempName calls try with temporary names as long as it returns fs.ErrExist.
 func (o *Output) tempName(try func(name string) error) error {
 	for i := 0; ; i++ {
 		name := filepath.Join(filepath.Dir(o.path), fmt.Sprintf(".%s.%d-%d.tmp", filepath.Base(o.path), os.Getpid(), i))
@@ -149,8 +147,8 @@ func (o *Output) tempName(try func(name string) error) error {
 	}
 }
 
-// Commit syncs the file and gives it its name. After a power cut, the name refers either to the
-// whole new file or to the old one.
+// Commit syncs the file and gives it its name. After a power cut, the name refers to the whole new
+// file or to the old one.
 func (o *Output) Commit() error {
 	err := o.sync()
 	if err == nil {
@@ -179,8 +177,7 @@ func (o *Output) WriteBehind(to int64) {
 }
 
 func (o *Output) commit() error {
-	// The file was created with its final permissions, which are perm without the bits of the
-	// umask.
+	// The file already has its final permissions: perm without the bits of the umask.
 	name := func(to string) error {
 		if o.temp == "" {
 			return nameIt(o.File, to)
@@ -216,8 +213,8 @@ func (o *Output) Discard() {
 	}
 }
 
-// Explain adds the fix to an error that occurred while writing in dir. It removes the path from the
-// error, because that may be a temporary name; the caller names the file.
+// Explain adds the fix to an error that occurred while writing in dir. It removes the path, which
+// may be a temporary name; the caller names the file.
 func Explain(err error, dir string) error {
 	switch e := err.(type) {
 	case *fs.PathError:
@@ -248,7 +245,7 @@ func explainOpen(err error, dir string) error {
 	return Explain(err, dir)
 }
 
-// MakeDirectory is like MakeDir with mode 0777, reduced by the umask. Its error includes the fix.
+// MakeDirectory is like MakeDir with mode 0777, minus the umask. Its error includes the fix.
 func MakeDirectory(dir string) (undo func(), err error) {
 	undo, err = MakeDir(dir, 0o777)
 	switch {
@@ -260,7 +257,7 @@ func MakeDirectory(dir string) (undo func(), err error) {
 	return nil, fmt.Errorf("making directory %s: %w", dir, explainOpen(err, filepath.Dir(filepath.Clean(dir))))
 }
 
-// Writable returns an error if no file can be created in dir. It allows callers to fail before long
+// Writable returns an error if no file can be created in dir, so that callers can fail before long
 // work.
 func Writable(dir string) error {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
@@ -270,7 +267,7 @@ func Writable(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// CheckSpace returns an error if n bytes do not fit in dir. It allows callers to fail before long
+// CheckSpace returns an error if n bytes do not fit in dir, so that callers can fail before long
 // work. what describes the bytes in the message, as in "the image".
 func CheckSpace(dir string, n int64, what string) error {
 	var st unix.Statfs_t
@@ -290,8 +287,8 @@ type ExistsError struct{ Path string }
 func (e *ExistsError) Error() string        { return e.Path + " exists; --force replaces it" }
 func (e *ExistsError) Is(target error) bool { return target == fs.ErrExist }
 
-// Check returns an error if a file could not be written: it exists and must not be replaced, or its
-// directory is not writable. It allows callers to fail before long work.
+// Check returns an error if path cannot be written: it exists and replace is not set, or its
+// directory is not writable. So callers can fail before long work.
 func Check(path string, replace bool) error {
 	if fi, err := os.Lstat(path); err == nil {
 		switch {
@@ -307,8 +304,7 @@ func Check(path string, replace bool) error {
 	return nil
 }
 
-// Write atomically writes a small file, and replaces an existing one. The mode is perm, reduced by
-// the umask.
+// Write atomically writes a small file, or replaces it. Its mode is perm minus the umask.
 func Write(path string, data []byte, perm fs.FileMode) error {
 	out, err := Create(path, perm, true)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package order has the formats of update orders on a cluster's Nodes, and of the machines'
-// answers. Both are annotations, and their readers must not trust them.
+// answers. Both are annotations, which readers must not trust.
 package order
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/configs/printable"
 )
 
-// Annotations of a Node. With them, a cluster orders the update of a machine, and the machine
+// Annotations of a Node through which a cluster orders the update of a machine, and the machine
 // answers. They contain no secrets.
 const (
 	AnnotationOrder  = "edgebake.io/update"        // Order
@@ -33,11 +33,11 @@ type Order struct {
 	Image string
 	// Golden is the golden digest, in hexadecimal, that the image's signed index must have.
 	Golden string
-	// Hold makes the machine stop before it writes the new system's boot entry. It continues when
-	// the order is written again without Hold.
+	// Hold makes the machine stop before it writes the new system's boot entry, until the order is
+	// written again without Hold.
 	Hold bool
-	// MaxBytes limits the total number of bytes that are fetched, and Rate the bytes per second. ""
-	// means no limit.
+	// MaxBytes limits the number of bytes that are fetched, and Rate the bytes per second. "" means
+	// no limit.
 	MaxBytes, Rate string
 	// NoDrain makes the machine restart without evicting pods.
 	NoDrain bool
@@ -128,8 +128,8 @@ func CheckImage(text string) error {
 	return nil
 }
 
-// CutGolden splits IMAGE@sha256:GOLDEN into image and golden digest. IMAGE itself may end with a
-// digest, that of its manifest in a registry.
+// CutGolden splits IMAGE@sha256:GOLDEN into image and golden digest. IMAGE itself may end with the
+// digest of its manifest in a registry.
 func CutGolden(text string) (image, golden string, found bool) {
 	const sep = "@sha256:"
 	if i := strings.LastIndex(text, sep); i >= 0 {
@@ -175,8 +175,8 @@ const (
 
 // Answer is a machine's report about its running system and its last order.
 type Answer struct {
-	// Plan, Image and Serial are the plan's ID, the image's name and the image's serial of the
-	// running system.
+	// Plan, Image and Serial describe the running system: the plan's ID, and the image's name and
+	// serial.
 	Plan   string `json:"plan"`
 	Image  string `json:"image,omitempty"`
 	Serial int    `json:"serial,omitempty"`
@@ -203,9 +203,8 @@ func (a Answer) String() string {
 	return string(b)
 }
 
-// ParseAnswer parses an answer. It is untrusted: anyone who may change the Node can have written
-// it. A text that is not a valid answer gives the zero value, as for a machine that has never
-// answered.
+// ParseAnswer parses an answer. It is untrusted, because anyone who may change the Node can write
+// one. An invalid answer gives the zero value, as if the machine had never answered.
 func ParseAnswer(text string) Answer {
 	var a Answer
 	if len(text) > 4*maxOrder || json.Unmarshal([]byte(text), &a) != nil {

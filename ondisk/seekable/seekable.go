@@ -30,8 +30,8 @@ const FrameSize = 4 << 20
 // ErrDamaged means that the content of a frame does not match its checksum.
 var ErrDamaged = errors.New("the file is damaged")
 
-// maxZeros is the number of different compressed frames of zeros that a Reader keeps. Most holes of
-// an image consist of whole frames of FrameSize zeros, which are all equal.
+// maxZeros is the number of different compressed frames of zeros that a Reader keeps. It can be
+// small because most holes are frames of FrameSize zeros, whose compressed form is the same.
 const maxZeros = 8
 
 // smallFrame is a compressed size in bytes. All frames of zeros are smaller, and almost all other
@@ -101,7 +101,7 @@ type Encoder struct {
 
 // NewEncoder returns an encoder.
 func NewEncoder() (*Encoder, error) {
-	// Create an encoder here to detect errors, which the pool's function New cannot return.
+	// Create an encoder here, because the pool's function New cannot return an error.
 	if _, err := newZstd(); err != nil {
 		return nil, fmt.Errorf("setting up zstd: %w", err)
 	}
@@ -284,8 +284,8 @@ func Head(r io.ReaderAt, size int64, b []byte) error {
 // FrameHead is the number of bytes of a file that IsFrame needs.
 const FrameHead = zstd.HeaderMaxSize
 
-// IsFrame reports whether edgebake made the file that begins with head. edgebake uses frames of at
-// most FrameSize; other programs compress a file as one frame.
+// IsFrame reports whether a file that begins with head can be an edgebake image. Its frames have at
+// most FrameSize bytes of content, while other programs compress a file as one frame.
 func IsFrame(head []byte) bool {
 	var h zstd.Header
 	return h.Decode(head) == nil && h.HasFCS && h.FrameContentSize <= FrameSize
@@ -393,8 +393,7 @@ func (z *Reader) SumOffset(frame int) int64 {
 	return z.table + int64(frame)*entrySize + 8
 }
 
-// IsRaw reports whether a frame is raw, so that other content of the same size can replace its
-// content.
+// IsRaw reports whether a frame is raw, so that its content can be replaced in place.
 func (z *Reader) IsRaw(frame int) (bool, error) {
 	e := z.entries[frame]
 	if e.Compressed != int64(RawSize(int(e.Size))) {
@@ -566,8 +565,8 @@ func (z *Reader) ReadRange(buf []byte, off int64) (zero bool, err error) {
 	return zero, nil
 }
 
-// SeemsZero reports whether all frames that contain the n bytes at off are smaller than smallFrame.
-// Then the content is probably zeros. It reads nothing from the file.
+// SeemsZero reports whether the n bytes at off are probably zeros: all frames that contain them are
+// smaller than smallFrame. It reads nothing from the file.
 func (z *Reader) SeemsZero(off, n int64) bool {
 	if off+n > z.size {
 		return false

@@ -55,8 +55,8 @@ func countEntries(files map[string][]byte) int {
 	return len(all)
 }
 
-// Limits for reading the boot sector, directories and the allocation table. A normal stick with a
-// hundred thousand files stays below them. A stick that was made to be slow does not.
+// Limits for reading the boot sector, directories and the allocation table. Even a stick with a
+// hundred thousand files stays below them, but not one that was made to be slow.
 const (
 	maxMeta  = 4 << 20
 	maxReads = 8192
@@ -66,7 +66,7 @@ const (
 var errCost = errors.New("the file system is damaged or badly fragmented: format the stick again (FAT32) and copy the files to it again")
 
 // budget limits the reads from an untrusted file system. Its chains of clusters may jump back and
-// forth, and all its directories may be the same one under thousands of names.
+// forth, and thousands of its directories may be the same one.
 type budget struct {
 	r            io.ReaderAt
 	reads, bytes int64

@@ -16,8 +16,8 @@ import (
 )
 
 // A stick with an Inventory may have a claims file, in which each machine records the Site that it
-// uses. With it, a second machine that matches the same Site detects the first one. The file is
-// preallocated. Each record is one sector, and is written in place. Damaged records are ignored.
+// uses, so that a second machine that matches the Site detects the first. The file is preallocated,
+// and each record is one sector, written in place. Damaged records are ignored.
 
 // Claim records that a machine uses a Site of an Inventory.
 type Claim struct {
@@ -74,8 +74,7 @@ func decodeClaim(b []byte) (c Claim, ok bool) {
 	return c, c.Site != ""
 }
 
-// claims returns the offsets of all records on the device. It returns nil if there is no claims
-// file.
+// claims returns the offsets of all records on the device, or nil if there is no claims file.
 func (in *reader) claims() ([]int64, error) {
 	e, err := in.fat.Stat(ondisk.SlotClaims)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && e.Dir {
@@ -106,8 +105,8 @@ func ReadClaims(r io.ReaderAt) ([]Claim, error) {
 	return claims, nil
 }
 
-// readClaims returns the claims, and the offset at which to write a claim of site. That is the
-// offset of the site's existing record, otherwise that of a free record, otherwise -1.
+// readClaims returns the claims, and the offset at which to write a claim of site: that of the
+// Site's record, or else of a free record, or else -1.
 func readClaims(r io.ReaderAt, site string) (claims []Claim, place int64, err error) {
 	in, err := open(r)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// CopyFile copies a file from the FAT file system on dev to w.
+// CopyFile copies the file name from the FAT file system on dev to w.
 func CopyFile(dev io.ReaderAt, name string, w io.Writer) error {
 	r, err := fat.Open(dev)
 	if err != nil {

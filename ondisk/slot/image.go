@@ -16,8 +16,8 @@ import (
 )
 
 // An image may be signed. The minisign signature covers the golden digest and the digest of
-// image.json. It is stored in the slot's edgebake.json, which the golden digest does not cover.
-// Stamping, flashing and scrubbing the image keep the signature.
+// image.json. It is in the slot's edgebake.json, which the golden digest does not cover. Stamping,
+// flashing and scrubbing keep it.
 
 // ErrImageUnsigned means that an image has no signature.
 var ErrImageUnsigned = errors.New("the image has no signature: build it with --sign KEY")
@@ -55,8 +55,8 @@ func sign(message []byte, what string, key minisign.PrivateKey, when time.Time) 
 		fmt.Sprintf("signature of an %s by key %X", what, key.ID()))), nil
 }
 
-// VerifyImage returns the minisign public key with which the image was signed. It does not check
-// that the image has the golden digest.
+// VerifyImage returns the minisign public key with which the image was signed. It does not compute
+// the golden digest of the image.
 func VerifyImage(info ondisk.SlotInfo, imageInfo []byte, keys []string) (string, error) {
 	return verify(ImageMessage(info.Golden, imageInfo), info.Signature, keys)
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// No digest covers the slot, and firmware may interpret FAT differently: it may open files by their
-// short names, search for partition tables inside partitions, or use the other copy of the
-// allocation table. Therefore the slot of a signed image must be byte for byte the one that this
-// package writes for the same files.
+// No digest covers the slot, and firmware may interpret it differently: it may open files by their
+// short names, find partition tables inside partitions, or use the other copy of the allocation
+// table. Therefore a signed image's slot must be byte for byte what this package writes for the
+// same files.
 
-// Remake returns a new slot with those files in r that belong in a slot. For a slot written by
-// Make, Scrub or WriteReport, it returns the same bytes.
+// Remake returns a new slot with those files in r that belong in a slot. It returns the same bytes
+// for a slot written by Make, Scrub or WriteReport.
 func Remake(r io.ReaderAt) ([]byte, error) {
 	b, err := remake(r)
 	if err != nil {

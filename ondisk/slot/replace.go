@@ -12,9 +12,9 @@ import (
 )
 
 // A machine that writes its own slot must not lose the contents in a power cut, because there is no
-// other copy. Therefore it first writes the new contents, with a digest, as a record into the
-// second half of the slot; the first half still has the old contents. The record counts if the
-// first sector of the slot is zero.
+// other copy. So it first writes the new contents, with a digest, as a record into the second half
+// of the slot, while the first half has the old contents. The record counts if the first sector is
+// zero.
 
 const (
 	half         = ondisk.SlotSize / 2
@@ -25,8 +25,8 @@ const (
 )
 
 // Replace writes a slot made by Make or Encode. A power cut leaves either the old contents or the
-// new. If the second half is in use, or the new contents do not fit in half a slot, Replace does
-// the same as WriteWhole.
+// new. If the second half is in use, or the new contents do not fit in half a slot, Replace is like
+// WriteWhole.
 func Replace(f Device, img []byte) error {
 	if err := replace(f, img); err != nil {
 		return fmt.Errorf("writing the slot: %w", err)
@@ -34,7 +34,7 @@ func Replace(f Device, img []byte) error {
 	return nil
 }
 
-// Rewrite replaces the slot by a slot with the contents c.
+// Rewrite replaces the slot with a new one that has the contents c.
 func Rewrite(f Device, c Contents) error {
 	img, err := Encode(c)
 	if err != nil {
@@ -134,7 +134,7 @@ func readRecord(r io.ReaderAt) []byte {
 	return payload
 }
 
-// secondHalfIsFree reports whether no file or directory of the slot is in its second half.
+// secondHalfIsFree reports whether the second half of the slot has no file and no directory.
 func secondHalfIsFree(f Device) bool {
 	if isBlank(f) {
 		return true // there are no contents to lose

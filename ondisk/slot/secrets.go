@@ -3,8 +3,8 @@ package slot
 import "bytes"
 
 // Hide returns b with secrets replaced by stars of the same length. It does not find encoded
-// secrets. Therefore stamping, and a machine that has not joined, reject a Site whose token is also
-// in an Ignition config or in files/.
+// secrets, so stamping and unjoined machines reject a Site whose token is also in an Ignition
+// config or in files/.
 func Hide(b []byte, secrets ...string) []byte {
 	for _, s := range secrets {
 		if s != "" {

@@ -17,8 +17,7 @@ import (
 )
 
 // A Site on a stick may be signed, for machines that require it. The minisign signature covers the
-// list of all files that are read from the stick. Its trusted comment, which is signed too,
-// contains the date.
+// list of all files that are read from the stick, and its trusted comment, which has the date.
 
 // ErrUnsigned means that there is no signature.
 var ErrUnsigned = errors.New("no signature (" + ondisk.SlotSignature + ")")
@@ -43,8 +42,8 @@ func Sign(files map[string][]byte, key minisign.PrivateKey, when time.Time) ([]b
 	return []byte(signature), err
 }
 
-// Verify checks the signature with the minisign public keys, and returns its date. It must be
-// called before any file is parsed.
+// Verify checks the signature with the minisign public keys, and returns its date. Call it before
+// parsing any file.
 func (c *Contents) Verify(keys []string) (time.Time, error) {
 	if c.Signature == nil {
 		return time.Time{}, ErrUnsigned

@@ -40,8 +40,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Sizes of the reports in bytes. Unused space is filled with line ends, which do no harm at the end
-// of text and of JSON.
+// Sizes of the reports in bytes. Unused space is filled with line ends, which are harmless at the
+// end of text and of JSON.
 const (
 	ReportTextSize = 64 << 10
 	ReportJSONSize = 256 << 10
@@ -58,7 +58,7 @@ var (
 	// ErrNoReport means that the preallocated report was removed, or was replaced by a smaller
 	// file.
 	ErrNoReport = errors.New("no preallocated report in the slot")
-	// ErrForeign means that the file system is larger than a slot. It is a stick with other files,
+	// ErrForeign means that the file system is larger than a slot: it is a stick with other files,
 	// which writing a slot would destroy.
 	ErrForeign = errors.New("this is a larger file system, not a slot: remove the Site from it by hand")
 )
@@ -78,8 +78,8 @@ type Contents struct {
 	Report Report
 	// Time is the modification time of the files. Zero means Info.Stamped.
 	Time time.Time
-	// Unfinished is set if Replace was interrupted, so that part of the contents is in the second
-	// half of the slot. The slot must then be written again.
+	// Unfinished is set if Replace was interrupted, so that the second half of the slot has part of
+	// the contents. The slot must then be written again.
 	Unfinished bool
 }
 
@@ -100,8 +100,8 @@ func Make(c Contents) ([]byte, error) {
 	return img, nil
 }
 
-// Encode is like Make, but omits the zeros after the last used page. They are most of a slot,
-// machines have little memory, and clearing them takes half of the time of stamping.
+// Encode is like Make, but omits the zeros after the last used page. Most of a slot is zeros, and
+// machines have little memory.
 func Encode(c Contents) ([]byte, error) {
 	b, err := c.encode()
 	if err != nil {
@@ -171,7 +171,7 @@ func (c *Contents) checkFiles() error {
 	if entries := countEntries(c.Files); entries > maxEntries {
 		errs = append(errs, fmt.Errorf("%d files and directories are too many; at most %d are allowed", entries, maxEntries))
 	}
-	// If the largest file alone is too large, that has been reported above.
+	// If the largest file alone is too large, the error is already in errs.
 	if total, largest := c.sizes(); total > maxFiles && int64(len(c.Files[largest])) <= SizeLimit(largest) {
 		errs = append(errs, fmt.Errorf("the Site's files have %.1f MiB, a slot has room for %d MiB: move large contents from %s to the Image (files, overlays)",
 			float64(total)/(1<<20), maxFiles>>20, largest))
@@ -179,8 +179,8 @@ func (c *Contents) checkFiles() error {
 	return errors.Join(errs...)
 }
 
-// sizes returns the total size of the Site's files, and the name of the largest one. If several are
-// largest, it returns the first by name.
+// sizes returns the total size of the Site's files, and the name of the largest one (the first by
+// name if several are largest).
 func (c *Contents) sizes() (total int, largest string) {
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if n := len(c.Files[name]); n > len(c.Files[largest]) {
@@ -191,9 +191,8 @@ func (c *Contents) sizes() (total int, largest string) {
 	return total, largest
 }
 
-// fatType returns the FAT type of a slot on a disk with this sector size. With 4 KiB sectors, a
-// FAT16 file system of a slot's size would have 4,087 clusters, which is too close to the limit of
-// FAT12.
+// fatType returns the FAT type of a slot on a disk with this sector size. With 4 KiB sectors, FAT16
+// would have 4,087 clusters in a slot, which is too close to the limit of FAT12.
 func fatType(sectorSize int64) int {
 	if sectorSize == 4096 {
 		return 12
@@ -329,9 +328,8 @@ func Read(r io.ReaderAt) (*Contents, error) {
 	return c, err
 }
 
-// beingWritten returns the contents that an interrupted Replace was writing, or nil if there is no
-// interrupted Replace. If the first sector is zero but there is no complete record, the error is
-// ErrBlank.
+// beingWritten returns the contents that an interrupted Replace was writing, or nil if none was
+// interrupted. If the first sector is zero and there is no complete record, it returns ErrBlank.
 func beingWritten(r io.ReaderAt) (*image, error) {
 	first := make([]byte, sectorSize)
 	if _, err := r.ReadAt(first, 0); err != nil {
@@ -430,7 +428,7 @@ func (in *reader) entry(c *Contents, e fat.Entry) (err error) {
 	return err
 }
 
-// ReadInfo reads only edgebake.json. Other files may be damaged.
+// ReadInfo reads only edgebake.json, even if other files are damaged.
 func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	if whole, err := beingWritten(r); err != nil {
 		return ondisk.SlotInfo{}, fmt.Errorf("reading the slot: %w", err)
@@ -452,10 +450,9 @@ func ReadInfo(r io.ReaderAt) (ondisk.SlotInfo, error) {
 	return info, nil
 }
 
-// Strays returns an error if the top directory has entries that neither belong in a slot nor are
-// created by operating systems. It is needed because no signature covers the slot, and some
-// firmware boots EFI/BOOT from any FAT file system. It checks both names of each file, and also
-// entries that Read ignores.
+// Strays returns an error if the top directory has entries that neither belong in a slot nor come
+// from operating systems. No signature covers the slot, and some firmware boots EFI/BOOT from any
+// FAT file system. So it checks both names of each file, and entries that Read ignores.
 func Strays(r io.ReaderAt) error {
 	in, err := open(r)
 	if err != nil {
@@ -529,8 +526,8 @@ func looksLikeSite(name string) bool {
 	return false
 }
 
-// Label reads only the label of a file system. It is cheap, because most sticks are not a slot and
-// need not be read further.
+// Label reads only the label of a file system, because most sticks are not a slot and need not be
+// read further.
 func Label(r io.ReaderAt) (string, error) {
 	in, err := open(r)
 	if err != nil {
@@ -674,7 +671,7 @@ func (in *reader) info(e fat.Entry) (info ondisk.SlotInfo, err error) {
 }
 
 // report reads a report up to its first block of padding, because most of the file is padding. A
-// file larger than room is not a report.
+// file larger than room is no report.
 func (in *reader) report(e fat.Entry, room int64) ([]byte, error) {
 	if e.Size > room {
 		return nil, nil
@@ -745,9 +742,8 @@ func writeWhole(f Writer, img []byte, size int) error {
 	return write(f, 0, img[:sectorSize])
 }
 
-// coherent is a Writer that can tell whether its ReadAt surely returns the data on the device. If
-// so, writeZeros skips blocks that are already zero, because most of the time would be spent on
-// writing 16 MiB.
+// coherent is a Writer that knows whether its ReadAt returns the data on the device. If it does,
+// writeZeros skips blocks of zeros, because writing all 16 MiB would take most of the time.
 type coherent interface {
 	io.ReaderAt
 	Coherent() bool
@@ -776,9 +772,9 @@ func writeZeros(f io.WriterAt, from, to int) error {
 	return nil
 }
 
-// WriteReport writes a report in place, into the preallocated files. A power cut may leave part of
-// the old report, but changes nothing else. A text that is too long is truncated. If the JSON
-// document is too long, or a file is missing, the error is ErrNoReport.
+// WriteReport writes a report into the preallocated files. A power cut may leave part of the old
+// report, but changes nothing else. A text that is too long is truncated. If the JSON document is
+// too long, or a file is missing, WriteReport returns ErrNoReport.
 func WriteReport(f Device, r Report) error {
 	if err := writeReport(f, r); err != nil {
 		return fmt.Errorf("writing the report into the slot: %w", err)
@@ -890,9 +886,8 @@ func Scrub(f Device, info ondisk.SlotInfo, site []byte, secrets ...string) error
 	return nil
 }
 
-// concessions are functions that drop contents. Scrub calls them one after the other until it can
-// write the slot: other systems may have stored more in 16 MiB than Make can. The Site itself is
-// never dropped.
+// concessions are functions that drop contents. Scrub calls them in order until it can write the
+// slot, in which other systems may have stored more than Make can. They never drop the Site itself.
 var concessions = []func(*Contents, ondisk.SlotInfo){
 	// Drop names that Write does not accept, and files that are too large.
 	func(c *Contents, _ ondisk.SlotInfo) {

@@ -16,9 +16,9 @@ import (
 // archiveBlobs is the directory of blobs in an OCI archive.
 const archiveBlobs = "blobs/sha256/"
 
-// VerifyArchive checks an OCI archive of one platform, as written in image store mode import. Each
-// blob must have its digest. index.json and all manifests, configs and layers must exist, with the
-// sizes in their descriptors. Otherwise containerd on the node would reject the archive.
+// VerifyArchive checks an OCI archive of one platform (image store mode import): containerd on the
+// node must not reject it. Each blob must have its digest. index.json and all manifests, configs
+// and layers must exist, with the sizes in their descriptors.
 func VerifyArchive(r io.ReaderAt, size int64) error {
 	blobs, err := archiveFiles(r, size)
 	if err != nil {

@@ -41,8 +41,8 @@ func (b *bucket) put(key string, value []byte) {
 	b.pairs[key] = value
 }
 
-// field is a key and its value in a bucket. Both in-memory buckets and open databases
-// (*bolt.Bucket) are written from fields, so that building and merging give the same content.
+// field is a key and its value in a bucket. In-memory buckets and open databases (*bolt.Bucket) are
+// both written from fields, so that building and merging give the same content.
 type field struct {
 	key   string
 	value []byte
@@ -109,8 +109,8 @@ func (b *Blob) records(ns string) ([]record, error) {
 	return rs, nil
 }
 
-// metaRecords returns the snapshot's records in meta.db. One of them is an entry in the parent's
-// list of children, which protects the parent from being removed first.
+// metaRecords returns the snapshot's records in meta.db. The record in the parent's list of
+// children keeps the parent from being removed first.
 func (s *Snapshot) metaRecords(ns string) ([]record, error) {
 	times, err := timestamps(s.Created, s.Updated)
 	if err != nil {
@@ -212,9 +212,8 @@ func (s *State) Write(metaPath, snapshotsPath string) error {
 	return backend.write(snapshotsPath)
 }
 
-// write writes a database that has the children of b. bbolt writes the changed children of a bucket
-// in the random order of a map, so each transaction changes only one child. The options determine
-// the rest of the layout.
+// write writes a database with the children of b. bbolt writes the changed children of a bucket in
+// random order, so each transaction changes only one child. The options fix the rest of the layout.
 func (b *bucket) write(path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("writing database %s: it exists", path)
@@ -222,7 +221,7 @@ func (b *bucket) write(path string) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{
 		NoSync: true, NoGrowSync: true, NoFreelistSync: true,
 		FreelistType: bolt.FreelistArrayType, PageSize: 4096,
-		InitialMmapSize: 1 << 26, // large enough that a growing file is never mapped again
+		InitialMmapSize: 1 << 26, // so large that a growing file is not mapped again
 		Timeout:         5 * time.Second,
 	})
 	if err != nil {

@@ -48,8 +48,8 @@ func openBolt(path string, perm os.FileMode) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// guard turns panics into errors. They come from bbolt's assertions, and from faults when the disk
-// cannot read a mapped page.
+// guard turns panics into errors. Causes are bbolt's assertions, and faults if the disk cannot read
+// a mapped page.
 func guard(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -83,8 +83,7 @@ func (l *Live) Read() (*State, error) {
 	return newState(meta, snaps)
 }
 
-// content reads an open database from its file. The file is up to date, because bbolt writes every
-// commit to it.
+// content reads an open database from its file, to which bbolt writes every commit.
 func (l *Live) content(db *bolt.DB) (*bucket, error) {
 	f, err := os.Open(db.Path())
 	if err != nil {
@@ -128,9 +127,9 @@ func descend(tx *bolt.Tx, path ...string) *bolt.Bucket {
 	return b
 }
 
-// AddSnapshots records snapshots in metadata.db. Their directories must exist and be synced. It
-// first removes records of the same layers that an interrupted merge left, which are those not in
-// known. known has the names in meta.db.
+// AddSnapshots records snapshots in metadata.db. Their directories must exist and be synced. First
+// it removes records of the same layers whose names are not in known: an interrupted merge left
+// them. known has the names in meta.db.
 func (l *Live) AddSnapshots(add []Snapshot, parents map[string]Snapshot, sequence uint64, known map[string]bool) error {
 	keys := map[string]bool{}
 	for _, s := range add {
@@ -216,7 +215,7 @@ type Change struct {
 	Schema    int64 // schema version for a new database
 }
 
-// Apply makes all of the change in one transaction.
+// Apply makes all changes of c in one transaction.
 func (l *Live) Apply(c Change) error {
 	err := update(l.meta, func(tx *bolt.Tx) error {
 		v1, err := makeBucket(tx, []string{"v1"})

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Owners returns the names of the images that use each directory and file of a store. Files that
-// belong to no image are omitted. Paths are relative to root.
+// Owners maps each directory and file of a store to the names of the images that use it. It omits
+// files that belong to no image. Paths are relative to root.
 func Owners(f Files, root string) (map[string][]string, error) {
 	v := &verifier{Files: f, root: root}
 	state, err := v.read()

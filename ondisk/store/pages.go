@@ -8,11 +8,11 @@ import (
 	"io"
 )
 
-// bbolt maps its file into memory and trusts the contents. A damaged page number causes a fault
-// that recover does not catch, a page that refers to itself causes an endless loop, and opening for
-// writing may panic in another goroutine. Nodes can lose power at any time. Therefore this package
-// reads databases itself and checks each page. bbolt opens only databases that passed this check,
-// in order to write.
+// bbolt maps its file into memory and trusts the contents. If a power cut damaged them, a page
+// number can cause a fault that recover does not catch, a page that refers to itself an endless
+// loop, and opening for writing a panic in another goroutine. Therefore this package reads
+// databases itself and checks each page. bbolt opens only databases that passed this check, in
+// order to write.
 
 // The format is defined in bbolt's internal/common. Integers have the byte order of the machine,
 // which is little-endian on all supported machines.

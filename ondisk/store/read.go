@@ -29,8 +29,8 @@ func Read(metaPath, snapshotsPath string) (*State, error) {
 	return newState(meta, snaps)
 }
 
-// ReadInUse is like Read, but containerd may have the databases open. The result may be outdated
-// already.
+// ReadInUse is like Read, but containerd may have the databases open. So the result may be
+// outdated.
 func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
 	// The two databases may disagree for a moment: containerd adds to meta.db last, and removes
 	// from it first.
@@ -54,9 +54,9 @@ func ReadInUse(metaPath, snapshotsPath string) (s *State, err error) {
 // errBusy means that a database was changed while it was read.
 var errBusy = errors.New("the database was changed during each attempt to read it")
 
-// readInUse reads a database without its lock. bbolt does not reuse the pages of the last
-// transaction until the next one is complete. So if the transaction number has not changed during
-// the read, the read is consistent.
+// readInUse reads a database without its lock. bbolt does not reuse the pages of a transaction
+// before the next one is complete, so the read is consistent if the transaction number stays the
+// same.
 func readInUse(name string) (*bucket, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -263,9 +263,8 @@ func (s *State) readMeta(db *bucket) error {
 	if err != nil {
 		return err
 	}
-	// Every child must be in the list of its parent, which protects the parent from being removed
-	// first. A list may contain more names, because containerd's garbage collector does not remove
-	// them.
+	// Every child must be in the list of its parent, so that the parent is not removed first. A
+	// list may contain more names, because containerd's garbage collector does not remove them.
 	for _, sn := range s.Snapshots {
 		if sn.Parent != "" && !children[sn.Parent].has(sn.Key) {
 			return fmt.Errorf("snapshot %s is not among the children of its parent %s", sn.Key, sn.Parent)

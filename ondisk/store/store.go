@@ -11,8 +11,8 @@
 //
 // Verify checks that a store has the properties with which containerd accepts and keeps it:
 //
-//   - The target and config of every image exist, and so does everything to which their
-//     labels refer. (The garbage collector follows only labels.)
+//   - The target and config of every image exist, and so do all objects to which their labels
+//     refer. (The garbage collector follows only labels.)
 //   - The parent of a snapshot exists in both databases, and agrees with the list of
 //     children in each of them.
 //   - Both sequences for snapshots are at least the highest number in use. Otherwise the
@@ -90,8 +90,8 @@ func BlobPath(digest string) string {
 	return path.Join(ContentDir, "blobs", alg, hex)
 }
 
-// BackendName returns the snapshotter's name of a snapshot. containerd's metadata layer makes that
-// name from a sequence number.
+// BackendName returns the snapshotter's name of a snapshot, which containerd's metadata layer makes
+// from a sequence number.
 func BackendName(seq uint64, chainID string) string {
 	return fmt.Sprintf("%s/%d/%s", Namespace, seq, chainID)
 }
@@ -106,7 +106,7 @@ func ChainID(parent, diffID string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// Image is one image record: a name that refers to a manifest or index.
+// Image is one image record: a name and the manifest or index that it refers to.
 type Image struct {
 	Name             string
 	MediaType        string
@@ -126,7 +126,7 @@ type Blob struct {
 
 // Snapshot is one committed snapshot, with its data from both databases.
 type Snapshot struct {
-	// Key is the name in meta.db; for a layer of an image, the chain ID.
+	// Key is the name in meta.db; for a layer of an image, it is the chain ID.
 	Key    string
 	Parent string // key of the parent; "" for the first layer
 	// Backend is the snapshotter's name of the snapshot. ID is the number of its directory.
@@ -160,8 +160,8 @@ func (s *State) Sort() {
 	slices.SortFunc(s.Snapshots, func(a, b Snapshot) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// Lacks returns the records of other that s lacks: blobs, snapshots, and images that s does not
-// have, or has with another digest or other labels.
+// Lacks returns the records of other that s lacks: blobs, snapshots, and images, also those that s
+// has with another digest or other labels.
 func (s *State) Lacks(other *State) *State {
 	images, blobs, snapshots := map[string]Image{}, map[string]bool{}, map[string]bool{}
 	for _, i := range s.Images {
@@ -193,7 +193,7 @@ func (s *State) Lacks(other *State) *State {
 }
 
 // RecordNames returns the names under which the CRI plugin records an image: its reference, its
-// repository with the digest, and the digest of its config.
+// repository with the digest, and its config's digest.
 func RecordNames(repo, tag, digest, configDigest string) []string {
 	var names []string
 	if tag != "" {

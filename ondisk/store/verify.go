@@ -35,10 +35,10 @@ type Summary struct {
 }
 
 // Verify checks the store below root ("var/lib/containerd", or "lib/containerd" on a disk that is
-// mounted at /var), and returns all problems at once. The databases, content and snapshot
-// directories must agree, and every blob must have its digest. Every image must be runnable and
-// protected from garbage collection. Verify cannot check unpacked files whose layers were
-// discarded; the digest of the disk image covers those.
+// mounted at /var), and returns all problems at once. Databases, content and snapshot directories
+// must agree, and every blob must have its digest. Every image must be runnable and protected from
+// garbage collection. Unpacked files are not checked if their layers were discarded; the disk
+// image's digest covers them.
 func Verify(f Files, root string) (*Summary, error) {
 	v := &verifier{Files: f, root: root}
 	state, err := v.read()
@@ -81,7 +81,7 @@ func (p problems) Error() string {
 
 func (p problems) Unwrap() []error { return p }
 
-// Names lists the images by tag; images without a tag by digest. An image with two tags is listed
+// Names lists the images by tag, or by digest if they have no tag. An image with two tags is listed
 // twice.
 func (s *State) Names() []string {
 	var names []string
@@ -262,7 +262,7 @@ func (v *verifier) image(img *Image) error {
 }
 
 // manifest returns the manifest that containerd uses: the target itself or, if that is an index,
-// the manifest to which one of its labels refers.
+// the manifest to which a label of the index refers.
 func (v *verifier) manifest(target *Blob) (*Blob, *manifest, error) {
 	doc := new(manifest)
 	if err := v.json(target.Digest, doc); err != nil {
@@ -341,7 +341,7 @@ func (v *verifier) json(digest string, doc any) error {
 }
 
 // strays reports snapshot directories and blobs that are in no database. They occupy space until
-// containerd collects them.
+// containerd removes them.
 func (v *verifier) strays() {
 	if v.InUse {
 		return

@@ -14,8 +14,8 @@ const (
 
 // Flatten merges the layers of a container image into its root file system. Later layers take
 // precedence, and whiteout entries (.wh.NAME, .wh..wh..opq) remove paths. A directory in a layer
-// replaces anything else at its path, even a symbolic link to a directory. Other paths in the layer
-// that lead through such a link follow it. Directories that are in no layer get the time now.
+// replaces anything else at its path, even a link to a directory; other paths that lead through
+// such a link follow it. Directories that are in no layer get the time now.
 func Flatten(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	m.flattening = true
@@ -53,7 +53,7 @@ func (m *merger) flatten(l Layer) {
 		case base == opaque:
 			marks = append(marks, mark{where, false})
 		case strings.HasPrefix(name, whiteout):
-			// Ignore internal files of aufs, which are in archives made by old versions of docker.
+			// Ignore aufs's internal files, which old versions of docker put into archives.
 		case name == "" || name == "." || name == "..":
 			m.errorf(l.Name, n.Path, "unknown whiteout")
 		default:
@@ -63,7 +63,7 @@ func (m *merger) flatten(l Layer) {
 	for _, w := range marks {
 		m.drop(w.where, w.itself)
 	}
-	// Up to here, only links of lower layers were followed.
+	// m.resolved has only links of lower layers.
 	clear(m.resolved)
 	sortNodes(plain)
 	seen := map[string]string{}
@@ -90,8 +90,8 @@ func (m *merger) flatten(l Layer) {
 	}
 }
 
-// replaceByDirs replaces other files of lower layers by the directories of this layer. It must run
-// before the layer's whiteouts are applied, because those refer to the new directories.
+// replaceByDirs puts this layer's directories in place of other files of lower layers. It must run
+// before the layer's whiteouts are applied, because whiteouts refer to the new directories.
 func (m *merger) replaceByDirs(nodes []Node) {
 	var dirs []Node
 	for _, n := range nodes {

@@ -18,10 +18,10 @@ const maxLinks = 40
 //
 // Directories of the same path are merged. They keep the attributes of the first layer that has
 // them, because an overlay from a working copy must not change the mode of /tmp. A path that leads
-// through a symbolic link of an earlier layer follows the link (lib/modules becomes usr/lib/modules
-// on a usr-merged base). Missing parents are owned by root, with mode 0755 and the time now. Any
-// other path that is in two layers is an error, unless the later layer sets Replace. All conflicts
-// are reported.
+// through a symbolic link of an earlier layer follows it (lib/modules becomes usr/lib/modules on a
+// usr-merged base). Missing parents are owned by root, with mode 0755 and the time now. Any other
+// path that is in two layers is an error, unless the later layer sets Replace. All conflicts are
+// reported.
 func Merge(layers []Layer, now time.Time) ([]Node, error) {
 	m := newMerger(now)
 	for _, l := range layers {
@@ -171,7 +171,7 @@ func (m *merger) remove(l Layer) {
 	}
 }
 
-// place returns the resolved path for a node of a layer. It adds missing parents.
+// place returns the resolved path of a node of a layer. It adds missing parents.
 func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	if n.Path == "." {
 		if !n.IsDir() {
@@ -185,7 +185,7 @@ func (m *merger) place(n Node, seen map[string]string) (string, error) {
 	}
 	m.mkdirAll(parent, n.Layer)
 	where := path.Join(parent, path.Base(n.Path))
-	// If a link in an earlier layer leads to a directory, the node is that directory.
+	// If an earlier layer's link leads to a directory, the node is that directory.
 	if old, ok := m.nodes[where]; ok && n.IsDir() && old.IsSymlink() && !m.flattening {
 		if _, mine := seen[where]; !mine {
 			where, err = m.resolve(where, seen)
@@ -235,9 +235,9 @@ func (m *merger) drop(dir string, itself bool) {
 	}
 }
 
-// resolve follows the symbolic links in a directory's path, within the tree: an absolute target
-// starts at the root of the tree, and ".." does not lead above it. A link from the same layer
-// (seen) is an error, because an archive that writes through its own link is malicious or broken.
+// resolve follows the symbolic links in a directory's path within the tree: an absolute target
+// starts at its root, and ".." does not lead above it. A link from the same layer (seen) is an
+// error, because only a malicious or broken archive writes through its own link.
 func (m *merger) resolve(dir string, seen map[string]string) (string, error) {
 	// Find the nearest parent that is already resolved, and the rest of the path.
 	known, rest := ".", []string{}

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Limits for indexing a tar: a small compressed tar may contain any number of headers, which are
-// kept in memory.
+// Limits for indexing a tar, because a small compressed tar may contain any number of headers,
+// which are kept in memory.
 const (
 	// maxEntries is much more than any root file system has.
 	maxEntries = 2_000_000
@@ -28,16 +28,16 @@ const (
 	entryBytes = 512
 )
 
-// FromTar indexes an uncompressed tar with PAX and GNU extensions, which is the blob of this name.
-// The contents of files become ranges of the blob. Owners, modes, extended attributes, devices and
-// hard links are kept; a hard link shares the *Inode of its target. The error lists all entries
-// that a file system cannot represent exactly.
+// FromTar indexes an uncompressed tar with PAX and GNU extensions, which is the blob named blob.
+// Files' contents become ranges of the blob. Owners, modes, extended attributes, devices and hard
+// links are kept; hard links share an *Inode. The error lists all entries that a file system cannot
+// represent exactly.
 func FromTar(r io.ReaderAt, size int64, blob, layer string) ([]Node, error) {
 	return fromTar(r, size, blob, layer, maxEntries)
 }
 
 func fromTar(r io.ReaderAt, size int64, blob, layer string, limit int) ([]Node, error) {
-	// archive/tar reads only the header in Next, so the reader is then at the start of the content.
+	// After Next, which reads only the header, the reader is at the start of the content.
 	sr := io.NewSectionReader(r, 0, size)
 	tr := tar.NewReader(sr)
 	x := tarIndex{blob: blob, layer: layer, size: size, byPath: map[string]int{}}
@@ -238,8 +238,8 @@ func deviceNumber(h *tar.Header) (major, minor uint32, err error) {
 	return uint32(h.Devmajor), uint32(h.Devminor), nil
 }
 
-// Prefixes of PAX records with extended attributes: those of star and GNU tar, GNU tar's for
-// SELinux, and libarchive's. libarchive usually writes the first form too.
+// Prefixes of PAX records with extended attributes, in the forms of star and GNU tar, of GNU tar
+// for SELinux, and of libarchive, which usually also writes the first form.
 const (
 	xattrPrefix      = "SCHILY.xattr."
 	selinuxRecord    = "RHT.security.selinux"
@@ -470,9 +470,9 @@ func header(n Node) *tar.Header {
 }
 
 // PackDir writes a directory of the host, such as an overlay, as a tar that is the same on any
-// host: it is sorted, everything is owned by root and has the time mtime, and paths are relative.
-// Modes, symbolic links, hard links and file capabilities are kept. Owners, ACLs and other extended
-// attributes are not.
+// host. Paths are relative and sorted; root owns everything, with the time mtime. Modes, symbolic
+// links, hard links and file capabilities are kept. Owners, ACLs and other extended attributes are
+// not.
 func PackDir(ctx context.Context, w io.Writer, dir string, mtime time.Time) error {
 	if fi, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("packing overlay: %w", err)

@@ -1,7 +1,6 @@
-// Package tree represents the root file system of an image during a build, as a list of nodes in
-// memory whose contents are references to blobs. Owners, modes, extended attributes, devices and
-// hard links are only data. So no step of a build needs root or changes metadata on the host's file
-// system.
+// Package tree represents the root file system of an image during a build: a list of nodes in
+// memory whose contents refer to blobs. Owners, modes, extended attributes, devices and hard links
+// are only data, so a build needs no root and changes no metadata on the host.
 //
 // Each source (a base tar, the layers of a container image, overlays) becomes one Layer. Merge
 // combines the layers into the tree from which file systems are written. Do not change a Node; copy

@@ -10,13 +10,13 @@ import (
 
 // Limits of requests.
 const (
-	// MaxGap is the size in bytes of the largest unneeded range that is downloaded to save another
+	// MaxGap is the maximum size in bytes of an unneeded range that is downloaded to save a
 	// request.
 	MaxGap = 32 << 10
 	// MaxSpan is the maximum size of a request in bytes. It is limited so that a lost connection
 	// costs little.
 	MaxSpan = 8 << 20
-	// RequestBytes is the number of bytes that a request is assumed to cost besides its body: the
+	// RequestBytes is the assumed cost of a request in bytes, in addition to its body: the
 	// connection, TLS and the headers.
 	RequestBytes = 8 << 10
 	// Tail is the number of bytes at the end of a compressed image that are read first. It is
@@ -27,8 +27,8 @@ const (
 // Place is the range of bytes that a frame has in a compressed image.
 type Place struct{ From, To int64 }
 
-// Span is a range of a compressed image that is downloaded with one request, and the numbers of the
-// needed frames in it.
+// Span is a range of a compressed image that is downloaded with one request. Frames are the numbers
+// of the needed frames in it.
 type Span struct {
 	Place
 	Frames []int

@@ -1,5 +1,5 @@
-// Package update determines which parts of an image an update needs. It opens a compressed image
-// through range requests, and finds the frames that a machine lacks. edgebake uses it to report the
+// Package update determines which parts of a compressed image an update needs. It reads the image
+// with range requests, and finds the frames that a machine lacks. edgebake uses it to report the
 // size of a download in advance.
 package update
 
@@ -30,15 +30,15 @@ type Image struct {
 	Signature string
 	// Index is nil until Decode is called.
 	Index *chunk.Index
-	// Head is the number of bytes that Open has read, with a number of Requests.
+	// Head is the number of bytes that Open has read, and Requests the number of its requests.
 	Head     int64
 	Requests int
 
 	table *seekable.Reader
 }
 
-// Open reads the end of an image that has size bytes: the table of frames, and the index, which it
-// does not decode. It makes few requests to r.
+// Open reads the table of frames and the index, which it does not decode, from the end of an image
+// of size bytes. It makes few requests to r.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	t := &tail{r: r, from: size, size: size}
 	i := &Image{}
@@ -69,8 +69,8 @@ func Open(r io.ReaderAt, size int64) (*Image, error) {
 	return i, nil
 }
 
-// Decode decodes the index. If the index does not match the frames, Decode sets Index and returns
-// an error. The caller must verify the signature first.
+// Decode decodes the index. It sets Index even if the index does not match the frames, which is an
+// error. The caller must verify the signature first.
 func (i *Image) Decode() error {
 	x, err := chunk.Decode(i.Body)
 	if err != nil {
@@ -102,7 +102,7 @@ type tail struct {
 	requests int
 }
 
-// load reads the bytes between offset from and the bytes that were read before.
+// load reads the bytes from offset from up to those that were read before.
 func (t *tail) load(from int64) error {
 	if from >= t.from {
 		return nil

@@ -19,11 +19,11 @@ import (
 // StoreRoot is containerd's root directory on the DATA partition, which is mounted on /var.
 const StoreRoot = "lib/containerd"
 
-// ErrArchives means that the container images are archives instead of being unpacked.
+// ErrArchives means that the image has its container images as archives, not unpacked.
 var ErrArchives = errors.New("the container images are archives, which an update cannot use: build the image without imageStore.mode: import")
 
-// Lacks returns the references of the container images in next that a machine lacks if it runs the
-// system now.
+// Lacks returns the references of the container images in next that a machine with the system now
+// does not have.
 func Lacks(now, next ondisk.ImageInfo) (refs []string) {
 	for _, i := range next.Images {
 		if !slices.ContainsFunc(now.Images, func(x ondisk.ImageRef) bool { return x.Ref == i.Ref && x.Digest == i.Digest }) {
@@ -70,8 +70,8 @@ func ReadImages(data io.ReaderAt) (*Images, error) {
 	return &Images{State: s, fs: r}, nil
 }
 
-// Walk calls f for those files of the store that a machine needs if it lacks the records in lack:
-// the databases, and the files of blobs and snapshots. Paths are relative to containerd's root
+// Walk calls f for the files that a machine needs if its store lacks the records in lack: the
+// databases, and the files of blobs and snapshots. Paths are relative to containerd's root
 // directory. Parents come before children.
 func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 	blobs, snapshots := store.ContentDir+"/blobs/sha256", store.SnapshotterDir+"/snapshots"
@@ -120,8 +120,8 @@ func (i *Images) Walk(lack *store.State, f func(tree.Node) error) error {
 // OpenBlob opens the content of a node that Walk returned.
 func (i *Images) OpenBlob(name string) (tree.BlobFile, error) { return i.fs.OpenBlob(name) }
 
-// Chunks returns the numbers of the chunks that contain the files which Walk visits, and the disk
-// space that these files need in bytes.
+// Chunks returns the numbers of the chunks that contain the files that Walk visits, and the disk
+// space in bytes that these files need.
 func (i *Images) Chunks(p *chunk.Part, lack *store.State) (chunks []int, size int64, err error) {
 	const block, maxImages = 4096, 1 << 44 // far more than a disk has
 	v, found, seen := NewView(p, nil), map[int]bool{}, map[*tree.Inode]bool{}
@@ -130,7 +130,7 @@ func (i *Images) Chunks(p *chunk.Part, lack *store.State) (chunks []int, size in
 			return nil
 		}
 		seen[n.Inode] = !n.IsDir()
-		size += 2*block + n.Data.Size // two more blocks: for the inode and the name, and for the rest of the last block
+		size += 2*block + n.Data.Size // one more block for the inode and the name, and one for the rest of the last block
 		if size > maxImages {
 			return fmt.Errorf("%s and the files before it have more than %d bytes", n.Path, int64(maxImages))
 		}

@@ -11,8 +11,8 @@
 //   - A killed run leaves only files and records to which no image refers. The next run
 //     removes them, and so would containerd.
 //
-// A merge removes no image. Once the new system is kept, the images of the former system are not
-// pinned any more, and kubelet's garbage collection can remove them.
+// A merge removes no image. Once the new system is kept, the former system's images are not pinned,
+// so that kubelet's garbage collection can remove them.
 package merge
 
 import (
@@ -25,7 +25,7 @@ import (
 
 // Options are the arguments of a merge.
 type Options struct {
-	// From and Into are root directories of containerd (…/var/lib/containerd). From may lack layers
+	// From and Into are containerd's root directories (…/var/lib/containerd). From may lack layers
 	// and blobs that Into has.
 	From, Into string
 	// Step, if set, is called before every change. If it returns an error, the merge stops.
@@ -35,8 +35,8 @@ type Options struct {
 // Report is the result of a merge.
 type Report struct {
 	Added []string `json:"added"` // names of the added image records
-	// Snapshots and Blobs are the numbers of added ones. Shared is the number of snapshots that
-	// existed already.
+	// Snapshots and Blobs are the numbers of those that were added. Shared is the number of
+	// snapshots that existed before.
 	Snapshots int `json:"snapshots"`
 	Blobs     int `json:"blobs"`
 	Shared    int `json:"shared"`

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Merge merges the store in From into the store in Into. containerd must not be running. If it is,
-// it has locked the databases, and Merge fails.
+// Merge merges the store in From into the store in Into. It fails if containerd is running, because
+// containerd has locked the databases.
 func Merge(ctx context.Context, o Options) (*Report, error) {
 	r, err := merge(ctx, o)
 	if err != nil {
@@ -68,7 +68,7 @@ func merge(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := m.record(live, into, p); err != nil {
 		return nil, err
 	}
-	// The directories of records that AddSnapshots has removed are unused now.
+	// Directories whose records AddSnapshots has removed are now unused.
 	return r, m.sweep(live)
 }
 
@@ -151,8 +151,8 @@ func (m *merger) makeDirs() error {
 	return nil
 }
 
-// source returns Files for the source store. Layers and blobs that it lacks are read from the store
-// in use, where they have the same chain ID or digest.
+// source returns Files for the source store. It reads layers and blobs that the source lacks from
+// the store in use, by chain ID or digest.
 func (m *merger) source(from, into *store.State) store.Files {
 	fs := func(s store.Snapshot) string { return store.SnapshotDir(s.ID) + "/fs" }
 	have := map[string]string{} // directories by chain ID
@@ -185,8 +185,8 @@ func (m *merger) source(from, into *store.State) store.Files {
 	return f
 }
 
-// sweep removes what a killed run left: scratch files, and snapshot directories that are not listed
-// in metadata.db.
+// sweep removes the files that a killed run left: scratch files, and snapshot directories that are
+// not in metadata.db.
 func (m *merger) sweep(live *store.Live) error {
 	if _, err := os.Lstat(m.scratch()); err == nil {
 		if err := m.step("remove scratch"); err != nil {
@@ -387,8 +387,8 @@ func copyContent(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// metadata copies owner, mode, extended attributes and times. The order matters, because each step
-// may reset what the later ones set.
+// metadata copies owner, mode, extended attributes and times, in this order, because a step may
+// reset the results of later ones.
 func metadata(src, dst string, st *unix.Stat_t) error {
 	fail := func(err error) error { return fmt.Errorf("copying the metadata of %s: %w", src, err) }
 	if err := unix.Lchown(dst, int(st.Uid), int(st.Gid)); err != nil {
@@ -399,7 +399,7 @@ func metadata(src, dst string, st *unix.Stat_t) error {
 			return fail(err)
 		}
 	}
-	buf := make([]byte, 64<<10) // the kernel's limit both for the list of names and for a value
+	buf := make([]byte, 64<<10) // the kernel's limit for the list of names and for a value
 	n, err := unix.Llistxattr(src, buf)
 	if err != nil && !errors.Is(err, unix.ENOTSUP) {
 		return fail(err)
