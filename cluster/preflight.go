@@ -49,7 +49,8 @@ type preflight struct {
 	checks []Check
 	// found is a client of an API server that was verified for the first Site.
 	found *api.Client
-	// silent is set if no API server has answered. Then discovery is not repeated with other tokens.
+	// silent is set if no API server has answered. Then discovery is not repeated with other
+	// tokens.
 	silent bool
 	// proven has the result of discovery for each token. A token is sent only to an API server that
 	// discovery has verified with that token.
@@ -101,8 +102,8 @@ func (p *preflight) unknown(name, site, detail, fix string) {
 	p.checks = append(p.checks, Check{Name: name, Site: site, State: CheckUnknown, Detail: detail, Fix: fix})
 }
 
-// Preflight checks, without changing anything, whether the Sites' machines can join. A check that is
-// the same for all Sites of a cluster is made once.
+// Preflight checks, without changing anything, whether the Sites' machines can join. A check that
+// is the same for all Sites of a cluster is made once.
 func Preflight(ctx context.Context, sites []PreflightSite, o PreflightOptions) []Check {
 	var order []string
 	groups := map[string][]PreflightSite{}

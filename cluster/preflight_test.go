@@ -122,8 +122,8 @@ func TestPreflightEnds(t *testing.T) {
 	}
 }
 
-// TestPreflightWithAnotherClustersKubeconfig checks that a kubeconfig of another cluster is detected,
-// even if the Site gives its CA as caCert instead of a hash.
+// TestPreflightWithAnotherClustersKubeconfig checks that a kubeconfig of another cluster is
+// detected, even if the Site gives its CA as caCert instead of a hash.
 func TestPreflightWithAnotherClustersKubeconfig(t *testing.T) {
 	store, c := newStore(t)
 	i := &impostor{}
@@ -180,8 +180,8 @@ func TestPreflightWithAUselessKubeconfig(t *testing.T) {
 	}
 }
 
-// TestPreflightWithoutRights checks that a check is unknown if the kubeconfig's user may not read its
-// object. The fix is another kubeconfig, not another token or cluster-info.
+// TestPreflightWithoutRights checks that a check is unknown if the kubeconfig's user may not read
+// its object. The fix is another kubeconfig, not another token or cluster-info.
 func TestPreflightWithoutRights(t *testing.T) {
 	forbidden := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }))
 	defer forbidden.Close()
@@ -280,8 +280,8 @@ func TestPreflightCertificateNames(t *testing.T) {
 	}
 }
 
-// TestPreflightSeesWhatYurthubLacks checks that preflight reports the rights that prepare would add.
-// Without one of them, yurthub would never become ready.
+// TestPreflightSeesWhatYurthubLacks checks that preflight reports the rights that prepare would
+// add. Without one of them, yurthub would never become ready.
 func TestPreflightSeesWhatYurthubLacks(t *testing.T) {
 	roleRules := func(but string) []any {
 		var rules []any

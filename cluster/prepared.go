@@ -18,13 +18,13 @@ const recordName = "edgebake-prepared"
 // recordedChange is a Change in the record.
 type recordedChange struct {
 	Change
-	// Earlier is the object after an earlier Prepare, or nil. The object is still in this state if the
-	// present change was interrupted.
+	// Earlier is the object after an earlier Prepare, or nil. The object is still in this state if
+	// the present change was interrupted.
 	Earlier map[string]any `json:"earlier,omitempty"`
 }
 
-// changedOnlyByPrepare reports whether the object's state, is, comes from Prepare or is the one from
-// before it, so that nobody else has changed the object.
+// changedOnlyByPrepare reports whether the object's state, is, comes from Prepare or is the one
+// from before it, so that nobody else has changed the object.
 func (n *recordedChange) changedOnlyByPrepare(is map[string]any) bool {
 	return reflect.DeepEqual(is, n.Before) || n.madeByPrepare(is)
 }

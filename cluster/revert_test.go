@@ -181,8 +181,8 @@ func TestRevertComesBackToTheFirst(t *testing.T) {
 	}
 }
 
-// TestRevertKeepsAChangeWhileItRuns checks that if somebody else changes an object during Revert, the
-// change is kept and reported, and the object stays in the record.
+// TestRevertKeepsAChangeWhileItRuns checks that if somebody else changes an object during Revert,
+// the change is kept and reported, and the object stays in the record.
 func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))
@@ -198,8 +198,8 @@ func TestRevertKeepsAChangeWhileItRuns(t *testing.T) {
 	}
 }
 
-// TestRevertKeepsARecordWrittenWhileItRuns checks that Revert keeps entries that a concurrent run of
-// prepare adds to the record.
+// TestRevertKeepsARecordWrittenWhileItRuns checks that Revert keeps entries that a concurrent run
+// of prepare adds to the record.
 func TestRevertKeepsARecordWrittenWhileItRuns(t *testing.T) {
 	s, c := newStore(t)
 	s.put(hubPath, hub("old"))

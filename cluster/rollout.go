@@ -31,8 +31,8 @@ const annotationRollout = "edgebake.io/update-rollout"
 // rolloutMark is the state that a rollout keeps in a Node.
 type rolloutMark struct {
 	Golden string `json:"golden"`
-	// Given is when the order was written, Drain when the Node was cordoned, Released when the order
-	// was changed to let the machine restart, and Ended when the result was recorded.
+	// Given is when the order was written, Drain when the Node was cordoned, Released when the
+	// order was changed to let the machine restart, and Ended when the result was recorded.
 	Given    time.Time `json:"given,omitzero"`
 	Drain    time.Time `json:"drain,omitzero"`
 	Released time.Time `json:"released,omitzero"`
@@ -200,8 +200,8 @@ func (r *Rollout) runs(n *updateNode) bool {
 	return n.answered && n.answer.Plan == r.Info.Plan && n.answer.State != order.StateTrial && n.ready
 }
 
-// answers reports whether the machine's last answer has this state and belongs to the last order for
-// the Node. The order's limits may differ.
+// answers reports whether the machine's last answer has this state and belongs to the last order
+// for the Node. The order's limits may differ.
 func (r *Rollout) answers(n *updateNode, state string) bool {
 	o, err := order.Parse(n.answer.Order)
 	given := r.orderOf(n.mark, false)

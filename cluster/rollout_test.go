@@ -441,8 +441,8 @@ func TestRolloutRetry(t *testing.T) {
 	f.clean()
 }
 
-// TestRolloutLeaves checks that nodes that cannot be drained fail and are uncordoned. Nodes that are
-// not Ready or have never answered are skipped and listed.
+// TestRolloutLeaves checks that nodes that cannot be drained fail and are uncordoned. Nodes that
+// are not Ready or have never answered are skipped and listed.
 func TestRolloutLeaves(t *testing.T) {
 	t.Parallel()
 	f := newStill(t)

@@ -138,8 +138,8 @@ type RemoveOptions struct {
 	Now   time.Time
 }
 
-// precondition restricts a deletion to this very object, because it may have been replaced by another
-// one with the same name.
+// precondition restricts a deletion to this very object, because it may have been replaced by
+// another one with the same name.
 func precondition(is *unstructured.Unstructured) metav1.DeleteOptions {
 	uid := is.GetUID()
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}}

@@ -27,15 +27,15 @@ func onEachControlPlaneNode(phase string, kept ...string) string {
 
 const editConfig = "kubectl -n kube-system edit configmap kubeadm-config: "
 
-// certSANsStep returns the step that adds names to the API servers' certificates. API servers reload
-// their certificates themselves.
+// certSANsStep returns the step that adds names to the API servers' certificates. API servers
+// reload their certificates themselves.
 func certSANsStep(names []string) string {
 	return editConfig + "add " + strings.Join(names, " and ") + " to the list apiServer.certSANs. " +
 		onEachControlPlaneNode("certs apiserver", "/etc/kubernetes/pki/apiserver.crt", "/etc/kubernetes/pki/apiserver.key")
 }
 
-// controllersStep returns the step that sets kube-controller-manager's controllers to kubeadm's list,
-// with or without nodelifecycle.
+// controllersStep returns the step that sets kube-controller-manager's controllers to kubeadm's
+// list, with or without nodelifecycle.
 func controllersStep(without bool) string {
 	list := "*,bootstrapsigner,tokencleaner"
 	if without {

@@ -193,8 +193,8 @@ func TestDiscoverFirstDead(t *testing.T) {
 	}
 }
 
-// TestDiscoverConnectsOnce checks that discovery makes only one handshake. Handshakes are most of an
-// API server's work when a thousand machines start at once.
+// TestDiscoverConnectsOnce checks that discovery makes only one handshake. Handshakes are most of
+// an API server's work when a thousand machines start at once.
 func TestDiscoverConnectsOnce(t *testing.T) {
 	ca := newAuthority(t)
 	d := discovery(ca, serve(t, &master{ca: ca.pem, sig: signed}, ca.serving(t, "127.0.0.1")))
@@ -493,8 +493,9 @@ func TestTokenIsNotShownToANeighbourOfThePinnedCA(t *testing.T) {
 	}
 }
 
-// TestNeighbourOfThePinnedCA checks a signed cluster-info with an unpinned CA next to the pinned one,
-// which anyone with a token can sign: that CA's API servers are rejected, and Discover omits the CA.
+// TestNeighbourOfThePinnedCA checks a signed cluster-info with an unpinned CA next to the pinned
+// one, which anyone with a token can sign: that CA's API servers are rejected, and Discover omits
+// the CA.
 func TestNeighbourOfThePinnedCA(t *testing.T) {
 	ca, evil := newAuthority(t), newAuthority(t)
 	for _, bundle := range [][]byte{slices.Concat(ca.pem, evil.pem), slices.Concat(evil.pem, ca.pem)} {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestObjects checks that each item of a List becomes an object. The error for a document that is no
-// object names file and document, but does not quote the document.
+// TestObjects checks that each item of a List becomes an object. The error for a document that is
+// no object names file and document, but does not quote the document.
 func TestObjects(t *testing.T) {
 	all, err := Objects("a.yaml", []byte("# first\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\n---\napiVersion: v1\nkind: List\nitems:\n- {apiVersion: apps/v1, kind: Deployment, metadata: {name: b, namespace: a}, spec: {replicas: 2}}\n- {apiVersion: v1, kind: Secret, metadata: {name: c}}\n"))
 	if err != nil {

@@ -547,8 +547,8 @@ func verify(cs tls.ConnectionState, now func() time.Time, master string, ca []by
 	return names[i], nil
 }
 
-// EarlyError means that a certificate's only fault is that it is not valid yet. Then this computer's
-// clock is wrong: the owner of the CA's key set From, so that time has passed.
+// EarlyError means that a certificate's only fault is that it is not valid yet. Then this
+// computer's clock is wrong: the owner of the CA's key set From, so that time has passed.
 type EarlyError struct {
 	From time.Time
 	err  error
@@ -558,7 +558,8 @@ func (e *EarlyError) Error() string { return e.err.Error() }
 func (e *EarlyError) Unwrap() error { return e.err }
 
 // begins returns when a chain becomes valid if its only fault is that this is in the future. Only
-// self-signed CAs count: a pin covers only the key, so anyone could make a CA with it and other dates.
+// self-signed CAs count: a pin covers only the key, so anyone could make a CA with it and other
+// dates.
 func begins(leaf *x509.Certificate, ca []byte, opts x509.VerifyOptions) (time.Time, bool) {
 	moments := []time.Time{leaf.NotBefore}
 	roots, err := ParseCerts(ca)

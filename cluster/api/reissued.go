@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// CAWarning is the remaining validity, of ten years, at which a CA is reported and issued again. Two
-// years give machines that are seldom restarted time to get the new certificate.
+// CAWarning is the remaining validity, of ten years, at which a CA is reported and issued again.
+// Two years give machines that are seldom restarted time to get the new certificate.
 const CAWarning = 2 * 365 * 24 * time.Hour
 
 // Reissued returns cas (PEM) with newer certificates from offered: same key, later end. It returns

@@ -161,7 +161,8 @@ func create(dir string, files map[string][]byte, recipients []string) error {
 			return err
 		}
 	}
-	// rename(2) replaces dir only if it is an empty directory. (os.Rename rejects even an empty one.)
+	// rename(2) replaces dir only if it is an empty directory. (os.Rename rejects even an empty
+	// one.)
 	if err := unix.Rename(work, dir); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// FuzzSnapshot reads arbitrary files as snapshots of etcd. Only those with the right checksum may be
-// accepted, and the CA must be found even if it is split between two reads.
+// FuzzSnapshot reads arbitrary files as snapshots of etcd. Only those with the right checksum may
+// be accepted, and the CA must be found even if it is split between two reads.
 func FuzzSnapshot(f *testing.F) {
 	dir := filepath.Join(f.TempDir(), "shops")
 	if _, err := newOf(dir, document, Options{Now: now()}); err != nil {

@@ -57,8 +57,8 @@ type Record struct {
 	Tokens   []Token `json:"tokens,omitempty"`
 	// Manifests are the files of the document's manifests, in the document's order.
 	Manifests []File `json:"manifests,omitempty"`
-	// Bootstraps are the periods in which the cluster may be bootstrapped, latest last. They are also
-	// in the control-plane nodes' Sites.
+	// Bootstraps are the periods in which the cluster may be bootstrapped, latest last. They are
+	// also in the control-plane nodes' Sites.
 	Bootstraps []Bootstrap `json:"births,omitempty"`
 	// RequestedAt is the time of the last request to continue.
 	RequestedAt time.Time `json:"said,omitzero"`
@@ -75,13 +75,15 @@ type File struct {
 	SHA256 string `json:"sha256"` // of its unencrypted contents
 }
 
-// Bootstrap is a period in which etcd may start empty. It is also in the control-plane nodes' Sites.
+// Bootstrap is a period in which etcd may start empty. It is also in the control-plane nodes'
+// Sites.
 type Bootstrap struct {
 	Issued time.Time `json:"issued"`
 	Until  time.Time `json:"until"`
 }
 
-// bootstrapUntil returns the time until which the cluster may be bootstrapped; zero if it has passed.
+// bootstrapUntil returns the time until which the cluster may be bootstrapped; zero if it has
+// passed.
 func (r *Record) bootstrapUntil(now time.Time) time.Time {
 	if n := len(r.Bootstraps); n > 0 && now.Before(r.Bootstraps[n-1].Until) {
 		return r.Bootstraps[n-1].Until
@@ -129,8 +131,8 @@ type Options struct {
 // Change is the result of New.
 type Change struct {
 	Record *Record
-	// Minted is set if the directory was made. Otherwise Added and Removed list the nodes whose tokens
-	// were, and Updated is set if the document or its manifests changed.
+	// Minted is set if the directory was made. Otherwise Added and Removed list the nodes whose
+	// tokens were, and Updated is set if the document or its manifests changed.
 	Minted         bool
 	Added, Removed []string
 	Updated        bool
@@ -435,7 +437,8 @@ func addTokens(dir string, record *Record, c *clusterdoc.File, now time.Time, ch
 			kept = append(kept, record.Tokens[i])
 			continue
 		}
-		// The ID must also differ from those of removed nodes, whose tokens the cluster may still know.
+		// The ID must also differ from those of removed nodes, whose tokens the cluster may still
+		// know.
 		t, secret, err := tokenFor(n.Name, c.TokenLifetime(), now, slices.Concat(record.Tokens, kept))
 		if err != nil {
 			return err

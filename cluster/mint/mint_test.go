@@ -578,8 +578,8 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// TestRecordFields fails if a field is added without a new version. Earlier edgebakes reject unknown
-// fields, so they must first see a version that they do not support.
+// TestRecordFields fails if a field is added without a new version. Earlier edgebakes reject
+// unknown fields, so they must first see a version that they do not support.
 func TestRecordFields(t *testing.T) {
 	t.Parallel()
 	fields := map[int]string{2: "version id created caHash recipients cluster kubernetesVersion document tokens manifests births said adminUntil formerCAs"}

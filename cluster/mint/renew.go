@@ -55,8 +55,8 @@ func Endings(dir string, now time.Time) ([]Ending, error) {
 	return all, nil
 }
 
-// adminDue reports whether the administrator's kubeconfig must be renewed: it expires soon, or it is
-// not valid yet because the clock was ahead when it was made.
+// adminDue reports whether the administrator's kubeconfig must be renewed: it expires soon, or it
+// is not valid yet because the clock was ahead when it was made.
 func (r *Record) adminDue(now time.Time) bool {
 	end := r.adminEnd()
 	return now.Add(adminRenewal).After(end) || now.Add(skew).Before(end.Add(-adminLife))
@@ -141,8 +141,8 @@ func renew(dir string, record *Record, c *clusterdoc.File, o Options, change *Ch
 	}
 	record.AdminUntil = o.Now.Add(adminLife).UTC().Truncate(time.Second)
 	change.Renewed = append(change.Renewed, fileAdmin)
-	// The order makes an interrupted run repeatable: the kubeconfig first, while the CAs are still due;
-	// the record before the CAs, because a snapshot is recognized by the former CA in it.
+	// The order makes an interrupted run repeatable: the kubeconfig first, while the CAs are still
+	// due; the record before the CAs, because a snapshot is recognized by the former CA in it.
 	if err := writeFile(dir, fileAdmin, admin, record.Recipients); err != nil {
 		return err
 	}

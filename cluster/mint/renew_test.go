@@ -187,8 +187,8 @@ func TestRenewAfterPowerCut(t *testing.T) {
 	}
 }
 
-// TestRenewEncrypted checks that an encrypted directory is renewed with its key. Without the key, the
-// certificates that expire soon are reported.
+// TestRenewEncrypted checks that an encrypted directory is renewed with its key. Without the key,
+// the certificates that expire soon are reported.
 func TestRenewEncrypted(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shops")
 	id, err := age.GenerateX25519Identity()

@@ -47,8 +47,8 @@ func (s *Store) Page(now func() time.Time) http.Handler {
 		_ = page.Execute(w, view(s.All(), now())) // fails only if the browser is gone
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A foreign web page may point its own host name to this computer (DNS rebinding), so accept
-		// only host names that no foreign page can have.
+		// A foreign web page may point its own host name to this computer (DNS rebinding), so
+		// accept only host names that no foreign page can have.
 		if !ownName(r.Host) {
 			http.Error(w, "open this page by an IP address or as localhost", http.StatusMisdirectedRequest)
 			return

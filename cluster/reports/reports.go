@@ -1,10 +1,10 @@
 // Package reports receives the reports of first boot (report.url of a Site), keeps the last report
 // of each machine, and shows them.
 //
-// A Site written by `edgebake cluster sites` has its own URL, which accepts only its machine's name.
-// Sites written by hand share the common URL. Anyone who knows that URL can send a report about any
-// machine, so these reports may use only a part of the space. The size of every report is limited.
-// A report is stored as data and shown as text, and never causes an action.
+// A Site written by `edgebake cluster sites` has its own URL, which accepts only its machine's
+// name. Sites written by hand share the common URL. Anyone who knows that URL can send a report
+// about any machine, so these reports may use only a part of the space. The size of every report is
+// limited. A report is stored as data and shown as text, and never causes an action.
 package reports
 
 import (
@@ -237,7 +237,8 @@ func encodeReport(r Report) ([]byte, error) {
 }
 
 // room frees space for a report. It removes reports of machines that were never Ready or have been
-// silent for long, oldest first. A report to its own URL also displaces any report to the common one.
+// silent for long, oldest first. A report to its own URL also displaces any report to the common
+// one.
 func (s *Store) room(r Report) error {
 	before, known := s.all[r.State.Node]
 	weak := func(o Report) bool { return !o.Ready || r.Received.Sub(o.Received) > expiry }
@@ -330,7 +331,8 @@ func check(s *ondisk.State) error {
 	return nil
 }
 
-// shown returns a state with only the fields that Summary uses, in printable text of limited length.
+// shown returns a state with only the fields that Summary uses, in printable text of limited
+// length.
 func shown(s *ondisk.State) ondisk.State {
 	out := ondisk.State{Version: s.Version, Node: s.Node, Result: s.Result}
 	told := false

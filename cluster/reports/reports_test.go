@@ -90,8 +90,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReceiveRejects checks that requests that first boot would not send are rejected with a reason,
-// and leave no file.
+// TestReceiveRejects checks that requests that first boot would not send are rejected with a
+// reason, and leave no file.
 func TestReceiveRejects(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -149,8 +149,8 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// TestDiskFull checks that the receiver returns an error if it cannot write, and keeps the machine's
-// last report.
+// TestDiskFull checks that the receiver returns an error if it cannot write, and keeps the
+// machine's last report.
 func TestDiskFull(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -302,8 +302,8 @@ func TestFilesOfOthers(t *testing.T) {
 	}
 }
 
-// TestInventedMachines checks that invented machines use only a limited space, so that real ones can
-// still report. Anyone who knows the common URL can send a report of an invented machine.
+// TestInventedMachines checks that invented machines use only a limited space, so that real ones
+// can still report. Anyone who knows the common URL can send a report of an invented machine.
 func TestInventedMachines(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -360,8 +360,8 @@ func (s *Store) now(t *testing.T, r Report) {
 	}
 }
 
-// TestRoom checks that only the displayed fields of a report are kept, and that all reports together
-// have a limit.
+// TestRoom checks that only the displayed fields of a report are kept, and that all reports
+// together have a limit.
 func TestRoom(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -403,8 +403,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestOwnURL checks that invented machines that claim to be Ready can neither displace a machine with
-// its own URL nor report in its name, even after a restart.
+// TestOwnURL checks that invented machines that claim to be Ready can neither displace a machine
+// with its own URL nor report in its name, even after a restart.
 func TestOwnURL(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

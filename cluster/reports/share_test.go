@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestShare checks that each address has its own limit of connections. After closing one connection,
-// an address may open another.
+// TestShare checks that each address has its own limit of connections. After closing one
+// connection, an address may open another.
 func TestShare(t *testing.T) {
 	in, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

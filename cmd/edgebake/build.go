@@ -223,8 +223,8 @@ func (b *buildFlags) takesPlan(s streams, c *cobra.Command) {
 	}
 }
 
-// prepare applies the flags to the targets. It reports errors early that would otherwise appear only
-// at the end of a build.
+// prepare applies the flags to the targets. It reports errors early that would otherwise appear
+// only at the end of a build.
 func (b *buildFlags) prepare(s streams, targets []outputs.Target) error {
 	errs := []error{b.Apply(targets)}
 	var key signing.Key

@@ -99,8 +99,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestInterruptedPromises checks that only commands that remove their output report that nothing was
-// left behind.
+// TestInterruptedPromises checks that only commands that remove their output report that nothing
+// was left behind.
 func TestInterruptedPromises(t *testing.T) {
 	c := newCLI(t)
 	c.project(nil)
@@ -133,8 +133,8 @@ func TestInterruptedPromises(t *testing.T) {
 	}
 }
 
-// TestInterruptedBehindTheImage checks an interrupt after the image was written: the message does not
-// claim that nothing was left behind.
+// TestInterruptedBehindTheImage checks an interrupt after the image was written: the message does
+// not claim that nothing was left behind.
 func TestInterruptedBehindTheImage(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := errors.New("writing image.lock: no space left on device")

@@ -61,8 +61,8 @@ func TestCompiledInTwoWays(t *testing.T) {
 	}
 }
 
-// repositoryOf copies the source tree into a new repository. In a repository, Go records a version in
-// the programs that it compiles.
+// repositoryOf copies the source tree into a new repository. In a repository, Go records a version
+// in the programs that it compiles.
 func repositoryOf(t *testing.T, root string) string {
 	t.Helper()
 	dir := t.TempDir()

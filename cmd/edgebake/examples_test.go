@@ -55,8 +55,8 @@ func debianOf(t *testing.T, base string) {
 	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
 
-// TestInitBuilds builds the unedited documents of init, on a base like Debian's. Only the compiler is
-// replaced by a fake.
+// TestInitBuilds builds the unedited documents of init, on a base like Debian's. Only the compiler
+// is replaced by a fake.
 func TestInitBuilds(t *testing.T) {
 	c := newCLI(t)
 	base := append(buildtest.Base(), buildtest.Entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "./etc/motd", Mode: 0o644}, Body: "Debian\n"})
@@ -90,8 +90,8 @@ func TestInitBuilds(t *testing.T) {
 	c.run(0, "build", "image.yaml", "--locked", "--base", "kept.tar", "--output", "again.raw")
 }
 
-// TestExamples checks that every example of --help is a line of testdata/script/examples.txtar, which
-// runs it. test/e2e and test/cluster cover booting machines and running clusters.
+// TestExamples checks that every example of --help is a line of testdata/script/examples.txtar,
+// which runs it. test/e2e and test/cluster cover booting machines and running clusters.
 func TestExamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "script", "examples.txtar"))
 	if err != nil {

@@ -108,8 +108,8 @@ func (o *slotFlags) declare(c *cobra.Command) {
 	keyFlag(c, &o.keys)
 }
 
-// check validates the flags, and copies --inventory to the field site. If neither flag is set, nothing
-// is stamped.
+// check validates the flags, and copies --inventory to the field site. If neither flag is set,
+// nothing is stamped.
 func (o *slotFlags) check(c *cobra.Command) error {
 	switch {
 	case o.site != "" && o.inventory != "":

@@ -180,8 +180,8 @@ func (o *initFlags) forCluster(s streams, key string) error {
 // initTokenTTL is the validity of the token that `init --kubeconfig` creates.
 const initTokenTTL = 72 * time.Hour
 
-// fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site has
-// no valid token, fromCluster creates one after all checks.
+// fromCluster writes an Image and a Site for the nodes of a running cluster. If the existing Site
+// has no valid token, fromCluster creates one after all checks.
 func (o *initFlags) fromCluster(ctx context.Context, s streams, key string) error {
 	client, err := o.Open()
 	if err != nil {
@@ -457,8 +457,8 @@ func toEdit(files []starter.File) (names []string) {
 	return names
 }
 
-// operand returns name as the operand of a suggested command, or "" if the command finds the file in
-// the current directory.
+// operand returns name as the operand of a suggested command, or "" if the command finds the file
+// in the current directory.
 func (o *initFlags) operand(name string) string {
 	if filepath.Clean(o.dir) == "." {
 		return ""

@@ -92,8 +92,8 @@ func (l *living) kubeconfig(c *program) {
 		"clusters: [{name: a, cluster: {insecure-skip-tls-verify: true, server: '"+l.URL+"'}}]\n")
 }
 
-// TestInitFromCluster checks that build and stamp accept the documents that init writes for a running
-// cluster.
+// TestInitFromCluster checks that build and stamp accept the documents that init writes for a
+// running cluster.
 func TestInitFromCluster(t *testing.T) {
 	c, l := newCLI(t), newLiving(t)
 	l.kubeconfig(c)
@@ -172,8 +172,8 @@ func TestInitFromCluster(t *testing.T) {
 	}
 }
 
-// TestInitFromClusterFails checks that if the cluster cannot be read, init writes nothing and creates
-// no token.
+// TestInitFromClusterFails checks that if the cluster cannot be read, init writes nothing and
+// creates no token.
 func TestInitFromClusterFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(l *living)

@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestJobsOfTheFleet checks that the Jobs in docs/fleet.md use existing commands and flags, on files
-// below their containers' mounts.
+// TestJobsOfTheFleet checks that the Jobs in docs/fleet.md use existing commands and flags, on
+// files below their containers' mounts.
 func TestJobsOfTheFleet(t *testing.T) {
 	text, err := os.ReadFile("../../docs/fleet.md")
 	if err != nil {

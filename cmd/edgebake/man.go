@@ -53,8 +53,8 @@ func forManual(c *cobra.Command) {
 	}
 }
 
-// flagsAsInHelp changes the flags in the manual pages of a command and its subcommands to the form of
-// --help. cobra writes, for example, --arch=[] and -f[=false].
+// flagsAsInHelp changes the flags in the manual pages of a command and its subcommands to the form
+// of --help. cobra writes, for example, --arch=[] and -f[=false].
 func flagsAsInHelp(c *cobra.Command, dir string) error {
 	name := filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1")
 	page, err := os.ReadFile(name)
@@ -89,8 +89,8 @@ func flagsAsInHelp(c *cobra.Command, dir string) error {
 	return errors.Join(errs...)
 }
 
-// manualFlag matches a flag in a manual page made by cobra: its names (group 1, with the long name as
-// group 2) and its description.
+// manualFlag matches a flag in a manual page made by cobra: its names (group 1, with the long name
+// as group 2) and its description.
 var manualFlag = regexp.MustCompile(`(?m)^((?:\\fB-\w\\fP, )?\\fB--([\w-]+)\\fP).*\n\t.*\n`)
 
 // markdown escapes a text, so that Markdown keeps its words and indented lines.

@@ -64,8 +64,8 @@ plan, with the recipes.`,
 	return c
 }
 
-// printPlan prints the inputs of an image. id is the plan's ID, or empty if the ID is unknown because
-// some input has never been made.
+// printPlan prints the inputs of an image. id is the plan's ID, or empty if the ID is unknown
+// because some input has never been made.
 func printPlan(w io.Writer, p *plan.Plan, id string) {
 	fmt.Fprintf(w, "image  %s, %s, date %s\n", p.Name, p.Arch, time.Unix(p.SourceDate, 0).UTC().Format(time.RFC3339))
 	wide := 0

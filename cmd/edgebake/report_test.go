@@ -155,8 +155,8 @@ func TestBuildCountsAsReport(t *testing.T) {
 	}
 }
 
-// TestReportPageExplainsItself checks that elements that can be opened are marked, and that the page
-// describes the origin of each input.
+// TestReportPageExplainsItself checks that elements that can be opened are marked, and that the
+// page describes the origin of each input.
 func TestReportPageExplainsItself(t *testing.T) {
 	c := reported(t)
 	raw, err := os.ReadFile("report.html")
@@ -170,8 +170,8 @@ func TestReportPageExplainsItself(t *testing.T) {
 	}
 }
 
-// TestReportInABrowser checks that Chromium shows the page, and that the page's numbers are those of
-// the JSON.
+// TestReportInABrowser checks that Chromium shows the page, and that the page's numbers are those
+// of the JSON.
 func TestReportInABrowser(t *testing.T) {
 	chromium := desk.NeedProgram(t, "chromium", "chromium")
 	c := reported(t)
@@ -221,8 +221,8 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// inTheme renders a page in Chromium, and checks that it is light or dark and not empty. With -short
-// it renders only the dark theme, because Chromium starts slowly.
+// inTheme renders a page in Chromium, and checks that it is light or dark and not empty. With
+// -short it renders only the dark theme, because Chromium starts slowly.
 func inTheme(t *testing.T, chromium, theme, size, url string) {
 	t.Helper()
 	if testing.Short() && theme == "light" {

@@ -115,8 +115,8 @@ func startRegistry(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Setenv("REGISTRY", server.Listener.Addr().String())
 }
 
-// encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`. A passphrase may take the
-// place of KEYFILE.
+// encrypt encrypts a file as age does: `encrypt [-armor] FILE OUT KEYFILE`. A passphrase may take
+// the place of KEYFILE.
 func encrypt(ts *testscript.TestScript, _ bool, args []string) {
 	armored := args[0] == "-armor"
 	if armored {
@@ -183,8 +183,8 @@ func checkSigned(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// elTorito finds the EFI system partition of an ISO image as firmware finds it on a CD. El Torito has
-// no size, so the partition extends to the end of the volume, which must contain all of it.
+// elTorito finds the EFI system partition of an ISO image as firmware finds it on a CD. El Torito
+// has no size, so the partition extends to the end of the volume, which must contain all of it.
 func elTorito(ts *testscript.TestScript, _ bool, args []string) {
 	f, err := os.Open(ts.MkAbs(args[0]))
 	ts.Check(err)

@@ -130,8 +130,8 @@ func (o *signFlags) checkMatch(name string, site media.Site) error {
 	return nil
 }
 
-// askPassword asks for a key's password at the terminal, or reads it from standard input if there is
-// no terminal. All users of the computer could read it from a command-line argument.
+// askPassword asks for a key's password at the terminal, or reads it from standard input if there
+// is no terminal. All users of the computer could read it from a command-line argument.
 func askPassword(s streams) func(name string) (string, error) {
 	return func(name string) (string, error) {
 		if ask := s.AskHidden(); ask != nil {

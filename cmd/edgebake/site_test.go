@@ -19,8 +19,8 @@ RWQAAEIyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAARURHRUJB
 `
 )
 
-// TestClaimsGetRoom checks a stick that is made again for more machines: it keeps its claims and has
-// space for those of all machines.
+// TestClaimsGetRoom checks a stick that is made again for more machines: it keeps its claims and
+// has space for those of all machines.
 func TestClaimsGetRoom(t *testing.T) {
 	c := newCLI(t)
 	c.file("office.key", plainKey)

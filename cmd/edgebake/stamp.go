@@ -204,8 +204,8 @@ func stampMany(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	return nil
 }
 
-// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot matches
-// the image, because it may have been made for another one.
+// stampSlot writes a slot made with --slots into an image or a device. It checks that the slot
+// matches the image, because it may have been made for another one.
 func stampSlot(c *cobra.Command, s streams, a []string, o stampFlags) error {
 	if o.Output != "" {
 		if err := file.NotInput("--output", o.Output, "the slot", o.slot); err != nil {

@@ -33,8 +33,8 @@ func TestInterruptedWhileWaiting(t *testing.T) {
 	}
 }
 
-// TestOneMeaningOfOutput checks that -o is either a path, for which completion offers files with the
-// right extension, or a format, for which it offers text and json.
+// TestOneMeaningOfOutput checks that -o is either a path, for which completion offers files with
+// the right extension, or a format, for which it offers text and json.
 func TestOneMeaningOfOutput(t *testing.T) {
 	var visit func(c *cobra.Command)
 	seen := map[string][]string{}

@@ -34,8 +34,8 @@ Without --key it detects damage, but not manipulation: the digest is in the imag
 			if quick && len(keys) == 0 {
 				return cli.Usage(errors.New("--signature-only requires a key: --key PUB"))
 			}
-			// Open the file only once, so that it cannot be replaced between the check of its signature
-			// and the read.
+			// Open the file only once, so that it cannot be replaced between the check of its
+			// signature and the read.
 			image, err := media.Open(a[0])
 			if err != nil {
 				return err

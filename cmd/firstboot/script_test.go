@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 	}})
 }
 
-// TestScript runs the scripts in testdata/script on a machine whose disk is the directory machine. With
-// -update it writes the current output of firstboot into the scripts.
+// TestScript runs the scripts in testdata/script on a machine whose disk is the directory machine.
+// With -update it writes the current output of firstboot into the scripts.
 func TestScript(t *testing.T) {
 	scripttest.Run(t, func(e *testscript.Env) error {
 		e.Setenv("MACHINE", filepath.Join(e.WorkDir, "machine"))

@@ -31,8 +31,8 @@ func main() {
 	os.Exit(code)
 }
 
-// run installs an image as described by the file config, which exists only in an installer's initrd.
-// say prints errors on the consoles, because nobody sees standard error there.
+// run installs an image as described by the file config, which exists only in an installer's
+// initrd. say prints errors on the consoles, because nobody sees standard error there.
 func run(ctx context.Context, config string, args []string, say func(string), stdout, stderr io.Writer) int {
 	switch {
 	case len(args) == 1 && (args[0] == "version" || args[0] == "--version"):

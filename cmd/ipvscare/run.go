@@ -46,8 +46,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// command is a subcommand. Its flags are parsed before run is called. There is no command framework,
-// because one would use a tenth of the memory that ipvscare may use.
+// command is a subcommand. Its flags are parsed before run is called. There is no command
+// framework, because one would use a tenth of the memory that ipvscare may use.
 type command struct {
 	name, short, long string
 	flags             *pflag.FlagSet
@@ -217,8 +217,8 @@ func bootDelay(configAge, up, most time.Duration, r float64) time.Duration {
 	return time.Duration(r * float64(most))
 }
 
-// maxShown limits the length of a log line in characters. A line may quote a peer's certificate, which
-// can have a thousand names.
+// maxShown limits the length of a log line in characters. A line may quote a peer's certificate,
+// which can have a thousand names.
 const maxShown = 1000
 
 // shown returns text as one line of at most maxShown characters.
@@ -297,7 +297,8 @@ func watchdog(lines *log.Logger) func() {
 }
 
 // tuneMemory keeps the heap small, at the cost of some processor time. It sets no hard limit: with
-// hundreds of API servers, garbage would be collected all the time. GOGC and GOMAXPROCS override it.
+// hundreds of API servers, garbage would be collected all the time. GOGC and GOMAXPROCS override
+// it.
 func tuneMemory() {
 	smallPages()
 	if os.Getenv("GOGC") == "" {
@@ -311,8 +312,9 @@ func tuneMemory() {
 // leastGarbage is the minimum amount of garbage, in bytes, that is worth collecting.
 const leastGarbage = 256 << 10
 
-// collect collects garbage and returns memory to the system. The Go runtime would first collect at one
-// megabyte, three times what ipvscare uses. A large heap is collected once a quarter is garbage.
+// collect collects garbage and returns memory to the system. The Go runtime would first collect at
+// one megabyte, three times what ipvscare uses. A large heap is collected once a quarter is
+// garbage.
 func collect(ctx context.Context) {
 	tick := time.NewTicker(2 * time.Second)
 	defer tick.Stop()
@@ -355,8 +357,9 @@ routes, lines of the hosts file. Stop ipvscare first.`,
 	}
 }
 
-// leftovers returns the servers that Clean removes: those in the configuration and those in ipvscare's
-// record. The record is complete since power-on, so an invalid configuration is only logged.
+// leftovers returns the servers that Clean removes: those in the configuration and those in
+// ipvscare's record. The record is complete since power-on, so an invalid configuration is only
+// logged.
 func leftovers(config, hosts, run string, log func(string)) ipvs.Leftovers {
 	servers, err := ipvs.ReadConfig(config)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -239,8 +239,8 @@ func TestCleanWithoutAConfiguration(t *testing.T) {
 	}
 }
 
-// TestWrongConfigurationIsSaidOnce checks that ipvscare logs an invalid configuration once, and waits
-// for a valid one.
+// TestWrongConfigurationIsSaidOnce checks that ipvscare logs an invalid configuration once, and
+// waits for a valid one.
 func TestWrongConfigurationIsSaidOnce(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ipvs.json")
 	write := func(text string) {

@@ -42,8 +42,8 @@ pod has CAP_NET_ADMIN and no other privilege; the node must load ip_vs.`,
 	}
 }
 
-// hostDir is the prefix of the mount paths of those directories of the node that cannot have the same
-// path in the pod.
+// hostDir is the prefix of the mount paths of those directories of the node that cannot have the
+// same path in the pod.
 const hostDir = "/host"
 
 // podArgs returns the arguments for ipvscare in the pod. Their paths are those in the pod.
@@ -79,10 +79,12 @@ type mount struct {
 func podMounts(c *careFlags) []mount {
 	mounts := []mount{
 		{"ca", filepath.Dir(c.caFile), filepath.Dir(c.caFile), "DirectoryOrCreate", true},
-		// Without kubelet's certificate, kube-apiserver would close the connection after every answer.
+		// Without kubelet's certificate, kube-apiserver would close the connection after every
+		// answer.
 		{"kubelet", ipvs.KubeletPKI, ipvs.KubeletPKI, "DirectoryOrCreate", true},
 		{"run", c.run, c.run, "DirectoryOrCreate", false},
-		// The container's own /proc/sys is read-only. This mount has only the node's network settings.
+		// The container's own /proc/sys is read-only. This mount has only the node's network
+		// settings.
 		{"sysctls", c.sysctls, hostDir + c.sysctls, "Directory", false},
 	}
 	if c.host != "" {

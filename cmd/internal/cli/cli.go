@@ -1,5 +1,5 @@
-// Package cli has the parts that edgebake's commands share: common flags, checks of operands, and the
-// error for a wrong command line.
+// Package cli has the parts that edgebake's commands share: common flags, checks of operands, and
+// the error for a wrong command line.
 package cli
 
 import (

@@ -65,8 +65,8 @@ func Complete(c *cobra.Command, flag string, values ...string) {
 	_ = c.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// CompleteFiles completes operands with files: the n-th operand with the n-th list of extensions, and
-// all further operands with the last list.
+// CompleteFiles completes operands with files: the n-th operand with the n-th list of extensions,
+// and all further operands with the last list.
 func CompleteFiles(endings ...[]string) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 		if strings.HasPrefix(word, "/dev/") {
@@ -108,8 +108,8 @@ func (a *Span) Set(s string) error {
 	return nil
 }
 
-// Unused lists flags that have no effect in the current use of a command, and are therefore rejected.
-// --force is never listed, because it only permits something.
+// Unused lists flags that have no effect in the current use of a command, and are therefore
+// rejected. --force is never listed, because it only permits something.
 type Unused struct {
 	Flags   []string
 	Purpose string // the end of the message: what the flags are for, and the fix
@@ -181,7 +181,8 @@ func (d *DocumentFlags) Reader(s console.Streams) *documents.Reader {
 	}
 }
 
-// NotInput rejects an output file that is also an input of the Site or Inventory, even with --force.
+// NotInput rejects an output file that is also an input of the Site or Inventory, even with
+// --force.
 func (d *DocumentFlags) NotInput(flag, output string, read media.Read) error {
 	return errors.Join(
 		file.NotInput(flag, output, "the document", read.Name),

@@ -1,5 +1,5 @@
-// Package clustercmd defines `edgebake cluster` and its subcommands, and `edgebake preflight`. It has
-// only flags and output; package cluster does the work.
+// Package clustercmd defines `edgebake cluster` and its subcommands, and `edgebake preflight`. It
+// has only flags and output; package cluster does the work.
 package clustercmd
 
 import (
@@ -238,8 +238,8 @@ func checkSites(c *cobra.Command, dir string, o mint.SitesOptions) error {
 	return errors.Join(errs...)
 }
 
-// maxBootstrap is the upper limit of --bootstrap. Until that time has passed, a control-plane node that
-// is flashed again could start a new, empty cluster.
+// maxBootstrap is the upper limit of --bootstrap. Until that time has passed, a control-plane node
+// that is flashed again could start a new, empty cluster.
 const maxBootstrap = 31 * 24 * time.Hour
 
 const kubeconfigUsage = "kubeconfig of the cluster (default $KUBECONFIG, else ~/.kube/config)"
@@ -262,8 +262,8 @@ func onCluster(c *cobra.Command, f func(ctx context.Context, client *cluster.Cli
 	return c
 }
 
-// imageToStamp returns the image that is built from the Image in the current directory. If that image
-// does not exist, first is the command that must run before stamping.
+// imageToStamp returns the image that is built from the Image in the current directory. If that
+// image does not exist, first is the command that must run before stamping.
 func imageToStamp() (image, first string) {
 	image = "IMAGE"
 	if text, err := os.ReadFile(cli.DefaultImage); err == nil {

@@ -85,8 +85,8 @@ func (m *tokenMint) check() error {
 	return file.NotInput("--output", m.output, "the kubeconfig", m.cluster.Kubeconfig)
 }
 
-// run creates the token only after it has prepared the file, so that no token is created that cannot
-// be stored.
+// run creates the token only after it has prepared the file, so that no token is created that
+// cannot be stored.
 func (m *tokenMint) run(ctx context.Context, s console.Streams) error {
 	client, err := m.cluster.Open()
 	if err != nil {

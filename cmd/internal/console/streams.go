@@ -43,8 +43,9 @@ func (r *Results) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Printable returns the streams with out in place of Out. Out and Err then remove control characters,
-// which quoted servers, images and disks may contain. Bytes returns Out without this protection.
+// Printable returns the streams with out in place of Out. Out and Err then remove control
+// characters, which quoted servers, images and disks may contain. Bytes returns Out without this
+// protection.
 func (s Streams) Printable(out *Results) Streams {
 	s.Out, s.Err = printable.To(out), printable.To(s.Err)
 	return s
@@ -122,8 +123,8 @@ const (
 	Yellow = "33"
 )
 
-// Colored returns text with the codes of a color if standard output is a terminal and NO_COLOR is not
-// set. The result must be written to Bytes.
+// Colored returns text with the codes of a color if standard output is a terminal and NO_COLOR is
+// not set. The result must be written to Bytes.
 func (s Streams) Colored(text, color string) string {
 	f, ok := s.file()
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" || os.Getenv("TERM") == "dumb" {
@@ -178,7 +179,8 @@ func (s Streams) Terminal() (*os.File, bool) {
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
-// askHidden asks for a secret without echo. After an interrupt it turns the terminal's echo on again.
+// askHidden asks for a secret without echo. After an interrupt it turns the terminal's echo on
+// again.
 func (s Streams) askHidden(prompt string, f *os.File) (string, error) {
 	before, err := term.GetState(int(f.Fd()))
 	if err != nil {

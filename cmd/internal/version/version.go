@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// source is the version of this source tree, for programs in which Go records no version. Programs in
-// images have none, so that the same source gives the same image. A release commit removes -dev.
+// source is the version of this source tree, for programs in which Go records no version. Programs
+// in images have none, so that the same source gives the same image. A release commit removes -dev.
 const source = "0.1.0-dev"
 
 // unknown is Go's text for an unknown version.
@@ -31,8 +31,8 @@ func OfSource() string {
 	return source
 }
 
-// Published returns the version of this module if the Go tool downloaded it, as `go install` does. It
-// returns "" if the program was compiled from a source tree.
+// Published returns the version of this module if the Go tool downloaded it, as `go install` does.
+// It returns "" if the program was compiled from a source tree.
 func Published() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Sum != "" {
 		return info.Main.Version
