@@ -50,7 +50,7 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// FuzzRead reads any manifest, and checks that an accepted one can be read by ranges.
+// FuzzRead reads any manifest, and checks that an accepted one can be read in ranges.
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"artifactType":"` + Type + `","config":{"digest":"sha256:` + strings.Repeat("a", 64) + `","size":1},"layers":[{"mediaType":"` + PartType + `","digest":"sha256:` + strings.Repeat("b", 64) + `","size":7}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {

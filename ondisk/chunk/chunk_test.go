@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// disk returns random data with holes, with runs of zero blocks that are too short for a hole, and
-// with text.
+// disk returns random data with text, with holes, and with runs of zero blocks that are too short
+// for a hole.
 func disk(size int, seed byte) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{seed}).Read(b)
@@ -63,8 +63,8 @@ func cutAll(t testing.TB, b []byte) []Chunk {
 	return chunks
 }
 
-// slow divides all of b at once, as a second implementation of the rules: first the holes, then the
-// data between them.
+// slow is a second implementation of the rules, which divides all of b at once: first it finds the
+// holes, then it cuts the data between them.
 func slow(b []byte) (chunks []Chunk) {
 	at := 0
 	data := func(end int) {
@@ -91,7 +91,8 @@ func slow(b []byte) (chunks []Chunk) {
 	return chunks
 }
 
-// TestRules checks that the cuts depend only on the content, not on how much of it is in memory.
+// TestRules checks that the cuts depend only on the content, and not on how much of it is in
+// memory.
 func TestRules(t *testing.T) {
 	for seed := range byte(6) {
 		b := disk(40<<20+int(seed)*Block*100, seed)
@@ -121,8 +122,8 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestFormat checks that the cuts never change: other cuts would make machines fetch all data of
-// the next update.
+// TestFormat checks that the cuts never change. If they did, machines would fetch all data of the
+// next update.
 func TestFormat(t *testing.T) {
 	h := sha256.New()
 	for _, c := range cutAll(t, disk(24<<20, 3)) {
@@ -147,7 +148,7 @@ func TestShifted(t *testing.T) {
 			missing += c.Size
 		}
 	}
-	// Up to the next hole the chunks differ, because a hole consists of whole blocks.
+	// The chunks up to the next hole differ, because a hole consists of whole blocks.
 	if missing > 2<<20 {
 		t.Errorf("%d bytes are in no chunk of before", missing)
 	}

@@ -48,7 +48,7 @@ func tool(t *testing.T, name string) string {
 	return ""
 }
 
-// blobs maps names to contents. It replaces a cache.
+// blobs maps names to contents, in place of a cache.
 type blobs map[string]string
 
 type blob struct{ *strings.Reader }
@@ -163,7 +163,7 @@ const posixACL = "\x02\x00\x00\x00" +
 // capability is the file capability cap_net_raw=ep, version 2.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// nasty returns a tree with every special case of a file system.
+// nasty returns a tree with the special cases of a file system.
 func nasty() ([]tree.Node, blobs) {
 	const name = "0000000000000000000000000000000000000000000000000000000000000001"
 	b := blobs{name: noise(0, 4<<20)}
@@ -232,8 +232,8 @@ func nasty() ([]tree.Node, blobs) {
 	return nodes, b
 }
 
-// flat describes a tree by path, for comparison: contents as digests, hard links as the first of
-// their paths.
+// flat describes each path of a tree for comparison. Contents are digests; a hard link is the first
+// of its paths.
 func flat(t *testing.T, nodes []tree.Node, b tree.Blobs) map[string]string {
 	t.Helper()
 	nodes = slices.Clone(nodes)
@@ -309,7 +309,7 @@ func TestTreeInEqualsTreeOut(t *testing.T) {
 	compare(t, flat(t, nodes, b), flat(t, got, r))
 	fsck(t, image)
 
-	// The nodes that were read can be written again, and give the same bytes.
+	// Write the nodes that were read: the result has the same bytes.
 	o := options(r.Info().Size)
 	if again := write(t, got, r, o); disktest.Sum(t, again) != disktest.Sum(t, image) {
 		t.Error("an image written from what was read of an image differs from it")
@@ -355,9 +355,9 @@ func TestDirectories(t *testing.T) {
 	}
 }
 
-// TestEqualHashesAcrossBlocks uses a directory of 100,000 names, of which some have equal hashes.
-// With this seed, two such names are on either side of a block boundary, which the index must mark
-// (TestCollision checks that they are).
+// TestEqualHashesAcrossBlocks uses a directory of 100,000 names with this seed: two names of equal
+// hash are on either side of a block boundary, which the index must mark. TestCollision checks that
+// they are.
 func TestEqualHashesAcrossBlocks(t *testing.T) {
 	o := options(0)
 	o.HashSeed = [16]byte{27, 1, 1, 1, 1, 1, 65, 1, 129, 1, 1, 1, 1, 1, 1, 1} // found by trying
@@ -424,7 +424,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// TestSizes uses sizes around every boundary of groups, flex groups and superblock copies.
+// TestSizes uses sizes around the limits of groups, of flex groups and of superblock copies.
 func TestSizes(t *testing.T) {
 	nodes := []tree.Node{file("a", noise(1, 10000)), dir("d"), file("d/b", noise(2, 1<<20))}
 	const mib, group = 1 << 20, 128 << 20
@@ -495,8 +495,8 @@ func (r refuse) WriteAt(b []byte, off int64) (int, error) {
 	return 0, errors.New("refused")
 }
 
-// TestRefused checks that all unwritable nodes are reported at once, each with its path, before the
-// first byte is written.
+// TestRefused checks that all nodes that cannot be stored are reported at once, with their paths,
+// before the first byte is written.
 func TestRefused(t *testing.T) {
 	shared := &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: sourceDate}
 	many := file("link0", "")
@@ -664,8 +664,8 @@ func (c *counter) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// TestSparse checks that an image occupies only the space of its contents: neither holes nor zeros
-// in files are written.
+// TestSparse checks that an image occupies only the space of its contents: holes and zeros in files
+// are not written.
 func TestSparse(t *testing.T) {
 	nodes := []tree.Node{file("zeros", strings.Repeat("\x00", 50<<20)), file("data", noise(1, 1<<20))}
 	o := options(8 << 30)
@@ -750,7 +750,7 @@ func TestSuperblockTimes(t *testing.T) {
 	}
 }
 
-// TestGrow grows the unmounted file system, in which e2fsprogs checks the reserved descriptors. A
+// TestGrow grows an unmounted file system, so that e2fsprogs checks the reserved descriptors. A
 // test in a VM grows a mounted one.
 func TestGrow(t *testing.T) {
 	nodes, b := nasty()

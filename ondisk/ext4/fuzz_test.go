@@ -103,7 +103,7 @@ func (img *fuzzImage) inode(number uint32) []byte {
 	return img.b[img.r.tables[0]*blockSize+int64(number-1)*inodeSize:][:inodeSize]
 }
 
-// seal corrects all checksums, so that the parsers see the damage.
+// seal corrects all checksums, so that the parsers do not reject the changed bytes at once.
 func (img *fuzzImage) seal() {
 	seed := img.r.seed
 	sb := img.b[superOffset:][:superSize]
@@ -146,7 +146,7 @@ func (img *fuzzImage) seal() {
 
 // FuzzReader changes bytes of an image and corrects all checksums. The reader must not panic, run
 // forever or use unlimited memory. The input is a list of changes: kind, structure, offset (two
-// bytes), number of bytes, and the bytes.
+// bytes), number of bytes, bytes.
 func FuzzReader(f *testing.F) {
 	img := newFuzzImage(f)
 	pristine := bytes.Clone(img.b)

@@ -28,7 +28,7 @@ func TestNameHashAgainstDebugfs(t *testing.T) {
 	names = append(names, "über", "日本語日本語日本語日本語")
 	var script bytes.Buffer
 	for _, n := range names {
-		// 4 is half MD4 of unsigned bytes; this debugfs has no name for it.
+		// 4 is half MD4 of unsigned bytes, which debugfs cannot select by name.
 		fmt.Fprintf(&script, "dx_hash -h 4 -s 01020304-0506-4708-890a-0b0c0d0e0f10 %s\n", n)
 	}
 	cmd := exec.Command(path, "-f", "-")

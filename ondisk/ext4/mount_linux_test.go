@@ -114,8 +114,8 @@ func TestKernelReadsTheTree(t *testing.T) {
 	compare(t, flat(t, nodes, b), flat(t, fromKernel(t, dir), nil))
 }
 
-// TestKernelWritesOn checks that the kernel can use the file system: add names to indexed
-// directories, remove some, and allocate blocks in all groups.
+// TestKernelWritesOn checks that the kernel can use the file system: it adds and removes names in
+// indexed directories, and allocates blocks in all groups.
 func TestKernelWritesOn(t *testing.T) {
 	nodes, b := nasty()
 	o := options(0)

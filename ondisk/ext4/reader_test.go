@@ -75,7 +75,7 @@ func TestWalkBelow(t *testing.T) {
 	}
 }
 
-// TestRanges checks that the file's ranges on the device have the bytes that reading it returns.
+// TestRanges checks that the file's ranges on the device have the same bytes as the file.
 func TestRanges(t *testing.T) {
 	content := noise(3, 9000) + strings.Repeat("\x00", 20000) + noise(4, 5000)
 	image := write(t, []tree.Node{file("f", content)}, nil, options(0))
@@ -154,7 +154,7 @@ func change(image []byte, at int, bits byte) []byte {
 	return image
 }
 
-// TestDamageIsNoticed checks that reading after any bit flip in the tree's metadata gives an error
+// TestDamageIsNoticed checks that after any bit flip in the tree's metadata, reading gives an error
 // or the original tree.
 func TestDamageIsNoticed(t *testing.T) {
 	nodes := []tree.Node{file("a", "content"), file("x", "", xattr("user.big", strings.Repeat("v", 2000))), dir("d"), link("l", strings.Repeat("t", 500))}
@@ -180,7 +180,7 @@ func TestDamageIsNoticed(t *testing.T) {
 				continue
 			}
 			for p := range want {
-				// ext4 has no checksums of contents and link targets.
+				// ext4 has no checksums for contents and link targets.
 				if have[p] != want[p] && p != "a" && p != "l" {
 					t.Fatalf("a flipped bit at %d was not detected: %q became %q", at, want[p], have[p])
 				}

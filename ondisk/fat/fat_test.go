@@ -258,8 +258,8 @@ func TestBadInputIsRefusedBeforeWriting(t *testing.T) {
 	}
 }
 
-// TestShortNamesAreNobodysOwn checks that a generated short name is never the long name of another
-// file, in any order of the files.
+// TestShortNamesAreNobodysOwn checks that a generated short name never equals another file's own
+// name, in any order of the files.
 func TestShortNamesAreNobodysOwn(t *testing.T) {
 	names := []string{"Long File Name.txt", "longfi~1.txt", "LONGFI~2.TXT", "Long file names.txt", "longfi~3.txt.bak", "A+B", "a_b~1", "no extension at all", "noexte~1", "ä.txt", "_~1.txt"}
 	var nodes []tree.Node
@@ -303,8 +303,8 @@ func TestShortNamesAreNobodysOwn(t *testing.T) {
 	}
 }
 
-// TestAcceptable checks that names FAT cannot store are left out, and that one of several equal
-// names is kept.
+// TestAcceptable checks that names that FAT cannot store are omitted, and that of equal names one
+// is kept.
 func TestAcceptable(t *testing.T) {
 	var nodes []tree.Node
 	for _, p := range []string{"README", "a", "a/b", "bad ", "bad /x", "d/ leading", "d/Readme", "d/readme", "q?/r", "readme"} {
@@ -331,8 +331,8 @@ type memory []byte
 
 func (m memory) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 
-// TestReadsWhatOthersWrite reads FAT12, FAT16 and FAT32 file systems made by mkfs.fat and mtools.
-// They have short names, lower case, deletions and fragmented files.
+// TestReadsWhatOthersWrite reads FAT12, FAT16 and FAT32 file systems that mkfs.fat and mtools made,
+// with short names, lower case, deleted and fragmented files.
 func TestReadsWhatOthersWrite(t *testing.T) {
 	for kind, size := range map[string]string{"12": "4M", "16": "16M", "32": "64M"} {
 		t.Run(kind, func(t *testing.T) {
@@ -379,7 +379,8 @@ func TestReadsWhatOthersWrite(t *testing.T) {
 			if got, err := r.ReadFile("files/a rather long name.bin"); !bytes.Equal(got, big) {
 				t.Errorf("the large file differs: %v", err)
 			}
-			// On FAT32, mtools allocates after the last allocated cluster instead.
+			// On FAT32 the file is not fragmented, because mtools allocates after the last
+			// allocated cluster.
 			if x, _ := r.Extents("files/a rather long name.bin"); kind != "32" && len(x) < 2 {
 				t.Errorf("the test's file is not fragmented")
 			}
@@ -420,9 +421,9 @@ func TestLoopsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The entry after ".", ".." and the long name.
+	// entry comes after ".", ".." and the long name.
 	entry := m[r.g.clusterOff(a.first)+3*entrySize:]
-	// Link the file's only cluster to itself, and claim more bytes than the disk has.
+	// Link the file's only cluster to itself, and set a size larger than the disk.
 	b := le.Uint16(entry[26:])
 	le.PutUint16(m[r.g.fatOff(0)+int64(b)*2:], b)
 	le.PutUint32(entry[28:], 1<<30)
@@ -434,7 +435,7 @@ func TestLoopsEnd(t *testing.T) {
 	if _, err := r.ReadFile("a/b"); err == nil || !strings.Contains(err.Error(), "loop") {
 		t.Errorf("file: %v", err)
 	}
-	// A directory that contains itself.
+	// Now the entry is a directory that contains itself.
 	entry[11] = attrDirectory
 	le.PutUint16(entry[26:], uint16(a.first))
 	if err := r.Walk(func(Entry) error { return nil }); err == nil || !strings.Contains(err.Error(), "inside itself") {

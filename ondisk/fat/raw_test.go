@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestEachNames checks that EachNames returns the names that any reader could find, while Each
-// returns only those of this reader.
+// TestEachNames checks that EachNames returns the names that any reader could find, and Each only
+// those that this package's reader finds.
 func TestEachNames(t *testing.T) {
 	img := memory(make([]byte, 16<<20))
 	nodes := append([]tree.Node{folder("EFI"), folder("sub"), regular("sub/a long file name.txt", nil)}, regular("AAA", nil), regular("BBB", nil), regular("a long file name.txt", nil), regular("ZZZ", nil))
@@ -58,7 +58,7 @@ func TestEachNames(t *testing.T) {
 	}
 	at("AAA        ")[0] = 0xe5         // mark as deleted
 	at("BBB        ")[11] |= attrVolume // a second volume label
-	at("ALONGF~1TXT")[8] = 'B'          // now the long name belongs to no file
+	at("ALONGF~1TXT")[8] = 'B'          // so that the long name belongs to no file
 	all, known := names(".")
 	want := []string{"BBB|BBB|" + oddVolume, "x/y||" + oddName, "ZZZ|ZZZ|", "ALONGF~1.BXT||" + oddPart, "ALONGF~1.BXT|ALONGF~1.BXT|", "sub|SUB|"}
 	if !slices.Equal(all, want) {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestExplain checks that the name in the error is removed, because it may be a temporary name. The
-// caller adds the real one.
+// TestExplain checks that Explain removes the name in the error, which may be temporary. The caller
+// adds the real one.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

@@ -23,7 +23,7 @@ func TestReplace(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode() != 0o600 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
-	// A directory cannot be replaced, and the attempt leaves no file.
+	// A directory cannot be replaced, and no temporary file remains.
 	if err := os.Mkdir(filepath.Join(dir, "d"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestSHA256(t *testing.T) {
 	if err := os.WriteFile(path, []byte("abc"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// FIPS 180-2, B.1.
+	// This is the example in FIPS 180-2, B.1.
 	if sum, err := SHA256(path); err != nil || sum != "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad" {
 		t.Errorf("%s, %v", sum, err)
 	}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestHide checks that only the owner can read the file, and that a program that had opened it
-// before is detected each time.
+// TestHide checks that only the owner can read the file, and that Hide detects a program that
+// opened it before.
 func TestHide(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	if err := os.WriteFile(path, []byte("golden"), 0o644); err != nil {
@@ -40,6 +40,6 @@ func TestHide(t *testing.T) {
 		t.Errorf("with a writer: %v", err)
 	}
 	writer.Close()
-	// The lease is released: the next program to open the file does not wait.
+	// The lease is released, so the next program to open the file does not wait.
 	open(os.O_RDONLY).Close()
 }

@@ -38,7 +38,7 @@ func TestErrorsOfTheSystemComeWithACure(t *testing.T) {
 	}
 }
 
-// TestNamedTemporaryFile uses named temporary files, as on systems without nameless ones.
+// TestNamedTemporaryFile uses named temporary files, as on systems without nameless files.
 func TestNamedTemporaryFile(t *testing.T) {
 	none := func(string, fs.FileMode) (*os.File, error) { return nil, errors.ErrUnsupported }
 	for _, force := range []bool{false, true} {
@@ -48,7 +48,7 @@ func TestNamedTemporaryFile(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := create(path, 0o600, force, none) // Write has two of them when it compresses
+		b, err := create(path, 0o600, force, none) // compression also has two outputs at once
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,8 +73,8 @@ func TestNamedTemporaryFile(t *testing.T) {
 	}
 }
 
-// TestSyncedBeforeNamed checks that the contents are complete if the power fails right after the
-// file gets its name.
+// TestSyncedBeforeNamed checks that the contents are synced before the file gets its name, so that
+// a power cut cannot leave an incomplete file.
 func TestSyncedBeforeNamed(t *testing.T) {
 	for _, force := range []bool{false, true} {
 		for name, nameless := range map[string]func(string, fs.FileMode) (*os.File, error){
@@ -115,8 +115,8 @@ func TestSyncedBeforeNamed(t *testing.T) {
 	}
 }
 
-// TestContinueOfAnotherUser checks that another user's partial file is not continued: that user
-// would own the final file.
+// TestContinueOfAnotherUser checks that another user's partial file is not continued, because that
+// user would own the final file.
 func TestContinueOfAnotherUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image.raw.zst")
 	partial := filepath.Join(filepath.Dir(path), ".image.raw.zst.partial")

@@ -80,7 +80,8 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that any accepted order has a URL, and that its text can be parsed again.
+// FuzzParse checks that any accepted order has a URL, and that the text of its String can be
+// parsed.
 func FuzzParse(f *testing.F) {
 	f.Add("https://images.example.com/my-edge.raw.zst@sha256:" + golden + " hold max-bytes=20M")
 	f.Fuzz(func(t *testing.T, text string) {

@@ -24,7 +24,7 @@ func sample() []byte {
 	return b
 }
 
-// pack compresses content; frames listed in raw are stored raw.
+// pack compresses content. The frames listed in raw are stored raw.
 func pack(t testing.TB, content []byte, raw ...int) []byte {
 	t.Helper()
 	enc, err := NewEncoder()
@@ -91,8 +91,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAgainstAnotherImplementation reads a file of this package with the format's own library, and
-// a file of that library with this package.
+// TestAgainstAnotherImplementation exchanges files with the format's own library: each side reads a
+// file of the other.
 func TestAgainstAnotherImplementation(t *testing.T) {
 	want := sample()
 	file := pack(t, want, 0)
@@ -136,8 +136,8 @@ func TestAgainstAnotherImplementation(t *testing.T) {
 	}
 }
 
-// TestEncoderHasNoMemory checks that a frame is compressed to the same bytes before and after other
-// frames, and in several goroutines.
+// TestEncoderHasNoMemory checks that a frame's bytes do not depend on the frames before it or on
+// other goroutines.
 func TestEncoderHasNoMemory(t *testing.T) {
 	enc, err := NewEncoder()
 	if err != nil {
@@ -195,7 +195,7 @@ func TestDamage(t *testing.T) {
 	})
 }
 
-// framed compresses content in frames of these sizes, and puts extra between the frames and the
+// framed compresses content in frames of these sizes, and inserts extra between the frames and the
 // table.
 func framed(t testing.TB, content []byte, sizes []int, extra []byte) []byte {
 	t.Helper()
@@ -275,7 +275,7 @@ func TestFramesOfAnySize(t *testing.T) {
 	disktest.Oracle(t, "zstd", "-t", name)
 }
 
-// TestCacheIsBounded checks that a Reader keeps a limited number of bytes, for any size of frames.
+// TestCacheIsBounded checks that a Reader's cache is limited in bytes, for any size of frames.
 func TestCacheIsBounded(t *testing.T) {
 	want := sample()
 	var sizes []int
@@ -389,8 +389,8 @@ func (e *endless) ReadAt(p []byte, off int64) (int, error) {
 	return 0, io.EOF
 }
 
-// TestTableOfAnySize checks that a file or a server which claims a large table cannot make the
-// reader allocate all memory.
+// TestTableOfAnySize checks that a reader does not allocate all memory for the size of a table that
+// a file or a server claims.
 func TestTableOfAnySize(t *testing.T) {
 	e := &endless{size: 1 << 40, foot: append(le.AppendUint32(nil, 1<<27), hasSums, 0xb1, 0xea, 0x92, 0x8f)}
 	if _, err := Open(e, e.size); !errors.Is(err, ErrFormat) || e.longest > 1<<20 {

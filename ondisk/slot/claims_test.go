@@ -21,7 +21,7 @@ func (m mem) ReadAt(p []byte, off int64) (int, error)  { return bytes.NewReader(
 func (m mem) WriteAt(p []byte, off int64) (int, error) { return copy(m[off:], p), nil }
 func (m mem) Sync() error                              { return nil }
 
-// claimable returns a stick with a claims file of that size after another file.
+// claimable returns a stick whose claims file has this size and comes after another file.
 func claimable(t testing.TB, size int) mem {
 	t.Helper()
 	m := mem(make([]byte, 16<<20))
@@ -81,8 +81,8 @@ func TestClaims(t *testing.T) {
 	}
 }
 
-// TestHostileClaims checks that a record that is damaged, or has values that cannot be printed, is
-// ignored, and that its place counts as free.
+// TestHostileClaims checks that a damaged or unprintable record is ignored, and that its place
+// counts as free.
 func TestHostileClaims(t *testing.T) {
 	good, err := Claim{Site: "berlin", Serial: "SN1"}.encode()
 	if err != nil {
@@ -122,7 +122,7 @@ func TestHostileClaims(t *testing.T) {
 	}
 }
 
-// escaped returns a record with that serial number and a correct digest.
+// escaped returns a record with this serial number and a correct digest.
 func escaped(t *testing.T, serial string) []byte {
 	t.Helper()
 	b, err := Claim{Site: "berlin", Serial: serial}.encode()
@@ -132,7 +132,8 @@ func escaped(t *testing.T, serial string) []byte {
 	return b
 }
 
-// FuzzClaim checks that any sector is read or ignored, and that a claim survives encoding.
+// FuzzClaim checks that any sector is decoded or ignored, and that an encoded claim is decoded
+// unchanged.
 func FuzzClaim(f *testing.F) {
 	b, err := Claim{Site: "berlin", Serial: "SN1", MACs: []string{"52:54:00:12:34:56"}}.encode()
 	if err != nil {

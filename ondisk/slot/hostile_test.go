@@ -76,8 +76,8 @@ func (f *forged) deleted(c uint32) {
 	}
 }
 
-// apart returns n cluster numbers from c on, each in a different page of the allocation table than
-// the one before.
+// apart returns n cluster numbers, starting at c. Consecutive ones are in different pages of the
+// allocation table.
 func apart(c uint32, n int) []uint32 {
 	const pages, inPage = 32, 1024
 	var out []uint32
@@ -152,7 +152,7 @@ var hostile = []struct {
 		f.entry(2, 0, "FILES      ", 0x10, 10000, 0)
 	}, "more than 15 MiB"},
 	{"thousands of directories that are one, full of deleted files", func(f *forged) {
-		// One directory has 60,000 deleted entries, which are ignored, and 2,000 names refer to it.
+		// 2,000 names refer to one directory, which has 60,000 deleted entries.
 		dirs, empty := []uint32{}, []uint32{}
 		for c := uint32(20000); c < 20000+3750; c++ {
 			empty = append(empty, c)
@@ -208,7 +208,7 @@ func (m *meter) ReadAt(p []byte, off int64) (int, error) {
 	return m.r.ReadAt(p, off)
 }
 
-// within fails the test if reading cost more than the limits for a stick.
+// within fails the test if reading cost more than these limits.
 func (m *meter) within(t *testing.T, bytes, reads int64) {
 	t.Helper()
 	if m.bytes > bytes || m.reads > reads {
@@ -253,7 +253,7 @@ func TestHostileFileSystems(t *testing.T) {
 	}
 }
 
-// TestALabelComesFirst checks that reading the label of a stick reads nothing else.
+// TestALabelComesFirst checks that Label reads nothing but a stick's label.
 func TestALabelComesFirst(t *testing.T) {
 	f := newForged()
 	f.entry(2, 0, "HOLIDAY", 0x08, 0, 0)
@@ -273,7 +273,7 @@ func TestALabelComesFirst(t *testing.T) {
 	m.within(t, 16<<10, 4)
 }
 
-// TestWhatIsMadeIsRead checks that a slot that could not be read is not written.
+// TestWhatIsMadeIsRead checks that Make rejects a slot that could not be read.
 func TestWhatIsMadeIsRead(t *testing.T) {
 	fits := sample()
 	fits.Files["site.yaml"] = make([]byte, maxSite)
@@ -300,7 +300,7 @@ func TestWhatIsMadeIsRead(t *testing.T) {
 	}
 }
 
-// TestTooLargeIsSaidOnce checks that the error about an Inventory that does not fit has only the
+// TestTooLargeIsSaidOnce checks that the error about an Inventory that is too large has only the
 // fix for an Inventory.
 func TestTooLargeIsSaidOnce(t *testing.T) {
 	large := sample()
@@ -312,8 +312,8 @@ func TestTooLargeIsSaidOnce(t *testing.T) {
 	}
 }
 
-// endless is a file system of the size of a forged one. Its table and data repeat, so that every
-// chain and every directory leads somewhere.
+// endless is a file system of the size of a forged one. Its table and data repeat, so that chains
+// and directories do not end.
 type endless struct{ boot, table, data []byte }
 
 func (e endless) ReadAt(p []byte, off int64) (int, error) {
@@ -336,7 +336,7 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// FuzzReadCost checks that reading any file system stays within the limits of a slot.
+// FuzzReadCost checks that the cost of reading any file system stays within the limits of a slot.
 func FuzzReadCost(f *testing.F) {
 	for _, h := range hostile {
 		img := newForged()
@@ -370,10 +370,10 @@ func (m memory) WriteAt(p []byte, off int64) (int, error) {
 
 func (m memory) Sync() error { return nil }
 
-// FuzzScrub scrubs a damaged slot: if Scrub succeeds, the secret is gone.
+// FuzzScrub scrubs a damaged slot. If Scrub succeeds, the secret must be gone.
 func FuzzScrub(f *testing.F) {
 	img := mustMake(f, sample())
-	d := make(memory, len(img)) // allocating one for each input would dominate the run time
+	d := make(memory, len(img)) // one for all inputs, because allocating it takes longest
 	reserved := int(img[14]) * 512
 	f.Add(uint32(reserved), []byte{0xff, 0xff})
 	f.Add(uint32(11), []byte{0, 4})

@@ -68,7 +68,7 @@ func TestImageSignature(t *testing.T) {
 	if _, err := VerifyImage(ondisk.SlotInfo{}, doc, nil); !errors.Is(err, ErrImageUnsigned) {
 		t.Errorf("got %v", err)
 	}
-	// Scrubbing and stamping keep the signature, and a slot has space for it.
+	// Scrubbing and stamping keep the signature, for which a slot has space.
 	img, err := Make(Contents{Info: good, Files: map[string][]byte{"site.yaml": []byte("token: x")}})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestImageSignature(t *testing.T) {
 	if info, err := ReadInfo(d); err != nil || info.Signature != sig {
 		t.Errorf("after scrubbing: %q, %v", info.Signature, err)
 	}
-	// minisign accepts it as well.
+	// minisign accepts the signature as well.
 	tool := desk.NeedProgram(t, "minisign", "minisign")
 	dir := t.TempDir()
 	for name, b := range map[string]string{"m": string(ImageMessage("aa", doc)), "m.minisig": sig} {

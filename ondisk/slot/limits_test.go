@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestWhatIsReadCanBeScrubbed checks that scrubbing removes the token from a slot with any files
-// from people and their computers, and keeps all other files that fit.
+// TestWhatIsReadCanBeScrubbed checks slots with files from people and their computers: Scrub
+// removes the token and keeps all files that fit.
 func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 	all := slices.Sorted(maps.Keys(sample().Files))
 	all = slices.DeleteFunc(all, func(name string) bool { return strings.HasPrefix(name, "pki/") })
@@ -152,7 +152,7 @@ func TestWhatIsReadCanBeScrubbed(t *testing.T) {
 	}
 }
 
-// rename puts a file with a short name into the slot and replaces its name.
+// rename writes the file name into the slot, and then replaces its short name, from, with to.
 func rename(l *laptop, name, from, to string) {
 	l.t.Helper()
 	l.put(name, "hi")
@@ -186,7 +186,7 @@ func TestReportsOfExactlyTheRoom(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeReadIsNotMade makes slots at every limit and above it.
+// TestWhatCannotBeReadIsNotMade makes slots at each limit and above it.
 func TestWhatCannotBeReadIsNotMade(t *testing.T) {
 	for name, c := range map[string]Contents{
 		"directories":                      {Files: spread(2500)},

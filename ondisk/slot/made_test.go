@@ -16,7 +16,7 @@ import (
 // TestAsMade checks that AsMade accepts every slot that edgebake or first boot writes.
 func TestAsMade(t *testing.T) {
 	litter := sample()
-	litter.Files["files/.DS_Store"] = []byte("mac") // stamping accepts it, but no machine applies it
+	litter.Files["files/.DS_Store"] = []byte("mac") // stamping accepts this file, but no machine applies it
 	large := sample()
 	large.Info.SectorSize = 4096
 	signed := sample()
@@ -77,7 +77,7 @@ func TestRemake(t *testing.T) {
 	}
 }
 
-// TestStrays checks that no file can hide behind another name by which firmware could find it.
+// TestStrays checks that no file can have a second name by which firmware could find it.
 func TestStrays(t *testing.T) {
 	node := func(name string) tree.Node {
 		return tree.Node{Path: name, Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, Data: tree.Bytes([]byte("x"))}}

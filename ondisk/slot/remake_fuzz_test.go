@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// overlaid is a slot with other bytes in one place. It copies nothing.
+// overlaid is a slot with other bytes in one place. It copies no data.
 type overlaid struct {
 	img, patch []byte
 	at         int
@@ -26,7 +26,7 @@ func (p overlaid) ReadAt(b []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// FuzzRemake checks that the result for a damaged slot is a slot as edgebake writes it.
+// FuzzRemake remakes a damaged slot. The result must be a slot as edgebake writes it.
 func FuzzRemake(f *testing.F) {
 	img := mustMake(f, sample())
 	reserved := int(img[14]) * 512

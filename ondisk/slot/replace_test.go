@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// cutOff is a device that loses power after a number of sectors has been written.
+// cutOff is a device that loses power after a number of written sectors.
 type cutOff struct {
 	b    []byte
 	left int
@@ -46,8 +46,8 @@ func slotOf(t *testing.T, name, text string) []byte {
 	return img
 }
 
-// TestReplaceIsOldOrNew cuts the power after many different sectors. Then it completes the write,
-// and cuts the power during that too.
+// TestReplaceIsOldOrNew cuts the power after many different sectors. Then it repeats the write, and
+// cuts the power again during that.
 func TestReplaceIsOldOrNew(t *testing.T) {
 	secret := strings.Repeat("other machine's token\n", 40_000)
 	old, next := slotOf(t, ondisk.SlotInventory, secret), slotOf(t, ondisk.SlotSite, "mine")
@@ -74,7 +74,7 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 	for n := 1; n < total; n += 1511 {
 		cuts = append(cuts, n)
 	}
-	// Also cut while the second half is zeroed: little of it is used.
+	// Also cut the power while Replace zeroes the second half, of which little is in use.
 	zeroed := len(trimmed(next))/512 + 1 + half/512
 	cuts = append(cuts, zeroed+1, zeroed+2, zeroed+100)
 	slices.Sort(cuts)
@@ -106,8 +106,8 @@ func TestReplaceIsOldOrNew(t *testing.T) {
 	}
 }
 
-// TestRecordInAnyOrder checks that the old slot is kept if only the record or only its header
-// reached the disk.
+// TestRecordInAnyOrder checks that the old slot is kept if the record's header, or a part of the
+// record, did not reach the disk.
 func TestRecordInAnyOrder(t *testing.T) {
 	old, next := slotOf(t, ondisk.SlotInventory, "old"), slotOf(t, ondisk.SlotSite, "mine")
 	d := &cutOff{slices.Clone(old), len(trimmed(next))/512 + 1}
@@ -142,8 +142,8 @@ func (d *imageFile) WriteAt(p []byte, off int64) (int, error) {
 	return d.cutOff.WriteAt(p, off)
 }
 
-// TestZerosAreNotWrittenAgain checks that in a file, blocks that are already zero are skipped, and
-// others are overwritten.
+// TestZerosAreNotWrittenAgain checks that blocks of a file that are already zero are skipped, and
+// that others are overwritten.
 func TestZerosAreNotWrittenAgain(t *testing.T) {
 	next := slotOf(t, ondisk.SlotSite, "mine")
 	for name, before := range map[string][]byte{
@@ -161,7 +161,7 @@ func TestZerosAreNotWrittenAgain(t *testing.T) {
 	}
 }
 
-// TestReplaceLargeOnes checks that contents that do not fit twice are written with WriteWhole.
+// TestReplaceLargeOnes checks that contents larger than half a slot are written with WriteWhole.
 func TestReplaceLargeOnes(t *testing.T) {
 	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))
 	small := slotOf(t, ondisk.SlotSite, "mine")
@@ -173,7 +173,7 @@ func TestReplaceLargeOnes(t *testing.T) {
 	}
 }
 
-// TestRewrite checks that the result equals that of Make, whatever the slot contained.
+// TestRewrite checks that Rewrite gives the same slot as Make, whatever the slot contained.
 func TestRewrite(t *testing.T) {
 	big := slotOf(t, "files/big", strings.Repeat("x", 12<<20))
 	small := slotOf(t, ondisk.SlotSite, "mine")
@@ -193,8 +193,8 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// TestDirectoriesAreNotWrittenOver checks a slot whose second half has a directory, but no contents
-// of a file.
+// TestDirectoriesAreNotWrittenOver checks that a directory without files also counts as use of the
+// second half.
 func TestDirectoriesAreNotWrittenOver(t *testing.T) {
 	img := slotOf(t, "files/etc/empty", "")
 	if !secondHalfIsFree(&cutOff{img, 1 << 30}) {

@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestScrubHidesWhatOldSlotsHold scrubs a slot that was stamped before tokens outside of site.yaml
-// were rejected.
+// TestScrubHidesWhatOldSlotsHold scrubs a slot of an earlier version, which did not reject tokens
+// outside of site.yaml.
 func TestScrubHidesWhatOldSlotsHold(t *testing.T) {
 	c := sample()
 	doc := `{"ignition":{"version":"3.5.0"},"storage":{"files":[{"path":"/a","contents":{"source":"data:,` + token + `"}}]}}`

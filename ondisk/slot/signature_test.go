@@ -38,7 +38,7 @@ func signedSite(t testing.TB, secret minisign.PrivateKey) *Contents {
 	return c
 }
 
-// TestSignature checks that a signature covers all files, their names and its date.
+// TestSignature checks that a signature covers all files, their names and the signature's date.
 func TestSignature(t *testing.T) {
 	public, secret := newKey(t)
 	other, _ := newKey(t)
@@ -91,7 +91,7 @@ func TestSignature(t *testing.T) {
 			}
 		})
 	}
-	// Another key with the same ID.
+	// Sign with another key that has the same ID.
 	forged := &Contents{Files: signedSite(t, secret).Files}
 	_, evil := newKey(t)
 	b, err := Sign(forged.Files, evil, signedOn)
@@ -111,20 +111,21 @@ func TestSignature(t *testing.T) {
 	}
 }
 
-// TestDigestsAreUnambiguous checks that two sets of files never have the same list, for any names.
+// TestDigestsAreUnambiguous checks that no two sets of files have the same list, whatever their
+// names.
 func TestDigestsAreUnambiguous(t *testing.T) {
 	one := map[string][]byte{"files/a": []byte("1"), "files/b": []byte("2")}
 	list := string(Digests(one))
 	lines := strings.SplitAfter(list, "\n")
-	// One file whose name contains the text that separates the names of two files.
+	// joined is one file, whose name contains the text between the names of two files.
 	joined := map[string][]byte{"files/a " + lines[2][len("7 files/a "):] + "7 files/b": []byte("2")}
 	if string(Digests(joined)) == list {
 		t.Error("two files and one file have the same digest list")
 	}
 }
 
-// TestSlotKeepsASignature checks that a slot keeps a signature, that one that is too large does not
-// hide the Site, and that a scrubbed slot has none.
+// TestSlotKeepsASignature checks that a slot keeps a signature and a scrubbed slot has none, and
+// that a signature that is too large does not hide the Site.
 func TestSlotKeepsASignature(t *testing.T) {
 	public, secret := newKey(t)
 	c := signedSite(t, secret)
@@ -149,8 +150,7 @@ func TestSlotKeepsASignature(t *testing.T) {
 	}
 }
 
-// TestTheRealMinisign verifies edgebake's signatures with minisign, and minisign's signatures with
-// edgebake.
+// TestTheRealMinisign verifies edgebake's signatures with minisign, and minisign's with edgebake.
 func TestTheRealMinisign(t *testing.T) {
 	tool := desk.NeedProgram(t, "minisign", "minisign")
 	dir := t.TempDir()
@@ -204,7 +204,7 @@ func TestTheRealMinisign(t *testing.T) {
 	}
 }
 
-// FuzzVerify checks that only the original signature is accepted, and only with its own date.
+// FuzzVerify checks that only the original signature is accepted, with the original date.
 func FuzzVerify(f *testing.F) {
 	public, secret := newKey(f)
 	c := signedSite(f, secret)

@@ -74,7 +74,7 @@ func TestMakeAndRead(t *testing.T) {
 	if out := disktest.Oracle(t, "mdir", "-i", name); !strings.Contains(out, "Volume in drive : is EDGEBAKE") || !strings.Contains(out, "2026-01-01") {
 		t.Errorf("mdir: %s", out)
 	}
-	// The reports are complete and contiguous.
+	// Each report is contiguous and has its full size.
 	f, err := fat.Open(bytes.NewReader(img))
 	if err != nil {
 		t.Fatal(err)
@@ -86,9 +86,9 @@ func TestMakeAndRead(t *testing.T) {
 	}
 }
 
-// TestGeometry checks that the number of clusters is far enough from the limit between FAT12 and
-// FAT16 for programs that use a slightly different limit. The golden digest of old images fixes the
-// geometry for 512-byte sectors.
+// TestGeometry checks that the number of clusters is not near the limit between FAT12 and FAT16, of
+// which some programs use another value. For 512-byte sectors, the digests of existing images fix
+// the geometry.
 func TestGeometry(t *testing.T) {
 	for sector, want := range map[int64]struct{ kind, clusterSize, clusters int }{0: {16, 2048, 8166}, 4096: {12, 8192, 2044}} {
 		c := sample()
@@ -120,7 +120,7 @@ func TestGeometry(t *testing.T) {
 		if out := disktest.Oracle(t, "mtype", "-i", l.img, "::site.yaml"); out != string(c.Files["site.yaml"]) {
 			t.Errorf("sectors of %d: mtype: %q", sector, out)
 		}
-		// Use as many clusters as the largest Site, edited on a laptop.
+		// Fill as many clusters as the largest Site that a person edits on a laptop.
 		l.put("site.yaml", strings.Repeat("# comment\n", 20000))
 		l.put("files/large", strings.Repeat("x", 5<<20))
 		disktest.Oracle(t, "fsck.fat", "-n", l.img)
@@ -362,8 +362,8 @@ func TestWhatLaptopsDo(t *testing.T) {
 	})
 }
 
-// device is a disk with a volatile cache. A power cut keeps any of the sectors that were written
-// since the last Sync.
+// device is a disk with a volatile cache. A power cut keeps any subset of the sectors written since
+// the last Sync.
 type device struct {
 	durable, cache []byte
 	dirty          map[int]bool
@@ -496,7 +496,7 @@ func TestReportInPlace(t *testing.T) {
 		t.Error("sectors outside the report were written")
 	}
 
-	// A shorter report leaves nothing of the longer one; a long text is truncated.
+	// A shorter report leaves no part of the longer one, and a long text is truncated.
 	if err := WriteReport(d, Report{Text: bytes.Repeat([]byte("long line\n"), 10000), JSON: []byte("{}")}); err != nil {
 		t.Error(err)
 	}
@@ -507,7 +507,7 @@ func TestReportInPlace(t *testing.T) {
 	if !json.Valid(got.Report.JSON) {
 		t.Error("the padded document is no JSON")
 	}
-	// A JSON document cannot be truncated, but the text is written anyway.
+	// If the JSON document is too long, the text is written anyway.
 	err = WriteReport(d, Report{Text: []byte("t"), JSON: make([]byte, ReportJSONSize+1)})
 	if !errors.Is(err, ErrNoReport) {
 		t.Errorf("got %v", err)
@@ -535,8 +535,8 @@ func TestReportFilesGone(t *testing.T) {
 
 func TestScrubLeavesNoSecret(t *testing.T) {
 	l := newLaptop(t, mustMake(t, sample()))
-	// The token is in a deleted file, in an editor's backup, in the unused end of a shortened file,
-	// in the user's config and in a report.
+	// Put the token into a deleted file, an editor's backup, the unused end of a shortened file,
+	// the user's config and a report.
 	l.put("old.txt", strings.Repeat(token+"\n", 1000))
 	disktest.Oracle(t, "mdel", "-i", l.img, "::old.txt")
 	l.put("site.yaml~", "token: "+token)
@@ -581,7 +581,8 @@ func TestScrubLeavesNoSecret(t *testing.T) {
 	}
 }
 
-// TestScrubIsFinishedAfterAPowerCut cuts the power at every write and scrubs again, like firstboot.
+// TestScrubIsFinishedAfterAPowerCut cuts the power at each write and scrubs again, as firstboot
+// does.
 func TestScrubIsFinishedAfterAPowerCut(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	info := ondisk.SlotInfo{Version: 1, Plan: "p1"}
@@ -690,7 +691,7 @@ func TestFoldersInsideThemselves(t *testing.T) {
 		c.Files[fmt.Sprintf("files/loop/D%d", i)] = nil
 	}
 	img := mustMake(t, c)
-	// The entry of the directory, then its entries.
+	// Find the entry of the directory, then the entries in it.
 	top := bytes.Index(img, []byte("LOOP       \x10"))
 	if top < 0 {
 		t.Fatal("no directory to damage")
@@ -712,7 +713,7 @@ func TestFoldersInsideThemselves(t *testing.T) {
 	}
 }
 
-// FuzzRead damages a valid slot: its first sector, the allocation table and the top directory.
+// FuzzRead damages a valid slot in its first sector, its allocation table and its top directory.
 func FuzzRead(f *testing.F) {
 	img := mustMake(f, sample())
 	reserved := int64(img[14]) * 512
@@ -746,7 +747,7 @@ func BenchmarkMake(b *testing.B) {
 	}
 }
 
-// TestExplain checks that a message with its own fix does not get another one.
+// TestExplain checks that Explain adds no second fix to a message that has one.
 func TestExplain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		slot         []byte

@@ -67,7 +67,7 @@ func TestWriteThenRead(t *testing.T) {
 	}
 }
 
-// TestReadInUse reads a store that a daemon has open and changes all the time.
+// TestReadInUse reads a store that another process has open and changes all the time.
 func TestReadInUse(t *testing.T) {
 	s := sample()
 	meta, snaps := write(t, s)
@@ -132,7 +132,7 @@ func TestLacks(t *testing.T) {
 	}
 }
 
-// TestReadFindsDamage damages a database in one place, as a bug or a bad disk would.
+// TestReadFindsDamage damages a database in one place, as a bug or a bad disk could.
 func TestReadFindsDamage(t *testing.T) {
 	at := func(path ...string) func(*bolt.Tx) *bolt.Bucket {
 		return func(tx *bolt.Tx) *bolt.Bucket { return descend(tx, path...) }
@@ -208,8 +208,8 @@ func large() *State {
 	return s
 }
 
-// TestReadSurvivesEveryByte checks that a damaged byte anywhere gives an error or a state, but no
-// crash and no endless loop. It flips bytes in both databases, in memory.
+// TestReadSurvivesEveryByte flips each byte of both databases, in memory. Reading must return an
+// error or a state, without a crash or an endless loop.
 func TestReadSurvivesEveryByte(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]*State{"small": sample(), "large": large()} {
@@ -230,7 +230,8 @@ func TestReadSurvivesEveryByte(t *testing.T) {
 						if _, err := readDatabase(bytes.NewReader(raw), int64(len(raw))); err != nil {
 							found++
 						} else if at%(1009*step) == 0 {
-							// A database that was read completely can be opened for writing.
+							// bbolt must be able to open for writing every database that was read
+							// completely.
 							live++
 							openFlipped(t, file, raw, meta, snaps)
 						}
@@ -278,7 +279,7 @@ func openFlipped(t *testing.T, name string, raw []byte, meta, snaps string) {
 	}
 }
 
-// TestReadSurvivesCuts reads files that end anywhere, as after a power cut.
+// TestReadSurvivesCuts reads truncated files, as after a power cut.
 func TestReadSurvivesCuts(t *testing.T) {
 	meta, _ := write(t, large())
 	raw, err := os.ReadFile(meta)
@@ -395,7 +396,8 @@ func TestChainID(t *testing.T) {
 	}
 }
 
-// TestVerifyArchive checks that an archive that containerd on the node would reject is rejected.
+// TestVerifyArchive checks that VerifyArchive rejects archives that containerd on the node would
+// reject.
 func TestVerifyArchive(t *testing.T) {
 	type doc = map[string]any
 	for name, test := range map[string]struct {

@@ -166,8 +166,8 @@ func TestFlatten(t *testing.T) {
 	}
 }
 
-// TestXattrsOfEveryTar checks that extended attributes have the same value from each tar program's
-// format.
+// TestXattrsOfEveryTar checks that an extended attribute has the same value in the format of each
+// tar program.
 func TestXattrsOfEveryTar(t *testing.T) {
 	caps := "\x01\x00\x00\x02\x00\x04" + strings.Repeat("\x00", 14)
 	coded := base64.StdEncoding.EncodeToString([]byte(caps))
@@ -202,7 +202,7 @@ func TestXattrsOfEveryTar(t *testing.T) {
 }
 
 // TestFlattenDirectoryOverALink checks that a directory in a layer replaces a link, and that its
-// whiteouts do not remove files from the link's target. builder/images compares more cases with
+// whiteouts do not remove files from the link's target. builder/images compares further cases with
 // overlayfs.
 func TestFlattenDirectoryOverALink(t *testing.T) {
 	merged := []Node{dir("usr"), dir("usr/lib"), file("usr/lib/libc", ""), link("lib", "usr/lib")}
@@ -229,12 +229,12 @@ func TestFlattenDirectoryOverALink(t *testing.T) {
 			t.Errorf("%s: got %s, %v, want %s", name, s, err, test.want)
 		}
 	}
-	// A file of the same layer is not replaced by a directory.
+	// A directory does not replace a file of the same layer.
 	_, err := Flatten([]Layer{{Name: "1", Nodes: []Node{file("a", "")}}, {Name: "2", Nodes: []Node{file("a", ""), file("a/b", "")}}}, day)
 	if err == nil || !strings.Contains(err.Error(), "is below a, which is a file") {
 		t.Errorf("a file below a file of the same layer: %v", err)
 	}
-	// The same holds for a link of the same layer, whatever it points to.
+	// It does not replace a link of the same layer either, whatever the link points to.
 	for what, below := range map[string][]Node{
 		"nothing":      {dir("x")},
 		"another link": {dir("x"), dir("y"), link("a", "y")},
@@ -355,7 +355,7 @@ func TestFromTarRefuses(t *testing.T) {
 func TestFromTarCutShort(t *testing.T) {
 	b := makeTar(t, entry{tar.Header{Typeflag: tar.TypeReg, Name: "one", Mode: 0o644}, strings.Repeat("x", 2000)},
 		entry{tar.Header{Typeflag: tar.TypeReg, Name: "two", Mode: 0o644}, strings.Repeat("y", 700)})
-	whole := len(b) - 1024 // without the end mark
+	whole := len(b) - 1024 // the size without the end mark
 	for n := range len(b) - 512 {
 		_, err := index(b[:n])
 		if err == nil {
@@ -481,7 +481,7 @@ func TestWriteTarRoundTrip(t *testing.T) {
 	}
 }
 
-// TestFromTarLimits checks the limits of the memory that an archive can occupy.
+// TestFromTarLimits checks the limits of the memory for one archive.
 func TestFromTarLimits(t *testing.T) {
 	var few, many []entry
 	for i := range 5 {
@@ -507,7 +507,7 @@ func TestFromTarLimits(t *testing.T) {
 	}
 }
 
-// TestPackDirBehindALink packs an overlay through a symbolic link to the directory.
+// TestPackDirBehindALink packs an overlay whose directory is given as a symbolic link.
 func TestPackDirBehindALink(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "v2/etc"), 0o755), os.WriteFile(filepath.Join(dir, "v2/etc/motd"), []byte("hello"), 0o644),
@@ -541,15 +541,15 @@ func FuzzFromTar(f *testing.F) {
 				t.Errorf("%s lies outside of the archive: %+v", n.Path, n.Data)
 			}
 		}
-		// An accepted tree must merge or be rejected, without a panic.
+		// Merge must accept or reject the tree without a panic.
 		if merged, err := Merge([]Layer{{Name: "fuzz", Nodes: nodes}}, day); err == nil && merged[0].Path != "." {
 			t.Error("the root is not first")
 		}
 	})
 }
 
-// TestPackDirKeepsLinksAndCapabilities checks that a packed overlay keeps links and capabilities,
-// but no properties of the host.
+// TestPackDirKeepsLinksAndCapabilities checks that a packed overlay keeps hard links and file
+// capabilities.
 func TestPackDirKeepsLinksAndCapabilities(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string) string {

@@ -103,7 +103,7 @@ func TestView(t *testing.T) {
 	}
 }
 
-// claims is a file whose end claims a table of many frames.
+// claims is a file whose end claims that it has a table of many frames.
 type claims struct{ size, most, read int64 }
 
 func (c *claims) ReadAt(b []byte, off int64) (int, error) {
@@ -116,7 +116,7 @@ func (c *claims) ReadAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// TestTableTooLarge checks the limit of the data that is read before a signature is checked.
+// TestTableTooLarge checks the limit of the data that is read before the signature is checked.
 func TestTableTooLarge(t *testing.T) {
 	c := &claims{size: 1 << 30}
 	if _, err := Open(c, c.size); err == nil || !strings.Contains(err.Error(), "at most 16777216 are accepted") {

@@ -70,8 +70,8 @@ func app(ref, own string) imagetest.Image {
 	}}
 }
 
-// memoryDir returns a directory in memory, where syncing is fast, if there is one that supports all
-// features of the images.
+// memoryDir returns a directory in memory, where syncing is fast. If none supports all features of
+// the images, it returns one on disk.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "edgebake-merge-")
@@ -122,7 +122,7 @@ func TestMerge(t *testing.T) {
 	if r.Snapshots != 1+20 || r.Shared != 2 {
 		t.Errorf("%d snapshots added, %d shared; expected app:2's own and 20 nasty ones, and two of stays:1", r.Snapshots, r.Shared)
 	}
-	// The source is intact, and a second merge changes nothing.
+	// The source is unchanged, and a second merge changes nothing.
 	if _, err := store.Verify(store.DirFiles(newRoot), "."); err != nil {
 		t.Error(err)
 	}
@@ -132,8 +132,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestMergeOfWhatIsMissing merges a source that has only those parts that the store in use lacks.
-// All images must be kept.
+// TestMergeOfWhatIsMissing merges a source that has only the parts that the store in use lacks. All
+// images must be kept.
 func TestMergeOfWhatIsMissing(t *testing.T) {
 	needRoot(t)
 	oldRoot, newRoot := stores(t)
@@ -184,14 +184,14 @@ func TestMergeIntoNothing(t *testing.T) {
 	if _, err := Merge(t.Context(), Options{From: newRoot, Into: into}); err != nil {
 		t.Fatal(err)
 	}
-	// A store merged into an empty one is equivalent to a baked one.
+	// The result of a merge into an empty store is equivalent to a baked store.
 	s, err := store.Verify(store.DirFiles(into), ".")
 	if err != nil || len(s.Images) != 3 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
 
-// TestMergeCopies checks that on another file system files are copied with all metadata.
+// TestMergeCopies checks that on another file system, files are copied with all metadata.
 func TestMergeCopies(t *testing.T) {
 	needRoot(t)
 	_, newRoot := stores(t)
@@ -286,8 +286,9 @@ func TestDamagedSourceChangesNothing(t *testing.T) {
 	}
 }
 
-// TestMergeIsKilled kills a real merge before each of its changes. After each kill containerd must
-// be able to start on the store, and another merge must give the result of an undisturbed one.
+// TestMergeIsKilled kills a real merge before each of its changes. After each kill, containerd must
+// be able to start on the store, and another merge must give the same result as an uninterrupted
+// one.
 func TestMergeIsKilled(t *testing.T) {
 	needRoot(t)
 	if at := os.Getenv("EDGEBAKE_MERGE_KILL"); at != "" {
@@ -326,7 +327,7 @@ func TestMergeIsKilled(t *testing.T) {
 		} else {
 			break // the merge completed: it has fewer than n changes
 		}
-		// containerd could start before the next run.
+		// Check the store as it is now, because containerd could start before the next run.
 		tags := check(t, into)
 		if !slices.Contains(tags, "edgebake.test/stays:1") {
 			t.Fatalf("killed at change %d: images %q", n, tags)
@@ -347,7 +348,7 @@ func TestMergeIsKilled(t *testing.T) {
 	t.Logf("killed at %d changes", kills)
 }
 
-// clean checks that a merge that was killed and repeated leaves nothing behind.
+// clean checks that a repeated merge leaves nothing of the killed one.
 func clean(t *testing.T, root string, n int) {
 	t.Helper()
 	if _, err := os.Lstat(filepath.Join(root, "edgebake-merge")); err == nil {
