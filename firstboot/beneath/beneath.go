@@ -1,5 +1,5 @@
-// Package beneath changes files as root below directories that other users may write to, such as
-// their homes, /tmp and any path that a config names.
+// Package beneath reads and changes files as root below directories that other users may write to,
+// such as their homes, /tmp and any path that a config names.
 //
 // Users control the names in their directories. Between two system calls, a user may replace .ssh
 // with a link to /etc/kubernetes/manifests, authorized_keys with a FIFO, or a file with a hard link
@@ -8,8 +8,8 @@
 //   - a path is walked one directory at a time. Each directory is opened without following
 //     links, and kept open. Owner, permissions and contents are read and changed through
 //     the open file, never through its name again;
-//   - a link is followed only if only root can have made it, for example /var/run. Below a
-//     directory that another user may write to, no link is followed;
+//   - a link is followed only if nobody but root can have made it, for example /var/run. Below
+//     a directory that another user may write to, no link is followed;
 //   - an existing file is never opened for writing. The contents are written to a new file,
 //     which is then renamed. If others may write there, its name is random;
 //   - a file that a user put in the way is moved aside. It is neither followed nor an error,
