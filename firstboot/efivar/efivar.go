@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write writes the variable at path in efivarfs: its attributes (non-volatile, boot services,
-// runtime) and its value, in one write. Without efivarfs it returns errors.ErrUnsupported.
+// Write writes the UEFI variable at path in efivarfs: its value, with the attributes non-volatile,
+// boot services and runtime, in one write. Without efivarfs it returns errors.ErrUnsupported.
 func Write(path string, value []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("setting %s: %w", path, errors.ErrUnsupported)
@@ -38,7 +38,7 @@ func mutable(path string) error {
 	const immutable = 0x10 // FS_IMMUTABLE_FL
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil // a file system without flags
+		return nil // the file system has no flags
 	}
 	if err != nil || flags&immutable == 0 {
 		return err

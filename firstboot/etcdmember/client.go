@@ -14,11 +14,12 @@ import (
 	"strings"
 )
 
-// maxAnswer bounds how many bytes of an answer are read; each member in it takes a few hundred.
+// maxAnswer is the maximum number of bytes read of an answer, in which each member takes a few
+// hundred.
 const maxAnswer = 1 << 20
 
-// AskPeer asks a node's port 2380 for its state, its bootstrap permit and the member IDs in
-// its data. Answers of other programs count as none. etcd needs no quorum for its answer.
+// AskPeer asks a node at port 2380 for its state, its bootstrap permit and the member IDs in its
+// data. etcd answers without a quorum. An unexpected answer counts as none.
 func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []string) {
 	if code, body, err := ask(ctx, client, http.MethodGet, peerURL+BlankPath, nil); err == nil && code == http.StatusOK {
 		var a Answer
@@ -53,12 +54,12 @@ func AskPeer(ctx context.Context, client *http.Client, peerURL string) (Peer, []
 	return peer, ids
 }
 
-// BlankPath is the only path that a control-plane node without data serves on port 2380. All
-// others return 404, since its peers' etcd exits on an unexpected answer.
+// BlankPath is the only path that a control-plane node without data serves on port 2380. Other
+// paths return 404: other nodes' etcd would exit on an unexpected answer.
 const BlankPath = "/edgebake/seat"
 
-// Answer is the answer at BlankPath. Older programs, without bootstrap permits, only accept
-// exactly {"seat":"blank"}. To them this is no answer, so they wait.
+// Answer is the answer at BlankPath. Older programs, without bootstrap permits, accept only
+// {"seat":"blank"}. This answer counts as none for them, so they wait.
 type Answer struct {
 	Seat   string `json:"seat"`
 	Permit string `json:"ticket"`
@@ -69,8 +70,8 @@ const (
 	seatSpent = "spent"
 )
 
-// BlankAnswer returns the answer of a machine without data. spent: its
-// bootstrap permit has been used before.
+// BlankAnswer returns the answer of a machine without data. spent means that its bootstrap permit
+// was used before.
 func BlankAnswer(permit string, spent bool) Answer {
 	if spent {
 		return Answer{seatSpent, permit}
@@ -78,8 +79,8 @@ func BlankAnswer(permit string, spent bool) Answer {
 	return Answer{seatBlank, permit}
 }
 
-// ServeBlank returns the HTTP handler of a control-plane node without data. It answers only
-// while blank returns true, since a person may restore the data.
+// ServeBlank returns the HTTP handler of a control-plane node without data. It answers only while
+// blank returns true, because a person may restore the data meanwhile.
 func ServeBlank(a Answer, blank func() bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != BlankPath || r.Method != http.MethodGet || !blank() {
@@ -87,7 +88,7 @@ func ServeBlank(a Answer, blank func() bool) http.Handler {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// An error means that the peer has closed the connection; it will ask again.
+		// If the peer has closed the connection, it will ask again.
 		_ = json.NewEncoder(w).Encode(a)
 	})
 }
@@ -109,8 +110,8 @@ func ask(ctx context.Context, client *http.Client, method, url string, body []by
 	return resp.StatusCode, answer, err
 }
 
-// Client is a client of one member's JSON gateway. A client library
-// would be larger than all of first boot.
+// Client is a client of one member's JSON gateway. etcd's client library would be larger than all
+// of first boot.
 type Client struct {
 	HTTP *http.Client
 	URL  string // https://ADDRESS:2379
@@ -120,7 +121,7 @@ func (e Client) call(ctx context.Context, what string, request, answer any) erro
 	return e.post(ctx, "to "+what+" a member", "/v3/cluster/member/"+what, request, answer)
 }
 
-// post sends a request to a path of etcd's JSON gateway; what describes it in errors.
+// post sends a request to a path of etcd's JSON gateway. what describes the request in errors.
 func (e Client) post(ctx context.Context, what, path string, request, answer any) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s %s: %w", e.URL, what, err) }
 	body, err := json.Marshal(request)
@@ -155,14 +156,14 @@ type memberAnswer struct {
 
 func (m memberAnswer) member() Member { return Member{m.ID, m.Name, m.PeerURLs, m.IsLearner} }
 
-// Members lists the members. It needs a quorum: a list that is not linearizable
-// comes from one member, and may be outdated.
+// Members lists the members. It needs a quorum: without one, the list would come from one member,
+// and might be outdated.
 func (e Client) Members(ctx context.Context) ([]Member, error) {
 	_, out, err := e.List(ctx)
 	return out, err
 }
 
-// List is Members, with the ID of etcd's cluster.
+// List is like Members, and also returns the ID of etcd's cluster.
 func (e Client) List(ctx context.Context) (cluster string, members []Member, err error) {
 	var answer struct {
 		Header struct {
@@ -182,8 +183,8 @@ func (e Client) List(ctx context.Context) (cluster string, members []Member, err
 	return answer.Header.ClusterID, members, nil
 }
 
-// Active reports whether this member is connected to member id, whose machine is then running.
-// It becomes false within seconds after that machine stops.
+// Active reports whether this member is connected to member id, which means that id's machine is
+// running. It becomes false within seconds after that machine stops.
 func (e Client) Active(ctx context.Context, id string) (bool, error) {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
@@ -212,7 +213,8 @@ func (e Client) Remove(ctx context.Context, id string) error {
 	return e.call(ctx, "remove", map[string]string{"ID": id}, &struct{}{})
 }
 
-// AddLearner adds a member without a vote, since a blank disk must not complete a quorum.
+// AddLearner adds a member without a vote, because a member without data must not complete a
+// quorum.
 func (e Client) AddLearner(ctx context.Context, peerURL string) (Member, error) {
 	var answer struct{ Member memberAnswer }
 	err := e.call(ctx, "add", map[string]any{"peerURLs": []string{peerURL}, "isLearner": true}, &answer)
@@ -224,8 +226,8 @@ func (e Client) Promote(ctx context.Context, id string) error {
 	return e.call(ctx, "promote", map[string]string{"ID": id}, &struct{}{})
 }
 
-// Snapshot writes the member's database to w in etcdctl's format,
-// and verifies the SHA-256 at its end.
+// Snapshot writes the member's database to w in etcdctl's format, and verifies the SHA-256 at its
+// end.
 func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	fail := func(err error) error { return fmt.Errorf("asking etcd at %s for a snapshot: %w", e.URL, err) }
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, e.URL+"/v3/maintenance/snapshot", strings.NewReader("{}"))
@@ -276,22 +278,22 @@ func (e Client) Snapshot(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// Token returns etcd's initial-cluster-token, from which etcd derives the IDs of cluster and
-// members: members of different bootstraps or restores never accept each other.
+// Token returns the initial-cluster-token, from which etcd derives the IDs of the cluster and its
+// members. Members of different bootstraps or restores therefore never accept each other.
 func Token(cluster, beginning string) string {
 	return cluster + "-" + strings.NewReplacer("-", "", ":", "").Replace(beginning)
 }
 
-// RestoreArgs returns the command that makes a one-member data directory from a snapshot.
-// Revisions jump past all that clients may have seen, so every watch starts again.
+// RestoreArgs returns the command that makes a one-member data directory from a snapshot. It raises
+// revisions above all that clients may have seen, so that every watch starts again.
 func RestoreArgs(snapshot, dataDir, name, peerURL, token string) []string {
 	return []string{"etcdutl", "snapshot", "restore", snapshot, "--data-dir", dataDir, "--name", name,
 		"--initial-cluster", name + "=" + peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster-token", token,
 		"--bump-revision", "1000000000", "--mark-compacted"}
 }
 
-// InitialCluster returns etcd's --initial-cluster for a Join: the members,
-// with name for this control-plane node.
+// InitialCluster returns etcd's --initial-cluster for a Join: the members, where self gets the
+// name.
 func InitialCluster(members []Member, self Member, name string) string {
 	var parts []string
 	for _, m := range members {

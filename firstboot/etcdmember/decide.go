@@ -1,23 +1,23 @@
-// Package etcdmember decides whether a control-plane node (a master) may start etcd,
-// and how.
+// Package etcdmember decides whether and how a control-plane node (a master) may start etcd.
 //
-// All control-plane nodes are stamped with the same keys and the same list of nodes, so each
-// could start an empty etcd with the cluster's ID. If the cluster exists, or existed before,
-// that loses acknowledged writes without any error. So each start is decided from the data on
-// the disk and the answers of the other nodes. A disk that was flashed again has no data.
+// All control-plane nodes are stamped with the same keys and the same list of nodes, so each could
+// start an empty etcd with the cluster's ID. If the cluster has data elsewhere, acknowledged writes
+// would then be lost without any error. Therefore each start is decided from the data on the disk
+// and the answers of the other nodes. A disk that was flashed again has no data.
 //
 // Decide is pure: package controlplane collects its input, and carries out the decision.
 // Maintenance maintains the databases of running members.
 //
 // Invariants:
-//   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permit,
-//     and only if it has seen every other control-plane node as blank with the same permit, or
-//     as leaderless.
+//   - A node with a blank disk bootstraps a cluster only with a valid bootstrap permit, and
+//     only if every other control-plane node has answered that it is blank with the same
+//     permit, or that it is leaderless.
 //   - A lost control-plane node that was once a member prevents a bootstrap forever. A node
 //     that does not answer delays it.
-//   - Data of another cluster is never started, and a membership whose machine is running is
-//     never taken over.
-//   - An action that could lose data requires an instruction from a person that names the
+//   - Data of another cluster is never started, and a membership is never taken over while
+//     its machine is running.
+//   - An action that could lose data requires an instruction from a person, which names the
+//     control-plane node whose data is kept.
 //     control-plane node to keep.
 package etcdmember
 
@@ -29,22 +29,22 @@ import (
 	"time"
 )
 
-// PeerState is the state of another control-plane node, according to its answer.
+// PeerState is the state of another control-plane node, as it has answered.
 type PeerState int
 
-// States of a peer, according to the answer at its port 2380.
+// States of a peer, from the answer at its port 2380.
 const (
-	// Silent: no answer. The node may be off, disconnected, or have all the data.
+	// Silent means no answer. The node may be off or disconnected, or may have all the data.
 	Silent PeerState = iota
-	// Blank: first boot there answers that the node has no data, and waits for its own decision.
+	// Blank means that the node has no data, and its first boot waits for its own decision.
 	Blank
-	// Leaderless: etcd is running there, and has never had a leader (no member has a client URL).
+	// Leaderless means that etcd runs there and has never had a leader: no member has a client URL.
 	Leaderless
-	// InUse: a member has a client URL, so the cluster has accepted
-	// writes, with or without a quorum now.
+	// InUse means that a member has a client URL: the cluster has accepted writes, whether or not
+	// it has a quorum now.
 	InUse
-	// Spent: first boot there answers that the node has no data, and that the bootstrap permit
-	// or request in its Site was already used. It bootstraps nothing.
+	// Spent means that the node has no data, and that the bootstrap permit or request in its Site
+	// was already used. It bootstraps nothing.
 	Spent
 )
 
@@ -52,32 +52,32 @@ const (
 type Peer struct {
 	Name  string
 	State PeerState
-	// Permit is the bootstrap permit in its Site if it is Blank or Spent; empty if
-	// its program does not support permits.
+	// Permit is the bootstrap permit in its Site if it is Blank or Spent; empty if its program is
+	// older than permits.
 	Permit string
 }
 
 // Member is an etcd member as a quorum lists it.
 type Member struct {
 	ID       string
-	Name     string // empty until it has started for the first time
+	Name     string // empty until its first start
 	PeerURLs []string
 	Learner  bool
 }
 
 // Disk describes the data on this machine's disk.
 type Disk struct {
-	// WAL: there is a write-ahead log, so this member has run here. (A start that etcd
+	// WAL means that there is a write-ahead log, so the member has run here. (A start that etcd
 	// rejected leaves a database without a log.)
 	WAL bool
-	// Cluster is the cluster's ID, which first boot recorded before it started etcd. If it is
-	// empty, there is no record, and the data is never served.
+	// Cluster is the cluster's ID, as first boot recorded it before it started etcd. Data without a
+	// record is never served.
 	Cluster string
-	// Member and Etcd are etcd's own IDs of the member and the cluster in the
-	// log; empty if the log does not have them.
+	// Member and Etcd are etcd's own IDs of the member and the cluster in the log; empty if the log
+	// has none.
 	Member, Etcd string
-	// Continued: the request to continue was carried out: the named node has continued
-	// with this data, or this node has joined it.
+	// Continued means that the request to continue was carried out: the named node continued with
+	// this data, or this node joined it.
 	Continued bool
 }
 
@@ -86,11 +86,11 @@ type Former int
 
 // States of a former membership.
 const (
-	// Gone: its machine is not running, or there is no former membership.
+	// Gone means that its machine is not running, or that there is no former membership.
 	Gone Former = iota
-	// Watched: it is not known yet.
+	// Watched means that the state is not known yet.
 	Watched
-	// Alive: another machine is running with that membership.
+	// Alive means that another machine is running with that membership.
 	Alive
 )
 
@@ -102,8 +102,8 @@ const (
 	NoPermit Permit = iota
 	ValidPermit
 	ExpiredPermit
-	// UsedPermit: with this permit, this machine has bootstrapped the cluster or was
-	// in it, and the data is gone from its disk.
+	// UsedPermit means that this machine bootstrapped the cluster with this permit, or was a
+	// member, and that the data is gone from its disk.
 	UsedPermit
 )
 
@@ -112,42 +112,43 @@ type Request struct {
 	// ContinueFrom names the control-plane node whose data is kept after a permanent loss
 	// of the quorum; empty if there is no request.
 	ContinueFrom string
-	// Restore: the named node starts from a snapshot instead of its own data.
+	// Restore means that the named node starts from a snapshot instead of its own data.
 	Restore bool
-	// Restored: this machine is the named node, and has recorded that it did so before. That data
-	// is gone from its disk, or the Site had other requests meanwhile.
+	// Restored means that this machine is the named node and has recorded an earlier restore. The
+	// restored data is gone from its disk, or the Site had other requests meanwhile.
 	Restored bool
-	// Absent lists control-plane nodes that never worked: the cluster is bootstrapped without them.
+	// Absent lists control-plane nodes that never worked. The cluster is bootstrapped without them.
 	Absent []string
 }
 
 // View is the input of Decide.
 type View struct {
 	Self    string
-	PeerURL string // this machine's, https://ADDRESS:2380
+	PeerURL string // this machine's peer URL, https://ADDRESS:2380
 	// Cluster is the ID of the Site's cluster.
 	Cluster string
 	Disk    Disk
 	Peers   []Peer // all other control-plane nodes of the Site
-	// Quorum: a quorum answered, and listed Members.
+	// Quorum means that a quorum answered and listed Members.
 	Quorum  bool
 	Members []Member
 	// Etcd is etcd's own ID of the quorum's cluster; empty if unknown.
 	Etcd string
-	// Former is the state of the former membership, if the disk is blank. FormerWhy is its reason.
+	// Former is the state of the former membership, if the disk is blank; FormerWhy is the reason.
 	Former    Former
 	FormerWhy string
-	// DeadLearner is the ID of another machine's learner that has never started, and to which no
-	// member was connected for LearnerTimeout; empty if there is none.
+	// DeadLearner is the ID of another machine's learner that has never started, and that no member
+	// was connected to for LearnerTimeout; empty if there is none.
 	DeadLearner string
 	Permit      Permit
 	// PermitID identifies this Site's bootstrap permit, to compare it with those of the peers.
 	PermitID string
-	// Dates describes the end of the permit and this machine's time, which may be wrong.
+	// Dates describes the end of the permit and the time of this machine's clock, which may be
+	// wrong.
 	Dates   string
 	Request Request
-	// Counted: etcd of the named node is running without a quorum, and has listed this disk's
-	// member for a while. (If it continued without the others, it would drop them within moments.)
+	// Counted means that the named node's etcd runs without a quorum, and has listed this disk's
+	// member for a while. (If it were to continue without the others, it would soon drop them.)
 	Counted bool
 }
 
@@ -159,16 +160,16 @@ const (
 	Wait  Action = iota // decide again later
 	Stop                // decide again later, and ask a person for help
 	Start               // start etcd with the data on the disk
-	// Bootstrap: start etcd with initial-cluster-state new.
+	// Bootstrap means to start etcd with initial-cluster-state new.
 	Bootstrap
-	// Join: remove the former memberships, add a learner, start etcd with
-	// initial-cluster-state existing, promote the learner.
+	// Join means to remove the former memberships, add a learner, start etcd with
+	// initial-cluster-state existing, and promote the learner.
 	Join
-	// ForceNewCluster: start etcd once with --force-new-cluster.
+	// ForceNewCluster means to start etcd once with --force-new-cluster.
 	ForceNewCluster
-	// Restore: make the data from the named snapshot, and decide again.
+	// Restore means to make data from the named snapshot, and to decide again.
 	Restore
-	// SetAside: move the data away, and decide again with a blank disk.
+	// SetAside means to move the data away, and to decide again with a blank disk.
 	SetAside
 )
 
@@ -179,8 +180,8 @@ func (a Action) String() string {
 // Decision is an Action with its parameters and its reason.
 type Decision struct {
 	Do Action
-	// Remove lists the IDs of the members to remove before a Join: former
-	// memberships of this node, and a dead learner.
+	// Remove lists the IDs of the members to remove before a Join: former memberships of this node,
+	// and a dead learner.
 	Remove   []string
 	Why, Fix string
 }
@@ -214,12 +215,12 @@ func (v View) withData() Decision {
 	return Decision{Do: Start, Why: "the disk has this control-plane node's etcd data"}
 }
 
-// fixChooseOneCopy is the fix if the Site requests to continue from this machine, but the others
-// have a quorum: a person must choose whose data is kept.
+// fixChooseOneCopy is the fix if the Site requests to continue from this machine although the
+// others have a quorum: a person must choose whose data is kept.
 const fixChooseOneCopy = "keep all disks; to keep this machine's data, switch the other control-plane nodes off; to keep their data, remove continueFrom from the Site"
 
-// withoutRecord decides for data without a record of its cluster. No request
-// can make this machine serve such data.
+// withoutRecord decides for data without a record of its cluster. No request makes this machine
+// serve that data.
 func (v View) withoutRecord() Decision {
 	d := Decision{Do: Stop, Why: "this disk has etcd data, but no record of its cluster",
 		Fix: "keep this disk, and switch the other control-plane nodes on; if they are permanently lost, restore a snapshot, for example from /var/lib/edgebake/snapshots (`edgebake cluster sites DIR --continue-from NAME --restore FILE`): the data on the disk is then moved aside"}
@@ -230,7 +231,7 @@ func (v View) withoutRecord() Decision {
 }
 
 // rewriting returns fix, which overwrites this machine's disk. If the Site requests to continue
-// from this machine, it returns keeping, since the disk may have the only copy.
+// from this machine, it returns keeping instead, because the disk may have the only copy.
 func (v View) rewriting(fix, keeping string) string {
 	if v.Request.ContinueFrom == v.Self {
 		return keeping
@@ -238,8 +239,8 @@ func (v View) rewriting(fix, keeping string) string {
 	return fix
 }
 
-// member reports whether m is the member in the log. Another member may have this node's name
-// and address if it was added after the one in the log was removed.
+// member reports whether m is the member in the log. Name and address do not prove that: they also
+// fit a member that was added after the one in the log had been removed.
 func (v View) member(m Member) bool {
 	if v.Disk.Member == "" {
 		return v.Own(m)
@@ -247,8 +248,8 @@ func (v View) member(m Member) bool {
 	return m.ID == v.Disk.Member
 }
 
-// Own reports whether m has this node's name or address. A member
-// that has not started yet has no name.
+// Own reports whether m has this node's name or address. A member that has never started has no
+// name.
 func (v View) Own(m Member) bool {
 	return m.Name == v.Self || slices.Contains(m.PeerURLs, v.PeerURL)
 }
@@ -293,8 +294,8 @@ func (v View) blank() Decision {
 	return Decision{Do: Bootstrap, Why: "every control-plane node has answered, none has etcd data, and the bootstrap permit is valid"}
 }
 
-// permits delays a bootstrap while the blank nodes have different bootstrap permits, or one
-// of them has already used its own: etcd's cluster ID depends on the permit.
+// permits delays a bootstrap while the blank nodes have different bootstrap permits, because etcd's
+// cluster ID depends on the permit. It also delays it if one of them has already used its permit.
 func (v View) permits() (d Decision, wait bool) {
 	var older, other []string
 	for _, p := range v.Peers {
@@ -349,12 +350,12 @@ func (v View) join() Decision {
 	return d
 }
 
-// LearnerTimeout is how long a learner that has never started may keep other nodes
-// waiting: its machine may be slow to start etcd.
+// LearnerTimeout is how long a learner that has never started may block other nodes: its machine
+// may be slow to start etcd.
 const LearnerTimeout = 10 * time.Minute
 
-// NeverStarted reports whether the member's etcd has never connected to the
-// others, which is when it reports its name.
+// NeverStarted reports whether the member's etcd has never connected to the others. When it first
+// connects, it reports its name.
 func (m Member) NeverStarted() bool { return m.Name == "" }
 
 // hexID formats an ID as etcdctl does.
@@ -372,15 +373,15 @@ func orUnnamed(m Member) string {
 	return strings.Join(m.PeerURLs, ", ")
 }
 
-// continued decides if a person has given up the data of lost nodes, and has named one
-// node with whose data the cluster continues.
+// continued decides after a person has given up the data of lost nodes, and has named the node with
+// whose data the cluster continues.
 func (v View) continued() Decision {
 	from := v.Request.ContinueFrom
 	switch {
 	case from != v.Self && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.Name == from }):
 		return Decision{Do: Stop, Why: "continueFrom in the Site names " + from + ", which is not one of its control-plane nodes", Fix: "correct continueFrom in the Site"}
 	case v.Disk.WAL && v.Disk.Continued && (from == v.Self || v.Counted && !v.Quorum):
-		return v.withData() // the named node may lack this member for a quorum
+		return v.withData() // the named node may need this member for a quorum
 	case from == v.Self:
 		return v.continuedFromSelf()
 	}
@@ -392,7 +393,7 @@ func (v View) inQuorum() bool {
 	return v.Quorum && v.Disk.WAL && slices.ContainsFunc(v.Members, v.member)
 }
 
-// continuedFromSelf decides like continued, on the named node.
+// continuedFromSelf is continued for the named node.
 func (v View) continuedFromSelf() Decision {
 	switch {
 	case !v.Disk.WAL && v.Quorum:
@@ -419,7 +420,7 @@ func (v View) continuedFromSelf() Decision {
 	return Decision{Do: ForceNewCluster, Why: "continueFrom in the Site names this control-plane node, and there is no quorum"}
 }
 
-// continuedFromPeer decides like continued, on the other nodes.
+// continuedFromPeer is continued for the nodes that were not named.
 func (v View) continuedFromPeer(from string) Decision {
 	switch {
 	case v.inQuorum():
@@ -436,14 +437,14 @@ func (v View) continuedFromPeer(from string) Decision {
 	return v.join()
 }
 
-// restoredBefore stops: the restore was already carried out, and
-// repeating it would lose all later writes.
+// restoredBefore stops: the restore was carried out before, and another one would lose all later
+// writes.
 func (v View) restoredBefore() Decision {
 	return Decision{Do: Stop, Why: "this machine has already carried out the Site's request (continueFrom, restore) or a later one, and its data is gone",
 		Fix: "if other control-plane nodes have joined since, they have the newer data: continue from one of them (`edgebake cluster sites DIR --continue-from NAME`); " + restoreAgain}
 }
 
-// DoneBefore is the reason why a restore is not carried out although the disk has data.
+// DoneBefore explains why a restore is not carried out although the disk has data.
 const DoneBefore = "this machine has already carried out the Site's request to restore a snapshot, or a later one, and now has newer data: it does not restore the snapshot again; " + restoreAgain
 
 const restoreAgain = "to restore the snapshot again, stamp new Sites (`edgebake cluster sites DIR --continue-from NAME --restore FILE --force`)"

@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// ReadLog reads the IDs of the member and its cluster, in etcd's API format, from the log in dir
-// (…/member/wal). wal reports whether a log exists; it may have no IDs yet.
+// ReadLog reads the IDs of the member and of its cluster, as etcd's API formats them, from the log
+// in dir (…/member/wal). wal reports whether a log exists; it may have no IDs yet.
 func ReadLog(dir string) (wal bool, member, cluster string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -57,8 +57,8 @@ func readHead(path string) ([]byte, error) {
 // metadataRecord is the type of the record with the IDs of the member and the cluster.
 const metadataRecord = 1
 
-// metadata finds the IDs in the first records of a log. A record is its length (56 bits, then
-// the length of its padding) and a protobuf message with type, checksum and data.
+// metadata finds the IDs in the first records of a log. A record consists of a length, which also
+// encodes the padding, and a protobuf message with a type, a checksum and data.
 func metadata(head []byte) (member, cluster uint64, ok bool) {
 	for len(head) >= 8 {
 		frame := binary.LittleEndian.Uint64(head)
@@ -80,8 +80,8 @@ func metadata(head []byte) (member, cluster uint64, ok bool) {
 	return 0, 0, false
 }
 
-// fields returns the numbers and byte strings of a protobuf message by field number. It
-// stops at the first field that it cannot decode.
+// fields returns the numbers and byte strings of a protobuf message, by field number. It stops at
+// the first field that it cannot decode.
 func fields(message []byte) (numbers map[uint64]uint64, data map[uint64][]byte) {
 	numbers, data = map[uint64]uint64{}, map[uint64][]byte{}
 	next := func() (uint64, bool) {

@@ -12,21 +12,20 @@ import (
 )
 
 const (
-	// defaultQuota is etcd's default quota in bytes, for members before
-	// 3.6, which do not report theirs.
+	// defaultQuota is etcd's default quota in bytes. Members before 3.6 do not report theirs.
 	defaultQuota = 2 << 30
-	// worthwhile is the minimum number of unused bytes for which a database is defragmented.
+	// worthwhile is the minimum of unused bytes for defragmenting a database.
 	worthwhile = 64 << 20
-	// statusTimeout bounds the status request to one member.
+	// statusTimeout limits the status request to one member.
 	statusTimeout = 8 * time.Second
 )
 
 // Status is a member's report on itself.
 type Status struct {
-	Member   string // its ID
+	Member   string // the member's ID
 	Leader   string // the leader's ID
 	Revision int64
-	// Size is the size of the database on the disk in bytes; InUse is the part that holds data.
+	// Size is the size of the database on the disk in bytes; InUse is the part that contains data.
 	// etcd rejects writes once Size has reached Quota.
 	Size, InUse, Quota int64
 }
@@ -53,7 +52,7 @@ func (e Client) Status(ctx context.Context) (Status, error) {
 	return s, nil
 }
 
-// number returns n; 0 for a field that was omitted.
+// number returns n, or 0 if the field was omitted.
 func number(n json.Number) int64 {
 	v, _ := strconv.ParseInt(n.String(), 10, 64)
 	return v
@@ -62,8 +61,7 @@ func number(n json.Number) int64 {
 // Crowded reports whether the database has reached 80 % of its quota.
 func (s Status) Crowded() bool { return s.Size >= s.Quota/10*8 }
 
-// Fragmented reports whether the database has so much unused space that
-// the member should be defragmented.
+// Fragmented reports whether the database has so much unused space that it should be defragmented.
 func (s Status) Fragmented() bool {
 	unused := s.Size - s.InUse
 	return unused >= worthwhile && (unused >= s.Size/2 || s.Crowded())
@@ -71,7 +69,7 @@ func (s Status) Fragmented() bool {
 
 // Alarm is an alarm of etcd. It is active until it is cleared.
 type Alarm struct {
-	Member string `json:"memberID"` // its ID
+	Member string `json:"memberID"` // the member's ID
 	Kind   string `json:"alarm"`
 }
 
@@ -110,14 +108,14 @@ type Maintenance struct {
 	Name string // this machine's
 	// Others are the other members, by name.
 	Others map[string]Client
-	// Space returns an error if bytes more do not fit on the disk of a member's
-	// machine, since a full disk stops etcd.
+	// Space returns an error if bytes more do not fit on the disk of a member's machine. A full
+	// disk stops etcd.
 	Space func(ctx context.Context, member string, bytes int64) error
 }
 
 // Maintained is the result of Maintenance.Run.
 type Maintained struct {
-	// Healthy: every member answers and votes, and none has an alarm.
+	// Healthy means that every member answers and votes, and none has an alarm.
 	Healthy bool
 	// Notes are messages for the operator.
 	Notes []string
@@ -140,8 +138,8 @@ type voter struct {
 	Status
 }
 
-// Run checks all databases. On the leader's machine it also frees space, one member at a time,
-// its own last, and only while all answer: a member being defragmented does not.
+// Run checks all databases. On the leader's machine it also frees space, if all members answer: one
+// member at a time, because a member does not answer meanwhile, and its own last.
 func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	var f Maintained
 	members, err := u.Own.Members(ctx)
@@ -160,8 +158,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	f.Healthy = len(alarms) == 0
 	full := f.alarms(alarms, members)
 	if lead && len(full) > 0 {
-		// The API server's own compaction is a write, which etcd rejects now. The error is
-		// ignored, since there may be nothing new to compact.
+		// etcd rejects writes now, also the API server's own compaction. Ignore the error: there
+		// may be nothing new to compact.
 		if u.Own.Compact(ctx, own.Revision) == nil {
 			f.did("compacted etcd's history")
 		}
@@ -171,7 +169,7 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	crowded := false
 	for _, v := range voters {
 		// Until its next write, a member counts the space that a compaction freed as used, and
-		// there are no writes while the alarm is active.
+		// while the alarm is active, there are no writes.
 		due := v.Fragmented() || len(full) > 0 && v.Crowded()
 		if due && lead {
 			if err := u.defragment(ctx, &f, &v, away); err != nil {
@@ -190,9 +188,8 @@ func (u Maintenance) Run(ctx context.Context) (Maintained, error) {
 	return f, nil
 }
 
-// Healthy returns all problems of etcd: named members must be listed; listed ones must vote,
-// answer and follow the leader; no alarm may be active. A healthy etcd of three can lose one
-// member.
+// Healthy returns all problems of etcd: the named members must be members, each member must vote,
+// answer and follow the leader, and no alarm may be active. A healthy etcd of three can lose one.
 func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	members, err := u.Own.Members(ctx)
 	if err != nil {
@@ -235,7 +232,7 @@ func (u Maintenance) Healthy(ctx context.Context, named []string) error {
 	return errors.Join(errs...)
 }
 
-// disarm clears alarms about a full database if there is space again.
+// disarm clears alarms about a full database if there is enough space again.
 func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, members []Member, hasSpace bool) {
 	for _, a := range full {
 		if !hasSpace {
@@ -248,8 +245,7 @@ func (u Maintenance) disarm(ctx context.Context, f *Maintained, full []Alarm, me
 	}
 }
 
-// alarms adds notes about alarms that only a person can handle, and
-// returns those about a full database.
+// alarms adds notes about alarms that need a person, and returns those about a full database.
 func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	for _, a := range alarms {
 		name := nameOf(members, a.Member)
@@ -265,7 +261,7 @@ func (f *Maintained) alarms(alarms []Alarm, members []Member) (full []Alarm) {
 	return full
 }
 
-// nameOf returns the name of a member; if it is not listed, its ID.
+// nameOf returns the name of a member, or its ID if it is not listed.
 func nameOf(members []Member, id string) string {
 	for _, m := range members {
 		if m.ID == id {
@@ -275,8 +271,8 @@ func nameOf(members []Member, id string) string {
 	return id
 }
 
-// voters requests the status of all members, this machine's last. away has the names
-// of those that did not answer or do not vote.
+// voters requests the status of all members, this machine's last. away has the names of the members
+// that did not answer or do not vote.
 func (u Maintenance) voters(ctx context.Context, members []Member, own string) (voters []voter, away []string) {
 	slices.SortFunc(members, func(a, b Member) int {
 		if (a.ID == own) != (b.ID == own) {
@@ -298,7 +294,7 @@ func (u Maintenance) voters(ctx context.Context, members []Member, own string) (
 	return voters, away
 }
 
-// status is etcd.Status with a timeout, since a machine that is off does not answer.
+// status is etcd.Status with a timeout, because a machine that is off does not answer.
 func status(ctx context.Context, etcd Client) (Status, error) {
 	if etcd.HTTP == nil {
 		return Status{}, errors.New("its node is not in this machine's Site")

@@ -1,5 +1,5 @@
-// Package facts reads the identity of a machine from the kernel. First boot and
-// the installer use the same facts, so both match the same Site of an Inventory.
+// Package facts reads the identity of a machine from the kernel. First boot and the installer both
+// use it, so both match the same Site of an Inventory.
 package facts
 
 import (
@@ -37,8 +37,8 @@ func Read(root string) siteconf.Machine {
 	return m
 }
 
-// macs lists the addresses of the physical network cards in order of interface name, wired
-// cards first.
+// macs lists the addresses of the physical network cards: wired cards first, both kinds by
+// interface name.
 func macs(root string) []string {
 	dir := "/sys/class/net"
 	entries, err := os.ReadDir(filepath.Join(root, dir))
@@ -64,7 +64,7 @@ func macs(root string) []string {
 	return append(wired, wireless...)
 }
 
-// contents returns the contents of a file; "" if it cannot be read.
+// contents returns the contents of a file, or "" if it cannot be read.
 func contents(root, path string) string {
 	b, err := os.ReadFile(filepath.Join(root, path))
 	if err != nil {

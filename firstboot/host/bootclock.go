@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Boot describes how long this machine has been up and, as far as known, where that time went:
-// "up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)".
+// Boot describes how long this machine has been up and, as far as known, how long the parts of the
+// boot took: "up for 24.1 s (kernel 4.0, initrd 2.1, system 18.0)".
 func Boot(ctx context.Context) string {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -33,8 +33,8 @@ func Boot(ctx context.Context) string {
 	return boot(total, float64(c.InitRD)/1e6, float64(c.Userspace)/1e6)
 }
 
-// boot formats the seconds since the kernel started: in total, until the initrd ran, and until
-// systemd was started; 0 is unknown.
+// boot formats the seconds since the kernel started: until now, until the initrd ran, and until
+// systemd started; 0 means unknown.
 func boot(total, initrd, system float64) string {
 	if initrd <= 0 || system < initrd || total < system {
 		return fmt.Sprintf("up for %.1f s", total)
@@ -42,10 +42,10 @@ func boot(total, initrd, system float64) string {
 	return fmt.Sprintf("up for %.1f s (kernel %.1f, initrd %.1f, system %.1f)", total, initrd, system-initrd, total-system)
 }
 
-// kernelReady returns the seconds until the kernel ran its
-// first program; 0 if that record is no longer in its log.
+// kernelReady returns the seconds until the kernel ran its first program, or 0 if the kernel's log
+// does not contain that record any more.
 func kernelReady(kmsg string) float64 {
-	// Opened without Go's poller, which would wait for the kernel's next record.
+	// Without Go's poller, which would wait for the next record.
 	fd, err := unix.Open(kmsg, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return 0
@@ -56,7 +56,7 @@ func kernelReady(kmsg string) float64 {
 		n, err := unix.Read(fd, record)
 		switch {
 		case errors.Is(err, unix.EPIPE):
-			// The kernel has overwritten the next record.
+			// The next record was overwritten.
 		case err != nil || n == 0:
 			return 0
 		default:
@@ -67,8 +67,8 @@ func kernelReady(kmsg string) float64 {
 	}
 }
 
-// initRecord returns the seconds in the record of the first program, "6,339,5140900,-;Run
-// /init as init process"; 0 for any other record.
+// initRecord returns the seconds in the record of the first program, such as "6,339,5140900,-;Run
+// /init as init process", or 0 for another record.
 func initRecord(record string) float64 {
 	head, text, _ := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")
@@ -82,8 +82,8 @@ func initRecord(record string) float64 {
 	return us / 1e6
 }
 
-// bootClock asks systemd when the parts of this boot began. systemd does not know
-// the start of an initrd without systemd, so that is read from the kernel's log.
+// bootClock asks systemd when the parts of this boot began. It reads the start of an initrd without
+// systemd from the kernel's log.
 func bootClock(ctx context.Context) (ondisk.BootClock, error) {
 	var c ondisk.BootClock
 	conn, err := dbus.NewSystemdConnectionContext(ctx)

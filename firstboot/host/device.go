@@ -13,7 +13,7 @@ import (
 // device is a partition or a regular file.
 type device struct{ *os.File }
 
-// openDevice opens a partition or a file; a partition is opened exclusively for writing.
+// openDevice opens a partition or a file. To write to a partition, it opens it exclusively.
 func openDevice(path string, write bool) (machine.Device, error) {
 	flag := os.O_RDONLY
 	if write {
@@ -22,7 +22,7 @@ func openDevice(path string, write bool) (machine.Device, error) {
 	st, err := os.Stat(path)
 	switch {
 	case err == nil && st.Mode()&os.ModeDevice != 0 && write:
-		flag |= unix.O_EXCL // on a device: fails while it is mounted
+		flag |= unix.O_EXCL // opening a mounted device fails
 	case errors.Is(err, os.ErrNotExist) && write:
 		flag |= os.O_CREATE
 	}
@@ -38,7 +38,7 @@ func openDevice(path string, write bool) (machine.Device, error) {
 
 func (d device) Size() (int64, error) { return d.Seek(0, io.SeekEnd) }
 
-// Sync also drops the kernel's cache of the device, so that later reads reach it.
+// Sync also drops the kernel's cache of the device, so that later reads get the device's contents.
 func (d device) Sync() error {
 	if err := d.File.Sync(); err != nil {
 		return err

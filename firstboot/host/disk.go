@@ -39,8 +39,8 @@ func slotFile(device, name string, w io.Writer) error {
 	return slot.CopyFile(f, name, w)
 }
 
-// onSlot opens the slot without O_SYNC for functions that sync where it matters: syncing each
-// write would take seconds on a slow disk.
+// onSlot opens the slot for functions that sync by themselves. O_SYNC would sync each write, which
+// takes seconds on a slow disk.
 func onSlot(device string, do func(f *os.File) error) error {
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
 	if err != nil {
@@ -49,7 +49,7 @@ func onSlot(device string, do func(f *os.File) error) error {
 	return errors.Join(do(f), f.Close())
 }
 
-// sectorSize returns the logical sector size of a device in bytes, and 512 for a file.
+// sectorSize returns the logical sector size of a device in bytes, or 512 for a file.
 func sectorSize(f *os.File) int64 {
 	n, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
 	if err != nil {
@@ -92,8 +92,8 @@ func reportSlot(device string, text, json []byte) error {
 	})
 }
 
-// fsUUID reads the UUID (offset 0x68) from the ext4 superblock at 1024, if that has the magic
-// number 0xEF53 (at 0x38).
+// fsUUID reads the UUID (offset 0x68) from the ext4 superblock at byte 1024, if the superblock has
+// the magic number 0xEF53 (at 0x38).
 func fsUUID(device string) (u [16]byte, err error) {
 	f, err := os.Open(device)
 	if err != nil {

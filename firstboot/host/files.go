@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Files changes the files below Root. After a power cut a file is the old or the new one, and
-// users with write access to a directory cannot redirect a change.
+// Files changes the files below Root. After a power cut, a file is either the old or the new one.
+// Users with write access to a directory cannot redirect a change.
 type Files struct{ Root string }
 
 func (f Files) root() beneath.Root { return beneath.Root{Dir: f.Root} }
@@ -28,7 +28,7 @@ func (f Files) WriteFile(path string, data []byte, o machine.Owner) error {
 	return f.root().WriteFile(path, data, o)
 }
 
-// Stream is WriteFile for contents that write produces.
+// Stream is like WriteFile, with contents produced by write.
 func (f Files) Stream(path string, o machine.Owner, write func(io.Writer) error) error {
 	return f.root().Stream(path, o, write)
 }
@@ -39,8 +39,8 @@ func (f Files) Rename(from, to string) error { return f.root().Rename(from, to) 
 // lockTimeout is how long Lock waits for another program.
 const lockTimeout = 30 * time.Second
 
-// Lock creates the file if it is missing, and locks it exclusively. The file stays: if it were
-// removed, two programs could hold locks on two files of the same name.
+// Lock creates the file if it is missing, and locks it exclusively. The file is never removed:
+// otherwise two programs could hold locks on two files of the same name.
 func (f Files) Lock(ctx context.Context, path string) (release func(), err error) {
 	p := filepath.Join(f.Root, path)
 	if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -78,15 +78,15 @@ func (f Files) Mkdir(path string, o machine.Owner) error {
 	return f.root().Mkdir(path, o)
 }
 
-// Remove removes a file, a link or an empty directory. A directory that is not empty stays,
-// and a missing path is not an error.
+// Remove removes a file, a link or an empty directory. It is no error if the directory is not empty
+// or the path is missing.
 func (f Files) Remove(path string) error { return f.root().Remove(path) }
 
 // RemoveAll removes path and everything below it.
 func (f Files) RemoveAll(path string) error { return f.root().RemoveAll(path) }
 
-// Sync syncs each path and its whole file system, including changes by other programs. It
-// also returns earlier write errors of the kernel.
+// Sync syncs each path and the whole file system that contains it, including changes by other
+// programs. It also returns earlier write errors of the kernel.
 func (f Files) Sync(paths ...string) error {
 	var errs []error
 	synced := map[uint64]bool{}

@@ -1,5 +1,5 @@
-// Package host makes the machine.Env of the running system. It is the only part of first boot
-// that touches a machine, and makes no decisions.
+// Package host makes the machine.Env of the running system. It is the only part of first boot that
+// accesses a machine, and it makes no decisions.
 package host
 
 import (
@@ -27,8 +27,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// New returns the Env of this machine. Its log goes to log, which systemd passes to the
-// journal.
+// New returns the Env of this machine. It logs to log, which systemd passes to the journal.
 func New(log io.Writer) *machine.Env {
 	dialer := &net.Dialer{Timeout: 10 * time.Second}
 	f := Files{Root: "/"}
@@ -99,15 +98,14 @@ func New(log io.Writer) *machine.Env {
 		Output: machine.Output{
 			Console: func(line string) { console.Say(console.Active, "/dev", line) },
 			Notify: func(state string) {
-				// Without systemd there is no service manager to notify, which is not an
-				// error.
+				// Without systemd there is no service manager to notify. That is no error.
 				_, _ = daemon.SdNotify(false, state)
 			},
 		},
 	}
 }
 
-// withoutTime drops the time, which the journal adds.
+// withoutTime drops the time, because the journal adds it.
 func withoutTime(groups []string, a slog.Attr) slog.Attr {
 	if len(groups) == 0 && a.Key == slog.TimeKey {
 		return slog.Attr{}
@@ -133,8 +131,8 @@ func random(n int) []byte {
 	return b
 }
 
-// run runs a program. If first boot ends, systemd ends the program too; an interrupted join is
-// repeated.
+// run runs a program. If first boot ends, systemd ends the program too; for example, an interrupted
+// join is repeated.
 func run(ctx context.Context, c machine.Cmd) error {
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)
@@ -168,7 +166,7 @@ func setClock(t time.Time) error {
 	return unix.Settimeofday(&tv)
 }
 
-// clockSynced reads the state from the kernel, to which every time client reports.
+// clockSynced reads the state of the clock from the kernel, to which every time client reports it.
 func clockSynced(context.Context) (bool, error) {
 	var tx unix.Timex
 	state, err := unix.Adjtimex(&tx)
@@ -202,7 +200,7 @@ func addresses() ([]machine.InterfaceAddr, error) {
 	return out, nil
 }
 
-// source returns the address that the kernel would use to reach addr. Nothing is sent.
+// source returns the address from which the kernel would send packets to addr. Nothing is sent.
 func source(ctx context.Context, addr string) (netip.Addr, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "udp", addr)
 	if err != nil {

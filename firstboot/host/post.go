@@ -18,12 +18,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// errPlain means that a report, or a download that began
-// with https, would be sent unencrypted.
+// errPlain means that a report would be sent without encryption, or a download that began with
+// https would continue without it.
 var errPlain = errors.New("only https is allowed")
 
-// through returns a transport that uses the proxy in these environment variables. Connections
-// are not kept, since reports are rare.
+// through returns a transport that uses the proxy in these environment variables. It does not keep
+// connections open, because reports are rare.
 func through(env []string) *http.Transport {
 	conf := httpproxy.Config{}
 	for _, v := range env {
@@ -43,7 +43,8 @@ func through(env []string) *http.Transport {
 	}
 }
 
-// trust makes the transport trust only the CA certificates in ca, PEM; "" changes nothing.
+// trust makes the transport trust only the CA certificates in ca (PEM). An empty ca changes
+// nothing.
 func trust(t *http.Transport, ca string) error {
 	if ca == "" {
 		return nil
@@ -57,7 +58,7 @@ func trust(t *http.Transport, ca string) error {
 }
 
 // get requests a URL. It fails if the server sends nothing for a minute, before or during its
-// answer.
+// response.
 func get(ctx context.Context, address string, header http.Header, proxy []string) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server sent nothing for %s", silence)) })
@@ -82,8 +83,8 @@ func get(ctx context.Context, address string, header http.Header, proxy []string
 	return resp, nil
 }
 
-// withoutURL removes the URL from an error of net/http. It
-// may be the URL of a redirect, whose query may be a secret.
+// withoutURL removes the URL from an error of net/http. It may be a redirect's URL, with a secret
+// in its query.
 func withoutURL(err error) error {
 	if of := (*url.Error)(nil); errors.As(err, &of) {
 		return of.Err
@@ -91,7 +92,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-// withoutSecrets returns a URL without login and query.
+// withoutSecrets returns a URL without its login and query.
 func withoutSecrets(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -105,7 +106,7 @@ func downloader(proxy []string) *http.Client {
 	return &http.Client{Transport: through(proxy), CheckRedirect: checkRedirect}
 }
 
-// checkRedirect rejects redirects from https to anything else, and more than ten redirects.
+// checkRedirect rejects redirects from https to another scheme, and more than ten redirects.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return fmt.Errorf("%w: %w", machine.ErrRedirect, errPlain)
@@ -119,8 +120,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 // silence is how long a server may send nothing.
 const silence = time.Minute
 
-// talking is a response body whose Read fails if the server sends
-// nothing for a minute (silence).
+// talking is a response body whose Read fails if the server sends nothing for a minute.
 type talking struct {
 	io.ReadCloser
 	timer *time.Timer

@@ -40,7 +40,7 @@ func unit(ctx context.Context, verb, name string) error {
 		_, err = conn.ReloadUnitContext(ctx, name, "replace", done)
 	case "stop":
 		if _, err = conn.StopUnitContext(ctx, name, "replace", done); unknownUnit(err) {
-			return nil // a missing unit does not run
+			return nil // a missing unit is not running
 		}
 	default:
 		return fmt.Errorf("BUG: unknown verb %q for unit %s", verb, name)
@@ -80,8 +80,8 @@ func unitState(ctx context.Context, name string) (string, error) {
 	return units[i].ActiveState, nil
 }
 
-// unitSince returns when a unit was started, by the clock at that time and by the
-// present clock. The latter is computed from the monotonic clock, which is never set.
+// unitSince returns the time at which a unit was started, by the clock of that time and by the
+// present clock. It computes the latter from the monotonic clock, which is never set.
 func unitSince(ctx context.Context, name string) (machine.UnitStart, error) {
 	conn, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {

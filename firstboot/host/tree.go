@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// WriteTree makes the directory dir, which must not exist, and the nodes of walk below it.
-// Only root may have write access to its parent.
+// WriteTree makes the directory dir, which must not exist, and the nodes of walk below it. Only
+// root may have write access to dir's parent.
 func (f Files) WriteTree(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error {
 	w := treeWriter{dir: filepath.Join(f.Root, dir), blobs: blobs, first: map[*tree.Inode]string{}}
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
@@ -31,7 +31,7 @@ func (f Files) WriteTree(ctx context.Context, dir string, blobs tree.Blobs, walk
 	if err != nil {
 		return err
 	}
-	// Times are set last, since a new file changes the time of its directory.
+	// Set times last, because a new file changes the time of its directory.
 	for _, d := range w.dirs {
 		if err := setTime(filepath.Join(w.dir, d.Path), d.Inode); err != nil {
 			return fmt.Errorf("writing %s: %w", d.Path, err)
@@ -43,7 +43,7 @@ func (f Files) WriteTree(ctx context.Context, dir string, blobs tree.Blobs, walk
 type treeWriter struct {
 	dir   string
 	blobs tree.Blobs
-	first map[*tree.Inode]string // the first name of each file
+	first map[*tree.Inode]string // first name of each file with hard links
 	dirs  []tree.Node
 }
 
@@ -78,7 +78,7 @@ func (w *treeWriter) node(n tree.Node) error {
 	return setTime(p, n.Inode)
 }
 
-// setOwner sets owner, mode and extended attributes, in an order in which none undoes another.
+// setOwner sets owner, mode and extended attributes, in an order in which no step undoes another.
 func setOwner(p string, i *tree.Inode) error {
 	if err := os.Lchown(p, int(i.UID), int(i.GID)); err != nil {
 		return err

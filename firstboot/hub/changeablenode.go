@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// changeable describes this machine, a worker node that can be converted or reverted in place.
+// changeable describes this machine: a worker node that can be converted or reverted in place.
 type changeable struct {
 	node   string
 	image  ondisk.ImageInfo
@@ -31,8 +31,8 @@ func changeableNode(ctx context.Context, e *machine.Env) (changeable, error) {
 	return changeable{name, image, active}, err
 }
 
-// changeableName returns the name of the node. It fails on a
-// control-plane node, and while first boot is running.
+// changeableName returns the node's name. It fails on a control-plane node, and while first boot is
+// running.
 func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	if e.Exists(ondisk.ManifestsDir + "/kube-apiserver.yaml") {
 		return "", errors.New("this machine runs a control plane, whose kubelet must not connect through yurthub")
@@ -55,8 +55,8 @@ func changeableName(ctx context.Context, e *machine.Env) (string, error) {
 	return name, nil
 }
 
-// isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to yurthub,
-// and the Node has all labels. It is false after an interrupted convert.
+// isHubNode reports whether this is a complete OpenYurt node: kubelet is redirected to yurthub, and
+// the Node has all labels. After an interrupted convert it returns false.
 func isHubNode(e *machine.Env, n *api.Node) bool {
 	return member.Redirected(e) && openyurt.Labelled(n.Metadata.Labels)
 }

@@ -23,7 +23,7 @@ const (
 	BakedUnit = "/usr/lib/systemd/system/" + openyurt.Unit
 )
 
-// Recorded lists the files and units that convert, revert and reset record.
+// Recorded lists the files and units whose state convert, revert and reset record.
 var Recorded = run.Recorded{
 	Files: []string{member.KubeadmFlags, EnvFile, openyurt.KubeletConf, UnitFile, openyurt.Dropin, ondisk.KubeletConfig, ondisk.IPVSConfig, "/etc/hosts"},
 	Units: []string{openyurt.Unit, ondisk.UnitKubelet},
@@ -33,8 +33,8 @@ var Recorded = run.Recorded{
 type ConvertOptions struct {
 	NodePool string
 	Cloud    bool
-	// Servers are the URLs of the API servers for yurthub; the first must never change. If empty:
-	// kubelet's present server, and the Site's API servers.
+	// Servers are the URLs of the API servers for yurthub; the first must never change. If empty,
+	// they are kubelet's present server and the Site's API servers.
 	Servers   []string
 	Namespace string // empty: openyurt.DefaultNamespace
 	LBMode    string // empty: openyurt.LBPriority
@@ -44,8 +44,8 @@ type ConvertOptions struct {
 	Extra        []string
 }
 
-// Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step
-// fails, all are undone. After an interruption, Convert continues it, and Revert undoes it.
+// Convert turns a running native node into an OpenYurt node, and keeps its pods. If a step fails,
+// all steps are undone. After an interruption, Convert continues and Revert undoes it.
 func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(run.Step)) error {
 	unlock, err := run.ExclusiveSettled(ctx, e)
 	if err != nil {
@@ -78,8 +78,8 @@ func Convert(ctx context.Context, e *machine.Env, o ConvertOptions, tell func(ru
 	return c.WithoutTimer(ctx, (&conversion{hub: h, image: this.image, labels: openyurt.Labels(h.Pool, h.Cloud)}).steps())
 }
 
-// convertible rejects a node that is not Ready, unless an interrupted convert has redirected
-// kubelet: later steps wait until kubelet reports.
+// convertible rejects a node that is not Ready, because later steps wait for kubelet's reports. If
+// an interrupted convert has redirected kubelet, the node may be not Ready.
 func convertible(ctx context.Context, e *machine.Env, n *api.Node) error {
 	err := member.ReadyNow(ctx, e, n)
 	if err == nil || e.Exists(openyurt.KubeletConf) {
@@ -101,8 +101,8 @@ func poolAccepts(ctx context.Context, e *machine.Env, n *api.Node, h hub) error 
 	return nil
 }
 
-// alreadyHub returns the error for a node that already is an OpenYurt node. Its settings are not
-// changed, since undoing a failed change would make the node native.
+// alreadyHub returns the error for a node that is an OpenYurt node already. Its settings are not
+// changed: undoing a failed change would make the node native.
 func alreadyHub(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) error {
 	name, labels, kind := n.Metadata.Name, n.Metadata.Labels, configs.NodeEdge
 	if openyurt.IsCloud(labels) {
@@ -140,8 +140,8 @@ type conversion struct {
 	labelsBefore map[string]any    // the OpenYurt labels that the Node had
 }
 
-// steps returns the steps in order: kubelet's settings change only once yurthub serves, and the
-// labels come last, since the cluster acts on them.
+// steps returns the steps in order: kubelet is redirected only once yurthub serves, and the labels
+// come last, because the cluster acts on them.
 func (c *conversion) steps() []run.Phase {
 	turn := RedirectPhase(c.image.Kubernetes, c.labels)
 	turn.Undo = func(ctx context.Context, e *machine.Env) error { return direct(ctx, e, nil) }
@@ -196,8 +196,8 @@ func (c *conversion) yurthub() run.Phase {
 			}
 			return serveHub(ctx, e, c.hub)
 		},
-		// An interrupted convert may have redirected kubelet already.
-		// Without yurthub it would be cut off.
+		// An interrupted convert may have redirected kubelet, which would lose its connection when
+		// yurthub is removed.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Redirected(e) || e.Exists(kubeadm.KubeletRestart) {
 				if err := direct(ctx, e, nil); err != nil {
@@ -223,7 +223,7 @@ func (c *conversion) label() run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if c.labelsBefore == nil {
-				return nil // they were not read, so not changed
+				return nil // they were not read, so they were not changed
 			}
 			return member.PatchLabels(ctx, e, c.hub.Node, c.labelsBefore)
 		},

@@ -21,7 +21,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// hubForConvert returns the configuration of the yurthub that a convert sets up on this node.
+// hubForConvert returns the configuration of yurthub for a convert of this node.
 func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *site.Active, o ConvertOptions) (hub, error) {
 	version, err := canRunHub(ctx, e, o)
 	if err != nil {
@@ -52,8 +52,8 @@ func hubForConvert(ctx context.Context, e *machine.Env, n *api.Node, active *sit
 	}}, nil
 }
 
-// canRunHub checks that the machine has what yurthub needs. It returns
-// the version of yurthub's program.
+// canRunHub checks that the machine has everything that yurthub needs, and returns the version of
+// yurthub's program.
 func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version string, err error) {
 	if o.NodePool == "" {
 		return "", errors.New("no node pool is given: " + openyurt.Unpooled)
@@ -83,8 +83,8 @@ func canRunHub(ctx context.Context, e *machine.Env, o ConvertOptions) (version s
 	return version, portsClosable(ctx, e)
 }
 
-// serversFor returns the servers in o. If o has none: kubelet's present
-// server and the Site's API servers.
+// serversFor returns the servers in o. If o has none, it returns kubelet's present server and the
+// Site's API servers.
 func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string, error) {
 	server, _, err := member.KubeletServer(e)
 	if err != nil || len(o.Servers) > 0 {
@@ -99,8 +99,8 @@ func serversFor(e *machine.Env, active *site.Active, o ConvertOptions) ([]string
 	return servers, nil
 }
 
-// addressTowards returns this node's address. The source address towards server is the last
-// choice: towards the machine's own VIP, it may be any of the machine's addresses.
+// addressTowards returns this node's address. The source address towards server is the last choice:
+// if server is at the machine's own VIP, it may be any of the machine's addresses.
 func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -119,8 +119,8 @@ func addressTowards(ctx context.Context, e *machine.Env, n *api.Node, server str
 	return ip.String(), nil
 }
 
-// hasDummy reports whether the kernel has dummy interfaces. It loads the module first, which may
-// not be loaded on a node that edgebake did not build.
+// hasDummy reports whether the kernel has dummy interfaces. It first loads the module, because a
+// node that edgebake did not build may not have loaded it.
 func hasDummy(ctx context.Context, e *machine.Env) bool {
 	const module = "/sys/module/dummy"
 	if !e.Exists(module) {
@@ -131,7 +131,7 @@ func hasDummy(ctx context.Context, e *machine.Env) bool {
 	return e.Exists(module)
 }
 
-// internalIP returns the node's InternalIP in the cluster; "" if there is none.
+// internalIP returns the Node's InternalIP, or "" if it has none.
 func internalIP(n *api.Node) string {
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
@@ -141,14 +141,14 @@ func internalIP(n *api.Node) string {
 	return ""
 }
 
-// hubProgram runs yurthub's program to get its release, for example v1.7; "" if it was built
-// without one.
+// hubProgram runs yurthub's program to get its release, for example v1.7; "" if the program reports
+// none.
 func hubProgram(ctx context.Context, e *machine.Env) (release string, err error) {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{openyurt.Program, "--version"}, Output: &out}); err != nil {
 		var start *fs.PathError
 		if errors.As(err, &start) {
-			err = start.Err // the rest repeats the program's name
+			err = start.Err // the rest repeats the name of the program
 		}
 		return "", run.Advise(fmt.Errorf("trying %s: %w", openyurt.Program, err), "install yurthub's program there, built for this machine's processor")
 	}
@@ -166,8 +166,8 @@ func CheckServers(servers []string) error {
 	return errors.Join(errs...)
 }
 
-// certHasOwnName checks that a server's certificate has the host name in its URL, since
-// yurthub does not support a tls-server-name.
+// certHasOwnName checks that a server's certificate has the host name of its URL, because yurthub
+// has no setting for another TLS server name.
 func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byte) error {
 	u, err := url.Parse(server)
 	if err != nil {
@@ -179,8 +179,8 @@ func certHasOwnName(ctx context.Context, e *machine.Env, server string, ca []byt
 	return err
 }
 
-// usableServers returns the servers whose certificates yurthub can verify. A server that
-// does not answer now stays if another one answers.
+// usableServers returns the servers whose certificates yurthub can verify. If one of them answers,
+// it also keeps servers that do not answer now.
 func usableServers(ctx context.Context, e *machine.Env, servers []string, ca []byte) ([]string, error) {
 	var out []string
 	var errs []error

@@ -18,10 +18,10 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub waits silently if objects or rights are missing in the cluster. First boot
-// looks for them, and reports what is missing.
+// If objects or rights are missing in the cluster, yurthub waits without reporting that. First boot
+// checks for them, and reports the missing ones.
 
-// csrList has the used fields of a list of CertificateSigningRequests.
+// csrList contains the fields of a list of CertificateSigningRequests that are used here.
 type csrList struct {
 	Metadata struct {
 		Continue string `json:"continue"`
@@ -47,11 +47,11 @@ type csr struct {
 	} `json:"status"`
 }
 
-// maxCSRPages bounds a list: an unapproved yurthub sends a request every four
-// minutes, and the cluster keeps each for a day.
+// maxCSRPages limits the length of a list: yurthub sends a request every four minutes until one is
+// approved, and the cluster keeps each for a day.
 const maxCSRPages = 50
 
-// listCSRs lists the certificate requests to a signer.
+// listCSRs lists the certificate requests for a signer.
 func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) {
 	path := "/apis/certificates.k8s.io/v1/certificatesigningrequests?limit=200&fieldSelector=" + url.QueryEscape("spec.signerName="+signer)
 	var all []csr
@@ -70,14 +70,14 @@ func listCSRs(ctx context.Context, c *api.Client, signer string) ([]csr, error) 
 	return all, nil
 }
 
-// nodePool has the used field of a NodePool.
+// nodePool contains the field of a NodePool that is used here.
 type nodePool struct {
 	Spec struct {
 		Type string `json:"type"` // Edge or Cloud
 	} `json:"spec"`
 }
 
-// poolOf returns h's need for a NodePool: its resource, and the fix if it is missing.
+// poolOf returns the Need for h's NodePool.
 func poolOf(h hub) openyurt.Need {
 	for _, n := range h.Needs() {
 		if n.Kind == openyurt.NeedPool {
@@ -87,8 +87,8 @@ func poolOf(h hub) openyurt.Need {
 	return openyurt.Need{}
 }
 
-// poolFits checks with the node's own rights whether the node can be in its
-// pool. It returns nil if that is unknown.
+// poolFits checks with the node's own rights whether the node may be in its pool. If that cannot be
+// read, it returns nil.
 func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := member.NodeClient(e)
 	if err != nil {
@@ -101,7 +101,7 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	}
 	need := poolOf(h)
 	if err := c.Get(ctx, need.Resource.Path()+"?fieldSelector="+url.QueryEscape("metadata.name="+h.Pool), &pools); err != nil {
-		return nil // missingRight reports the reason
+		return nil // missingRight reports the cause
 	}
 	if len(pools.Items) == 0 {
 		return run.Advise(fmt.Errorf("the cluster has no NodePool %s, and OpenYurt's webhook rejects a Node whose pool does not exist", h.Pool), need.Fix)
@@ -116,13 +116,13 @@ func poolFits(ctx context.Context, e *machine.Env, h hub) error {
 	return nil
 }
 
-// missingForHub checks with the node's own rights whether the cluster has what yurthub needs. It
-// returns an error for what is missing; nil if nothing is known to be missing.
+// missingForHub checks with the node's own rights whether the cluster has everything that yurthub
+// needs. It returns an error for each missing thing, or nil if none is known.
 func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	if h.IsPod() && member.Enrolled(e) != nil {
-		return missingIdentity(ctx, e, h) // without a certificate, the other requests are impossible
+		return missingIdentity(ctx, e, h) // other requests need a certificate
 	}
 	c, err := member.NodeClient(e)
 	if err != nil {
@@ -149,8 +149,8 @@ func missingForHub(ctx context.Context, e *machine.Env, h hub) error {
 
 var errNobodyAnswers = errors.New("no API server answers the node")
 
-// missingApproval returns an error if yurthub's request for its server certificate is not
-// approved. A request of kubelet's, with the machine's name, does not count.
+// missingApproval returns an error if yurthub's request for its server certificate is not approved.
+// kubelet's requests, with the same user name, do not count.
 func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	csrs, err := listCSRs(ctx, c, openyurt.ServerSigner)
 	switch {
@@ -164,8 +164,8 @@ func missingApproval(ctx context.Context, c *api.Client, h hub) error {
 	return nil
 }
 
-// missingRight returns an error if err, the answer to a list request, shows that the
-// node lacks a right or the cluster lacks a CRD.
+// missingRight returns an error if err, the result of a list request, shows that the node lacks a
+// right or the cluster lacks a CRD.
 func missingRight(n openyurt.Need, err error, namespace string) error {
 	code, kind := api.Code(err), n.Resource.Kind
 	if n.Resource.Version == "" { // a built-in kind, which always exists
@@ -187,7 +187,7 @@ func missingRight(n openyurt.Need, err error, namespace string) error {
 }
 
 // judgeCSRs returns an error if yurthub's latest request for a certificate of this kind is not
-// approved. After a denial, yurthub soon sends another request.
+// approved. After a denied request, yurthub soon sends another one.
 func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 	var newest, denied csr
 	for _, r := range csrs {
@@ -224,7 +224,7 @@ func judgeCSRs(csrs []csr, kind, signer string, mine func(csr) bool) error {
 		"find out what denied it, or: kubectl certificate approve "+newest.Metadata.Name)
 }
 
-// requestOf returns the certificate request in r; an empty one if r has no valid request.
+// requestOf returns the certificate request in r, or an empty one if r has no valid request.
 func requestOf(r csr) *x509.CertificateRequest {
 	if block, _ := pem.Decode(r.Spec.Request); block != nil {
 		if req, err := x509.ParseCertificateRequest(block.Bytes); err == nil {
@@ -234,7 +234,7 @@ func requestOf(r csr) *x509.CertificateRequest {
 	return &x509.CertificateRequest{}
 }
 
-// state returns the latest decision with its message; "pending" if there is none.
+// state returns the latest decision with its message, or "pending" if there is none.
 func (r csr) state() (state, why string) {
 	state = "pending"
 	for _, cond := range r.Status.Conditions {

@@ -20,11 +20,11 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// As a static pod (form staticPod), yurthub gets its own identity with the bootstrap token.
-// kubelet has none: it connects through yurthub from its first start, and is never redirected.
+// As a static pod (form staticPod), yurthub gets its own identity with the bootstrap token. kubelet
+// has none: it connects through yurthub from its first start, so it is never redirected.
 
-// PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub.
-// kubelet reaches the cluster only through it.
+// PodJoinPhase makes kubeadm start a kubelet whose first pod is yurthub. kubelet reaches the
+// cluster only through that pod.
 func PodJoinPhase(active *site.Active) run.Phase {
 	labels := openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)
 	return run.Phase{
@@ -67,7 +67,7 @@ func PodJoinPhase(active *site.Active) run.Phase {
 	}
 }
 
-// podJoined reports whether kubeadm's part is done and yurthub can request its identity.
+// podJoined reports whether kubeadm has done its part, and yurthub can request its identity.
 func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, error) {
 	for _, p := range []string{ondisk.KubeletConf, ondisk.KubeletConfig, member.KubeadmFlags, ondisk.KubeCA, openyurt.Manifest} {
 		if !e.Exists(p) {
@@ -76,7 +76,7 @@ func podJoined(ctx context.Context, e *machine.Env, active *site.Active) (bool, 
 	}
 	conf, err := e.Read(member.HubBootstrap)
 	if err != nil || !strings.Contains(string(conf), active.Site.Credentials.Token.Reveal()) {
-		return false, nil // it is from another boot, or has another token
+		return false, nil // the file is from another boot, or has another token
 	}
 	if !openyurt.PodIsOf(string(e.Contents(openyurt.Manifest)), active.Node) {
 		return false, nil // the Site's name for this machine has changed
@@ -134,7 +134,7 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	}{
 		{member.HubBootstrap, boot},
 		{openyurt.KubeletConf, []byte(openyurt.Kubeconfig)},
-		// kubeadm waits until this file of kubelet's exists.
+		// kubeadm waits until this file, which kubelet would write, exists.
 		{ondisk.KubeletConf, []byte(openyurt.Kubeconfig)},
 		{openyurt.Manifest, h.PodManifest()},
 	} {
@@ -149,8 +149,8 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	s.KubeletExtraArgs = openyurt.JoinedArgs(s.KubeletExtraArgs, gate)
 	err = kubeadm.Join(ctx, e, active, s, "FileAvailable--etc-kubernetes-kubelet.conf")
 	if err != nil && strings.Contains(err.Error(), "uploading crisocket") {
-		// This is kubeadm's last step. It goes through yurthub, and kubeadm waits only a minute, but
-		// approving yurthub's requests may take longer. The next phase reports what is missing.
+		// This is kubeadm's last step. It needs yurthub and ends after a minute, but the approval
+		// of yurthub's requests may take longer. The next phase reports what is missing.
 		if done, perr := podJoined(ctx, e, active); done && perr == nil {
 			e.Log.Info("kubeadm joined, but could not annotate the Node; a later phase does so", "error", err)
 			return nil
@@ -159,12 +159,12 @@ func podJoin(ctx context.Context, e *machine.Env, active *site.Active) error {
 	return err
 }
 
-// SocketAnnotation is the annotation from which kubeadm before 1.34 reads the socket of a
-// node's container runtime during an upgrade.
+// SocketAnnotation is the annotation from which kubeadm before 1.34 reads the socket of a node's
+// container runtime at an upgrade.
 const SocketAnnotation = "kubeadm.alpha.kubernetes.io/cri-socket"
 
-// NodeMissing returns the reason why OpenYurt does not let the Node of a
-// Site into the cluster; nil if unknown.
+// NodeMissing returns the reason why OpenYurt does not accept the Site's Node in the cluster, or
+// nil if it is unknown.
 func NodeMissing(ctx context.Context, e *machine.Env, active *site.Active) error {
 	h, err := hubOf(e, active)
 	if err != nil {
@@ -188,8 +188,8 @@ func AnnotateSocket(ctx context.Context, e *machine.Env, active *site.Active) er
 	return nil
 }
 
-// hubServer returns the server for yurthub.conf, which never changes there: the first one that
-// answers and whose certificate yurthub can verify.
+// hubServer returns the server for yurthub.conf, where it stays unchanged: the first one that
+// answers, and whose certificate yurthub can verify.
 func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte) (string, error) {
 	var errs []error
 	for _, s := range servers {
@@ -203,15 +203,15 @@ func hubServer(ctx context.Context, e *machine.Env, servers []string, ca []byte)
 		"their certificates must have the endpoint or their own addresses (certSANs of the API servers)")
 }
 
-// UndoPodJoin removes the files made by podJoin and by the programs that it started.
+// UndoPodJoin removes the files that podJoin and the programs started by it have written.
 func UndoPodJoin(ctx context.Context, e *machine.Env, socket string) error {
 	ran := e.Exists(openyurt.Manifest)
 	if err := kubeadm.UndoJoin(ctx, e); err != nil {
 		return err
 	}
 	if ran {
-		// kubelet does not stop pods when it stops, and keeps running pods when it starts: yurthub
-		// would continue with its former configuration.
+		// When kubelet stops and starts again, its pods keep running, so yurthub would continue
+		// with its former configuration.
 		if err := removeHubPod(ctx, e, socket); err != nil {
 			return err
 		}
@@ -236,7 +236,8 @@ func removeHubPod(ctx context.Context, e *machine.Env, socket string) error {
 	return nil
 }
 
-// missingIdentity checks with the bootstrap token the state of yurthub's first request.
+// missingIdentity uses the bootstrap token to check the state of yurthub's first certificate
+// request.
 func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	c, err := e.ClientAt(member.HubBootstrap, "yurthub's bootstrap file")
 	if err != nil {
@@ -264,8 +265,8 @@ func missingIdentity(ctx context.Context, e *machine.Env, h hub) error {
 	return run.Advise(errors.New("yurthub has not requested its client certificate yet"), h.Logs())
 }
 
-// makeManifests creates kubelet's directory of static pods if it is missing.
-// Only root can read it, as with kubeadm.
+// makeManifests creates kubelet's directory of static pods if it is missing. As with kubeadm, only
+// root can read it.
 func makeManifests(e *machine.Env) error {
 	if e.Exists(ondisk.ManifestsDir) {
 		return nil

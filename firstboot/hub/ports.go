@@ -16,35 +16,35 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// yurthub authenticates no client and acts with the node's rights. Pods reach its proxy's ports
-// at PodAddress, other nodes at any address of the node that they can route to. The pool's port
-// is for other nodes of the pool. A fourth port serves health and profiles, and accepts tokens.
-// So the kernel accepts packets only from root and from the node's pods.
+// yurthub does not authenticate clients and acts with the node's rights. Pods reach its proxy's
+// ports at PodAddress, other nodes at any routable address of the node. The pool's port is for
+// other nodes of the pool. A fourth port serves health and profiles, and accepts tokens. Therefore
+// the kernel accepts packets only from root and from the node's pods.
 //
-// kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's
-// process could listen on these ports, so all packets that it sends from them are dropped.
-// Answers to connection requests are accepted only from root's sockets: the SYN cookies of a
-// listener with a full queue have no user. Without this rule a connection could be established,
-// and send data without a user by closing its socket at once.
+// kubelet connects to the proxy as root, without TLS. While yurthub is down, another user's process
+// could listen on these ports, so packets from its sockets are dropped. Answers to a SYN are
+// accepted only from root's sockets: when a listener's queue is full, its SYN cookies belong to no
+// user. Without this rule a connection could be established that way, and send data without a user
+// after its socket is closed.
 const (
 	PortsUnit      = "edgebake-yurthub-ports.service"
 	PortsTimer     = "edgebake-yurthub-ports.timer"
 	portsUnitFile  = "/etc/systemd/system/" + PortsUnit
 	portsTimerFile = "/etc/systemd/system/" + PortsTimer
 	portsTable     = "edgebake_yurthub"
-	// PortsKubelet loads the rules before a kubelet that runs yurthub as a static pod.
+	// PortsKubelet loads the rules before kubelet starts, if kubelet runs yurthub as a static pod.
 	PortsKubelet = "/etc/systemd/system/kubelet.service.d/20-edgebake-yurthub-ports.conf"
 )
 
-// PortRules returns the nftables rules for IPv4 and IPv6. Loading them replaces the
-// tables atomically, so the ports are never open.
+// PortRules returns the nftables rules for IPv4 and IPv6. Loading them replaces the tables
+// atomically, so the ports are never open.
 //
-//   - Packets of this node's own processes belong to the user who opened the socket. Packets of
-//     pods, forwarded packets and the kernel's resets have no user, and match no rule in output.
-//   - Destinations are looked up (fib), since they may have been rewritten.
-//   - A packet counts as a pod's if the interface on which it arrives has the kind veth, netkit
-//     or bridge. Network cards have no kind; VLANs, bonds, tunnels and macvlans have others.
-//   - A bridge may have a network card as a port, so the second table checks the port too.
+//   - Packets of this node's processes belong to the user who opened the socket. Packets of
+//     pods, forwarded packets and the kernel's resets have no user, and match no skuid rule.
+//   - Destinations are looked up (fib), because they may have been rewritten.
+//   - A packet counts as a pod's if it arrives on an interface of the kind veth, netkit or
+//     bridge. Network cards have no kind; VLANs, bonds, tunnels and macvlans have others.
+//   - A network card may be a port of a bridge, so the second table checks the port too.
 func PortRules(p Ports) []byte {
 	local, pods := openyurt.HealthPort, openyurt.ProxyPort+", "+openyurt.SecurePort
 	all := pods + ", " + local + ", " + openyurt.PoolPort
@@ -93,7 +93,7 @@ table bridge TABLE {
 `))
 }
 
-// Ports holds the settings of the rules for yurthub's ports.
+// Ports contains the settings of the rules for yurthub's ports.
 type Ports struct {
 	Open    bool  // the pool's port is open to other nodes of the pool
 	Clients []int // users of this node, in addition to root
@@ -102,8 +102,8 @@ type Ports struct {
 
 func (h hub) ports() Ports { return Ports{Open: h.openPort, Clients: h.clients, pod: h.IsPod()} }
 
-// portFiles returns the rules and the units that keep them loaded. PortsUnit loads them after a
-// start of nftables.service, which flushes all rules; the timer, after any other loss.
+// portFiles returns the rules and the units that keep them loaded. PortsUnit loads them after
+// nftables.service starts, which flushes all rules; the timer loads them after any other loss.
 func portFiles(p Ports) map[string][]byte {
 	files := map[string][]byte{
 		NFTFile: PortRules(p),
@@ -135,14 +135,14 @@ AccuracySec=5s
 WantedBy=timers.target
 `),
 	}
-	if p.pod { // like the drop-in of yurthub's own unit
+	if p.pod { // the same drop-in as for yurthub's own unit
 		files[PortsKubelet] = []byte(closePortDropin)
 	}
 	return files
 }
 
-// closePorts loads the rules, and installs the units that keep them in the kernel. yurthub does
-// not start without the rules, now or at later boots.
+// closePorts loads the rules, and installs the units that keep them loaded. Without the rules,
+// yurthub does not start, now or at later boots.
 func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	files := portFiles(p)
 	wrote := false
@@ -169,7 +169,7 @@ func closePorts(ctx context.Context, e *machine.Env, p Ports) error {
 	return nil
 }
 
-// ClosePodPorts closes the ports of a yurthub that kubelet will run as a static pod. Its
+// ClosePodPorts closes the ports of yurthub before kubelet runs it as a static pod: the pod's
 // manifest is on DATA, but a new root has no rules yet.
 func ClosePodPorts(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(openyurt.Manifest) {
@@ -190,10 +190,10 @@ func portsClosed(ctx context.Context, e *machine.Env) bool {
 	return true
 }
 
-// OpenPorts removes the rules and their units. It is called after yurthub was removed.
+// OpenPorts removes the rules and their units, after yurthub was removed.
 func OpenPorts(ctx context.Context, e *machine.Env) error {
 	if e.Exists(PortsKubelet) {
-		// Remove it first, so that kubelet does not wait for rules that are gone.
+		// Remove it first: kubelet must not wait for rules that do not exist.
 		if err := e.Remove(PortsKubelet); err != nil {
 			return fmt.Errorf("removing the rules for yurthub's ports: %w", err)
 		}
@@ -223,7 +223,7 @@ func OpenPorts(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// portsClosable checks with nft whether this kernel can load the rules. It does not load them.
+// portsClosable checks with nft whether this kernel can load the rules, without loading them.
 func portsClosable(ctx context.Context, e *machine.Env) error {
 	var out strings.Builder
 	err := e.Run(ctx, machine.Cmd{Args: []string{"nft", "--check", "--file", "-"}, Stdin: strings.NewReader(string(PortRules(Ports{}))), Output: &out})

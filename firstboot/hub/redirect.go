@@ -16,8 +16,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// plainLists returns the flag that makes kubelet list objects in a way that yurthub supports.
-// version is the version of the image's kubelet.
+// plainLists returns the flag that makes kubelet list objects with plain requests, if kubelet needs
+// it (see openyurt.PlainLists). version is that of the image's kubelet.
 func plainLists(ctx context.Context, e *machine.Env, version string) (string, error) {
 	if version == "" { // a node that edgebake did not build
 		var out strings.Builder
@@ -33,7 +33,7 @@ func plainLists(ctx context.Context, e *machine.Env, version string) (string, er
 	return gate, nil
 }
 
-// redirectFlags adds the arguments to kubeadm-flags.env that redirect kubelet to yurthub.
+// redirectFlags adds to kubeadm-flags.env the arguments that redirect kubelet to yurthub.
 func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, error) {
 	env = directFlags(env)
 	if !member.KubeadmArgs.Match(env) {
@@ -42,7 +42,7 @@ func redirectFlags(env []byte, gate string, labels map[string]string) ([]byte, e
 	return kubeadm.EachArgs(env, func(args string) string { return openyurt.Redirect(registerFlags(args, labels), gate) }), nil
 }
 
-// directFlags removes the arguments from kubeadm-flags.env that redirect kubelet to yurthub.
+// directFlags removes from kubeadm-flags.env the arguments that redirect kubelet to yurthub.
 func directFlags(env []byte) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		for {
@@ -55,7 +55,7 @@ func directFlags(env []byte) []byte {
 	})
 }
 
-// givenLabels returns all labels of the --node-labels in args, each as key=value.
+// givenLabels returns all labels in the --node-labels of args, as key=value.
 func givenLabels(args string) []string {
 	var out []string
 	for _, m := range kubeadm.NodeLabels.FindAllStringSubmatch(args, -1) {
@@ -64,8 +64,8 @@ func givenLabels(args string) []string {
 	return out
 }
 
-// registerFlags sets the OpenYurt labels in --node-labels to labels, which may be empty. kubelet
-// uses them only if it registers its Node again; kubeadm wrote those of the join.
+// registerFlags replaces the OpenYurt labels in --node-labels with labels, which may be empty.
+// kubelet uses them if it registers its Node again. kubeadm wrote the previous ones at the join.
 func registerFlags(args string, labels map[string]string) string {
 	var kept []string
 	right, seen := map[string]bool{}, 0
@@ -81,7 +81,7 @@ func registerFlags(args string, labels map[string]string) string {
 		}
 	}
 	if len(right) == len(labels) && seen == len(labels) {
-		return args // they are right, whatever their order
+		return args // the labels are right; their order does not matter
 	}
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		kept = append(kept, k+"="+labels[k])
@@ -118,7 +118,8 @@ func register(ctx context.Context, e *machine.Env, labels map[string]string) err
 	return kubeadm.RestartFor(ctx, e, "setting the labels that kubelet registers with", kubeadm.Writing(member.KubeadmFlags, registering(flags, labels), 0o644))
 }
 
-// RedirectPhase redirects kubelet to yurthub. kubelet gets these labels for its registration.
+// RedirectPhase redirects kubelet to yurthub. labels are the labels with which kubelet registers
+// its Node.
 func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 	return run.Phase{
 		Name: "kubelet-redirect", Doc: "kubelet talks to yurthub", Timeout: 2 * time.Minute,
@@ -132,7 +133,7 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 				return run.Todo, err
 			}
 			if want, err := redirectFlags(flags, gate, labels); err != nil || string(want) != string(flags) {
-				return run.Todo, nil // Run reports what is wrong with them
+				return run.Todo, nil // Run reports the error in these flags
 			}
 			if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 				return run.Todo, err
@@ -140,8 +141,8 @@ func RedirectPhase(kubernetes string, labels map[string]string) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error { return redirect(ctx, e, kubernetes, labels) },
-		// Undo only if yurthub does not serve: it would cut kubelet off. A yurthub that serves is
-		// kubelet's only connection while the API servers are unreachable.
+		// Undo only if yurthub does not serve, because kubelet would lose its connection. A yurthub
+		// that serves is kubelet's only connection while the API servers are unreachable.
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if hubReady(ctx, e) == nil {
 				return nil
@@ -168,8 +169,8 @@ func redirect(ctx context.Context, e *machine.Env, kubernetes string, labels map
 		kubeadm.Writing(openyurt.KubeletConf, []byte(openyurt.Kubeconfig), 0o600), kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// direct redirects kubelet from yurthub to the API server. labels, which may be empty,
-// are the OpenYurt labels for its registration.
+// direct redirects kubelet from yurthub to the API server. labels, which may be empty, are the
+// OpenYurt labels with which kubelet registers its Node.
 func direct(ctx context.Context, e *machine.Env, labels map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// These lists have the files that yurthub, and first boot for it, leave on the disk, in removal
-// order. The check for leftovers uses them too, to notice an interrupted removal.
+// These lists contain the files that yurthub, and first boot for it, leave on the disk, in the
+// order of removal. The check for leftovers uses them too, to detect an interrupted removal.
 var (
 	portsLeavings = []string{PortsKubelet, portsTimerFile, portsUnitFile, NFTFile} // removed by OpenPorts
 	unitLeavings  = []string{EnvFile, hubKept, DropinFile, openyurt.Dropin, hubSysctl, hubRestart}
@@ -22,8 +22,8 @@ var (
 	hubLeavings   = slices.Concat(portsLeavings, unitLeavings, ownLeavings, []string{UnitFile})
 )
 
-// hubLeft reports whether any file of yurthub is left. The unit of an image does not count:
-// it stays, and its condition prevents its start.
+// hubLeft reports whether any file of yurthub is left. The unit in an image does not count: it
+// stays, and its condition prevents its start.
 func hubLeft(e *machine.Env) bool { return slices.ContainsFunc(hubLeavings, e.Exists) }
 
 // Remove removes yurthub with all its files and its unit.
@@ -34,12 +34,12 @@ func Remove(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	return removeUnit(ctx, e)
 }
 
-// removeHubFiles is Remove without the unit.
+// removeHubFiles removes yurthub's files, but not its unit.
 func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	if err := e.Unit(ctx, "stop", openyurt.Unit); err != nil {
 		return fmt.Errorf("stopping yurthub: %w", err)
 	}
-	// systemd has loaded these files as parts of units that may stay, since the image has them.
+	// systemd has loaded these files as parts of units. The units stay if they are in the image.
 	loaded := slices.ContainsFunc([]string{portsTimerFile, portsUnitFile, DropinFile, openyurt.Dropin}, e.Exists)
 	if err := OpenPorts(ctx, e); err != nil {
 		return err
@@ -60,11 +60,10 @@ func removeHubFiles(ctx context.Context, e *machine.Env, image ondisk.ImageInfo)
 	return forgetHub(e)
 }
 
-// removeDummy removes the interface with the address at which pods look for
-// yurthub. A killed yurthub leaves it behind.
+// removeDummy removes the interface with PodAddress, which a killed yurthub leaves behind.
 func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	args := string(e.Contents(EnvFile))
-	if y := image.Yurthub; y != nil { // kubeadm has removed the manifest, which had a pod's arguments
+	if y := image.Yurthub; y != nil { // kubeadm has removed the pod's manifest, which had the arguments
 		args += " " + strings.Join(y.ExtraArgs, " ")
 	}
 	for _, n := range openyurt.DummyNames(args) {
@@ -78,8 +77,8 @@ func removeDummy(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) er
 	return nil
 }
 
-// forgetHub removes yurthub's identity, its cache and the kubeconfigs that name it as server.
-// Their directory may be part of the image, and stays.
+// forgetHub removes yurthub's identity, its cache, and the kubeconfigs in which it is the server.
+// The directory stays, because it may be part of the image.
 func forgetHub(e *machine.Env) error {
 	for _, p := range ownLeavings {
 		if err := e.RemoveAll(p); err != nil {
@@ -89,8 +88,8 @@ func forgetHub(e *machine.Env) error {
 	return nil
 }
 
-// removeUnit removes the unit if first boot wrote it. A unit in the image
-// stays, and its condition prevents its start.
+// removeUnit removes the unit if first boot wrote it. A unit in the image stays, and its condition
+// prevents its start.
 func removeUnit(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(UnitFile) {
 		return nil

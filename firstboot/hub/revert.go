@@ -43,7 +43,7 @@ func Revert(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 func allDone(ctx context.Context, e *machine.Env, steps []run.Phase) (bool, error) {
 	for _, s := range steps {
 		if s.Name == ReadyStep {
-			continue // this step checks a change, and does not show whether one is needed
+			continue // this step only checks the result of a change
 		}
 		v, err := s.Look(ctx, e)
 		if err != nil {
@@ -64,8 +64,8 @@ type reversion struct {
 	registeredBefore map[string]string // the OpenYurt labels that kubelet registered with
 }
 
-// steps returns the steps in order. The labels come first: as long as the Node has the
-// pool's label, the cluster would convert it again.
+// steps returns the steps in order. The labels come first: while the Node has the pool's label, the
+// cluster would convert the node again.
 func (r *reversion) steps() []run.Phase {
 	return []run.Phase{r.unlabel(), r.direct(), stillReady(r.node, false), r.yurthub()}
 }
@@ -135,8 +135,8 @@ func (r *reversion) yurthub() run.Phase {
 // ReadyStep is the name of the step that waits until the node is Ready.
 const ReadyStep = "node-ready"
 
-// stillReady waits until the running kubelet has reported the node as Ready.
-// through: kubelet must connect through yurthub.
+// stillReady waits until the running kubelet has reported the node as Ready. through means that
+// kubelet must connect through yurthub.
 func stillReady(name string, through bool) run.Phase {
 	return run.Phase{
 		Name: ReadyStep, Doc: "the cluster sees the node Ready", Timeout: 3 * time.Minute,
@@ -156,8 +156,8 @@ func stillReady(name string, through bool) run.Phase {
 	}
 }
 
-// ensureKubelet checks that kubelet runs with the arguments written for it. On a node that
-// edgebake did not build, kubelet's unit may read its flags from another file.
+// ensureKubelet checks that kubelet runs with the arguments written for it. On a node that edgebake
+// did not build, kubelet's unit may read its arguments from another file.
 func ensureKubelet(ctx context.Context, e *machine.Env, through bool) error {
 	var out strings.Builder
 	if err := e.Run(ctx, machine.Cmd{Args: []string{"systemctl", "show", "--property", "MainPID", "--value", ondisk.UnitKubelet}, Output: &out}); err != nil {

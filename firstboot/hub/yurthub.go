@@ -26,8 +26,8 @@ import (
 // Files that first boot writes on an OpenYurt node, in addition to OpenYurt's own.
 const (
 	EnvFile = ondisk.YurthubEnv
-	// hubKept is a copy of EnvFile on DATA, for a new root that boots
-	// while the API servers are unreachable.
+	// hubKept is a copy of EnvFile on DATA, in case a new root boots while the API servers are
+	// unreachable.
 	hubKept    = ondisk.StateDir + "/yurthub.env"
 	NFTFile    = ondisk.EtcDir + "/yurthub.nft"
 	DropinFile = "/etc/systemd/system/" + openyurt.Unit + ".d/10-edgebake-port.conf"
@@ -40,14 +40,14 @@ type hub struct {
 	openPort bool  // the pool's port is open to other nodes of the pool
 	clients  []int // user IDs that may use yurthub, in addition to root
 
-	// The method through makes Hub.Servers from these fields.
+	// The method through makes Hub.Servers from the following fields.
 	endpoint string   // the endpoint's URL
 	masters  []string // URLs
-	keep     string   // the server in the identity of a static pod; "": no identity yet
+	keep     string   // the server in a static pod's identity; "": no identity yet
 }
 
-// closePortDropin loads the rules for yurthub's ports before yurthub, or the kubelet that runs
-// it, starts. If that fails, systemd retries instead of starting it.
+// closePortDropin loads the rules for yurthub's ports before yurthub starts, or before the kubelet
+// that runs it. If that fails, systemd retries.
 const closePortDropin = `# Written by firstboot.
 [Service]
 ExecStartPre=/usr/sbin/nft -f ` + NFTFile + `
@@ -82,7 +82,7 @@ func hubOf(e *machine.Env, active *site.Active) (hub, error) {
 	return h, nil
 }
 
-// hubIdentityServer returns the server in yurthub.conf; "" if there is none.
+// hubIdentityServer returns the server in yurthub.conf, or "" if there is none.
 func hubIdentityServer(e *machine.Env) string {
 	k, err := e.ParseKubeconfig(e.Contents(openyurt.Identity))
 	if err != nil {
@@ -95,8 +95,9 @@ func hubIdentityServer(e *machine.Env) string {
 	return c.Server
 }
 
-// through returns h with its servers; withEndpoint: all API servers' certificates have its name.
-// The server in yurthub.conf must stay in the list: otherwise yurthub wipes its identity.
+// through returns h with its Servers. withEndpoint means that the certificates of all API servers
+// have the endpoint's name. The server in yurthub.conf stays in the list: without it, yurthub would
+// delete its identity.
 func (h hub) through(withEndpoint bool) hub {
 	h.Servers = nil
 	if withEndpoint {
@@ -130,7 +131,7 @@ func hubInPlace(e *machine.Env, h hub) bool {
 	return true
 }
 
-// Phase makes yurthub run with its certificates, and waits until its first lists are synced.
+// Phase makes yurthub run with its certificates, and waits until it has listed its first objects.
 func Phase(active *site.Active) run.Phase {
 	return servingPhase(run.Phase{
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -147,7 +148,7 @@ func Phase(active *site.Active) run.Phase {
 		Run: func(ctx context.Context, e *machine.Env) error {
 			h, err := hubOf(e, active)
 			if err == nil {
-				err = closePorts(ctx, e, h.ports()) // first: yurthub may be running already
+				err = closePorts(ctx, e, h.ports()) // do this first: yurthub may be running
 			}
 			if err != nil {
 				return err
@@ -158,15 +159,15 @@ func Phase(active *site.Active) run.Phase {
 			h, onDisk := hubOnDisk(e, h)
 			if err := poolFits(ctx, e, h); err != nil {
 				if _, permanent := run.Fix(err); permanent && !onDisk {
-					return err // a running yurthub stays
+					return err // a configured yurthub continues
 				}
-				// Without OpenYurt's webhooks the node works anyway. With them there is no
-				// Node yet, and the last phase reports why.
+				// If the cluster lacks OpenYurt's webhooks, the node works anyway. With them, the
+				// node is rejected, and the last phase reports the reason.
 				e.Log.Warn("checking the node's NodePool", "error", err)
 			}
 			withEndpoint, err := endpointInCert(ctx, e, active.Site)
 			if err != nil && !onDisk && e.Exists(member.ReadyMark) {
-				// The root was exchanged: yurthub continues with its former servers.
+				// A new root has booted: yurthub continues with its former servers.
 				withEndpoint, err = keptEndpoint(e, active.Site)
 			}
 			switch {
@@ -183,15 +184,15 @@ func Phase(active *site.Active) run.Phase {
 	})
 }
 
-// servingPhase completes the phase that makes yurthub serve, for nodes that
-// join and for nodes that are converted.
+// servingPhase completes the phase that makes yurthub serve, both for nodes that join and for nodes
+// that are converted.
 func servingPhase(p run.Phase) run.Phase {
 	p.Name, p.Doc, p.Timeout = "yurthub", "yurthub has its certificates and serves", 6*time.Minute
 	return p
 }
 
-// hubServes reports whether yurthub is ready with its last configuration,
-// and the rules for its ports are loaded.
+// hubServes reports whether yurthub is ready with its last configuration, and the rules for its
+// ports are loaded.
 func hubServes(ctx context.Context, e *machine.Env) bool {
 	return !e.Exists(hubRestart) && portsClosed(ctx, e) && hubReady(ctx, e) == nil
 }
@@ -204,8 +205,8 @@ func serveHub(ctx context.Context, e *machine.Env, h hub) error {
 	return waitForHub(ctx, e, h)
 }
 
-// checkHubRelease returns an error if the image's yurthub program is of another release than the
-// Image names, since its flags depend on the release.
+// checkHubRelease returns an error if yurthub's program in the image is of another release than the
+// Image names, because its flags depend on the release.
 func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	info := image.Yurthub
 	if info == nil || info.Form == openyurt.FormStaticPod {
@@ -225,8 +226,8 @@ func checkHubRelease(ctx context.Context, e *machine.Env, image ondisk.ImageInfo
 	return nil
 }
 
-// hubOnDisk returns h with the servers on the disk, if the disk has this hub. They may include
-// the endpoint, as decided when the API servers last answered.
+// hubOnDisk returns h with its Servers if yurthub's files on the disk match h. Whether the Servers
+// include the endpoint was decided when the API servers last answered.
 func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	for _, withEndpoint := range []bool{true, false} {
 		if with := h.through(withEndpoint); hubInPlace(e, with) {
@@ -236,8 +237,8 @@ func hubOnDisk(e *machine.Env, h hub) (_ hub, onDisk bool) {
 	return h, false
 }
 
-// hubRestart marks that yurthub must be restarted after a change. It is on
-// /run, since a boot restarts yurthub anyway.
+// hubRestart exists if yurthub must be restarted after a change. It is in /run, because a boot
+// restarts yurthub anyway.
 const hubRestart = ondisk.RunDir + "/restart-yurthub"
 
 func startHub(ctx context.Context, e *machine.Env, h hub) error {
@@ -248,7 +249,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		if err := makeManifests(e); err != nil {
 			return err
 		}
-		// kubelet watches the directory, and recreates the pod when it changes.
+		// kubelet watches the directory, and recreates the pod after a change.
 		if _, err := e.Write(openyurt.Manifest, h.PodManifest(), machine.Mode(0o600)); err != nil {
 			return fmt.Errorf("writing yurthub's pod: %w", err)
 		}
@@ -259,7 +260,7 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 		return err
 	}
 	if hubInPlace(e, h) && state == "active" && !e.Exists(hubRestart) {
-		return nil // it runs with this configuration; the caller waits for it
+		return nil // it runs with this configuration; the caller waits until it is ready
 	}
 	if err := e.WriteFile(hubRestart, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("preparing yurthub: %w", err)
@@ -282,7 +283,8 @@ func startHub(ctx context.Context, e *machine.Env, h hub) error {
 }
 
 // endpointInCert reports whether all API servers that answer have the endpoint's name in their
-// certificates: IPVS may lead to any of them, and yurthub has no tls-server-name.
+// certificates: IPVS may connect to any of them, and yurthub has no setting for another TLS server
+// name.
 func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	ca, err := e.Read(ondisk.KubeCA)
 	if err != nil {
@@ -304,8 +306,8 @@ func endpointInCert(ctx context.Context, e *machine.Env, site *configs.Site) (bo
 	return false, fmt.Errorf("reading the names in the API servers' certificates: %w", errors.Join(errs...))
 }
 
-// endpointHolds reports whether the endpoint may stay in yurthub's list: the certificate of an
-// API server that is new or was unreachable may lack its name.
+// endpointHolds reports whether the endpoint may stay in yurthub's list. An API server that is new
+// or was unreachable may have a certificate without the endpoint's name.
 func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Site) bool {
 	if !slices.Contains(h.Servers, site.EndpointURL()) {
 		return true
@@ -314,7 +316,7 @@ func endpointHolds(ctx context.Context, e *machine.Env, h hub, site *configs.Sit
 	return err != nil || has
 }
 
-// keptEndpoint returns the last result of endpointInCert, as the files on DATA show it.
+// keptEndpoint returns the last result of endpointInCert, from the files on DATA.
 func keptEndpoint(e *machine.Env, site *configs.Site) (bool, error) {
 	servers := openyurt.ServersIn(string(e.Contents(hubKept)) + string(e.Contents(openyurt.Manifest)))
 	if servers == nil {
@@ -337,8 +339,8 @@ func hubReady(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// waitForHub waits until yurthub is ready. Meanwhile it reports what the
-// cluster lacks, since yurthub itself does not.
+// waitForHub waits until yurthub is ready. Meanwhile it reports what is missing in the cluster,
+// because yurthub does not.
 func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 	tries := 0
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second}, func() error {
@@ -346,8 +348,7 @@ func waitForHub(ctx context.Context, e *machine.Env, h hub) error {
 		if bad == nil {
 			return nil
 		}
-		// First after 20 s, then every half minute, since thousands of
-		// nodes may have the same problem.
+		// First after 20 s, then every 30 s: thousands of nodes may have the same problem.
 		if tries++; tries%15 == 10 {
 			if missing := missingForHub(ctx, e, h); missing != nil {
 				e.Waiting("yurthub to be ready: %s", run.WithAdvice(missing))

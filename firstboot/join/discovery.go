@@ -23,7 +23,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// DiscoveryOf returns the parameters for discovering the Site's cluster.
+// DiscoveryOf returns the parameters with which the Site's cluster is discovered.
 func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
 	s := active.Site
 	return api.Discovery{
@@ -34,7 +34,7 @@ func DiscoveryOf(e *machine.Env, active *site.Active) api.Discovery {
 	}
 }
 
-// DiscoveryPhase finds the cluster, and verifies that it is the right one.
+// DiscoveryPhase finds the cluster, and verifies that it is the Site's.
 func DiscoveryPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "discovery", Doc: "the cluster is found, and has the CA that the Site pins", Timeout: time.Minute,
@@ -78,8 +78,8 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 			}
 			server, name := "https://"+found.Master, found.ServerName
 			if member.EveryAPIServerIsNamed(ctx, e, d.Masters, found.CA, active.Site.Endpoint) && endpointAnswers(ctx, e, active.Site) == nil {
-				// Through the endpoint the join survives a dead API server, and kubelet need not
-				// be redirected and restarted afterwards.
+				// Through the endpoint, the join also works if an API server dies, and kubelet need
+				// not be redirected and restarted afterwards.
 				server, name = active.Site.EndpointURL(), ""
 			}
 			conf, err := api.NewKubeconfig(api.Cluster{
@@ -97,23 +97,23 @@ func DiscoveryPhase(active *site.Active) run.Phase {
 	}
 }
 
-// OwnDiscovery is DiscoveryOf, except that a member that joins again finds only the cluster
-// that it enrolled in, even if its Site has no pins.
+// OwnDiscovery is like DiscoveryOf, but a member that joins again finds only the cluster that it is
+// a member of, even if its Site has no pins.
 func OwnDiscovery(e *machine.Env, active *site.Active) api.Discovery {
 	d := DiscoveryOf(e, active)
 	if len(d.CA) > 0 {
 		return d
 	}
-	// A machine whose join failed is not a member, but its record has the cluster's pins. If it
-	// moves to its Site's cluster, none of these is among the Site's pins.
+	// A machine whose join failed is not a member, but its record has the pins of that cluster. If
+	// the Site now names another cluster, ownPins returns none of them.
 	if own := ownPins(e, active.Site); member.Is(e) || len(own) > 0 {
 		d.Pins, d.SkipPins = own, false
 	}
 	return d
 }
 
-// ownPins returns the CA pins of the cluster of which the machine is or was a member,
-// without pins that its Site does not have.
+// ownPins returns the CA pins of the cluster of which the machine is or was a member, without those
+// that its Site does not have.
 func ownPins(e *machine.Env, site *configs.Site) []string {
 	own := member.Pins(e)
 	if member.Unpinned(site) {
@@ -122,12 +122,12 @@ func ownPins(e *machine.Env, site *configs.Site) []string {
 	return slices.DeleteFunc(own, func(pin string) bool { return !member.IsPinned(pin, site.CAPins()) })
 }
 
-// startTime is longer than an API server needs to load its tokens after its
-// start, or a cluster to sign cluster-info.
+// startTime is longer than an API server takes to load its tokens after its start, or a cluster
+// takes to sign cluster-info.
 const startTime = 20 * time.Second
 
-// FindCluster is api.Discover with advice in its errors. It waits for startTime and tries again
-// if the API servers may reject the token only because they have just started.
+// FindCluster is api.Discover with advice in its errors. If the API servers may have rejected the
+// token because they have just started, it waits for startTime and tries again.
 func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Found, error) {
 	found, err := api.Discover(ctx, d)
 	waited := false
@@ -140,7 +140,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if joined.AllAre(err, api.ErrSignature) {
-		// Right after a change, cluster-info still has the old signature.
+		// Right after a change, cluster-info still has its old signature.
 		e.Waiting("the cluster to sign its cluster-info for the bootstrap token")
 		if err := e.Sleep(ctx, startTime); err != nil {
 			return nil, err
@@ -148,7 +148,7 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 		found, err = api.Discover(ctx, d)
 	}
 	if learned, failed := network.LearnTime(ctx, e, d, err); learned {
-		return nil, cmp.Or(failed, run.ErrRestart) // the results of earlier phases may depend on the clock
+		return nil, cmp.Or(failed, run.ErrRestart) // results of earlier phases may depend on the clock
 	}
 	if err != nil {
 		return nil, JudgeDiscovery(ctx, e, d.Masters, err, waited)
@@ -156,8 +156,8 @@ func FindCluster(ctx context.Context, e *machine.Env, d api.Discovery) (*api.Fou
 	return found, nil
 }
 
-// tokenIsRefused reports whether all API servers that answer reject the token, at least one of
-// them permanently. waited: those that hide whether they are ready have had time to start.
+// tokenIsRefused reports whether all API servers that answer reject the token, and one of them not
+// only because it is starting. waited means that all of them have had time to start.
 func tokenIsRefused(err error, waited bool) bool {
 	forGood := false
 	for _, err := range joined.Errors(err) {
@@ -171,16 +171,16 @@ func tokenIsRefused(err error, waited bool) bool {
 	return forGood
 }
 
-// answered reports whether an error of discovery comes from an API
-// server and not from the network.
+// answered reports whether an error of discovery comes from an API server, not from the network.
 func answered(err error) bool {
 	return api.Code(err) != 0 || slices.ContainsFunc([]error{
 		api.ErrPin, api.ErrSignature, api.ErrToken, api.ErrUnsigned, api.ErrNoClusterInfo, api.ErrAnonymous, api.ErrCA, api.ErrServerName,
 	}, func(word error) bool { return errors.Is(err, word) })
 }
 
-// JudgeDiscovery separates transient failures from those that a person must fix. One wrong
-// address may be a typo, so all must fail this way. waited is as in tokenIsRefused.
+// JudgeDiscovery separates transient failures from those that a person must fix. All API servers
+// must fail in the latter way, because a wrong address may be a typo. waited is as in
+// tokenIsRefused.
 func JudgeDiscovery(ctx context.Context, e *machine.Env, masters []string, err error, waited bool) error {
 	var expired x509.CertificateInvalidError
 	early := (*api.EarlyError)(nil)
@@ -229,8 +229,8 @@ const (
 	serverNameFix = "add the endpoint or the API servers' addresses to the API servers' certSANs, or correct endpoint and masters in site.yaml"
 )
 
-// NameIsFree returns an error if n, the cluster's Node with this name, is
-// Ready. A stale Node is only reported.
+// NameIsFree returns an error if n, the cluster's Node with this name, is Ready. A stale Node is
+// only logged.
 func NameIsFree(e *machine.Env, n *api.Node, name string) error {
 	if n == nil {
 		return nil // no such Node, or the token may not read Nodes; kubeadm checks again

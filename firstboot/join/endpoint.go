@@ -13,11 +13,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// toEndpoint changes the server in kubelet.conf from the API server of the join to the endpoint.
+// toEndpoint changes the server in kubelet.conf from the API server used by the join to the
+// endpoint.
 func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) error {
 	server, name, err := member.KubeletServer(e)
 	if err == nil && server == site.EndpointURL() && !e.Exists(kubeadm.KubeletRestart) && names.Fit(ctx, e, cmp.Or(name, site.Endpoint)) {
-		return nil // it joined through the endpoint
+		return nil // the node joined through the endpoint
 	}
 	conf, err := e.Read(ondisk.KubeletConf)
 	if err != nil {
@@ -34,7 +35,8 @@ func toEndpoint(ctx context.Context, e *machine.Env, site *configs.Site, names *
 }
 
 // runAgainLater reports whether first boot must run periodically, and whether its timer runs. It
-// must if an API server's certificate or list is not verified yet, or a CA ends soon.
+// must run if the certificate or list of an API server is not verified yet, or if a CA expires
+// soon.
 func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, names *member.Names) (later, running bool) {
 	state, err := e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -42,10 +44,10 @@ func runAgainLater(ctx context.Context, e *machine.Env, site *configs.Site, name
 		return false, false
 	}
 	running = state == "active"
-	_, name, _ := member.KubeletServer(e) // on an error any name will do
+	_, name, _ := member.KubeletServer(e) // after an error, any name is sufficient
 	answer, away := names.Away(ctx, e, cmp.Or(name, site.Endpoint))
 	if answer == 0 {
-		return running, running // offline: first boot itself keeps running
+		return running, running // offline: keep the timer as it is
 	}
 	_, due := member.CAEndsSoon(e, e.Contents(ondisk.KubeCA)) // until the CA is reissued
 	return away > 0 || due || len(member.FormerMasters(e, site)) > 0, running

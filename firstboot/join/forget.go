@@ -15,7 +15,7 @@ import (
 func ForgetPhase(active *site.Active) run.Phase {
 	return run.Phase{
 		Name: "forget-token", Doc: "the bootstrap token is removed from this machine", Timeout: time.Minute,
-		Irreversible: true, // earlier phases need the token until they have succeeded
+		Irreversible: true, // until earlier phases succeed, they need the token
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
 			for _, f := range member.TokenFiles {
 				if e.Exists(f) {
@@ -31,8 +31,8 @@ func ForgetPhase(active *site.Active) run.Phase {
 			return run.Done, nil
 		},
 		Run: func(ctx context.Context, e *machine.Env) error {
-			// kubeadm and kubelet do not sync these files. If they were lost, only the
-			// token could make the machine join again.
+			// kubeadm and kubelet do not sync these files. If they were lost, the machine could
+			// join again only with the token.
 			if err := member.SyncCredentials(e); err != nil {
 				return err
 			}

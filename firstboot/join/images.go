@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// ImagesPhase imports the container images of an Image with imageStore.mode import. Other
-// Images have them in containerd's store already.
+// ImagesPhase imports the container images of an Image with imageStore.mode import. In other Images
+// they are in containerd's store already.
 func ImagesPhase() run.Phase {
 	return run.Phase{
 		Name: "images", Doc: "the image's container images are in containerd's store", Timeout: time.Hour,
@@ -45,7 +45,8 @@ func ImagesPhase() run.Phase {
 	}
 }
 
-// archivesLeft lists the archives to import. The file of an imported archive is removed.
+// archivesLeft lists the archives that are not imported. An archive's file is removed after its
+// import.
 func archivesLeft(e *machine.Env) ([]ondisk.ImportArchive, error) {
 	b, err := e.Read(ondisk.ImportImageDir + "/" + ondisk.ImportIndexFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,5 +96,5 @@ func importArchive(ctx context.Context, e *machine.Env, a ondisk.ImportArchive) 
 			}
 		}
 	}
-	return e.Remove(path) // last: without the file, the archive counts as imported
+	return e.Remove(path) // do this last: without its file, an archive counts as imported
 }

@@ -47,8 +47,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				}
 				return run.Done, nil
 			}
-			// The unit stays activating until ipvscare reaches an API server. If those are of
-			// another cluster, Run would wait for its whole timeout.
+			// The unit is activating until ipvscare reaches an API server. If those belong to
+			// another cluster, Run would wait until its timeout.
 			if state != "active" && state != "activating" {
 				return run.Todo, nil
 			}
@@ -58,7 +58,7 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 				e.Note("%s", member.RecreatedNote(e))
 				return run.Unknown, nil
 			case member.CannotShow(e, unclear):
-				return run.Unknown, nil // the next phase reports the expired certificate
+				return run.Unknown, nil // the next phase reports that the certificate has expired
 			}
 			return run.Todo, nil
 		},
@@ -86,8 +86,8 @@ func ipvscarePhase(site *configs.Site) run.Phase {
 	}
 }
 
-// IPVSConfig returns the contents of ipvs.json: the Site's API servers
-// and, for a member, the record of the cluster that they must match.
+// IPVSConfig returns the contents of ipvs.json: the Site's API servers and, for a member, the
+// identity of the cluster to which they must belong.
 func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	conf := siteconf.IPVS(member.WithFormerMasters(e, site))
 	for i := range conf.Servers {
@@ -104,8 +104,8 @@ func IPVSConfig(e *machine.Env, site *configs.Site) ([]byte, error) {
 	return append(doc, '\n'), nil
 }
 
-// balanced returns the masters that can be behind the Site's VIP, without duplicates. Former
-// masters may be spelled differently, or be the present endpoint or VIP, which ipvscare rejects.
+// balanced returns the masters that can be behind the Site's VIP, without duplicates. It drops the
+// endpoint and the VIP, which ipvscare rejects; former masters may contain them.
 func balanced(site *configs.Site, masters []string) []string {
 	vip, vipErr := netip.ParseAddr(site.VIP)
 	seen := map[string]bool{}
@@ -132,7 +132,7 @@ func writeIPVSConfig(e *machine.Env, site *configs.Site) error {
 }
 
 // CleanIPVS makes ipvscare remove its rules, which it finds through its configuration. A damaged
-// one is first written again for site, or removed if site is nil or has no IPVS.
+// configuration is first written again from site. If site is nil or disables IPVS, it is removed.
 func CleanIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if !e.Exists(ondisk.IPVSConfig) {
 		return nil
@@ -157,8 +157,8 @@ func ipvsConfigReadable(e *machine.Env) bool {
 	return err == nil && conf.Version == ondisk.IPVSVersion && len(conf.Servers) > 0
 }
 
-// StartIPVSCare starts ipvscare's unit, which has started when it serves or maintains
-// /etc/hosts. A running ipvscare rereads a changed list; if it does not serve, it is restarted.
+// StartIPVSCare starts ipvscare's unit, and waits until it serves or maintains /etc/hosts. If
+// ipvscare runs, it rereads a changed list; if it runs without serving, it is restarted.
 func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrote bool) error {
 	state, err := e.UnitState(ctx, ondisk.UnitIPVSCare)
 	if err != nil {
@@ -178,11 +178,13 @@ func StartIPVSCare(ctx context.Context, e *machine.Env, site *configs.Site, wrot
 }
 
 // WaitForEndpoint waits until the endpoint leads to an API server. If the API servers belong to
-// another cluster, or cannot prove theirs, it returns false, since Check reports that.
+// another cluster, or do not show theirs, it returns false without an error, because Check reports
+// that.
 func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (served bool, _ error) {
 	err := endpointAnswers(ctx, e, site)
 	if err != nil {
-		// Retry only the endpoint: until it is served, connecting to it costs the API servers nothing.
+		// Retry only the endpoint: while nothing serves it, connecting to it does not load the API
+		// servers.
 		_ = e.Retry(ctx, machine.Wait{Every: time.Second, For: serveTimeout, Gently: true}, func() error { return machine.Answers(ctx, e, site.EndpointHostPort()) })
 		err = endpointAnswers(ctx, e, site)
 	}
@@ -199,8 +201,8 @@ func WaitForEndpoint(ctx context.Context, e *machine.Env, site *configs.Site) (s
 	return true, nil
 }
 
-// hostsPhase works without ipvscare: /etc/hosts maps the endpoint to one API
-// server, and to another one when that fails.
+// hostsPhase replaces ipvscare: /etc/hosts maps the endpoint to one API server, and to another one
+// if that fails.
 func hostsPhase(site *configs.Site) run.Phase {
 	return run.Phase{
 		Name: "ipvs", Doc: "/etc/hosts maps the endpoint to an API server", Timeout: 90 * time.Second,
@@ -239,8 +241,8 @@ func hostsPhase(site *configs.Site) run.Phase {
 // serveTimeout is how long ipvscare may take until it serves the endpoint.
 const serveTimeout = 30 * time.Second
 
-// endpointAnswers returns an error if the endpoint does not answer although an API
-// server does; nil if no API server is reachable.
+// endpointAnswers returns an error if the endpoint does not answer although an API server does. If
+// no API server is reachable, it returns nil.
 func endpointAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	err := machine.Answers(ctx, e, site.EndpointHostPort())
 	if err == nil {

@@ -17,7 +17,7 @@ import (
 
 // Phase runs kubeadm join, and then redirects kubelet to the endpoint.
 func Phase(active *site.Active) run.Phase {
-	var asked *member.Names // set by Run, for the next Check
+	var asked *member.Names // set by Run for the next Check
 	return run.Phase{
 		Name: "join", Doc: "kubeadm joins, kubelet talks to the endpoint", Timeout: 12 * time.Minute,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -29,8 +29,8 @@ func Phase(active *site.Active) run.Phase {
 				return run.Todo, err
 			}
 			if active.Site.NodeType == configs.NodeNative && member.Redirected(e) {
-				// This happens after a convert, or a change of nodeType in the
-				// Site. No phase maintains yurthub now.
+				// This happens after a convert, or after nodeType was changed in the Site. No phase
+				// maintains yurthub now.
 				e.Note("this node uses yurthub, but its Site has nodeType: native. To fix: set nodeType to edge or cloud, or run `firstboot revert`")
 			}
 			server, name, err := member.KubeletServer(e)
@@ -71,9 +71,9 @@ func Phase(active *site.Active) run.Phase {
 		},
 		Undo: func(ctx context.Context, e *machine.Env) error {
 			if member.Enrolled(e) == nil {
-				return nil // the join succeeded: the next attempt does the rest
+				return nil // the join succeeded: the next attempt continues from there
 			}
-			// The join may have failed because of the discovered cluster.
+			// The wrong cluster may have been discovered.
 			return errors.Join(kubeadm.UndoJoin(ctx, e, member.PendingKey), e.Remove(member.DiscoveryFile))
 		},
 	}
@@ -88,7 +88,7 @@ func join(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := kubeadm.WriteConfDir(e, s.KubeletExtraArgs); err != nil {
 		return err
 	}
-	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // undo an interrupted attempt
+	if err := kubeadm.UndoJoin(ctx, e, member.PendingKey); err != nil { // undo an interrupted join
 		return err
 	}
 	if err := kubeadm.Join(ctx, e, active, s); err != nil {

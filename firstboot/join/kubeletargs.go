@@ -26,18 +26,17 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// After a change of the Site, first boot writes kubeletExtraArgs to kubeadm-flags.env and
-// restarts kubelet. If kubelet then does not start, it gets the former arguments back.
+// If kubeletExtraArgs changes in the Site, first boot writes it to kubeadm-flags.env and restarts
+// kubelet. If kubelet then does not start, first boot restores the former arguments.
 
-// RefusedArgs is the file with the arguments with which kubelet
-// did not start. A reboot removes it.
+// RefusedArgs is the file with arguments with which kubelet did not start. A reboot removes it.
 const RefusedArgs = ondisk.RunMark + "refused-kubelet-args"
 
 const (
 	// argsTimeout is how long kubelet may take to become healthy.
 	argsTimeout = 2 * time.Minute
-	// argsSteady is how long kubelet must have been active: it reports that it is healthy
-	// before it has started everything that bad arguments may break.
+	// argsSteady is how long kubelet must have been active. It reports that it is healthy before
+	// everything that bad arguments can break has started.
 	argsSteady = 30 * time.Second
 )
 
@@ -72,7 +71,7 @@ func ArgsPhase(active *site.Active) run.Phase {
 	}
 }
 
-// wantedArgs returns the Site's arguments, and those that depend on the cluster.
+// wantedArgs returns the Site's arguments, and those that follow from the cluster.
 func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) map[string]string {
 	want := kubeadm.SiteArgs(active)
 	if ip := twoAddresses(ctx, e, active.Site, j); ip != "" {
@@ -81,15 +80,15 @@ func wantedArgs(ctx context.Context, e *machine.Env, active *site.Active, j memb
 	return want
 }
 
-// twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster; "" if kubelet
-// finds its one address itself, or the Site sets the addresses.
+// twoAddresses returns --node-ip for a dual-stack node in a dual-stack cluster. It returns "" if
+// kubelet finds its only address itself, or if the Site sets the addresses.
 func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j member.JoinedAs) string {
 	if _, given := site.KubeletExtraArgs["node-ip"]; given || site.KubeletExtraArgs["cloud-provider"] != "" {
 		return ""
 	}
 	both, err := network.BothAddresses(e, site)
 	if err != nil {
-		// The second address may appear later. Until then kubelet keeps its arguments.
+		// The second address may appear later. Until then, keep kubelet's arguments.
 		e.Log.Info("the node's second address is unknown", "error", err)
 		both = ""
 		if last := j.KubeletExtraArgs["node-ip"]; strings.HasPrefix(last, network.NodeAddress(e)+",") {
@@ -102,7 +101,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	dual, err := dualStack(ctx, e)
 	if err != nil {
 		e.Log.Info("whether the cluster has both IPv4 and IPv6 is unknown", "error", err)
-		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as recorded in its last arguments
+		dual = strings.Contains(j.KubeletExtraArgs["node-ip"], ",") // as in its last arguments
 	}
 	if !dual {
 		return ""
@@ -110,7 +109,7 @@ func twoAddresses(ctx context.Context, e *machine.Env, site *configs.Site, j mem
 	return both
 }
 
-// dualStack reports whether the cluster's Services have both IPv4 and IPv6 addresses.
+// dualStack reports whether the cluster's Services have IPv4 and IPv6 addresses.
 func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -127,8 +126,8 @@ func dualStack(ctx context.Context, e *machine.Env) (bool, error) {
 	return slices.ContainsFunc(ranges, is4) && slices.ContainsFunc(ranges, is6), nil
 }
 
-// changeArgs restarts kubelet with the wanted arguments. If kubelet does not
-// start, it gets the former ones back.
+// changeArgs restarts kubelet with the wanted arguments. If kubelet does not start, it restores the
+// former ones.
 func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map[string]string) error {
 	flags, err := e.Read(member.KubeadmFlags)
 	if err != nil {
@@ -137,12 +136,12 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	former, cutOff := j.KubeletExtraArgs, j.TryingArgs != nil
 	conf := kubeadm.LacksConfDir(e, want)
 	if maps.Equal(want, former) && !conf && !cutOff {
-		return nil // the cluster's answer has changed since Check
+		return nil // the cluster's answer has changed since Check ran
 	}
 	if err := kubeadm.WriteConfDir(e, want); err != nil {
 		return err
 	}
-	// The file may also have the arguments of an interrupted trial.
+	// The file may contain arguments of an interrupted trial.
 	ours := member.Union(former, j.TryingArgs)
 	next := withArgs(flags, ours, want)
 	changed := changedArgs(ours, want)
@@ -150,8 +149,8 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 		changed = "config-dir" // only the files in that directory have changed
 	}
 	e.Waiting("kubelet to start with other arguments (%s)", changed)
-	// After an interrupted trial, kubelet does not run with the former
-	// arguments, so they are not tested.
+	// After an interrupted trial, kubelet runs with other arguments than the former ones, so do not
+	// test these.
 	wasWell := cutOff || awaitKubelet(ctx, e) == nil
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -167,7 +166,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if ctx.Err() != nil {
 		return ctx.Err() // the next run continues
 	}
-	if bad == nil || !wasWell { // if it was not healthy before, nothing is lost
+	if bad == nil || !wasWell { // if it was not healthy before, keep the new arguments
 		j.KubeletExtraArgs, j.TryingArgs = want, nil
 		if err := j.Write(e); err != nil {
 			return err
@@ -179,7 +178,7 @@ func changeArgs(ctx context.Context, e *machine.Env, j member.JoinedAs, want map
 	if err := restartWith(ctx, e, withArgs(next, member.Union(ours, want), former)); err != nil {
 		return err
 	}
-	// RefusedArgs lasts for this boot, so that kubelet is not restarted again and again.
+	// RefusedArgs exists until the next boot, so that kubelet is not restarted repeatedly.
 	b, err := json.Marshal(want)
 	if err != nil {
 		return fmt.Errorf("recording the arguments that kubelet rejects: %w", err)
@@ -198,8 +197,8 @@ func restartWith(ctx context.Context, e *machine.Env, flags []byte) error {
 	return kubeadm.RestartFor(ctx, e, "giving kubelet the Site's arguments", kubeadm.Writing(member.KubeadmFlags, flags, 0o644))
 }
 
-// withArgs returns kubeadm-flags.env with the arguments in before replaced by those in after.
-// Arguments that redirect kubelet to yurthub stay at the end.
+// withArgs returns kubeadm-flags.env with the arguments in before replaced by those in after. The
+// arguments that redirect kubelet to yurthub stay at the end.
 func withArgs(env []byte, before, after map[string]string) []byte {
 	return kubeadm.EachArgs(env, func(args string) string {
 		args, tail := openyurt.Unredirect(args)
@@ -219,7 +218,7 @@ func withArgs(env []byte, before, after map[string]string) []byte {
 	})
 }
 
-// changedArgs names the arguments in which two sets differ.
+// changedArgs names the arguments that differ between two sets.
 func changedArgs(before, after map[string]string) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(member.Union(before, after))) {
@@ -242,8 +241,7 @@ func noteRefusedArgs(e *machine.Env, have, want map[string]string) {
 		changedArgs(have, want))
 }
 
-// awaitKubelet waits until kubelet's unit has been active for
-// argsSteady and /healthz returns 200.
+// awaitKubelet waits until kubelet's unit has been active for argsSteady and /healthz returns 200.
 func awaitKubelet(ctx context.Context, e *machine.Env) error {
 	err := e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: argsTimeout}, func() error { return kubeletHealthy(ctx, e) })
 	if err != nil {
@@ -272,7 +270,7 @@ func kubeletHealthy(ctx context.Context, e *machine.Env) error {
 	if err == nil && e.Now().Sub(since.Now) < argsSteady {
 		err = fmt.Errorf("it has run for less than %s", argsSteady)
 	}
-	if err != nil || port == 0 { // without a port there is no /healthz
+	if err != nil || port == 0 { // kubelet has no /healthz if its port is 0
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)

@@ -22,9 +22,10 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// HubNode has the checks that an OpenYurt node adds to ReadyPhase. Each func may be nil.
+// HubNode contains the checks that ReadyPhase adds for an OpenYurt node. Each func may be nil.
 type HubNode struct {
-	// Missing returns the reason why the Node may be missing in the cluster; nil if unknown.
+	// Missing returns the reason why the Node may be missing in the cluster, or nil if it is
+	// unknown.
 	Missing func(context.Context, *machine.Env) error
 	// Ready completes the Node once it is Ready.
 	Ready func(context.Context, *machine.Env) error
@@ -53,7 +54,7 @@ type readiness struct {
 	reporters reporters
 }
 
-// look reads the Node. It returns an error unless the Node is Ready and has the Site's labels.
+// look reads the Node. It returns an error unless the Node is Ready with the Site's labels.
 func (r *readiness) look(ctx context.Context, e *machine.Env) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -90,7 +91,7 @@ func (r *readiness) labels(e *machine.Env) error {
 	r.otherLabels = len(missing)+len(left) > 0
 	switch {
 	case len(missing) > 0:
-		// kubelet sets labels only on a Node that it creates.
+		// kubelet sets labels only when it creates a Node.
 		return run.Advise(fmt.Errorf("the Node %s lacks labels of the Site: %s", n.Metadata.Name, labelList(missing)),
 			fmt.Sprintf("the Node existed before the join and kept its labels: kubectl delete node %s, then restart the machine", n.Metadata.Name))
 	case len(left) > 0:
@@ -102,19 +103,19 @@ func (r *readiness) labels(e *machine.Env) error {
 
 func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, error) {
 	if !e.Exists(member.ReadyMark) {
-		return run.Todo, nil // await has not succeeded yet
+		return run.Todo, nil // await has not succeeded before
 	}
 	r.joined, r.noted = member.ReadJoinedAs(e)
 	if err := r.look(ctx, e); err != nil {
 		if api.Code(err) == 0 && run.Advice(err) == "" {
-			return run.Unknown, nil // no answer: a node that was Ready continues
+			return run.Unknown, nil // no answer: a node that was Ready before continues
 		}
 		return run.Todo, nil
 	}
 	note, err := member.ClusterToSave(ctx, e, r.active.Site, r.node)
 	switch {
 	case errors.Is(err, member.ErrOtherCluster) && r.active.Site.IPVS.Disabled:
-		// Without ipvscare, kubelet is using these API servers already.
+		// Without ipvscare, kubelet already uses these API servers.
 		e.Log.Warn("the API servers belong to another cluster than the recorded one", "recorded", *member.ReadJoinedCluster(e))
 	case errors.Is(err, member.ErrOtherCluster):
 		e.Note("%s", member.RecreatedNote(e))
@@ -125,8 +126,8 @@ func (r *readiness) check(ctx context.Context, e *machine.Env) (run.Verdict, err
 	return run.Done, nil
 }
 
-// await waits until the node is Ready, sets its labels as far as the cluster
-// allows, and records the node's state.
+// await waits until the node is Ready, sets its labels as far as the cluster permits it, and
+// records the node's state.
 func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 	var refused, final error
 	labelled, missing := false, member.Absence{}
@@ -173,13 +174,13 @@ func (r *readiness) await(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if _, err := e.Write(member.ReadyMark, nil, machine.Mode(0o600)); err != nil || other != nil {
-		return err // the next check reports the other cluster
+		return err // the next check reports that the cluster is another one
 	}
 	return run.ErrConfirmed
 }
 
-// labelOwn sets missing labels of the Site on the Node, as far as a node may. It reports whether
-// it tried, and which were rejected. A Node of an earlier machine keeps that machine's labels.
+// labelOwn sets the Site's missing labels on the Node, as far as a node may, and removes those that
+// the Site no longer has. It returns whether it tried, and the errors of rejected labels.
 func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member.JoinedAs) (tried bool, refused error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -187,7 +188,7 @@ func labelOwn(ctx context.Context, e *machine.Env, active *site.Active, j member
 	if err != nil {
 		return false, nil
 	}
-	// OpenYurt's two labels are set together, since the cluster acts on one without the other.
+	// Set OpenYurt's two labels together: with only one of them, the cluster would act on it.
 	pair, rest := map[string]string{}, map[string]string{}
 	for k, v := range missingLabels(active.Site, n) {
 		if openyurt.IsLabel(k) {
@@ -247,8 +248,8 @@ func labelList(labels map[string]string) string {
 	return strings.Join(out, ", ")
 }
 
-// saveCluster records the cluster that shows n as this machine's
-// Node. ipvscare uses the record too.
+// saveCluster records the identity of the cluster in which n is this machine's Node. ipvscare uses
+// the record too.
 func saveCluster(ctx context.Context, e *machine.Env, active *site.Active, n *api.Node) error {
 	note, err := member.ClusterToSave(ctx, e, active.Site, n)
 	if note == nil || err != nil {

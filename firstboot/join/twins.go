@@ -10,20 +10,20 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// Two machines with one Site share one Node. If both are on, both join: each kubelet overwrites
-// the Node's status again and again, and the Node's pods run twice.
+// Two machines with the same Site share one Node. If both are on, both join: their kubelets
+// overwrite the Node's status alternately, and its pods run on both.
 
-// reporterStays is how long the Node must show only this machine before a second one is ruled
-// out: kubelet writes the status every 10 s if another machine has changed it.
+// reporterStays is how long the Node must show only this machine before a second machine is ruled
+// out. If another machine has changed the status, kubelet writes it again within 10 s.
 const reporterStays = 12 * time.Second
 
-// reporters lists the machines that the Node has shown, in order.
+// reporters lists the machines that the Node's status has shown, in order.
 type reporters struct {
 	seen  []string
 	since time.Time // when the last of them was first seen
 }
 
-// saw records the machine that the Node's status shows now.
+// saw records the machine that the Node's status shows.
 func (r *reporters) saw(n *api.Node, now time.Time) {
 	info := n.Status.NodeInfo
 	who := fmt.Sprintf("machine ID %s, UUID %s", info.MachineID, info.SystemUUID)
@@ -32,8 +32,9 @@ func (r *reporters) saw(n *api.Node, now time.Time) {
 	}
 }
 
-// judge returns an error if two machines report as the Node, or as long as that is not ruled
-// out. trusted: the Node was Ready before, so it is watched only if it shows another machine.
+// judge returns an error if two machines report as the Node, or as long as that is possible.
+// trusted means that the Node was Ready before: it is then watched only if it shows another
+// machine.
 func (r *reporters) judge(e *machine.Env, n *api.Node, trusted bool) error {
 	last := len(r.seen) - 1
 	if last < 0 {
