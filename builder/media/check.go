@@ -20,12 +20,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// root gives access to the files of a built image: the system on ROOT-A, and DATA, which the
-// machine mounts on /var.
+// root reads the files of a built image: those of ROOT-A, and those of DATA, which the machine mounts on
+// /var.
 type root struct{ system, data *ext4.Reader }
 
-// root opens the image's file systems. It returns nil for a disk that a machine has booted: its
-// files have changed, and only firstboot on the machine can check them.
+// root opens the image's file systems. It returns nil for a disk that a machine has booted, whose files
+// have changed: only firstboot on that machine can check them.
 func (m *Image) root() (siteconf.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)
@@ -53,7 +53,7 @@ func (m *Image) root() (siteconf.Root, error) {
 	return &seen{root: r, found: map[string]foundOrNot{}, files: map[string]fileOrNot{}}, nil
 }
 
-// seen caches lookups, since thousands of Sites repeat them. It is safe for concurrent use.
+// seen caches lookups in root, which thousands of Sites repeat. It is safe for concurrent use.
 type seen struct {
 	root
 	mu    sync.Mutex
@@ -93,7 +93,7 @@ func (s *seen) ReadFile(p string) ([]byte, error) {
 	return f.b, f.err
 }
 
-// place returns the file system that contains a path, and the path's name in it.
+// place returns the file system that contains the path p, and the path in that file system.
 func (r root) place(p string) (*ext4.Reader, string) {
 	if rest, ok := strings.CutPrefix(p, "/var/"); ok {
 		return r.data, rest
@@ -125,8 +125,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 	return fsys.ReadFile(name)
 }
 
-// serves checks that the image supports the Site, or the Sites of an Inventory. It returns the
-// problems of the documents and, separately, any other error.
+// serves checks that the image supports the Site, or every Site of an Inventory. It returns problems of
+// the documents separately from other errors.
 func (m *Image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
@@ -158,7 +158,7 @@ func (m *Image) problems(s Site) (configs.Problems, error) {
 	return append(s.TokensElsewhere(), s.each(check)...), nil
 }
 
-// each returns the problems that check finds in each Site. If s.Read is set, they have their places
+// each calls check for each Site and returns the problems. If s.Read is set, they contain their places
 // in the document.
 func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
@@ -173,8 +173,8 @@ func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.
 	return s.Read.inventory(probs)
 }
 
-// TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not wipe
-// these after the join.
+// TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not remove these
+// tokens after the join.
 func (s Site) TokensElsewhere() configs.Problems {
 	return s.each(func(site *configs.Site, _ bool) (probs configs.Problems) {
 		token := site.Credentials.Token
@@ -197,7 +197,7 @@ func (s Site) TokensElsewhere() configs.Problems {
 // unknownFields reports fields that the image's first boot would reject.
 func (m *Image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs configs.Problems) {
 	if m.info.SiteFields == nil {
-		return nil // an older image does not list them
+		return nil // an older image does not list its fields
 	}
 	for _, f := range site.FieldsBeyond(m.info.SiteFields) {
 		if f != configs.SpreadField || !spreadIsDefault {
@@ -207,7 +207,7 @@ func (m *Image) unknownFields(site *configs.Site, spreadIsDefault bool) (probs c
 	return probs
 }
 
-// site adds the places in the document to the problems of a Site.
+// site adds places in the document to the problems of a Site.
 func (r Read) site(probs configs.Problems) configs.Problems {
 	own, ignition := r.apart(probs)
 	if r.Name != "" {
@@ -216,8 +216,8 @@ func (r Read) site(probs configs.Problems) configs.Problems {
 	return append(own, ignition...)
 }
 
-// inventory adds the places in the document to the problems of each Site.
-// Problems of the shared Ignition config are reported once.
+// inventory adds places in the document to the problems of each Site. It reports problems of the shared
+// Ignition config once.
 func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	own := make([]configs.Problems, len(sites))
 	var shared configs.Problems
@@ -233,8 +233,8 @@ func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
 }
 
-// apart separates the problems of a Site from those of its Ignition config, which get the config's
-// file name.
+// apart separates problems of a Site from problems of its Ignition config. The latter get the name of
+// the config's file.
 func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	for _, p := range probs {
 		if p.File == "" {
@@ -249,13 +249,13 @@ func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	return own, ignition
 }
 
-// stamping adds the image to an error.
+// stamping adds the failed action and the image to an error.
 func (m *Image) stamping(err error) error {
 	return about("stamping image "+m.path+", nothing was written", err)
 }
 
-// about adds the failed action to an error. It leaves problems of documents unchanged: they begin
-// with their place, to which editors jump.
+// about adds the failed action to an error. It leaves problems of documents unchanged, because editors
+// expect them to begin with their place.
 func about(what string, err error) error {
 	return joined.Each(err, func(e error) error {
 		if probs, ok := e.(configs.Problems); ok && probs[0].File != "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestStampLooksIntoTheImage checks that groups, owners, paths, units and programs are looked up in
-// the image, raw or compressed, before anything is written.
+// TestStampLooksIntoTheImage checks that stamping looks up groups, owners, paths, units and programs in
+// raw and compressed images before it writes anything.
 func TestStampLooksIntoTheImage(t *testing.T) {
 	root := []tree.Node{
 		dir("etc"), inline("etc/passwd", []byte("root:x:0:0:root:/root:/bin/bash\n")), inline("etc/group", []byte("root:x:0:\nsudo:x:27:\n")),
@@ -36,7 +36,7 @@ ignition: '{"ignition":{"version":"3.6.0"},"storage":{"files":[{"path":"/etc/mot
 		"raw":            {false, nil, bad, wants},
 		"compressed":     {true, nil, bad, wants},
 		"nothing wanted": {true, nil, "users: [{name: admin, groups: [sudo]}]\n", nil},
-		"used already":   {false, used, bad, nil}, // only its own first boot can check its files
+		"used already":   {false, used, bad, nil}, // only the machine's first boot can check its files
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "g.raw")

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// lock locks the image until the file is closed; readers share the lock. If another program holds
-// it, the error says to try again.
+// lock locks the image until the file is closed. Readers share the lock. If another program holds it, the
+// error advises to try again.
 func lock(f *os.File, exclusive bool) error {
 	err := file.Lock(f, exclusive)
 	if errors.Is(err, file.ErrLocked) {
@@ -21,18 +21,18 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether the n bytes at off are known to be a hole. It is false for bytes after the
-// end of the file, even if the file was longer before.
+// isHole reports whether the n bytes at off are known to be a hole. It returns false for bytes after the
+// end of the file.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) { // no data from there on
+	if errors.Is(err, unix.ENXIO) { // no data from off on
 		at, err = unix.Seek(int(f.Fd()), 0, unix.SEEK_END)
 	}
 	return err == nil && at >= off+n
 }
 
-// allocate reserves space for n bytes at off without changing them. If the file
-// system cannot do that, the write reports a full disk.
+// allocate reserves space for n bytes at off without changing them. If the file system does not support
+// this, allocate does nothing, and a later write reports a full disk.
 func allocate(f *os.File, off, n int64) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -41,8 +41,8 @@ func allocate(f *os.File, off, n int64) error {
 	return nil
 }
 
-// clone makes dst a copy of src, which must have at least size bytes. It shares blocks if the file
-// system can; otherwise it copies everything except holes.
+// clone makes dst a copy of src, which must have at least size bytes. It shares blocks if the file system
+// can, and otherwise copies everything except holes.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
 		fi, err := dst.Stat()
@@ -54,7 +54,7 @@ func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if err := copySparse(ctx, dst, src, size); err != nil {
 		return err
 	}
-	// The missing end of a truncated file looks like a hole.
+	// The missing end of a truncated file would look like a hole.
 	return checkLength(src, size)
 }
 
@@ -65,7 +65,7 @@ func copySparse(ctx context.Context, dst, src *os.File, size int64) error {
 	for off := int64(0); off < size; {
 		data, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
-			return nil // the rest is a hole
+			return nil // only a hole follows
 		}
 		end := size
 		if err != nil {
@@ -81,7 +81,7 @@ func copySparse(ctx context.Context, dst, src *os.File, size int64) error {
 	return nil
 }
 
-// sharesBlocks reports whether a copy of src in dir can share its blocks.
+// sharesBlocks reports whether a copy of src in the directory dir would share its blocks.
 func sharesBlocks(src *os.File, dir string) bool {
 	f, err := os.CreateTemp(dir, ".edgebake-*")
 	if err != nil {
@@ -109,8 +109,8 @@ func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
 				off, n = off+int64(done), n-int64(done)
 				continue
 			}
-			// Other file systems, old kernels and devices: copy by reading and writing, which also
-			// returns any real error.
+			// Some file systems, old kernels and devices do not support this: copy by reading and writing,
+			// which also returns any other error.
 			inKernel = false
 		}
 		if err := copyRange(dst, src, off, part); err != nil {

@@ -25,24 +25,24 @@ import (
 // Kinds of a Group.
 const (
 	KindPackage = "package" // a Debian package
-	KindProgram = "program" // a program that is in no package
+	KindProgram = "program" // a program outside Debian packages
 	KindImage   = "image"   // a container image
 	KindBoot    = "boot"    // a file on the EFI system partition
 	KindOther   = "other"   // a file rendered by edgebake or created by packages
 )
 
-// Contents describes the files of a file system by their origin.
+// Contents describes the files of a file system, grouped by their origin.
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// Sizes in bytes: Size of the partition, Reserve after its file system, Free in the file
-	// system, and Bytes of its files. The rest is the file system's metadata.
+	// All sizes are in bytes. Size is the partition, Reserve the space after the file system, Free the
+	// space in the file system, and Bytes the sum of the files.
 	Size    int64 `json:"size"`
 	Reserve int64 `json:"reserve"`
 	Free    int64 `json:"free"`
 	Bytes   int64 `json:"bytes"`
 	Files   int   `json:"files"`
-	// Groups are sorted, the largest first.
+	// Groups are sorted by size, the largest first.
 	Groups []Group `json:"groups"`
 }
 
@@ -53,16 +53,16 @@ type Group struct {
 	Version string `json:"version,omitempty"`
 	Bytes   int64  `json:"bytes"`
 	Files   int    `json:"files"`
-	// Largest lists the largest files, with paths of the running system.
+	// Largest lists the group's largest files, with their paths on the running system.
 	Largest []File `json:"largest"`
 
 	all []File
 }
 
-// largest is the maximum length of Group.Largest.
+// largest is the maximum number of files in Group.Largest.
 const largest = 8
 
-// ReadContents lists the contents of an image's file systems, each file once.
+// ReadContents describes the contents of an image's file systems. Each file belongs to one group.
 func ReadContents(name string) ([]Contents, error) {
 	m, err := Open(name)
 	if err != nil {
@@ -72,7 +72,7 @@ func ReadContents(name string) ([]Contents, error) {
 	return m.contents()
 }
 
-// contents lists the contents of the image's file systems, each file once.
+// contents describes the contents of the image's file systems.
 func (m *Image) contents() ([]Contents, error) {
 	var out []Contents
 	b, err := m.fileOwners()
@@ -104,19 +104,18 @@ func (m *Image) contents() ([]Contents, error) {
 	return out, nil
 }
 
-// fileOwners maps files to their packages, programs and images.
+// fileOwners maps files to the packages, programs and container images that they belong to.
 type fileOwners struct {
-	readers  map[string]*ext4.Reader // by partition
-	nodes    map[string][]tree.Node  // by partition, paths of the running system
-	packages map[string]string       // by path with links resolved
-	versions map[string]string       // of packages
-	links    map[string]string       // by path
-	programs map[string]Package      // by path
-	images   map[string][]string     // by path of a directory or file
+	readers  map[string]*ext4.Reader // partition label → file system
+	nodes    map[string][]tree.Node  // partition label → files, with their paths on the running system
+	packages map[string]string       // path without symbolic links → package
+	versions map[string]string       // package → version
+	links    map[string]string       // path of a symbolic link → target
+	programs map[string]Package      // path → program
+	images   map[string][]string     // path of a directory or file → container images
 }
 
-// fileOwners reads both file systems and their lists of packages, programs and
-// images.
+// fileOwners reads ROOT-A and DATA, and the image's lists of packages, programs and container images.
 func (m *Image) fileOwners() (*fileOwners, error) {
 	b := &fileOwners{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
 		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}
@@ -153,16 +152,16 @@ func (m *Image) fileOwners() (*fileOwners, error) {
 	}
 	files := store.NodeFiles(b.nodes[ondisk.LabelData], b.readers[ondisk.LabelData])
 	if _, err := files.Stat(path.Join(store.Root, store.MetaDB)); err != nil {
-		return b, nil // no images, or images that are imported at first boot
+		return b, nil // without images, or with images that the first boot imports
 	}
 	var err error
 	b.images, err = store.Owners(files, store.Root)
 	return b, err
 }
 
-// readPackages reads dpkg's lists.
+// readPackages reads dpkg's lists of packages and files.
 func (b *fileOwners) readPackages() error {
-	status := b.real("var/lib/dpkg/status") // DATA has a link there, to the lists on the root
+	status := b.real("var/lib/dpkg/status") // a link on DATA to the lists on the root
 	info := path.Dir(status) + "/info/"
 	for label, nodes := range b.nodes {
 		for _, n := range nodes {
@@ -193,10 +192,10 @@ func (b *fileOwners) readPackages() error {
 	return nil
 }
 
-// maxLinks limits the links in a path, as in the kernel.
+// maxLinks is the largest number of symbolic links in a path, as in the kernel.
 const maxLinks = 40
 
-// real resolves the links in a path: Debian has moved /bin and similar directories into /usr.
+// real resolves the symbolic links in a path. For example, /bin is a link to /usr/bin in Debian.
 func (b *fileOwners) real(p string) string {
 	p = strings.TrimPrefix(path.Clean("/"+p), "/")
 	for range maxLinks {
@@ -209,7 +208,7 @@ func (b *fileOwners) real(p string) string {
 	return p
 }
 
-// follow replaces the first directory in a path that is a link with its target.
+// follow replaces the first part of a path that is a symbolic link with the link's target.
 func (b *fileOwners) follow(p string) string {
 	for i := range len(p) {
 		if p[i] != '/' {
@@ -243,7 +242,7 @@ func (m *Image) readPrograms(b *fileOwners) error {
 	return nil
 }
 
-// owner returns the group of a file.
+// owner returns the group that a file belongs to, without sizes.
 func (b *fileOwners) owner(p string) Group {
 	if prog, ok := b.programs[p]; ok {
 		return Group{Kind: KindProgram, Name: prog.Name, Version: prog.Version}
@@ -304,7 +303,7 @@ type owned struct {
 	file  File
 }
 
-// group sums up the files by group. The largest group comes first, and in it the largest file.
+// group sums up files by group. It sorts groups, and the files of each group, by descending size.
 func (c *Contents) group(files []owned) {
 	groups := map[string]*Group{}
 	for _, f := range files {
@@ -333,21 +332,21 @@ func (c *Contents) group(files []owned) {
 // Listing describes all files of an image's file systems.
 type Listing struct {
 	Contents []Contents
-	// Files maps paths in the running system to files.
+	// Files maps paths on the running system to files.
 	Files map[string]Listed
 }
 
 // Listed is a file, a link or a directory.
 type Listed struct {
 	Size int64
-	// SHA256 covers content, mode, owner, attributes and target.
+	// SHA256 covers the content, mode, owner, extended attributes and link target.
 	SHA256 string
 	// Text is the content of a small text file that every user of the node may read. Other files
-	// may be secret, for example a key on a node that has booted.
+	// may contain secrets, for example on a disk that has booted.
 	Text string
 }
 
-// ReadFiles reads every file of an image.
+// ReadFiles reads every file of an image, and describes its contents as ReadContents does.
 func ReadFiles(name string) (*Listing, error) {
 	m, err := Open(name)
 	if err != nil {
@@ -369,7 +368,7 @@ func ReadFiles(name string) (*Listing, error) {
 	return l, nil
 }
 
-// maxText is the maximum size of Listed.Text in bytes. Configuration files are smaller.
+// maxText is the maximum size of Listed.Text in bytes.
 const maxText = 64 << 10
 
 func (m *Image) listTree(label string, out map[string]Listed) error {
@@ -387,10 +386,10 @@ func (m *Image) listTree(label string, out map[string]Listed) error {
 	}
 	return r.Walk(func(n tree.Node) error {
 		h := sha256.New()
-		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // maps are printed in the order of their keys
+		fmt.Fprintf(h, "%o %d %d %d %d %q %q\n", n.Mode, n.UID, n.GID, n.Major, n.Minor, n.Target, n.Xattrs) // Printf prints maps in the order of their keys
 		f := Listed{Size: n.Data.Size}
 		switch {
-		case n.IsRegular() && n.Data.Blob == "": // an empty file
+		case n.IsRegular() && n.Data.Blob == "": // a small file, whose content is inline
 			h.Write(n.Data.Inline)
 		case n.IsRegular():
 			file, err := r.OpenBlob(n.Data.Blob)
@@ -429,7 +428,7 @@ func (m *Image) listBoot(out map[string]Listed) error {
 		}
 		sum := sha256.Sum256(b)
 		f := Listed{Size: e.Size, SHA256: hex.EncodeToString(sum[:])}
-		if !strings.HasSuffix(e.Path, ".json") { // package anatomy compares their fields
+		if !strings.HasSuffix(e.Path, ".json") { // package anatomy compares JSON files by their fields
 			f.Text = textOf(b)
 		}
 		out["/efi/"+e.Path] = f
@@ -437,7 +436,7 @@ func (m *Image) listBoot(out map[string]Listed) error {
 	})
 }
 
-// textOf returns b as a string, or "" if it is not a text.
+// textOf returns b as a string, or "" if it is too large or not text.
 func textOf(b []byte) string {
 	if len(b) > maxText || !utf8.Valid(b) || bytes.IndexByte(b, 0) >= 0 {
 		return ""
@@ -445,7 +444,7 @@ func textOf(b []byte) string {
 	return string(b)
 }
 
-// limited keeps the first bytes and discards the rest.
+// limited writes the first left bytes to w and discards the rest.
 type limited struct {
 	w    io.Writer
 	left int

@@ -24,20 +24,20 @@ import (
 type Descriptor struct {
 	Golden    string `json:"golden"`
 	Signature string `json:"signature,omitempty"`
-	// ImageInfo is image.json, byte for byte: the signature covers it.
+	// ImageInfo is the exact text of image.json, which the signature covers.
 	ImageInfo []byte `json:"imageInfo"`
 }
 
-// SignedBy returns the first of the minisign public keys that verifies the image's signature.
+// SignedBy returns the first of the minisign public keys that verifies the image's signature. It is an
+// error if none does.
 func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
 
-// ErrNotGolden means that an image contains data that its build did not write. Such data may be
-// secret.
+// ErrNotGolden means that an image contains data that its build did not write, which may be secret.
 var ErrNotGolden = errors.New("not a golden image")
 
-// Hold locks the image against stamping until Close.
+// Hold locks the image so that it cannot be stamped until Close.
 func (m *Image) Hold() error {
 	if err := lock(m.f, false); err != nil {
 		return fmt.Errorf("reading image %s: %w", m.path, err)
@@ -45,9 +45,8 @@ func (m *Image) Hold() error {
 	return nil
 }
 
-// Descriptor returns the descriptor of an image to be pushed. It rejects an
-// image that is stamped or has booted: no digest covers the slot, and its
-// content may be secret.
+// Descriptor returns the descriptor of an image to be pushed. It rejects an image that is stamped or has
+// booted: no digest covers the slot, which may contain secrets.
 func (m *Image) Descriptor() (Descriptor, error) {
 	var i Info
 	if err := m.readSlot(&i); err != nil {
@@ -94,8 +93,8 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	return Descriptor{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
 }
 
-// neverFlashed rejects a copy of a disk. A flashed disk has its own GUIDs, and a larger disk may
-// have old data after the last partition, which no digest covers.
+// neverFlashed returns an error for a copy of a flashed disk. Such a disk has its own GUIDs. A larger one
+// may also have old data after the last partition, which no digest covers.
 func (m *Image) neverFlashed() error {
 	if m.ownGUIDs() {
 		return errors.New("this is a flashed disk with its own GUIDs")
@@ -110,8 +109,8 @@ func (m *Image) neverFlashed() error {
 	return nil
 }
 
-// leftovers looks for secrets in the slot's free clusters: a deleted Site can
-// still be read there.
+// leftovers returns an error if the slot's free clusters are not empty. They may contain a deleted Site,
+// with its secrets.
 func leftovers(slot *io.SectionReader) error {
 	b := make([]byte, slot.Size())
 	if _, err := io.ReadFull(slot, b); err != nil {
@@ -127,7 +126,7 @@ func leftovers(slot *io.SectionReader) error {
 	if err != nil {
 		return err
 	}
-	// Other secrets, for example a password in an Ignition config, cannot be recognized, so all
+	// Other secrets, such as a password in an Ignition config, cannot be recognized. Therefore all
 	// free clusters must be zero.
 	return fsys.EachFree(func(x fat.Extent) error {
 		if !seekable.IsZero(b[x.Off:][:x.Len]) {
@@ -137,9 +136,8 @@ func leftovers(slot *io.SectionReader) error {
 	})
 }
 
-// hasToken reports whether b contains a bootstrap token of kubeadm: six characters, a dot and
-// sixteen characters, all letters or digits. It searches for dots, which is much faster than a
-// regular expression.
+// hasToken reports whether b contains a bootstrap token of kubeadm: six characters, a dot and sixteen
+// characters, which are letters or digits. Searching for dots is much faster than a regular expression.
 func hasToken(b []byte) bool {
 	const id, secret = 6, 16
 	for from := 0; ; {
@@ -172,7 +170,8 @@ func allOf(b []byte, is func(byte) bool) bool {
 	return true
 }
 
-// Frames returns the end offsets of a compressed image's frames in the file; nil for a raw image.
+// Frames returns the offsets in the file at which the frames of a compressed image end, or nil for a raw
+// image.
 func (m *Image) Frames() []int64 {
 	if m.z == nil {
 		return nil
@@ -188,10 +187,10 @@ func (m *Image) Frames() []int64 {
 // Stored returns the size of the image's file in bytes.
 func (m *Image) Stored() int64 { return m.stored }
 
-// File returns the image's file as it is stored.
+// File returns the image's file, raw or compressed.
 func (m *Image) File() io.ReaderAt { return m.f }
 
-// PackFile compresses a raw image into an unnamed temporary file.
+// PackFile compresses a raw image into a temporary file that has no name.
 func (m *Image) PackFile(ctx context.Context, progress func(done, total int64)) (*os.File, error) {
 	dir := os.TempDir()
 	f, err := os.CreateTemp(dir, ".edgebake-*")
@@ -206,8 +205,8 @@ func (m *Image) PackFile(ctx context.Context, progress func(done, total int64)) 
 	return f, nil
 }
 
-// Pack compresses a raw image into the empty file out, as a build does. It does not sign the index
-// of the chunks.
+// Pack compresses a raw image into the empty file out, in the same way as a build. It does not sign the
+// chunk index.
 func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -241,17 +240,16 @@ func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, tot
 	})
 }
 
-// Chunks hashes the chunks of a compressed image, of disk.Align bytes each, while their frames
-// arrive.
+// Chunks hashes the chunks of a compressed image, disk.Align bytes each, while the image is downloaded.
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
-	seen []bool // hashed before: the output may have data in place of a hole
+	seen []bool // chunks that Take has hashed before, so that the output may have data in place of a hole
 	zero [32]byte
 }
 
-// NewChunks returns the chunks of the compressed image of size bytes that is
-// being written to f. tail is the end of the file, after the last frame.
+// NewChunks returns the Chunks of a compressed image that is being written to f and will have size bytes.
+// tail is the end of the file, after the last frame.
 func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	z, err := seekable.Open(ahead{f, tail, size - int64(len(tail))}, size)
 	if err != nil {
@@ -265,7 +263,7 @@ func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	return &Chunks{z: z, sums: make([][32]byte, n), seen: make([]bool, n), zero: sha256.Sum256(make([]byte, disk.Align))}, nil
 }
 
-// ahead reads a file that is still being written, but whose end is known.
+// ahead reads a file that is still being written to f, but whose end, from at on, is already known.
 type ahead struct {
 	f    io.ReaderAt
 	tail []byte
@@ -282,7 +280,7 @@ func (a ahead) ReadAt(p []byte, off int64) (int, error) {
 // Close closes the decoder.
 func (c *Chunks) Close() { c.z.Close() }
 
-// Len returns the number of chunks. Size returns the size of the disk in bytes.
+// Len returns the number of chunks, and Size the size of the disk in bytes.
 func (c *Chunks) Len() int    { return len(c.sums) }
 func (c *Chunks) Size() int64 { return c.z.Size() }
 
@@ -292,9 +290,8 @@ func (c *Chunks) End(i int) int64 {
 	return e.Offset + e.Compressed
 }
 
-// Take hashes chunk i, whose frames have arrived, and writes it to out if out is not nil; zeros
-// become a hole. It may be called concurrently, and again for a chunk whose frames have arrived
-// again.
+// Take hashes chunk i, whose frames must have arrived. If out is not nil, it also writes the chunk to
+// out, with holes for zeros. It may be called concurrently, and again if the frames arrived again.
 func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	off := int64(i) * disk.Align
 	b := buf[:min(disk.Align, c.z.Size()-off)]
@@ -317,8 +314,7 @@ func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	return err
 }
 
-// VerifyChunks checks the image like Verify, with the digests that c has
-// computed.
+// VerifyChunks does the work of Verify with the digests of chunks that c has already computed.
 func (m *Image) VerifyChunks(ctx context.Context, c *Chunks) error {
 	if m.z == nil || m.z.Frames() != c.z.Frames() || m.z.Size() != c.Size() {
 		return fmt.Errorf("verifying image %s: %w: the frame table of the image differs from the frame table in the config", m.path, ErrNotOurs)
@@ -336,7 +332,7 @@ func (m *Image) VerifyChunks(ctx context.Context, c *Chunks) error {
 	})
 }
 
-// aligned returns an error unless every partition consists of whole chunks.
+// aligned returns an error unless every partition consists of complete chunks.
 func (m *Image) aligned() error {
 	for _, p := range m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align || p.Start+p.Size > m.size {
@@ -350,5 +346,5 @@ func misplaced(p gpt.Partition) error {
 	return fmt.Errorf("%w: partition %s has %d bytes at %d, but edgebake makes no such partition", ErrNotOurs, p.Name, p.Size, p.Start)
 }
 
-// IsCompressed reports whether a file name is that of a compressed image.
+// IsCompressed reports whether a file name has the extension of a compressed image.
 func IsCompressed(name string) bool { return strings.HasSuffix(name, ".zst") }

@@ -19,73 +19,72 @@ import (
 // Medium is a disk that an image is written to.
 type Medium interface {
 	io.WriterAt
-	// ReadAt reads from the medium after a Sync, not from a cache.
+	// ReadAt must read from the medium itself after a Sync, not from a cache.
 	io.ReaderAt
-	// Zero makes a range read as zeros permanently.
+	// Zero makes a range read as zeros, also after a power cut.
 	Zero(off, n int64) error
-	// Discard declares a range to be unused; it may do nothing.
+	// Discard declares that a range is unused. It may do nothing.
 	Discard(off, n int64)
 	Sync() error
 }
 
-// FlashOptions configure how an image is written to a disk.
+// FlashOptions configures how an image is written to a disk.
 type FlashOptions struct {
-	// Site is stamped onto the disk; nil keeps the image's slot.
+	// Site is stamped onto the disk. If it is nil, the disk gets the image's slot.
 	Site *Site
 	// Slot, if set, replaces the image's slot. The caller must have checked it.
 	Slot []byte
-	// Stamp configures the stamping; only Now and Undated are used.
+	// Stamp configures the stamping. Only Now and Undated are used.
 	Stamp StampOptions
-	// Size is the size of the disk and Sector the size of its sectors, in bytes. Sector is 0 for a
+	// Size is the size of the disk in bytes, and Sector the size of its sectors. Sector is 0 for a
 	// file.
 	Size, Sector int64
 	// Random determines the disk's own GUIDs.
 	Random [16]byte
-	// Keys are minisign public keys. If there are any, one of them must have
-	// signed the image.
+	// Keys are minisign public keys. Unless the list is empty, one of them must have signed the
+	// image.
 	Keys []string
-	// SkipVerify skips reading the disk back.
+	// SkipVerify means that the disk is not read back.
 	SkipVerify bool
-	// Progress, if set, is called with the bytes that a step, "write" or "verify", has done so far.
+	// Progress, if set, is called during the steps "write" and "verify" with the bytes done so far.
 	Progress func(step string, done, total int64)
 }
 
 // Flash is an image that is ready to be written to a disk.
 //
-// After a power cut during the write, firmware and kernel find no partition table on the disk, and
-// Inspect reports why: the first sector, which both read first, is overwritten first. It gets its
-// final content in one last write, after everything else was read back from the medium.
+// Firmware and the kernel first read the first sector of a disk. Flash overwrites it first, and writes
+// its final content last, after everything else was read back. Therefore, after a power cut they find
+// no partition table, and Inspect reports that flashing was interrupted.
 type Flash struct {
 	Image ondisk.ImageInfo
-	// Slot is the description that the slot will have.
+	// Slot is the description in the slot of the written disk.
 	Slot ondisk.SlotInfo
-	// State is the state of the slot: SlotGolden, SlotSite or SlotInventory.
+	// State is the state of that slot: SlotGolden, SlotSite or SlotInventory.
 	State string
-	// NodeName is the node name in its Site, or a template of it.
+	// NodeName is the node name in the slot's Site, or its template.
 	NodeName string
-	// Table is the partition table that the disk gets.
+	// Table is the partition table of the written disk.
 	Table gpt.Table
-	// Shared means that the disk keeps the image's GUIDs, since its boot entries do not name its
-	// partitions in a form that can be edited.
+	// Shared means that the disk keeps the image's GUIDs, since edgebake cannot edit the boot entries.
 	Shared bool
-	// End is the end of the last partition in bytes. Only the backup partition table is written
-	// after it.
+	// End is the end of the last partition in bytes. After it, only the backup partition table is
+	// written.
 	End int64
 
 	m     *Image
 	o     FlashOptions
 	slot  []byte // the bytes to write; nil for an installer
-	edits []edit // changes of the boot entries to the disk's own GUIDs
-	// built and written are the digests of each chunk as in the golden digest and as on the disk.
-	// Most are unknown until the chunk is read back: see hashes.
+	edits []edit // change the boot entries to the disk's own GUIDs
+	// built and written contain a digest of each chunk: as the golden digest uses it, and as it is on
+	// the disk. Most of them are unknown until the chunk is read back: see hashes.
 	built, written [][32]byte
 	zeros          []byte   // one chunk of zeros
-	zeroSum        [32]byte // its digest
+	zeroSum        [32]byte // digest of zeros
 	data           int64    // estimated number of bytes to write, without holes
 	kind           flashKind
 }
 
-// flashKind is the kind of disk to be written.
+// flashKind is the kind of image to be written.
 type flashKind int
 
 const (
@@ -95,14 +94,14 @@ const (
 
 // Flashed describes the written disk.
 type Flashed struct {
-	// Golden is the digest of the image, computed from the written bytes.
+	// Golden is the golden digest, computed from the written bytes.
 	Golden string `json:"golden"`
 	// DiskGUID is the GUID of the disk.
 	DiskGUID string `json:"diskGUID"`
 	// Written and Zeroed are in bytes.
 	Written int64 `json:"written"`
 	Zeroed  int64 `json:"zeroed"`
-	// Verified means that everything was read back from the medium and compared.
+	// Verified means that everything was read back from the medium and is correct.
 	Verified bool `json:"verified"`
 }
 
@@ -116,16 +115,16 @@ var ErrUnfinished = errors.New("writing an image to this disk did not finish: fl
 var ErrUntouched = errors.New("nothing was written")
 
 const (
-	// headRoom is the number of bytes wiped at the beginning of the disk: a partition table for
-	// either sector size.
+	// headRoom is the number of bytes that are wiped at the beginning of the disk, enough for a
+	// partition table with either sector size.
 	headRoom = 24 << 10
-	// tailRoom is the number of bytes wiped at the end of the disk: an old backup table, and
-	// metadata of RAID and ZFS.
+	// tailRoom is the number of bytes that are wiped at the end of the disk, where an old backup table
+	// or metadata of RAID or ZFS may be.
 	tailRoom = 1 << 20
 )
 
-// PrepareFlash reads the image and checks that it fits the disk and the Site.
-// It writes nothing and reports all errors at once.
+// PrepareFlash checks that the image fits the disk and the Site. It writes nothing and reports all
+// errors together.
 func PrepareFlash(path string, o FlashOptions) (*Flash, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -171,7 +170,7 @@ func (f *Flash) prepare() error {
 	return f.identity()
 }
 
-// layout checks the partitions and sets End.
+// layout checks the places of the partitions and sets End.
 func (f *Flash) layout() error {
 	for _, p := range f.m.table.Partitions {
 		if p.Start%disk.Align != 0 || p.Size%disk.Align != 0 || p.Start < disk.Align {
@@ -189,7 +188,7 @@ func (f *Flash) layout() error {
 	return nil
 }
 
-// fits checks the image against the disk's size and sectors.
+// fits checks the image against the size and the sector size of the disk.
 func (f *Flash) fits() error {
 	var errs []error
 	if f.o.Size < f.End+tailRoom && f.kind == flashInstaller {
@@ -208,7 +207,7 @@ func (f *Flash) fits() error {
 	return errors.Join(errs...)
 }
 
-// fill makes the slot for the disk, or checks the image's slot.
+// fill sets the slot for the disk: a new one for the Site, or the image's slot after checking it.
 func (f *Flash) fill() error {
 	p, err := f.m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -228,7 +227,7 @@ func (f *Flash) fill() error {
 			f.State = SlotInventory
 		}
 	} else {
-		// Read it once: no digest covers the slot, so the checked bytes must be the written bytes.
+		// Read the slot only once: no digest covers it, so another read might return unchecked bytes.
 		if f.slot = f.o.Slot; f.slot == nil {
 			f.slot = make([]byte, p.Size)
 			if _, err := io.ReadFull(f.m.section(p), f.slot); err != nil {
@@ -256,14 +255,13 @@ func (f *Flash) fill() error {
 	if err = slot.Strays(bytes.NewReader(f.slot)); err != nil || f.o.Site != nil {
 		return err
 	}
-	// With keys, write only files that edgebake has put into the slot, so that firmware finds no
-	// others.
+	// With keys, make the slot again from edgebake's files in it: firmware must not find other files.
 	f.slot, err = slot.Remake(bytes.NewReader(f.slot))
 	return err
 }
 
-// identity gives the disk its own GUIDs, so that it is never mistaken for another copy of the image
-// in the same machine.
+// identity gives the disk its own GUIDs, so that two disks with the same image in one machine are not
+// mistaken for each other.
 func (f *Flash) identity() error {
 	f.Table = gpt.Table{GUID: disk.RandomGUID(f.o.Random), Size: f.o.Size, SectorSize: f.m.table.SectorSize}
 	if rest := f.Table.Size % f.Table.SectorSize; rest != 0 {
@@ -284,8 +282,8 @@ func (f *Flash) identity() error {
 	return nil
 }
 
-// ownEntries returns the edits that change the boot entries of m to the disk's
-// own GUIDs. shared means that the entries cannot be changed.
+// ownEntries returns the edits that change the boot entries of m to the disk's own GUIDs. shared means that
+// the entries cannot be edited.
 func (f *Flash) ownEntries(m *Image) (edits []edit, shared bool, err error) {
 	own := map[string]string{}
 	for _, p := range m.info.Partitions {

@@ -14,7 +14,7 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// loop makes a loop device of the file with sectors of that size.
+// loop makes a loop device of the file, with the given sector size.
 func loop(t testing.TB, path string, sector int64) string {
 	t.Helper()
 	desk.NeedRoot(t, "it makes loop devices")
@@ -32,8 +32,8 @@ func loop(t testing.TB, path string, sector int64) string {
 	return dev
 }
 
-// TestFlashDevice writes to block devices with sectors of both sizes, three times as large as the
-// image and full of other data. It checks the result with sgdisk, fsck.fat and e2fsck.
+// TestFlashDevice flashes block devices with sectors of both sizes. They are three times as large as the
+// image and full of old data. sgdisk, fsck.fat and e2fsck check the result.
 func TestFlashDevice(t *testing.T) {
 	for _, sector := range []int64{512, 4096} {
 		t.Run(fmt.Sprint(sector), func(t *testing.T) {
@@ -86,8 +86,8 @@ func TestFlashDevice(t *testing.T) {
 			} {
 				disktest.Oracle(t, oracle[0], append(oracle[1:], parts[label])...)
 			}
-			// Stamping a mounted device is rejected: the mount's cache would overwrite the slot.
-			claim, err := os.OpenFile(dev, os.O_RDONLY|os.O_EXCL, 0) // as a mount of a partition does
+			// Stamping a mounted device must fail: the mount's cache would overwrite the slot.
+			claim, err := os.OpenFile(dev, os.O_RDONLY|os.O_EXCL, 0) // in use, as if a partition were mounted
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -96,7 +96,7 @@ func TestFlashDevice(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "unmount its partitions first") {
 				t.Errorf("stamped beneath a mount: %v", err)
 			}
-			// Stamping the disk again respects its sectors.
+			// Stamping a flashed disk must use its sector size.
 			stamp(t, dev, StampOptions{})
 			disktest.Oracle(t, "fsck.fat", "-n", parts[ondisk.LabelSlot])
 			if err := Verify(t.Context(), dev, nil); err != nil {
@@ -106,8 +106,7 @@ func TestFlashDevice(t *testing.T) {
 	}
 }
 
-// partitionsOf makes loop devices of a disk's partitions, whether or not the
-// kernel has found them.
+// partitionsOf makes a loop device of each partition, since the kernel may not have scanned the disk.
 func partitionsOf(t *testing.T, dev string, sector int64) map[string]string {
 	t.Helper()
 	i, err := Inspect(dev)
@@ -127,8 +126,8 @@ func partitionsOf(t *testing.T, dev string, sector int64) map[string]string {
 	return out
 }
 
-// TestZero checks that a range of a disk reads as zeros and its neighbours are unchanged, even if
-// the device cannot write zeros itself.
+// TestZero checks that Zero makes a range read as zeros and leaves its neighbours unchanged, even if the
+// device cannot zero blocks itself.
 func TestZero(t *testing.T) {
 	m := blank(t, 64<<20)
 	paths := map[string]string{"file": m.path()}

@@ -23,22 +23,22 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// medium is a disk in a file. It stores all writes, except those that a test makes it lose.
+// medium is a disk in a file. A test can make it lose writes.
 type medium struct {
 	f    *os.File
 	size int64
-	// junk is the content of discarded blocks.
+	// junk is the byte with which Discard fills blocks.
 	junk byte
-	// ops is called before each write, with its number.
+	// ops, if set, is called for each write with its number, and may skip or fail it.
 	ops func(n int, do func(*os.File) error) error
 	n   int
-	// sync is called by each Sync.
+	// sync, if set, is called by each Sync.
 	sync func() error
-	// flip is the offset of a byte that always reads differently than written.
+	// flip is the offset of a byte that never reads as it was written.
 	flip int64
 }
 
-// blank makes a disk of that size, full of old data.
+// blank makes a disk of the given size that is full of old data.
 func blank(t testing.TB, size int64) *medium {
 	t.Helper()
 	f, err := os.Create(filepath.Join(disktest.Scratch(t), "disk"))
@@ -92,7 +92,7 @@ func (m *medium) WriteAt(p []byte, off int64) (int, error) {
 	})
 }
 
-// Zero makes a hole: most of a disk is empty, and it is copied before each power cut.
+// Zero makes a hole, so that copying the disk for each power cut is fast.
 func (m *medium) Zero(off, n int64) error {
 	return m.do(func(f *os.File) error {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
@@ -127,7 +127,7 @@ func (m *medium) ReadAt(p []byte, off int64) (int, error) {
 
 var random = [16]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 
-// flashTo flashes an image to d with a Site; change edits the options.
+// flashTo flashes an image with a Site to d. change edits the options.
 func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) (*Flash, *Flashed, error) {
 	t.Helper()
 	s := site()
@@ -144,14 +144,14 @@ func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) 
 	return f, r, err
 }
 
-// TestFlash checks that the disk has the image's content, the Site, a table for its size and its
-// own GUIDs, whatever it contained before and whatever discarded blocks return.
+// TestFlash checks that the disk has the image's content, the Site, a partition table for its size, and
+// its own GUIDs. This must not depend on the disk's old content or on discarded blocks.
 func TestFlash(t *testing.T) {
 	d := disktest.Scratch(t)
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
 	want := golden(t, raw, 8<<20, false)
 	golden(t, packed, 8<<20, true)
-	full := filepath.Join(d, "full.raw") // without holes
+	full := filepath.Join(d, "full.raw") // a copy without holes
 	b, err := os.ReadFile(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -205,8 +205,8 @@ func TestFlash(t *testing.T) {
 	}
 }
 
-// TestFlashNamesItsOwnPartitions checks that the boot entry names the disk's own partitions, and
-// that the disk can be stamped again and flashed from.
+// TestFlashNamesItsOwnPartitions checks that the boot entry names the disk's own partitions. The disk can
+// be stamped again, and can itself be flashed to another disk.
 func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, image, 4<<20, false)
@@ -228,7 +228,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, x := range []*medium{m, again} {
-		x.f.Close() // no other program may have it open
+		x.f.Close() // Stamp requires that no other program has the file open
 		stamp(t, x.path(), StampOptions{})
 		if err := Verify(t.Context(), x.path(), nil); err != nil {
 			t.Error(err)
@@ -249,7 +249,7 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 			seen[p.GUID] = true
 		}
 		img.Close()
-		// A changed entry is still detected.
+		// A change in a boot entry is still found.
 		where := img.table.Partitions[0]
 		raw, err := os.ReadFile(x.path())
 		if err != nil {
@@ -272,8 +272,8 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 }
 
-// TestFlashOfAnotherBootChain checks that a disk keeps the image's GUIDs if the boot entry does not
-// name the root by GUID, and that an image whose table does not match image.json is rejected.
+// TestFlashOfAnotherBootChain checks that a disk keeps the image's GUIDs if the boot entry does not name
+// the root by GUID. An image whose partition table differs from image.json is rejected.
 func TestFlashOfAnotherBootChain(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, image, 4<<20, false)
@@ -304,8 +304,8 @@ func TestFlashOfAnotherBootChain(t *testing.T) {
 	}
 }
 
-// TestFlashOfAChangingImage changes data of the image after PrepareFlash has read it. No digest
-// covers those reads, so Write must detect the change, and the disk must not boot.
+// TestFlashOfAChangingImage changes the image after PrepareFlash has read it. No digest covers what
+// PrepareFlash read, so Write must notice the change, and the disk must not boot.
 func TestFlashOfAChangingImage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, path, 4<<20, false)
@@ -349,8 +349,8 @@ func TestFlashOfAChangingImage(t *testing.T) {
 	}
 }
 
-// TestFlashReadsTheSlotOnce checks that the slot that was checked is the one written, since no
-// digest covers it.
+// TestFlashReadsTheSlotOnce checks that the written slot is the one that was checked, even if the image's
+// slot changes meanwhile: no digest covers it.
 func TestFlashReadsTheSlotOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, path, 4<<20, false)
@@ -366,7 +366,7 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 	defer f.Close()
 	stamped := path + ".stamped"
 	stamp(t, path, StampOptions{Output: stamped})
-	if said, err := command("cp", stamped, path); err != nil { // cp takes no lock
+	if said, err := command("cp", stamped, path); err != nil { // cp ignores the lock
 		t.Fatalf("%v: %s", err, said)
 	}
 	if _, err := f.Write(t.Context(), m); err != nil {
@@ -377,9 +377,9 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 	}
 }
 
-// TestFlashPowerCut cuts the power after every write. Each time the disk must be the complete old
-// one, the complete new one, or one that is rejected and does not boot. Writes that were not synced
-// are lost, stored, or stored in part.
+// TestFlashPowerCut cuts the power after each write in turn. The disk must then be the complete old disk,
+// the complete new disk, or a disk that does not boot and that Inspect rejects. Of the writes since the
+// last Sync, none, all or some are stored.
 func TestFlashPowerCut(t *testing.T) {
 	d := disktest.Scratch(t)
 	image := filepath.Join(d, "new.raw.zst")
@@ -452,8 +452,7 @@ func TestFlashPowerCut(t *testing.T) {
 	t.Log(seen)
 }
 
-// TestFlashNotices checks that a disk that does not keep its content, and a wrong image, are
-// detected.
+// TestFlashNotices checks that flashing detects a failing disk and a wrong image.
 func TestFlashNotices(t *testing.T) {
 	d := t.TempDir()
 	image := filepath.Join(d, "g.raw")
@@ -475,7 +474,7 @@ func TestFlashNotices(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready.Close()
-	entry := ready.edits[0].off // this place gets the disk's own GUID
+	entry := ready.edits[0].off // flashing replaces a GUID at this offset
 	at := func(n int, err error) func(*medium) {
 		return func(m *medium) {
 			m.ops = func(i int, op func(*os.File) error) error {
@@ -602,7 +601,7 @@ func TestFlashNotices(t *testing.T) {
 	})
 }
 
-// TestFlashRefuses checks that all problems are reported at once, before anything is written.
+// TestFlashRefuses checks that all problems are reported together, before anything is written.
 func TestFlashRefuses(t *testing.T) {
 	d := t.TempDir()
 	image, packed, wide := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst"), filepath.Join(d, "4k.raw")
@@ -661,7 +660,7 @@ func TestFlashRefuses(t *testing.T) {
 	}
 }
 
-// noSlotImage makes an edgebake disk without the partition EDGEBAKE.
+// noSlotImage makes an edgebake disk that lacks the partition EDGEBAKE.
 func noSlotImage(t *testing.T, path string) {
 	t.Helper()
 	spec := disk.Spec{ID: "bb22", Arch: "amd64", SourceDate: built, Partitions: []disk.Partition{
@@ -681,10 +680,10 @@ func command(name string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestTrim checks that trim removes only zeros, and that the rest begins and ends with other bytes.
+// TestTrim checks that trim removes all complete blocks of zeros at both ends, and nothing else.
 func TestTrim(t *testing.T) {
 	for _, x := range []struct {
-		set    []int64 // bytes that are not zero
+		set    []int64 // offsets of non-zero bytes
 		at, to int64
 	}{
 		{[]int64{0, disk.Align - 1}, 0, disk.Align},
@@ -706,8 +705,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// TestWhoFailed checks that an unreadable image is not reported as an error of the disk, and a
-// failing disk not as an error of the image.
+// TestWhoFailed checks that an error in reading the image is reported as the image's, and an error of the
+// disk as the disk's.
 func TestWhoFailed(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Write writes the image. The first write destroys the disk's old content; ErrUntouched means that
-// nothing was written.
+// Write writes the image. It destroys the disk's old content with its first write. ErrUntouched means that
+// it wrote nothing.
 func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
@@ -36,14 +36,14 @@ func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	return r, nil
 }
 
-// wipe replaces the old partition table with the text unfinished.
+// wipe overwrites the old partition table, and writes the text unfinished to the first sector.
 func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 	head := make([]byte, headRoom)
 	copy(head, unfinished)
 	if _, err := d.WriteAt(head, 0); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
-	// Sync first, so that a power cut leaves either the old disk or the text on it.
+	// Sync first: after a power cut, the disk then is either the old one or marked as unfinished.
 	if err := d.Sync(); err != nil {
 		return fmt.Errorf("wiping the old partition table: %w", err)
 	}
@@ -55,14 +55,14 @@ func (f *Flash) wipe(_ context.Context, d Medium, _ *Flashed) error {
 
 // piece is one chunk to be written.
 type piece struct {
-	b   []byte // the part that is not zero; nil if all is zero
+	b   []byte // without zeros at both ends; nil if the chunk is zero
 	at  int64  // offset of b in the chunk
-	buf []byte // buffer to reuse
+	buf []byte // the buffer that contains b
 	err error
 }
 
-// stream writes all chunks in order, since many devices are slow otherwise.
-// Workers read and decompress chunks in parallel meanwhile.
+// stream writes the chunks in order, because many devices are slow otherwise. Meanwhile, several
+// workers read and decompress the next chunks.
 func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	ctx, cancel := context.WithCancel(ctx)
 	n := len(f.built)
@@ -92,8 +92,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				// Take the buffer before the chunk's number: the worker with the lowest number must
-				// not wait for a buffer.
+				// Get a buffer before a chunk number. Otherwise the worker with the lowest number might wait
+				// for a buffer while all buffers hold later chunks.
 				var buf []byte
 				select {
 				case buf = <-buffers:
@@ -113,11 +113,11 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	return f.write(ctx, d, r, ready, buffers)
 }
 
-// grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller
-// parts the requests cost more than the saved bytes.
+// grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller parts,
+// writing is cheaper than a request to zero them.
 const grain = 1 << 20
 
-// trim removes zeros from both ends of a chunk; at is the offset of the rest.
+// trim removes zeros from both ends of a chunk. It returns the rest and its offset in the chunk.
 func trim(b []byte) (at int64, rest []byte) {
 	for len(b) > 0 && seekable.IsZero(b[:grain]) {
 		at, b = at+grain, b[grain:]
@@ -128,13 +128,12 @@ func trim(b []byte) (at int64, rest []byte) {
 	return at, b
 }
 
-// maxZero is the largest number of bytes that one request zeroes. An interrupt waits until the
-// request has ended.
+// maxZero is the largest number of bytes in one request to zero a range. A request cannot be interrupted.
 const maxZero = 256 << 20
 
 // write writes the chunks in order.
 func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan piece, buffers chan<- []byte) error {
-	// Except for the first sector, the wiped head is zero already.
+	// wipe has already zeroed the head, except for the first sector, which finish writes.
 	from, at := int64(headRoom), int64(headRoom)
 	zero := func() error {
 		if err := d.Zero(from, at-from); err != nil {
@@ -179,8 +178,8 @@ func (f *Flash) write(ctx context.Context, d Medium, r *Flashed, ready []chan pi
 		}
 	}
 	f.progress("write", f.data, f.data)
-	// Discard the rest of the disk, into which DATA will grow. Zero a rest of at most one chunk,
-	// since Verify reads it.
+	// Discard the rest of the disk, into which DATA will grow. Verify reads a rest of at most one
+	// chunk, so zero that instead.
 	rest := f.Table.Size - tailRoom - f.End
 	if rest > disk.Align {
 		d.Discard(f.End, rest)
@@ -201,19 +200,18 @@ func (f *Flash) progress(step string, done, total int64) {
 	}
 }
 
-// hashes reports whether every chunk is hashed before it is written. An image that is read back
-// needs this only for the slot: its golden digest, which does not cover the slot, is computed from
-// the bytes that the disk returns.
+// hashes reports whether every chunk must be hashed before it is written. If the disk is read back, the
+// golden digest is computed from the bytes read back, and only the slot needs a digest before.
 func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
-// chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of
-// chunks of zeros and of the slot, and if hashes is set those of all others.
+// chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of zeros
+// and of the slot, and if hashes is set, the digests of all other chunks.
 func (f *Flash) chunk(i int, buf []byte, hashes bool) ([]byte, error) {
 	off := int64(i) * disk.Align
 	f.built[i], f.written[i] = f.zeroSum, f.zeroSum
 	p := f.at(off)
 	switch {
-	case p == nil: // before the first partition, or between two
+	case p == nil: // between partitions, or before the first
 		return nil, nil
 	case p.Name == ondisk.LabelSlot && f.slot != nil:
 		b := f.slot[off-p.Start:][:disk.Align]
@@ -257,7 +255,7 @@ func (f *Flash) at(off int64) *gpt.Partition {
 	return nil
 }
 
-// golden compares the golden digest of the written bytes.
+// golden compares the golden digest of the written bytes with the one in the slot.
 func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	got := f.digest()
 	if r.Golden = got.Golden; f.kind == flashInstaller || r.Golden == f.Slot.Golden {
@@ -272,14 +270,13 @@ func (f *Flash) golden(ctx context.Context, _ Medium, r *Flashed) error {
 	return fmt.Errorf("image %s is damaged, or has booted: %w: copy or build it again", f.m.path, notAsBuilt(got, f.Slot))
 }
 
-// changed returns the error for an image that has changed since PrepareFlash.
+// changed returns the error for an image that has changed since PrepareFlash read it.
 func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries changed while they were read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back from the disk. PrepareFlash used them
-// before their digest was checked, so they must not have changed. The golden digest covers the
-// bytes read back.
+// asPrepared reads image.json and the boot entries back from the disk. They must equal the ones that
+// PrepareFlash used before any digest was checked. The golden digest covers the bytes read back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -303,13 +300,13 @@ func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	return nil
 }
 
-// digest computes the golden digest from the digests of the chunks.
+// digest computes the golden digest from the digests in built.
 func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }
 
-// blame reads the image again after a failed comparison. It returns an error if the disk returns
-// other bytes than were written, and nil if the image is damaged.
+// blame finds the cause of a wrong digest by reading the image again. It returns an error if the disk
+// returned other bytes than were written, and nil if the image itself is damaged.
 func (f *Flash) blame(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
@@ -330,13 +327,13 @@ func (f *Flash) blame(ctx context.Context) error {
 	return nil
 }
 
-// otherBytes returns the error for a disk that does not return the written bytes.
+// otherBytes returns the error for a disk that returned other bytes than were written at off.
 func otherBytes(off int64) error {
 	return fmt.Errorf("at byte %d the disk returns other data than was written to it: the disk is failing, or smaller than it claims (counterfeit): use another disk", off)
 }
 
-// readBack reads everything from the medium, compares the chunks that were
-// hashed before, and hashes the others.
+// readBack reads everything back from the medium. It compares each chunk whose digest is known, and
+// records the digests of the others.
 func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	if f.o.SkipVerify {
 		return nil
@@ -369,11 +366,11 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned compares the digest of the i-th chunk, as read back from the disk, with the recorded
-// one. If none is recorded, it records the digest; back reverts the edits for the golden digest.
+// returned checks b, the i-th chunk as read back from the disk, against its digest. If the digest is
+// unknown, it records it. back reverts the edits, as the golden digest requires.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
-		return bytes.Equal(b, f.zeros) // much faster than hashing it
+		return bytes.Equal(b, f.zeros) // much faster than hashing
 	}
 	sum := sha256.Sum256(b)
 	if f.written[i] != unknown {
@@ -390,8 +387,8 @@ func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	return true
 }
 
-// finish writes the partition table after everything else was read back. The first sector comes
-// last, since it makes the disk bootable. If it cannot be read back, finish wipes it again.
+// finish writes the partition table after everything else was read back. It writes the first sector
+// last, because that makes the disk bootable. If the sector cannot be read back, finish wipes it.
 func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	head, tail, err := gpt.Encode(f.Table)
 	if err != nil {
@@ -416,16 +413,16 @@ func (f *Flash) finish(_ context.Context, d Medium, _ *Flashed) error {
 	return err
 }
 
-// extent is a part of the partition table and its offset.
+// extent is a part of the partition table, with its offset on the disk.
 type extent struct {
 	b   []byte
 	off int64
 }
 
-// errReadBack means that the disk does not return the partition table.
+// errReadBack means that the disk did not return the partition table as written.
 var errReadBack = errors.New("reading the partition table back")
 
-// store writes parts of the table, syncs, and reads them back.
+// store writes parts of the partition table, syncs, and reads them back.
 func (f *Flash) store(d Medium, parts ...extent) error {
 	for _, p := range parts {
 		if _, err := d.WriteAt(p.b, p.off); err != nil {
@@ -450,7 +447,7 @@ func (f *Flash) store(d Medium, parts ...extent) error {
 	return nil
 }
 
-// sourceError is an error of reading the image, not of the disk.
+// sourceError is an error in reading the image, as opposed to an error of the disk.
 type sourceError struct {
 	path string
 	err  error
@@ -468,7 +465,7 @@ func (e *sourceError) Error() string {
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
 }
 
-// explainDevice adds a fix to an error of the disk, or of the file that is used as one.
+// explainDevice adds a fix to an error of the target. disk means that the target is a disk, not a file.
 func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestFramesOfAnySize checks that reading and stamping accept frames of any size, which need not
-// match the chunks of the golden digest.
+// TestFramesOfAnySize checks that images can be read and stamped whatever the size of their frames: frames
+// need not match the chunks of the golden digest.
 func TestFramesOfAnySize(t *testing.T) {
 	d := t.TempDir()
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
@@ -24,7 +24,7 @@ func TestFramesOfAnySize(t *testing.T) {
 	stamped := disktest.Sum(t, filepath.Join(d, "stamped.raw"))
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, size := range map[string]func(int64) int64{
-		"whole chunks":  func(int64) int64 { return seekable.FrameSize }, // as in older images
+		"whole chunks":  func(int64) int64 { return seekable.FrameSize }, // the layout of older images
 		"of every size": func(int64) int64 { return 1 + random.Int64N(600<<10) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,8 +81,8 @@ func TestFramesOfAnySize(t *testing.T) {
 	}
 }
 
-// pulled hashes an image's chunks while its frames arrive, as package carry does, and writes the
-// disk.
+// pulled writes a disk from an image whose frames arrive one after another, as package carry does, and
+// checks its digest.
 func pulled(t *testing.T, image []byte, want, path string) {
 	t.Helper()
 	z, err := seekable.Open(bytes.NewReader(image), int64(len(image)))
@@ -109,7 +109,7 @@ func pulled(t *testing.T, image []byte, want, path string) {
 	buf := make([]byte, disk.Align)
 	for i := range c.Len() {
 		copy(arrived[:c.End(i)], image)
-		for range 2 { // the second time as after a broken transfer
+		for range 2 { // the second time as if the frames had arrived again
 			if err := c.Take(i, buf, out); err != nil {
 				t.Fatal(err)
 			}

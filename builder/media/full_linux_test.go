@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestStampOnAFullDisk runs itself again in a namespace where it can mount a small file system. The
-// slot of the sparse image has holes, which cannot be filled on a full disk.
+// TestStampOnAFullDisk runs itself again in a namespace, in which it can mount a small file system. The
+// slot of the sparse image has holes: on a full disk, these cannot be filled.
 func TestStampOnAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampOnAFullDisk)
 }
@@ -52,8 +52,8 @@ func stampOnAFullDisk(t *testing.T, dir string) {
 	}
 }
 
-// TestStampManyOnASmallDisk checks that a lack of space is reported before anything is written, and
-// that files to be replaced count as free space.
+// TestStampManyOnASmallDisk checks that a lack of space is reported before anything is written. Files that
+// will be replaced count as free space.
 func TestStampManyOnASmallDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampManyOnASmallDisk)
 }
@@ -76,7 +76,7 @@ func stampManyOnASmallDisk(t *testing.T, dir string) {
 		}
 	}
 	o := ManyOptions{StampOptions: StampOptions{Now: now, Force: true}, Slots: true}
-	for range 2 { // the second time there is space for few more
+	for range 2 { // the second time, only files to be replaced give enough space
 		if _, err := StampMany(t.Context(), image, named(50), out, o); err != nil {
 			t.Fatal(err)
 		}

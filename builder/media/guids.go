@@ -13,21 +13,20 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// All copies of an image have the GUIDs of its build. A flashed disk has its own: a random one, and
-// one derived from it for each partition. Only the boot entries on the ESP (for boards without
-// UEFI, the kernel's command line there) name partitions (docs/decisions/0014). Since all GUIDs
-// have the same length, the entries are edited in place. The golden digest covers the entries as
-// built; image.json has the built GUIDs, with which the edits can be reverted.
+// All copies of an image have the GUIDs of its build; a flashed disk has its own. Its disk GUID is random,
+// and the partition GUIDs are derived from it. Only the boot entries on the ESP name partitions
+// (docs/decisions/0014). All GUIDs have the same length, so flashing edits the entries in place. The
+// golden digest covers the entries as built: the GUIDs in image.json serve to revert the edits.
 
-// edit replaces bytes of the disk with the same number of other bytes.
+// edit replaces bytes at an offset of the disk or file with other bytes of the same length.
 type edit struct {
 	off int64
 	b   []byte
-	was []byte // the old bytes; nil for any
+	was []byte // the old bytes, or nil if they do not matter
 }
 
-// overlap returns the part of b, the disk's bytes at off, that the edit replaces, and the
-// corresponding range of the edit.
+// overlap returns the part of b that the edit replaces, and the corresponding range of e.b. b contains the
+// bytes at off.
 func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	begin, end := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
 	if begin >= end {
@@ -36,7 +35,7 @@ func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	return b[begin-off : end-off], begin - e.off, end - e.off
 }
 
-// apply applies the edits to b, the disk's bytes at off, and reports whether any matched.
+// apply applies the edits to b, which contains the bytes at off. It reports whether b overlaps an edit.
 func apply(edits []edit, b []byte, off int64) bool {
 	did := false
 	for _, e := range edits {
@@ -48,7 +47,7 @@ func apply(edits []edit, b []byte, off int64) bool {
 	return did
 }
 
-// undone returns the edits that revert edits.
+// undone returns the edits that undo edits.
 func undone(edits []edit) []edit {
 	out := make([]edit, len(edits))
 	for i, e := range edits {
@@ -57,7 +56,7 @@ func undone(edits []edit) []edit {
 	return out
 }
 
-// replaces reports whether b, the disk's bytes at off, contains the old bytes of the edits.
+// replaces reports whether b, which contains the bytes at off, has the old bytes of all edits in it.
 func replaces(edits []edit, b []byte, off int64) bool {
 	for _, e := range edits {
 		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
@@ -77,7 +76,7 @@ func (m *Image) builtGUID(label string) string {
 	return ""
 }
 
-// ownGUIDs reports whether the disk has its own GUIDs.
+// ownGUIDs reports whether the disk has its own GUIDs instead of the image's.
 func (m *Image) ownGUIDs() bool {
 	for _, p := range m.table.Partitions {
 		if p.GUID != disk.PartitionGUID(m.table.GUID, p.Name) {
@@ -87,7 +86,7 @@ func (m *Image) ownGUIDs() bool {
 	return len(m.table.Partitions) > 0
 }
 
-// asBuilt makes reads of the disk return the boot entries as they were built.
+// asBuilt makes later reads return the boot entries as they were built.
 func (m *Image) asBuilt() error {
 	if !m.ownGUIDs() {
 		return nil
@@ -103,8 +102,8 @@ func (m *Image) asBuilt() error {
 
 const entriesDir = "loader/entries"
 
-// rename returns the edits that replace the GUIDs in the boot entries. named
-// reports whether the entry of the system on ROOT-A names its root by GUID.
+// rename returns the edits that replace GUIDs in the boot entries. named reports whether an entry names
+// ROOT-A by GUID.
 func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err error) {
 	esp, err := m.partition(ondisk.LabelESP)
 	if err != nil {
@@ -146,9 +145,8 @@ func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err e
 	return edits, named, nil
 }
 
-// bootEntries returns the files that name partitions: the entries of systemd-boot, and the kernel
-// command line of each system for boards with their own firmware. An image with another boot chain
-// has none.
+// bootEntries returns the names of the ESP's files that name partitions: entries of systemd-boot, or the
+// kernel command lines for boards with their own firmware. With other boot loaders, there are none.
 func bootEntries(esp *fat.Reader) ([]string, error) {
 	var names []string
 	entries, err := esp.ReadDir(entriesDir)
@@ -179,7 +177,8 @@ func bootEntries(esp *fat.Reader) ([]string, error) {
 	return names, nil
 }
 
-// place returns the edits that replace was with text at an offset of a file.
+// place returns the edits that replace was by text at the offset at of a file. extents are the file's
+// extents in the file system that starts at start.
 func place(extents []fat.Extent, start, at int64, was, text string) (out []edit) {
 	for _, x := range extents {
 		if at >= x.Len {

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// VerifyImages checks that each container image on an image's DATA partition
-// can run without a registry: see store.Verify.
+// VerifyImages checks with store.Verify that each container image on an image's DATA partition can run
+// without a registry.
 func VerifyImages(path string) (*store.Summary, error) {
 	m, err := Open(path)
 	if err != nil {
@@ -44,8 +44,8 @@ func (m *Image) verifyImages() (*store.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A machine that has booted has written its report, and its containerd may have changed the
-	// store.
+	// A machine that has booted leaves a report in the slot. Its containerd may have changed the
+	// store since.
 	var seen Info
 	if err := m.readSlot(&seen); err != nil {
 		return nil, err
@@ -66,13 +66,13 @@ func (m *Image) verifyImages() (*store.Summary, error) {
 	return s, nil
 }
 
-// importFile returns the path on DATA of a file of mode import.
+// importFile returns the path on DATA of a file for images that the first boot imports.
 func importFile(name string) string {
 	return strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + name
 }
 
-// verifyArchives checks the archives of mode import, which firstboot imports
-// and removes.
+// verifyArchives checks the archives of images that the first boot imports. Firstboot removes an archive
+// after importing it.
 func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, error) {
 	raw, err := fs.ReadFile(importFile(ondisk.ImportIndexFile))
 	if err != nil {

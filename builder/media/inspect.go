@@ -18,14 +18,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Info describes an image. It contains no secrets: of the slot's files it has only names and sizes.
+// Info describes an image. It contains no secrets: only the names and sizes of the slot's files.
 type Info struct {
 	Path   string `json:"path"`
-	Format string `json:"format"` // raw | raw.zst
-	// Size is the size of the disk, Stored the space that the file occupies, in bytes.
+	Format string `json:"format"` // FormatRaw or FormatZstd
+	// Size is the size of the disk, and Stored the space that the file occupies, in bytes.
 	Size   int64 `json:"size"`
 	Stored int64 `json:"stored"`
-	// SectorSize is the sector size of the target devices in bytes.
+	// SectorSize is the sector size of the disk, in bytes.
 	SectorSize int64            `json:"sectorSize"`
 	DiskGUID   string           `json:"diskGUID"`
 	Image      ondisk.ImageInfo `json:"image"`
@@ -46,8 +46,8 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// Used and Free are bytes of its file system. Reserve is the space after it, for the larger
-	// file system of an update and its hash tree.
+	// All sizes are in bytes. Used and Free are of the file system. Reserve is the space after it, for
+	// an update's larger file system and its hash tree.
 	Used    int64 `json:"used,omitempty"`
 	Free    int64 `json:"free,omitempty"`
 	Reserve int64 `json:"reserve,omitempty"`
@@ -63,47 +63,46 @@ type File struct {
 
 // States of a slot.
 const (
-	SlotGolden    = "golden"    // no Site
+	SlotGolden    = "golden"    // without a Site
 	SlotSite      = "site"      // stamped for one machine
-	SlotInventory = "inventory" // stamped for many
-	SlotDamaged   = "damaged"   // it must be stamped again
+	SlotInventory = "inventory" // stamped for several machines
+	SlotDamaged   = "damaged"   // must be stamped again
 )
 
 // SlotState describes a slot.
 type SlotState struct {
 	State string `json:"state"`
-	// Error describes the damage of a slot, Fix what to do about it.
+	// Error describes the damage of a slot, and Fix the remedy.
 	Error  string `json:"error,omitempty"`
 	Fix    string `json:"fix,omitempty"`
 	Golden string `json:"golden,omitempty"`
-	// Signed means that there is a signature; only Verify checks it.
+	// Signed means that the image has a signature. Inspect does not verify it.
 	Signed  bool      `json:"signed,omitempty"`
 	Stamped time.Time `json:"stamped,omitzero"`
 	Files   []File    `json:"files,omitempty"`
-	// Site is the public part of the Site; nil if there is none or this program cannot decode it.
+	// Site is the public part of the Site. It is nil if there is none, or if it cannot be decoded.
 	Site *SiteSummary `json:"site,omitempty"`
-	// Sites is the number of Sites in the Inventory; 0 if there is none or this program cannot
-	// decode it.
+	// Sites is the number of Sites in the Inventory. It is 0 if there is none, or if it cannot be
+	// decoded.
 	Sites int `json:"sites,omitempty"`
-	// Report is the last report that the machine wrote.
+	// Report is the last report that a machine wrote into the slot.
 	Report string `json:"report,omitempty"`
 }
 
-// SiteSummary is the part of a stamped Site that identifies the machine. It
-// contains no secret.
+// SiteSummary identifies the Site in a slot. It contains no secrets.
 type SiteSummary struct {
-	// NodeName may be a template that the machine expands.
+	// NodeName may be a template.
 	NodeName string   `json:"nodeName"`
 	NodeType string   `json:"nodeType"`
 	NodePool string   `json:"nodePool,omitempty"`
 	Masters  []string `json:"masters"`
-	// Match selects the machine of the Site.
+	// Match selects the machine that the Site is for.
 	Match configs.Match `json:"match,omitzero"`
-	// Token reports whether the Site still has a join token.
+	// Token reports whether the Site contains a bootstrap token.
 	Token bool `json:"token"`
 }
 
-// Package is one package in the image.
+// Package is one entry of the image's SBOM.
 type Package struct {
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
@@ -127,8 +126,8 @@ func Inspect(path string) (*Info, error) {
 	return i, nil
 }
 
-// partitions reads the table and the sizes of each file system. A file system that cannot be read
-// is described in the result, not returned as an error: people inspect images to find damage.
+// partitions reads the partition table and the sizes of the file systems. If a file system cannot be
+// read, the result contains the error, because people inspect images to find damage.
 func (m *Image) partitions(i *Info) {
 	for _, p := range m.table.Partitions {
 		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
@@ -170,7 +169,7 @@ func (m *Image) readSlot(i *Info) error {
 	return nil
 }
 
-// slotState describes a slot. The contents are nil if it is damaged.
+// slotState describes a slot. It returns nil contents if the slot is damaged.
 func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	c, err := slot.Read(r)
 	switch {
@@ -198,8 +197,8 @@ func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	return s, c
 }
 
-// summary returns the public part of a Site, or nil if it cannot be decoded, for example because
-// another version of edgebake wrote it.
+// summary returns the public part of a Site. It returns nil if this edgebake cannot decode the Site, for
+// example because a newer edgebake wrote it.
 func summary(doc []byte) *SiteSummary {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
 	if err != nil {
@@ -239,12 +238,12 @@ func (m *Image) boot(i *Info) error {
 type sbomPackage struct {
 	Name    string `json:"name"`
 	Version string `json:"versionInfo"`
-	File    string `json:"packageFileName"` // path of a program
+	File    string `json:"packageFileName"` // path, if this is a program
 	Purpose string `json:"primaryPackagePurpose"`
 }
 
-// decodeSBOM returns the packages, programs and modules of an SPDX document, without the image
-// itself and its container images. The version of a program is empty if Go does not record it.
+// decodeSBOM returns the packages, programs and modules of an SPDX document, but not the entries for the
+// image itself and for container images. A program's version is empty if Go does not record it.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`
@@ -265,7 +264,7 @@ func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	return out, nil
 }
 
-// readSBOM returns the named packages of an SPDX document, sorted by name.
+// readSBOM returns the packages of an SPDX document, sorted by name.
 func readSBOM(doc []byte) ([]Package, error) {
 	packages, err := decodeSBOM(doc)
 	if err != nil {

@@ -20,12 +20,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// An installer contains an image as a file, and boots with the image's own loader, kernel and
-// initrd. Payload is that image. PrepareInstaller prepares to write a finished installer to a
-// stick. Look describes the content of a disk.
+// An installer is a disk that contains an image as a file, and boots with the image's own boot loader,
+// kernel and initrd.
 
-// Payload is an image with a Site in its slot, in the form that an installer contains: a compressed
-// file, represented by the image's own file and patches.
+// Payload is the image in an installer: a compressed file with a Site in its slot. The image's own file is
+// not changed: ReadAt applies patches to it.
 type Payload struct {
 	Image ondisk.ImageInfo
 	Slot  ondisk.SlotInfo
@@ -35,16 +34,15 @@ type Payload struct {
 	Need int64
 	// Sector is the sector size of the target disks in bytes.
 	Sector int64
-	// SlotSum is the SHA-256 of the slot's bytes, in hex: no golden digest covers
-	// the slot.
+	// SlotSum is the SHA-256 of the slot in hex, since the golden digest does not cover the slot.
 	SlotSum string
 
 	f       *Flash
-	patches []edit // changes of the compressed file
+	patches []edit // changes to the compressed file that replace the slot
 	system  func() (*ext4.Reader, error)
 }
 
-// OpenPayload opens an image and checks the Site against it, as flash does.
+// OpenPayload opens an image and checks the Site against it, as PrepareFlash does.
 func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Payload, error) {
 	f, err := PrepareFlash(file, FlashOptions{Site: site, Stamp: o, Keys: keys, Size: 1 << 62})
 	if err != nil {
@@ -62,7 +60,7 @@ func OpenPayload(file string, site *Site, o StampOptions, keys []string) (*Paylo
 // Close closes the image.
 func (p *Payload) Close() { p.f.Close() }
 
-// take computes the patches that put the slot into the compressed file.
+// take computes SlotSum, and the patches that replace the slot in the compressed file.
 func (p *Payload) take() error {
 	m := p.f.m
 	if boards := p.Image.Boards; len(boards) > 0 {
@@ -71,7 +69,7 @@ func (p *Payload) take() error {
 	sum := sha256.Sum256(p.f.slot)
 	p.SlotSum = hex.EncodeToString(sum[:])
 	if m.z == nil {
-		return nil // Verify compresses it
+		return nil // Verify compresses the image first
 	}
 	part, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -81,7 +79,7 @@ func (p *Payload) take() error {
 	if _, err := io.ReadFull(m.section(part), own); err != nil {
 		return fmt.Errorf("reading the slot: %w", err)
 	}
-	// With a Site or with keys, the written slot differs from the image's own.
+	// A Site changes the slot, and keys make it anew.
 	if !bytes.Equal(own, p.f.slot) {
 		if p.patches, err = m.slotEdits(part, p.f.slot); err != nil {
 			return err
@@ -90,7 +88,7 @@ func (p *Payload) take() error {
 	return nil
 }
 
-// compress replaces a raw image with a compressed copy in an unnamed file.
+// compress replaces a raw image with a compressed copy in a temporary file that has no name.
 func (p *Payload) compress(ctx context.Context, progress func(done, total int64)) error {
 	path := p.f.m.path
 	tmp, err := p.f.m.PackFile(ctx, progress)
@@ -114,7 +112,7 @@ func (m *Image) slotEdits(p gpt.Partition, img []byte) ([]edit, error) {
 	return w.edits, err
 }
 
-// editor records writes as edits.
+// editor records all writes as edits.
 type editor struct{ edits []edit }
 
 func (w *editor) WriteAt(b []byte, off int64) (int, error) {
@@ -122,8 +120,8 @@ func (w *editor) WriteAt(b []byte, off int64) (int, error) {
 	return len(b), nil
 }
 
-// Verify reads the whole image and compares its golden digest, to find damage before the installer
-// is used. It first compresses a raw image.
+// Verify reads the whole image and compares its golden digest, so that damage is found before the
+// installer is used. It first compresses a raw image.
 func (p *Payload) Verify(ctx context.Context, progress func(step string, done, total int64)) error {
 	of := func(step string) func(done, total int64) {
 		return func(done, total int64) {
@@ -150,13 +148,13 @@ func (p *Payload) Verify(ctx context.Context, progress func(step string, done, t
 	return nil
 }
 
-// Compressed reports whether the image is compressed. Verify compresses a raw one.
+// Compressed reports whether the image is compressed. Verify compresses a raw image.
 func (p *Payload) Compressed() bool { return p.f.m.z != nil }
 
 // Size returns the size of the compressed file in bytes.
 func (p *Payload) Size() int64 { return p.f.m.stored }
 
-// ReadAt reads the compressed file, with the Site in its slot.
+// ReadAt reads the compressed file, with the payload's slot in it.
 func (p *Payload) ReadAt(b []byte, off int64) (int, error) {
 	n, err := p.f.m.src.ReadAt(b, off)
 	apply(p.patches, b[:n], off)
@@ -206,9 +204,9 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller prepares to write an installer to a stick. An installer is a raw disk image, but
-// not an edgebake image. As with an image, Flash.Write verifies the written bytes, and an
-// incomplete stick is marked as unfinished.
+// PrepareInstaller prepares to write an installer to a stick. An installer is a raw disk image, but has
+// no slot and no golden digest. Flash.Write works as for an image: it reads the stick back, and marks
+// an incomplete stick as unfinished.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	r, err := os.Open(file)
 	if err != nil {
@@ -231,21 +229,21 @@ func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 
 // Found describes the content of a disk.
 type Found struct {
-	// Unfinished means that writing an image to it was interrupted.
+	// Unfinished means that flashing the disk was interrupted.
 	Unfinished bool
-	// Ours means that it has the partitions of an edgebake image, in any state.
+	// Ours means that the disk has the partitions of an edgebake image.
 	Ours bool
-	// Name and Golden describe the image, as far as they can be read.
+	// Name and Golden describe the image. They are empty if they cannot be read.
 	Name, Golden string
 	// GUID is the GUID of the disk.
 	GUID string
-	// ESP is its EFI system partition, ESPNumber the partition's number, or 0 if there is none.
+	// ESP is the EFI system partition, and ESPNumber its number, or 0 if there is none.
 	ESP       gpt.Partition
 	ESPNumber int
 	Sector    int64
 }
 
-// Look describes the content of a disk. It returns an error only if the disk cannot be read.
+// Look describes the content of a disk. It returns an error only if it cannot read the disk.
 func Look(file string) (Found, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -259,7 +257,7 @@ func Look(file string) (Found, error) {
 	case m.table == nil && isDeviceError(err):
 		return Found{}, err
 	case m.table == nil:
-		return Found{}, nil // no edgebake disk, or an empty one
+		return Found{}, nil // empty, or not an edgebake disk
 	}
 	found := Found{GUID: m.table.GUID, Sector: m.table.SectorSize}
 	labels := map[string]bool{}
@@ -281,14 +279,13 @@ func Look(file string) (Found, error) {
 	return found, nil
 }
 
-// isDeviceError reports whether err is an error of the disk, not of its
-// content.
+// isDeviceError reports whether err is an error of the device, as opposed to invalid content.
 func isDeviceError(err error) bool {
 	var e *fs.PathError
 	return errors.As(err, &e) && !errors.Is(err, io.EOF)
 }
 
-// DiskGUID returns the GUID of a disk that was flashed with these random bytes.
+// DiskGUID returns the disk GUID that flashing derives from these random bytes.
 func DiskGUID(random [16]byte) string { return disk.RandomGUID(random) }
 
 // ImageSlot is the content of an image's slot.
@@ -298,13 +295,12 @@ type ImageSlot struct {
 	Bytes []byte // the whole slot
 }
 
-// Source is the image that an installer reads: a file, or a remote one with
-// random access.
+// Source is an image to read: a file, or remote data with random access.
 type Source struct {
-	// Name is the name of the file, or of Remote in messages.
+	// Name is the file, or the name of Remote in messages.
 	Name   string
 	Remote io.ReaderAt // nil for a file
-	Size   int64       // of Remote, in bytes
+	Size   int64       // size of Remote in bytes
 }
 
 func (s Source) open() (*Image, error) {
@@ -320,7 +316,7 @@ func (s Source) open() (*Image, error) {
 	return m, nil
 }
 
-// PrepareFlashFrom does the work of PrepareFlash for a Source.
+// PrepareFlashFrom is PrepareFlash for a Source.
 func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	m, err := s.open()
 	if err != nil {
@@ -329,7 +325,7 @@ func PrepareFlashFrom(s Source, o FlashOptions) (*Flash, error) {
 	return prepareFlash(m, o)
 }
 
-// ReadImageSlot reads an image's slot. The result has no files if there is no Site.
+// ReadImageSlot reads an image's slot. Without a Site, the result has no files.
 func ReadImageSlot(from Source) (*ImageSlot, error) {
 	m, err := from.open()
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding is the extension of a slot's file: a file system of 16 MiB with one Site, for the
-// partition EDGEBAKE of a device or for a USB stick.
+// SlotEnding is the extension of a slot file: a file system of 16 MiB with one Site, for the partition
+// EDGEBAKE of a disk or for a USB stick.
 const SlotEnding = ".slot"
 
-// Slot returns the bytes of a slot (ondisk.SlotSize) with a Site or an Inventory, as stamping
-// writes them. It rejects a Site that the image does not support.
+// Slot returns the slot that stamping would write for a Site or an Inventory (ondisk.SlotSize bytes). It
+// rejects a Site that the image does not support.
 func (m *Image) Slot(s Site, o StampOptions) ([]byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -32,29 +32,29 @@ func (m *Image) Slot(s Site, o StampOptions) ([]byte, error) {
 	return slot.Make(c)
 }
 
-// Named is a Site with the name of the file made for it.
+// Named is a Site with the base name of its output.
 type Named struct {
 	Name string
 	Site
 }
 
-// ManyOptions configure StampMany.
+// ManyOptions configures StampMany.
 type ManyOptions struct {
 	StampOptions
 	// Read is the Inventory that contains the Sites.
 	Read Read
-	// Slots writes only slots, not copies of the image.
+	// Slots means that only slots are written, instead of copies of the image.
 	Slots bool
 }
 
-// maxShown limits the reported rejected Sites, maxExist the reported existing files.
+// maxShown is the largest number of reported Sites, and maxExist of reported existing files.
 const (
 	maxShown = 20
 	maxExist = 3
 )
 
-// StampMany stamps each Site onto a copy of the image, DIR/NAME.raw[.zst], or writes only its slot,
-// DIR/NAME.slot. It checks all Sites before it writes anything.
+// StampMany writes one output for each Site: a stamped copy of the image, DIR/NAME.raw or .raw.zst, or only
+// the slot, DIR/NAME.slot. It checks all Sites before it writes anything.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -123,8 +123,8 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	return outputs, nil
 }
 
-// spaceForAll returns an error if the output of StampMany does not fit on the disk. It assumes that
-// all slots have the first one's size.
+// spaceForAll returns an error if the outputs of StampMany do not fit on the disk. It assumes that every
+// slot file needs as much space as the first one.
 func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
@@ -149,7 +149,7 @@ func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) erro
 	return checkSpace(outputs, each, "slot")
 }
 
-// stampOne writes the file of one Site for StampMany.
+// stampOne writes the output for one Site.
 func (m *Image) stampOne(ctx context.Context, s Named, output string, o ManyOptions) error {
 	_, img, err := m.encodeSlot(s.Site, o.StampOptions)
 	if err != nil {
@@ -167,8 +167,7 @@ func (m *Image) stampOne(ctx context.Context, s Named, output string, o ManyOpti
 	return m.stampCopy(ctx, p, img, one)
 }
 
-// writeSlotFile writes a slot as a sparse file. It contains secrets: only its
-// owner may read it.
+// writeSlotFile writes a slot as a sparse file. Only its owner may read it, since it contains secrets.
 func writeSlotFile(path string, img []byte, force bool) error {
 	out, err := file.Create(path, 0o600, force)
 	if err != nil {
@@ -188,8 +187,7 @@ func writeSparse(f *os.File, img []byte) error {
 	return disk.WriteSparse(f, img, 0)
 }
 
-// ReadSlotFile reads a slot that StampMany wrote. A slot without a Site is an
-// error.
+// ReadSlotFile reads a slot file. It is an error if the slot has no Site.
 func ReadSlotFile(path string) (*slot.Contents, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -213,7 +211,7 @@ func ReadSlotFile(path string) (*slot.Contents, error) {
 	return c, nil
 }
 
-// Each returns the Sites of an Inventory, each with its own slot.
+// Each returns the Sites of an Inventory as separate Sites with their names.
 func (s *Site) Each() []Named {
 	var out []Named
 	spread := configs.DefaultSpread(len(s.Inventory.Sites))

@@ -31,7 +31,7 @@ func named(n int) []Named {
 	return out
 }
 
-// TestStampMany checks that each output equals the result of stamping only its Site.
+// TestStampMany checks that each output equals the output of stamping the same Site alone.
 func TestStampMany(t *testing.T) {
 	for _, zstd := range []bool{false, true} {
 		d := t.TempDir()
@@ -96,8 +96,7 @@ func read(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestStampManyRefusesFirst checks that the problems of all Sites are reported before any file is
-// written.
+// TestStampManyRefusesFirst checks that problems of all Sites are reported before anything is written.
 func TestStampManyRefusesFirst(t *testing.T) {
 	d := t.TempDir()
 	g, out := filepath.Join(d, "g.raw"), filepath.Join(d, "out")
@@ -139,7 +138,7 @@ func TestStampManyRefusesFirst(t *testing.T) {
 	}
 }
 
-// TestInventoryIntoAnImage checks that an Inventory is rejected if first boot could not read it,
+// TestInventoryIntoAnImage checks that an Inventory is rejected if the image's first boot cannot read it,
 // and that each of its Sites is checked against the image.
 func TestInventoryIntoAnImage(t *testing.T) {
 	inv, err := configs.ParseInventory("i", []byte(`apiVersion: edgebake.io/v1alpha1
@@ -170,8 +169,7 @@ sites:
 	}
 }
 
-// TestSlotsOfManySites checks that 100 slots take at most 6 s of processor time, so that 500 take
-// 30 s.
+// TestSlotsOfManySites checks that making 100 slots takes at most 6 s of processor time.
 func TestSlotsOfManySites(t *testing.T) {
 	d := t.TempDir()
 	g := filepath.Join(d, "g.raw")
@@ -188,7 +186,7 @@ func TestSlotsOfManySites(t *testing.T) {
 	}
 }
 
-// BenchmarkSlots measures the time to make the slot file of one of many Sites.
+// BenchmarkSlots measures the time to make one of many slot files.
 func BenchmarkSlots(b *testing.B) {
 	d := b.TempDir()
 	g := filepath.Join(d, "g.raw")
@@ -202,8 +200,8 @@ func BenchmarkSlots(b *testing.B) {
 	b.ReportMetric(float64(time.Since(start).Milliseconds())/float64(100*b.N), "ms/site")
 }
 
-// TestOutputIsTheImage checks that the image is unchanged if an output is the image itself or
-// another name of it.
+// TestOutputIsTheImage checks that stamping leaves the image unchanged if an output is the image itself,
+// under its own or another name.
 func TestOutputIsTheImage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw", 1<<20, false)

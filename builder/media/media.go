@@ -1,11 +1,9 @@
-// Package media works on finished images, raw or .raw.zst, without mounting or
-// unpacking: it stamps a Site into an image, describes its contents, and
-// verifies it. Raw images may also be block devices.
+// Package media works on finished images, raw or .raw.zst, without mounting or unpacking them. It stamps
+// Sites, describes contents, verifies images and flashes disks. A raw image may also be a block device.
 //
-// Stamping replaces only the slot. In a compressed image the slot's frames are
-// stored raw, so the new ones have the same size. image.json on the EFI system
-// partition lists what an image supports; a Site that it does not support is
-// rejected before anything is written.
+// Stamping replaces only the slot. A compressed image stores the slot's frames uncompressed, so the new
+// frames have the same size. image.json on the EFI system partition describes what the image supports:
+// a Site that it does not support is rejected before anything is written.
 package media
 
 import (
@@ -30,7 +28,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// ErrNotOurs means that a file is not a complete edgebake image.
+// ErrNotOurs means that a file is not an edgebake image, or only a part of one.
 var ErrNotOurs = errors.New("not an edgebake image")
 
 // Formats of an image.
@@ -39,33 +37,32 @@ const (
 	FormatZstd = "raw.zst"
 )
 
-// Image is an open image. Several goroutines may read it and make slots for
-// it.
+// Image is an open image. Several goroutines may read it and encode slots for it.
 type Image struct {
-	f      *os.File    // nil if the image is not a file of this computer
-	src    io.ReaderAt // f, or a remote image
+	f      *os.File    // nil for a remote image
+	src    io.ReaderAt // f, or the remote image
 	path   string
 	format string
-	size   int64 // of the disk
-	stored int64 // of the file
+	size   int64 // bytes of the disk
+	stored int64 // bytes of the file
 	z      *seekable.Reader
 	table  *gpt.Table
 	info   ondisk.ImageInfo
 	// infoText is the text of image.json.
 	infoText []byte
 	device   bool
-	// system opens, once, the files that Sites are checked against.
+	// system opens the files against which Sites are checked, once.
 	system func() (siteconf.Root, error)
-	// edits are applied to the bytes that are read.
+	// edits are applied to all bytes that are read.
 	edits []edit
-	// borrowed means that the caller closes the file.
+	// borrowed means that Close must not close the file.
 	borrowed bool
 }
 
 // Open opens an image, or a device that holds one, for reading.
 func Open(path string) (*Image, error) { return open(path, os.O_RDONLY) }
 
-// OpenFile opens the image in a file, which Close does not close. name is its name in messages.
+// OpenFile opens the image in a file that the caller closes. name is its name in messages.
 func OpenFile(f *os.File, name string) (*Image, error) {
 	m, err := readFile(f, name)
 	if err != nil {
@@ -80,15 +77,15 @@ func open(path string, flag int) (*Image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
-// openLocked opens and locks an image. It locks before it reads, since stamping changes the
-// checksums of a compressed image's slot frames, which open reads.
+// openLocked locks an image and then opens it. It must lock first: open reads the checksums of the slot's
+// frames, which stamping changes.
 func openLocked(path string, flag int, exclusive bool) (*Image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
 
 func openWith(path string, flag int, ready func(*os.File) error) (*Image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
-		// For a device, O_EXCL fails if it is in use: the cache of a mounted partition would
+		// With O_EXCL, opening a device that is in use fails: the cache of a mounted partition would
 		// overwrite the slot.
 		flag |= os.O_EXCL
 	}
@@ -120,8 +117,7 @@ func openWith(path string, flag int, ready func(*os.File) error) (*Image, error)
 	return m, err
 }
 
-// readFile reads the description of the image in an open file. It does not close the file, even
-// after an error.
+// readFile reads the description of an image from an open file. It never closes the file.
 func readFile(f *os.File, path string) (*Image, error) {
 	m := &Image{f: f, src: f, path: path}
 	m.system = sync.OnceValues(m.root)
@@ -144,7 +140,7 @@ func (m *Image) Close() {
 	}
 }
 
-// foreign lists the first bytes of files that people mistake for images.
+// foreign lists the first bytes of files that people mistake for images, with what they are.
 var foreign = []struct{ magic, is string }{
 	{"QFI\xfb", "a qcow2 image: convert it with qemu-img convert -O raw"},
 	{"\x1f\x8b", "compressed with gzip: decompress it first"},
@@ -165,7 +161,7 @@ func (m *Image) read() error {
 	return m.readInfo()
 }
 
-// readDisk reads the partition table of a raw or a compressed disk.
+// readDisk reads the partition table of a raw or compressed disk.
 func (m *Image) readDisk() error {
 	if err := m.measure(); err != nil {
 		return err
@@ -209,8 +205,7 @@ func (m *Image) readDisk() error {
 	return nil
 }
 
-// notSeekable returns the error for a compressed file that is not in edgebake's
-// format.
+// notSeekable returns the error for a compressed file that seekable cannot open.
 func (m *Image) notSeekable(err error) error {
 	var format *seekable.FormatError
 	disk := make([]byte, gpt.HeadSize(gpt.Sector4096))
@@ -232,15 +227,15 @@ func (m *Image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("the edgebake image is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative returns a description of a file that edgebake makes but that is not a disk, such as a
-// slot, or "". People keep such files next to images and confuse them.
+// relative describes another kind of file that edgebake makes, such as a slot, or returns "". People
+// confuse these files with images.
 func (m *Image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
 			return ASlot
 		}
 	}
-	const volume = 32 << 10 // where an ISO 9660 file system begins
+	const volume = 32 << 10 // offset of an ISO 9660 file system
 	head := make([]byte, 64)
 	if _, err := m.ReadAt(head, volume); err != nil || string(head[1:6]) != "CD001" {
 		return ""
@@ -251,12 +246,12 @@ func (m *Image) relative() string {
 	return "an ISO image"
 }
 
-// ASlot describes a slot and its use, for errors about a slot where another file is expected.
+// ASlot describes a slot file and its use, in errors about a slot file in place of another file.
 const ASlot = "a slot (edgebake stamp --slots): edgebake stamp IMAGE --slot FILE writes it into an image or disk"
 
 const insteadOfInstaller = "boot a machine from it, or name the image that it was made from"
 
-// installer returns a description of an installer's disk, which has no slot, or "".
+// installer describes the disk of an installer, which has no slot. It returns "" for other disks.
 func (m *Image) installer() string {
 	if _, err := m.partition(ondisk.LabelInstall); err == nil {
 		return "an installer (edgebake flash --installer), which contains an image: " + insteadOfInstaller
@@ -269,14 +264,14 @@ func (m *Image) installer() string {
 	return ""
 }
 
-// partError is an error of an edgebake image that is incomplete or damaged.
+// partError is the error for an edgebake image that is incomplete or damaged.
 type partError struct{ error }
 
 func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
-// ours returns the partition table at the beginning of an edgebake image, whose rest may be
-// missing, and nil for other files.
+// ours returns the partition table of an edgebake image from its first bytes, or nil if they are not those
+// of an edgebake image.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
@@ -285,7 +280,7 @@ func ours(head io.ReaderAt) *gpt.Table {
 	return t
 }
 
-// padded returns zeros after the end.
+// padded reads as zeros after the end of the underlying reader.
 type padded struct{ io.ReaderAt }
 
 func (r padded) ReadAt(p []byte, off int64) (int, error) {
@@ -297,7 +292,7 @@ func (r padded) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), err
 }
 
-// measure determines the size of the file.
+// measure determines the size of the file or device.
 func (m *Image) measure() error {
 	if m.f == nil {
 		return nil
@@ -310,12 +305,12 @@ func (m *Image) measure() error {
 		return fmt.Errorf("%w: it is a directory", ErrNotOurs)
 	}
 	m.device = st.Mode()&fs.ModeDevice != 0
-	// A block device has no size, but seeking finds its end.
+	// Stat reports no size for a block device, but seeking finds its end.
 	m.stored, err = m.f.Seek(0, io.SeekEnd)
 	return err
 }
 
-// ReadAt reads the disk, with the edits applied.
+// ReadAt reads the disk and applies the edits.
 func (m *Image) ReadAt(p []byte, off int64) (n int, err error) {
 	if m.z != nil {
 		n, err = m.z.ReadAt(p, off)
@@ -349,8 +344,8 @@ func (m *Image) readInfo() error {
 		}
 		return err
 	}
-	// Reject a second partition with this name. One program could use it as the slot and another
-	// one as data, since no digest covers it.
+	// Reject a second partition with the slot's name. No digest covers it, and another program might
+	// use it as the slot.
 	for _, p := range m.table.Partitions {
 		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
 			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)
@@ -375,8 +370,8 @@ func (m *Image) readInfo() error {
 	return nil
 }
 
-// espFile reads a file of the EFI system partition. It limits the size, since no signature has been
-// checked yet.
+// espFile reads a file of the EFI system partition. It limits the size, because no signature has been
+// verified yet.
 func (m *Image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {
@@ -402,8 +397,8 @@ func (m *Image) espFile(name string) ([]byte, error) {
 }
 
 const (
-	maxInfo = 8 << 20  // limit of image.json
-	maxList = 64 << 20 // limit of an SBOM, and of dpkg's file lists
+	maxInfo = 8 << 20  // size limit of image.json in bytes
+	maxList = 64 << 20 // size limit of an SBOM and of dpkg's lists in bytes
 )
 
 func (m *Image) esp() (*fat.Reader, error) {
@@ -418,7 +413,7 @@ func (m *Image) esp() (*fat.Reader, error) {
 	return fsys, nil
 }
 
-// chunk reads n bytes at off, as in disk.Source.
+// chunk reads n bytes at off, as disk.Source.Read requires. It may use buf.
 func (m *Image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	if m.z == nil && isHole(m.f, off, n) {
 		return nil, true, nil
@@ -439,7 +434,7 @@ func (m *Image) chunk(buf []byte, off, n int64) ([]byte, bool, error) {
 	return b, false, err
 }
 
-// hole estimates whether a chunk is zero without reading it.
+// hole estimates without reading whether the i-th chunk is zero.
 func (m *Image) hole(i int) bool {
 	if m.z != nil {
 		return m.z.SeemsZero(int64(i)*disk.Align, disk.Align)

@@ -56,14 +56,14 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// goldens caches the images of golden. Each is built once, then copied.
+// goldens caches the images that golden makes. Each is built once and then copied.
 var goldens struct {
 	sync.Mutex
 	dir string
 	of  map[string]*disk.Result
 }
 
-// golden makes a golden image with data bytes in its root file system.
+// golden makes a golden image whose root file system has a file of data bytes.
 func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	t.Helper()
 	goldens.Lock()
@@ -83,18 +83,18 @@ func golden(t testing.TB, path string, data int64, zstd bool) *disk.Result {
 	return goldens.of[name]
 }
 
-// goldenWith makes a golden image with further files in its root and data file systems.
+// goldenWith makes a golden image with more files in its root and in DATA.
 func goldenWith(t testing.TB, path string, data int64, zstd bool, root, state []tree.Node) *disk.Result {
 	t.Helper()
 	return goldenFor(t, path, data, zstd, 512, root, state)
 }
 
-// goldenFor makes a golden image for disks with sectors of that size.
+// goldenFor makes a golden image for disks with the given sector size.
 func goldenFor(t testing.TB, path string, data int64, zstd bool, sector int64, root, state []tree.Node) *disk.Result {
 	t.Helper()
 	esp := int64(64 << 20)
 	if sector == 4096 {
-		esp = 264 << 20 // FAT32 requires at least 65,525 clusters
+		esp = 264 << 20 // 4 KiB clusters, of which FAT32 requires at least 65,525
 	}
 	noise := make([]byte, data)
 	rand.NewChaCha8([32]byte{1}).Read(noise[:data/2])
@@ -175,7 +175,7 @@ func stamp(t testing.TB, path string, o StampOptions) *Stamped {
 	return r
 }
 
-// failingWriter is a slot whose writes fail after a number of them.
+// failingWriter is a slot that stores a limited number of writes and then fails.
 type failingWriter struct {
 	window
 	left int
@@ -188,8 +188,8 @@ func (d *failingWriter) WriteAt(p []byte, off int64) (int, error) {
 	return d.window.WriteAt(p, off)
 }
 
-// TestStampingIsCut cuts the power while a device is stamped. The golden digest and its signature
-// are only in the slot, and must not be lost.
+// TestStampingIsCut cuts the power while a device is stamped. The golden digest and its signature, which
+// only the slot contains, must not be lost.
 func TestStampingIsCut(t *testing.T) {
 	path := filepath.Join(disktest.Scratch(t), "i.raw")
 	golden(t, path, 1<<20, false)
@@ -223,8 +223,8 @@ func TestStampingIsCut(t *testing.T) {
 	}
 }
 
-// TestEveryWayOfStampingGivesTheSameDisk stamps raw and compressed images, in place and into new
-// files, and compares the results.
+// TestEveryWayOfStampingGivesTheSameDisk compares the results of stamping raw and compressed images, in
+// place and into new files.
 func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	d := t.TempDir()
 	at := func(name string) string { return filepath.Join(d, name) }
@@ -277,7 +277,7 @@ func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	if out := disktest.Oracle(t, "sgdisk", "-v", at("new.raw")); !strings.Contains(out, "No problems found") {
 		t.Errorf("sgdisk: %s", out)
 	}
-	// After a second stamp nothing of the first Site is left.
+	// After the second stamping, no part of the first Site may be left.
 	second := site()
 	second.Doc.Credentials.Token, second.Files = configs.NewSecret("bcdefa.0123456789abcdef"), nil
 	for _, name := range []string{"new.raw", "new.raw.zst"} {
@@ -375,8 +375,8 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}
 }
 
-// TestYurthubArgsThatTheImageCannotServe rejects arguments that the image's yurthub does not have
-// and that would keep it from starting.
+// TestYurthubArgsThatTheImageCannotServe checks that arguments are rejected if the image's yurthub does
+// not have them: they would keep yurthub from starting.
 func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 	at := func(version string) *ondisk.YurthubInfo { return &ondisk.YurthubInfo{Version: version} }
 	for name, tc := range map[string]struct {
@@ -387,7 +387,7 @@ func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 		"with the flag":    {at("v1.6.1"), ""},
 		"after it":         {at("v1.7.0"), ""},
 		"a later edgebake": {at("v1.9.0"), ""},
-		"no yurthub":       {nil, ""}, // the error is about the node type
+		"no yurthub":       {nil, ""}, // the node type is reported instead
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &Image{info: ondisk.ImageInfo{Arch: "amd64", NodeTypes: []string{"edge"}, SiteVersions: []string{"v1alpha1"}, Yurthub: tc.yurthub}}
@@ -422,7 +422,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 	cut := func(b []byte, n int) []byte { return b[:len(b)-n] }
 	nameless := slices.Clone(good)
 	for i := 0; ; {
-		// Hide image.json by renaming its directory.
+		// Hide image.json by renaming its directory in the FAT.
 		k := bytes.Index(nameless[i:], []byte("EDGEBAKE   \x10"))
 		if k < 0 {
 			break
@@ -431,8 +431,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		nameless[i] = 'X'
 		clearLong(nameless[i-32 : i])
 	}
-	// An entry that claims 16 MiB is rejected: nothing so large is read before a signature is
-	// checked.
+	// An image.json that claims to have 16 MiB must be rejected: no signature has been checked yet.
 	huge := slices.Clone(good)
 	found := 0
 	for i := 8; ; i++ {
@@ -539,7 +538,7 @@ func TestFilesThatAreNoImage(t *testing.T) {
 		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now}); !errors.Is(err, ErrNotOurs) || !strings.Contains(err.Error(), "zstd -d") {
 			t.Errorf("Stamp: %v", err)
 		}
-		// An output without .zst is uncompressed.
+		// An output without the extension .zst is not compressed.
 		out := filepath.Join(t.TempDir(), "x.raw")
 		if _, err := Stamp(t.Context(), p, site(), StampOptions{Now: now, Output: out}); err != nil {
 			t.Error(err)
@@ -549,14 +548,14 @@ func TestFilesThatAreNoImage(t *testing.T) {
 	})
 }
 
-// clearLong removes the last entry of a long name, so that the short name applies.
+// clearLong deletes a directory entry that is part of a long name, so that the short name applies.
 func clearLong(entry []byte) {
 	if entry[11] == 0x0f {
 		entry[0] = 0xe5
 	}
 }
 
-// recompress packs an image with all frames compressed, including the slot's.
+// recompress compresses all frames of an image, including the slot's.
 func recompress(t *testing.T, raw, out string) {
 	t.Helper()
 	b, err := os.ReadFile(raw)
@@ -581,8 +580,7 @@ func recompress(t *testing.T, raw, out string) {
 	}
 }
 
-// TestVerifyTellsOfAFrame checks that damage found by decompressing has a fix in its error, like
-// all other damage.
+// TestVerifyTellsOfAFrame checks that the error for a damaged frame contains a fix.
 func TestVerifyTellsOfAFrame(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw.zst")
 	golden(t, path, 8<<20, true)
@@ -590,7 +588,7 @@ func TestVerifyTellsOfAFrame(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The last frame with content, after the slot.
+	// Find the last frame with content, which is after the slot.
 	magic := []byte{0x28, 0xb5, 0x2f, 0xfd}
 	at := len(b)
 	for next := at; at >= 0 && (next-at < 4<<10 || next == len(b)); {
@@ -661,13 +659,13 @@ func TestVerifyFindsDamage(t *testing.T) {
 	if err := Verify(t.Context(), path, nil); err != nil {
 		t.Errorf("after the repair: %v", err)
 	}
-	flip(info.Size - 512) // the backup table
+	flip(info.Size - 512) // in the backup partition table
 	flip(info.Partitions[1].Start + 20)
 	err = Verify(t.Context(), path, nil)
 	if err == nil || !strings.Contains(err.Error(), "copy is damaged") || !strings.Contains(err.Error(), "slot also had the golden digest") {
 		t.Errorf("two kinds of damage: %v", err)
 	}
-	// A damaged slot can be stamped, but the golden digest is lost.
+	// A damaged slot can be stamped again, but it has lost the golden digest.
 	r := stamp(t, path, StampOptions{})
 	if r.Slot.Golden != "" || r.Slot.Plan != "aa11" {
 		t.Errorf("%+v", r.Slot)
@@ -713,7 +711,7 @@ func TestOutputs(t *testing.T) {
 	if list, err := os.ReadDir(d); err != nil || len(list) != 2 {
 		t.Errorf("left behind: %v", list)
 	}
-	// Two stamps of one file at once would mix.
+	// Two programs must not stamp one file at the same time.
 	f, err := os.Open(raw)
 	if err != nil {
 		t.Fatal(err)
@@ -727,8 +725,8 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// TestStampingAtOnce checks that copying an image while others stamp it in place gives a complete
-// copy with the golden digest, or an error.
+// TestStampingAtOnce copies an image while other programs stamp it in place. Each copy must be complete,
+// with the right golden digest, or fail.
 func TestStampingAtOnce(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw.zst", 1<<20, true)
@@ -779,7 +777,7 @@ func TestStampingAtOnce(t *testing.T) {
 	<-ended
 }
 
-// TestCopyWithoutHelp copies as on a file system without reflinks and holes.
+// TestCopyWithoutHelp copies as on a file system without reflinks and without holes.
 func TestCopyWithoutHelp(t *testing.T) {
 	d := t.TempDir()
 	want := make([]byte, 5<<20)
@@ -845,8 +843,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// TestStampDate checks that a computer with a wrong clock stamps no date to which the node would
-// set its clock.
+// TestStampDate checks that a date from a wrong clock is not stamped, since the node would set its own
+// clock by it.
 func TestStampDate(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, p, 1<<20, false)
@@ -883,8 +881,8 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
-// TestSBOMPackages checks that a version unknown to Go is left out, not shown as "(devel)", and
-// that the image itself and its container images are not listed as packages.
+// TestSBOMPackages checks that a program's version is left out if Go does not record it, and that the image
+// itself and container images are not listed.
 func TestSBOMPackages(t *testing.T) {
 	doc := []byte(`{"packages": [{"name": "tiny", "versionInfo": "0123456789ab", "primaryPackagePurpose": "OPERATING-SYSTEM"},
 		{"name": "edge.test/app:1", "versionInfo": "sha256:01", "primaryPackagePurpose": "CONTAINER"},
@@ -899,7 +897,7 @@ func TestSBOMPackages(t *testing.T) {
 	}
 }
 
-// FuzzSBOM checks that the SBOM of an image can be read or is rejected.
+// FuzzSBOM checks that reading any SBOM succeeds or returns an error.
 func FuzzSBOM(f *testing.F) {
 	f.Add([]byte(`{"packages": [{"name": "b", "versionInfo": "2"}, {"name": "a", "versionInfo": "1"}, {"versionInfo": "3"}]}`))
 	f.Add([]byte(`{"packages": {"name": "a"}}`))
@@ -917,8 +915,8 @@ func FuzzSBOM(f *testing.F) {
 	})
 }
 
-// TestStampingKeepsWords checks that an error that wraps several errors keeps its text, and that
-// joined errors are reported one by one.
+// TestStampingKeepsWords checks that an error that wraps several errors keeps its text, and that joined
+// errors are reported separately.
 func TestStampingKeepsWords(t *testing.T) {
 	m := &Image{path: "i.raw"}
 	a, b := errors.New("one"), errors.New("another")
@@ -932,8 +930,8 @@ func TestStampingKeepsWords(t *testing.T) {
 	}
 }
 
-// TestCopyOfWhatBecameShorter checks that each way of copying reports a source that is truncated
-// during the copy: its missing end would read as zeros.
+// TestCopyOfWhatBecameShorter checks that each way of copying fails if the source is truncated meanwhile:
+// otherwise the missing end would read as zeros.
 func TestCopyOfWhatBecameShorter(t *testing.T) {
 	d := t.TempDir()
 	src, err := os.Create(filepath.Join(d, "src"))

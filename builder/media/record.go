@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Record is a line in the log of flashed disks.
+// Record is one line in the log of flashed disks.
 type Record struct {
 	Time       time.Time `json:"time"`
 	Device     string    `json:"device"`
@@ -23,7 +23,7 @@ type Record struct {
 	*Flashed
 }
 
-// AddTo writes the record as one line in one call, so that several programs may share a log.
+// AddTo appends the record to a log in one write, so that several programs can share the log.
 func (r *Record) AddTo(f *os.File) error {
 	line, err := json.Marshal(r)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// signed builds an image with a signature, and returns the slot's edgebake.json and the key.
+// signed builds a signed image. It returns the slot's edgebake.json and the public key.
 func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	t.Helper()
 	golden(t, path, 4<<20, false)
@@ -55,7 +55,7 @@ func signed(t *testing.T, path string) (meta ondisk.SlotInfo, key string) {
 	return meta, public.String()
 }
 
-// fill writes the image's slot again, with edgebake.json and the files in more.
+// fill writes the image's slot again, with edgebake.json and more files.
 func fill(t *testing.T, m *Image, meta ondisk.SlotInfo, more ...tree.Node) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
@@ -80,9 +80,8 @@ type sliceWriterAt []byte
 
 func (r sliceWriterAt) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
-// TestWhatNoDigestCovers checks that verify and flash with a key reject an image whose boot could
-// differ from the build. No digest covers the partitions' types and attributes and the slot's
-// files.
+// TestWhatNoDigestCovers checks that verify and flash with a key reject an image that could boot something
+// else than the build. No digest covers partition types and attributes, or files in the slot.
 func TestWhatNoDigestCovers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -181,7 +180,7 @@ func TestWhatNoDigestCovers(t *testing.T) {
 	}
 }
 
-// rewrite changes bytes of the image's slot.
+// rewrite changes bytes in the image's slot.
 func rewrite(t *testing.T, m *Image, change func([]byte)) {
 	t.Helper()
 	p, err := m.partition(ondisk.LabelSlot)
@@ -198,8 +197,8 @@ func rewrite(t *testing.T, m *Image, change func([]byte)) {
 	}
 }
 
-// TestSlotsOfOtherPrograms checks that with a key the written slot is always one that edgebake
-// wrote with the same files, or none: firmware may read another program's FAT differently.
+// TestSlotsOfOtherPrograms checks that verify --key rejects a slot that another program has changed, and
+// that flash --key writes the slot as edgebake makes it: firmware may read other FATs differently.
 func TestSlotsOfOtherPrograms(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -271,8 +270,8 @@ func verifySignature(path, key string) (string, error) {
 	return g.VerifySignature([]string{key})
 }
 
-// TestVerifySignatureOfTheIndex checks that verify --key also checks the index for updates: its
-// signature, and that it belongs to this image.
+// TestVerifySignatureOfTheIndex checks that verify --key also checks the chunk index: its signature, and
+// that it belongs to this image.
 func TestVerifySignatureOfTheIndex(t *testing.T) {
 	public, private, err := minisign.GenerateKey(nil)
 	if err != nil {
@@ -294,7 +293,7 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 		return path
 	}
 	good, other := made("good", &private), made("other", &private)
-	// Combine the frames of one image with the index of another; each of them is signed.
+	// Combine the frames of one image with the index of another. Each index has a valid signature.
 	a, indexA := openIndex(t, good)
 	_, indexB := openIndex(t, other)
 	mixed := filepath.Join(dir, "mixed.raw.zst")
@@ -314,7 +313,7 @@ func TestVerifySignatureOfTheIndex(t *testing.T) {
 	}
 }
 
-// openIndex returns a compressed image and its index.
+// openIndex returns the bytes of a compressed image, and its chunk index.
 func openIndex(t *testing.T, path string) (file, index []byte) {
 	t.Helper()
 	file, err := os.ReadFile(path)

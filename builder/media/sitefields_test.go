@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestFieldsThatTheImageDoesNotKnow checks that an image with an older first boot gets no field
-// that it would reject: a default is left out, and a value set by a person is an error.
+// TestFieldsThatTheImageDoesNotKnow checks fields that an older image's first boot would reject. A default
+// is left out of the slot, and a value that a person wrote is an error.
 func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "g.raw")
@@ -41,8 +41,8 @@ func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 		defaults string
 		known    []string
 		spread   string // value in the slot
-		problem  string // problem of the single Site
-		whole    string // problem of the whole Inventory; empty if the same
+		problem  string // problem of a single Site
+		whole    string // problem of the whole Inventory, if it differs from problem
 	}{
 		"it knows all":                  {sites: 1000, known: all, spread: "spreadSeconds: 10"},
 		"a mere default":                {sites: 1000, known: earlier},

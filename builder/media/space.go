@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// spaceForCopies returns an error if copies of the image do not fit on the disk.
+// spaceForCopies returns an error if copies of the image at outputs do not fit on the disk.
 func (m *Image) spaceForCopies(outputs []string, unpack bool) error {
 	each := stored(m.f, m.stored)
 	if unpack {
@@ -25,14 +25,14 @@ func (m *Image) spaceForCopies(outputs []string, unpack bool) error {
 	}
 	err := checkSpace(outputs, each, "image")
 	if err != nil && !unpack && !m.device && sharesBlocks(m.f, existing(filepath.Dir(outputs[0]))) {
-		return nil // such a copy needs little more than its slot
+		return nil // a copy that shares blocks needs little more space than its slot
 	}
 	return err
 }
 
-// checkSpace returns an error if the outputs, files in one directory, do not fit on the disk. each
-// is the size of one output in bytes. Existing outputs count as free space, except as many as are
-// written at once: a file exists until it is replaced.
+// checkSpace returns an error if the outputs, all in one directory, do not fit on the disk. each is the
+// size of one output in bytes. Existing outputs are replaced, so their space counts as free, except
+// that of as many outputs as are written at the same time.
 func checkSpace(outputs []string, each int64, what string) error {
 	n := each * int64(len(outputs))
 	for _, o := range outputs[min(len(outputs), runtime.GOMAXPROCS(0)):] {
@@ -48,7 +48,7 @@ func checkSpace(outputs []string, each int64, what string) error {
 	return file.CheckSpace(existing(filepath.Dir(outputs[0])), n, what)
 }
 
-// existing returns dir, or its nearest parent that exists.
+// existing returns dir or, if it does not exist, its nearest existing parent.
 func existing(dir string) string {
 	for dir = filepath.Clean(dir); ; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) || dir == filepath.Dir(dir) {

@@ -23,24 +23,24 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// Site is a Site or an Inventory to be stamped, with its files.
+// Site is a Site or an Inventory to be stamped, with the other files of the slot.
 type Site struct {
-	// Doc is a single Site; Inventory has several for one slot.
+	// Doc is a single Site. Inventory contains several Sites for one slot. One of them is set.
 	Doc       *configs.Site
 	Inventory *configs.Inventory
 	// Read is the document that Doc or Inventory was read from.
 	Read Read
-	// Files are the other files of the slot: config.ign, and those below files/ and pki/.
+	// Files are the other files of the slot: config.ign, and files in files/ and pki/.
 	Files map[string][]byte
-	// DefaultSpread is the default of spreadSeconds in the Inventory that
-	// contains Doc. An image that does not know the field gets a Site without it.
+	// DefaultSpread is the default of spreadSeconds in the Inventory that Doc comes from. If Doc has
+	// the default, images that do not know the field get a Site without it.
 	DefaultSpread int
 }
 
-// SlotFiles returns the files of a slot with the Site or the Inventory.
+// SlotFiles returns the files of the slot, including the Site or the Inventory.
 func (s Site) SlotFiles() (map[string][]byte, error) { return s.slotFiles(configs.SiteFields()) }
 
-// slotFiles does the work of SlotFiles for an image that knows these fields of a Site.
+// slotFiles is SlotFiles for an image that knows only the given fields of a Site.
 func (s Site) slotFiles(known []string) (map[string][]byte, error) {
 	files := map[string][]byte{}
 	maps.Copy(files, s.Files)
@@ -54,7 +54,7 @@ func (s Site) slotFiles(known []string) (map[string][]byte, error) {
 	return files, err
 }
 
-// version returns the version of the document, "v1alpha1".
+// version returns the version of the document, such as "v1alpha1".
 func (s Site) version() string {
 	if s.Doc != nil {
 		return path.Base(s.Doc.APIVersion)
@@ -62,22 +62,22 @@ func (s Site) version() string {
 	return path.Base(s.Inventory.APIVersion)
 }
 
-// Read holds the documents of a Site in their source form, so that errors have a place.
+// Read contains the source text of the documents, so that errors can name a place in them.
 type Read struct {
-	Name     string // file of the Site or Inventory; if empty, errors name only fields
+	Name     string // file of the Site or Inventory; if empty, errors name only the field
 	Data     []byte
 	Ignition string // file of the Ignition config
 }
 
-// StampOptions configure stamping.
+// StampOptions configures stamping.
 type StampOptions struct {
-	// Output is the file to create; empty stamps the image in place.
+	// Output is the file to create. If it is empty, the image is stamped in place.
 	Output string
-	// Force replaces an existing output.
+	// Force replaces an existing Output.
 	Force bool
-	// Now is the time of stamping. The node's clock is never set to before it.
+	// Now is the time of stamping. The node never sets its clock to an earlier time.
 	Now time.Time
-	// Undated leaves the time out of the slot.
+	// Undated leaves the time of stamping out of the slot.
 	Undated bool
 }
 
@@ -85,10 +85,10 @@ type StampOptions struct {
 type Stamped struct {
 	Path  string
 	Image ondisk.ImageInfo
-	// Slot is the new description in the slot. Golden is empty if the old slot could not be read;
-	// Verify then has no digest to compare with.
+	// Slot is the new description in the slot. Golden is empty if the old slot could not be read; then
+	// Verify has nothing to compare with.
 	Slot ondisk.SlotInfo
-	// Before is the state of the slot before Unstamp.
+	// Before is the state of the slot before Unstamp. Stamp does not set it.
 	Before string
 }
 
@@ -129,9 +129,9 @@ func Stamp(ctx context.Context, path string, s Site, o StampOptions) (*Stamped, 
 	return result, m.stampCopy(ctx, p, img, o)
 }
 
-// stampInPlace replaces the slot of the image itself.
+// stampInPlace replaces the slot of the open image.
 func (m *Image) stampInPlace(p gpt.Partition, img []byte) error {
-	// In a sparse file the slot may have holes: detect a full disk before overwriting the old slot.
+	// The slot of a sparse file may be a hole: find a full disk before overwriting the old slot.
 	err := m.reserve(p)
 	if err == nil {
 		err = m.hide()
@@ -148,8 +148,7 @@ func (m *Image) stampInPlace(p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// Unstamp writes the slot of a golden image into an image or a device: without
-// a Site, an Ignition config or a machine's report.
+// Unstamp writes a slot as the build made it, without a Site, an Ignition config or a machine's report.
 func Unstamp(path string) (*Stamped, error) {
 	m, err := openLocked(path, os.O_RDWR, true)
 	if err != nil {
@@ -169,11 +168,11 @@ func Unstamp(path string) (*Stamped, error) {
 	return &Stamped{Path: path, Image: m.info, Slot: info, Before: before.State}, m.stampInPlace(p, img)
 }
 
-// goldenSlot returns the description that the build wrote into the slot.
+// goldenSlot returns the description in the slot as the build wrote it.
 func (m *Image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	info, err := slot.ReadInfo(m.section(p))
 	if err != nil || info.Plan != m.info.Plan {
-		// The slot is damaged, and its digests are lost.
+		// The slot is damaged: its digests are lost.
 		info = ondisk.SlotInfo{Version: ondisk.SlotInfoVersion, Plan: m.info.Plan}
 	}
 	info.SiteVersions, info.Stamped = m.info.SiteVersions, 0
@@ -183,7 +182,7 @@ func (m *Image) goldenSlot(p gpt.Partition) ondisk.SlotInfo {
 	return info
 }
 
-// slotOf checks a Site against the image and returns the slot's new contents.
+// slotOf checks a Site against the image and returns the contents of the new slot.
 func (m *Image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	files, err := m.filesFor(s)
 	if err != nil {
@@ -210,13 +209,13 @@ func (m *Image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor returns the Site's files without the fields that the image does not know. serves has
-// checked that these have their defaults.
+// filesFor returns the files of the slot. The Site in them lacks the fields that the image does not know;
+// serves has checked that these fields have their defaults.
 func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {
-		// The image does not list its fields. It may be older than spreadSeconds, so leave out a
-		// default.
+		// The image does not list its fields. It may not know spreadSeconds, so leave that field out
+		// if it has its default.
 		known = configs.SiteFields()
 		if s.Doc != nil && s.Doc.SpreadSeconds == s.DefaultSpread {
 			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
@@ -225,7 +224,7 @@ func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	return s.slotFiles(known)
 }
 
-// encodeSlot returns the result of slotOf, and the slot's bytes as slot.Encode makes them.
+// encodeSlot is slotOf, and also returns the bytes from slot.Encode.
 func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -235,8 +234,8 @@ func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 	return c, img, err
 }
 
-// tooLarge reports a document that does not fit into a slot, under its own file name instead of its
-// name in the slot.
+// tooLarge reports a document that does not fit into a slot. It names the user's file, not the file in
+// the slot.
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
@@ -246,8 +245,8 @@ func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	return nil
 }
 
-// stampDate returns the time for the slot, or 0 for none. The node never sets its clock to before
-// that time, so this computer's clock must be plausible.
+// stampDate returns the time of stamping for the slot, or 0. The node never sets its clock to an earlier
+// time, so this computer's clock must be plausible.
 func (m *Image) stampDate(o StampOptions) (int64, error) {
 	first, last := m.info.StampDates()
 	now := o.Now.UTC()
@@ -263,7 +262,7 @@ func (m *Image) stampDate(o StampOptions) (int64, error) {
 	return now.Unix(), nil
 }
 
-// reserve reserves space for the slot's bytes in a sparse file.
+// reserve reserves space in a sparse file for the slot.
 func (m *Image) reserve(p gpt.Partition) error {
 	if m.device || m.z != nil {
 		return nil
@@ -271,8 +270,8 @@ func (m *Image) reserve(p gpt.Partition) error {
 	return allocate(m.f, p.Start, p.Size)
 }
 
-// hide makes the file readable only by its owner before secrets are written to it. It does not
-// change the permissions of a device.
+// hide makes the file readable only by its owner, before secrets are written to it. It does nothing for a
+// device.
 func (m *Image) hide() error {
 	if m.device {
 		return nil
@@ -300,7 +299,7 @@ func oneSite(site, inventory bool) error {
 	return nil
 }
 
-// reads returns an error unless the image supports that version of Site.
+// reads returns an error unless the image supports the version of the Site document.
 func (m *Image) reads(version string) error {
 	if slices.Contains(m.info.SiteVersions, version) {
 		return nil
@@ -308,7 +307,7 @@ func (m *Image) reads(version string) error {
 	return fmt.Errorf("the image supports Site %s, but this Site is %q: build the image with this edgebake, or stamp with the older edgebake", strings.Join(m.info.SiteVersions, ", "), version)
 }
 
-// put writes the slot into a file, which has the image's format.
+// put writes the slot into a file that has the same format as the image.
 func (m *Image) put(w window, p gpt.Partition, img []byte) error {
 	if m.z == nil {
 		return putRaw(w, w.sync, img)
@@ -319,7 +318,7 @@ func (m *Image) put(w window, p gpt.Partition, img []byte) error {
 	return w.Sync()
 }
 
-// putRaw writes the slot of an image that is not compressed.
+// putRaw writes the slot of an uncompressed image.
 func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	if inPlace {
 		return slot.Replace(d, img)
@@ -327,8 +326,8 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot, the
-// rest becomes zero.
+// putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot, zeros
+// follow it.
 func (m *Image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	frames, err := m.slotFrames(p)
 	if err != nil {
@@ -352,7 +351,7 @@ func (m *Image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// slotFrames returns the frames of the slot. They must be raw, and contain only the slot.
+// slotFrames returns the frames of the slot, which must be uncompressed and contain only the slot.
 func (m *Image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	end := p.Start + p.Size
 	for i := m.z.Find(p.Start); i < m.z.Frames() && m.z.Entry(i).Start < end; i++ {
@@ -369,21 +368,21 @@ func (m *Image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	return frames, nil
 }
 
-// window is the slot in a file or device. In place, each step is synced before the next, so a power
-// cut leaves the old slot or the new one. In a compressed image, whose frames have checksums in a
-// table, it may leave an unreadable slot. A new file is synced when it gets its name.
+// window is the slot in a file or device. In place, each step is synced before the next, so that a power
+// cut leaves the old or the new slot. In a compressed image it may leave an unreadable slot, because
+// the checksums are in a separate table.
 type window struct {
 	f    *os.File
 	off  int64
-	sync bool // sync each step, since the slot is written in place
+	sync bool // the slot is written in place: sync each step
 }
 
 func (w window) ReadAt(p []byte, off int64) (int, error) { return w.f.ReadAt(p, w.off+off) }
 
 func (w window) WriteAt(p []byte, off int64) (int, error) { return w.f.WriteAt(p, w.off+off) }
 
-// Coherent reports whether the window is in a file. On a device, data that another program has
-// written under another name of the device may be invisible here.
+// Coherent reports whether reads return what other programs have written. That is not certain for a
+// device, which may have another name with its own cache.
 func (w window) Coherent() bool {
 	st, err := w.f.Stat()
 	return err == nil && st.Mode().IsRegular()
@@ -396,7 +395,7 @@ func (w window) Sync() error {
 	return w.f.Sync()
 }
 
-// stampCopy writes a stamped copy. Only its owner may read it, since it contains secrets.
+// stampCopy writes a stamped copy of the image. Only its owner may read it, since it contains secrets.
 func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {
@@ -425,7 +424,7 @@ func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o St
 	return out.Commit()
 }
 
-// unpack writes the uncompressed disk, with its holes.
+// unpack writes the uncompressed disk, and leaves holes for zeros.
 func (m *Image) unpack(ctx context.Context, out *os.File) error {
 	if err := out.Truncate(m.size); err != nil {
 		return err
@@ -452,12 +451,12 @@ func copyRange(dst, src *os.File, off, n int64) error {
 	return err
 }
 
-// shorter returns the error for a file that was longer before.
+// shorter returns the error for a file that has been truncated to less than size bytes.
 func shorter(src *os.File, size int64) error {
 	return fmt.Errorf("reading %s: %w: it has become shorter than %d bytes: find the program that writes to it", src.Name(), io.ErrUnexpectedEOF, size)
 }
 
-// checkLength returns an error if a file has become shorter.
+// checkLength returns an error if a file has less than size bytes.
 func checkLength(src *os.File, size int64) error {
 	fi, err := src.Stat()
 	if err == nil && fi.Size() < size {

@@ -15,36 +15,36 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// UpdateCost is the amount of data that a machine fetches to replace one image's system with
-// another's, in bytes of the compressed image.
+// UpdateCost is the amount of data that a machine fetches for an update from one image to another, in
+// bytes of the compressed image.
 type UpdateCost struct {
-	// Index is the index of the image's chunks with the table of its frames, Root the root file
-	// system, Boot kernel and initrd, Data the container images.
+	// Index is the chunk index with the frame table, Root the root file system, Boot the kernel and
+	// initrd, and Data the container images.
 	Index int64 `json:"index"`
 	Root  int64 `json:"root"`
 	Boot  int64 `json:"boot"`
 	Data  int64 `json:"data"`
-	// Requests is the number of requests. Each costs update.RequestBytes in addition.
+	// Requests is the number of requests. Each costs another update.RequestBytes.
 	Requests int `json:"requests"`
-	// Bytes is the sum of all these bytes, including those of the requests.
+	// Bytes is the total, including update.RequestBytes for each request.
 	Bytes int64 `json:"bytes"`
 	// Image is the size of the whole compressed image.
 	Image int64 `json:"image"`
-	// Signed means that the index has a signature.
+	// Signed means that the chunk index is signed.
 	Signed bool `json:"signed"`
-	// Images are container images that the machine lacks.
+	// Images lists the container images that the machine lacks.
 	Images []string `json:"images,omitempty"`
 }
 
-// UpdateTarget describes an image to which machines are updated, from its index.
+// UpdateTarget describes the image to which machines are updated.
 type UpdateTarget struct {
 	Golden string
 	Info   ondisk.ImageInfo
-	// Signed means that its index has a signature. Machines verify it.
+	// Signed means that the image's chunk index has a signature, which machines verify.
 	Signed bool
 }
 
-// ReadUpdate reads the index of an image.
+// ReadUpdate reads the description of an image from its chunk index.
 func ReadUpdate(s Source) (*UpdateTarget, error) {
 	m, err := s.open()
 	if err != nil {
@@ -62,8 +62,8 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 	return t, nil
 }
 
-// CostOfUpdate computes how much of the image s a machine fetches if it has the system of the image
-// or disk from.
+// CostOfUpdate computes how much of the image s a machine fetches. from is the image that the machine has,
+// or its disk.
 func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -99,19 +99,19 @@ func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	return c, nil
 }
 
-// overhead is the number of bytes of the requests themselves.
+// overhead returns the bytes that the requests themselves cost.
 func (c *UpdateCost) overhead() int64 { return int64(c.Requests) * update.RequestBytes }
 
-// present is the set of the digests of all chunks on a machine's own disk.
+// present is the set of digests of the chunks that a machine already has.
 type present map[[32]byte]bool
 
 func (s present) has(sum [32]byte) bool { return s[sum] }
 
-// add adds the chunks in the first size bytes of a partition, if it exists.
+// add adds the chunks in the first size bytes of a partition, unless the partition is missing.
 func (s present) add(m *Image, label string, size int64) error {
 	p, err := m.partition(label)
 	if err != nil {
-		return nil // a machine without a second root accepts no updates
+		return nil // without a second root, the machine accepts no updates
 	}
 	read := func(b []byte, off int64) (bool, error) {
 		_, zero, err := m.chunk(b, p.Start+off, int64(len(b)))
@@ -125,7 +125,7 @@ func (s present) add(m *Image, label string, size int64) error {
 	})
 }
 
-// updateIndex opens the image as a machine does for an update.
+// updateIndex opens the chunk index as a machine does for an update.
 func (m *Image) updateIndex() (*update.Image, error) {
 	if len(m.info.Boards) > 0 {
 		return nil, fmt.Errorf("%w (%s)", update.ErrBoard, strings.Join(m.info.Boards, ", "))
@@ -140,8 +140,8 @@ func (m *Image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts the data that a machine fetches for the system if its disk has the chunks in
-// have.
+// updateCost counts the data that a machine fetches for the new system. have contains the chunks on its
+// disk.
 func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
@@ -162,8 +162,8 @@ func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 	return c, nil
 }
 
-// imagesCost counts the data that a machine with the image old fetches for container images that it
-// lacks.
+// imagesCost counts the data that a machine fetches for container images that it lacks. old is the image
+// that the machine has.
 func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have present) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {
@@ -186,7 +186,7 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have pres
 	if err != nil {
 		return err
 	}
-	// A machine knows the chunks of its own DATA only after it has read the new list of images.
+	// A machine hashes the chunks of its own DATA only after it has read the new list of images.
 	if err := have.add(old, ondisk.LabelData, data.Size); err != nil {
 		return err
 	}
@@ -194,8 +194,8 @@ func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have pres
 	return nil
 }
 
-// reading counts what a machine fetches from a partition. While the machine looks for the files,
-// each chunk is one request; then it requests the files' chunks in ranges.
+// reading counts the data that a machine fetches from one partition. While the machine searches for
+// files, it requests chunks one by one. Then it requests the chunks of these files in ranges.
 type reading struct {
 	view  *update.View
 	count func(chunks []int)
@@ -221,7 +221,7 @@ func (r *reading) rest(chunks []int) {
 	r.count(slices.DeleteFunc(chunks, func(k int) bool { return r.got[k] || r.have[r.part.Chunks[k].Sum] }))
 }
 
-// spans counts the requests for chunks of a part and returns their bytes.
+// spans adds the number of requests for these chunks to c, and returns their size in bytes.
 func (c *UpdateCost) spans(i *update.Image, p *chunk.Part, chunks []int) (bytes int64) {
 	for _, s := range update.Spans(chunks, func(k int) update.Place { return i.Place(p, k) }) {
 		bytes += s.To - s.From

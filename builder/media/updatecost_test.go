@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestCostOfImages checks that the cost of an update includes the layers of container images that
-// the machine lacks, without the parts that are on its disk.
+// TestCostOfImages checks that the cost of an update includes the layers of container images that the
+// machine lacks, but not the parts of them that are already on its disk.
 func TestCostOfImages(t *testing.T) {
 	dir := t.TempDir()
 	cache, err := fetch.Open(filepath.Join(dir, "cache"))
@@ -55,7 +55,7 @@ func TestCostOfImages(t *testing.T) {
 		return path
 	}
 	first := made("first", strings.Repeat("1", 32), image("edgebake.test/app:1", noise[1<<20:2<<20]))
-	// The former image also contains half of this layer.
+	// Half of this layer's data is also in the first image.
 	second := made("second", strings.Repeat("2", 32), image("edgebake.test/app:2", slices.Concat(noise[2<<20:5<<19], noise[3<<19:2<<20])))
 	for _, c := range []struct {
 		from, to string

@@ -19,12 +19,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// Verify checks that an image that has not booted is as it was built: the partition table and its
-// copy, the partitions against image.json, all bytes except the slot's against the golden digest,
-// zeros between partitions, and the slot. It returns all errors. progress may be nil.
+// Verify checks that an image that has not booted is as it was built. It checks both copies of the
+// partition table, the partitions, the golden digest, the zeros between partitions, and the slot. It
+// returns all errors. progress may be nil.
 //
-// It finds damage, not tampering: the digest that it compares is in the image. VerifySignature
-// checks who built the image.
+// Verify finds damage, not tampering, since the digest to compare is in the image itself.
+// VerifySignature checks who built the image.
 func Verify(ctx context.Context, path string, progress func(done, total int64)) error {
 	g, err := Open(path)
 	if err != nil {
@@ -34,8 +34,8 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is like the function Verify, for an open image. If spare is set, one processor is left
-// unused until spare is closed.
+// Verify is the function Verify for an open image. Unless spare is nil, one processor is left unused until
+// spare is closed.
 func (m *Image) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return m.verifyWith(ctx, func(ctx context.Context) (disk.Digest, error) {
 		d, err := disk.Digests(ctx, disk.Source{Read: m.chunk, Progress: progress, Spare: spare}, m.parts())
@@ -46,12 +46,12 @@ func (m *Image) Verify(ctx context.Context, progress func(done, total int64), sp
 	})
 }
 
-// unreadable returns the error for an image whose bytes cannot be decompressed.
+// unreadable returns the error for an image that cannot be decompressed.
 func unreadable(err error) error {
 	return fmt.Errorf("%w: the image is damaged or cut short: copy or build it again", err)
 }
 
-// verifyWith checks the image with the digests that digest computes.
+// verifyWith checks the image. digest computes its golden digest.
 func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (disk.Digest, error)) error {
 	var errs []error
 	bad := func(err error) {
@@ -96,13 +96,13 @@ func (m *Image) verifyWith(ctx context.Context, digest func(context.Context) (di
 	return errors.Join(errs...)
 }
 
-// withFix adds the fix to an error of reading a slot.
+// withFix adds a fix to an error about a slot.
 func withFix(err error) error {
 	problem, fix := slot.Explain(err)
 	return fmt.Errorf("%s: %s", problem, fix)
 }
 
-// notAsBuilt returns an error that names the partitions that differ from the build.
+// notAsBuilt returns an error that lists the partitions that differ from the build.
 func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	var differ []string
 	for _, label := range slices.Sorted(maps.Keys(built.Parts)) {
@@ -112,7 +112,7 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	}
 	where := ""
 	switch len(differ) {
-	case 0: // an older image, or the digests themselves were damaged
+	case 0: // an older image without these digests, or the digests are damaged
 	case 1:
 		where = "partition " + differ[0] + " is not as it was built: "
 	default:
@@ -121,8 +121,8 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	return fmt.Errorf("%sthe golden digest of the image is %s, but it was built with %s", where, got.Golden, built.Golden)
 }
 
-// gaps checks that all bytes outside of the partitions and the table are zero. On a larger device,
-// it ignores those after the last partition, which may be old data or an old backup table.
+// gaps checks that all bytes outside the partitions and the table are zero. On a larger device, it ignores
+// the bytes after the last partition, which may be old data.
 func (m *Image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
 	at := gpt.HeadSize(m.table.SectorSize)
@@ -142,13 +142,13 @@ func (m *Image) gaps(ctx context.Context) error {
 	return nil
 }
 
-// zero checks that the bytes from one offset to another are zero.
+// zero checks that the bytes from the offset from up to the offset to are zero.
 func (m *Image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	for from < to {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		// Stay within a chunk, which one call reads.
+		// One call of chunk reads at most one chunk.
 		n := min(to-from, disk.Align-from%disk.Align)
 		b, zero, err := m.chunk(buf, from, n)
 		if err != nil {
@@ -162,7 +162,7 @@ func (m *Image) zero(ctx context.Context, buf []byte, from, to int64) error {
 	return nil
 }
 
-// parts returns the partitions in the table.
+// parts returns the partitions of the partition table.
 func (m *Image) parts() (out []ondisk.PartitionInfo) {
 	for _, p := range m.table.Partitions {
 		out = append(out, ondisk.PartitionInfo{Label: p.Name, GUID: p.GUID, Start: p.Start, Size: p.Size})
@@ -170,9 +170,8 @@ func (m *Image) parts() (out []ondisk.PartitionInfo) {
 	return out
 }
 
-// matches compares the table with image.json. Types and attributes must be those for label and
-// architecture: no digest covers them, and firmware and boot loader use them to choose what to
-// boot.
+// matches compares the partition table with image.json. It also checks types and attributes: no digest
+// covers them, and firmware and boot loader use them to choose what to boot.
 func (m *Image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
@@ -193,10 +192,10 @@ func (m *Image) matches() error {
 	return errors.Join(errs...)
 }
 
-// VerifySignature returns the minisign public key that verifies the signature of the image's golden
-// digest and image.json. Together with Verify it proves that the key's owner built every byte
-// except the Site. No digest covers the partition table and the slot, so it also checks that the
-// table is as built, and that edgebake wrote the slot, without anything bootable.
+// VerifySignature returns the minisign public key that made the image's signature. Together with Verify,
+// it proves that the owner of the key built every byte except the Site. The signature covers neither
+// the partition table nor the slot: VerifySignature checks that the table is as built, that edgebake
+// wrote the slot, and that the slot contains nothing bootable.
 func (m *Image) VerifySignature(keys []string) (string, error) {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -221,11 +220,11 @@ func (m *Image) VerifySignature(keys []string) (string, error) {
 	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
 }
 
-// indexSigned checks the index for updates. If it is signed, one of the keys must have made the
-// signature, and the index must belong to this image.
+// indexSigned checks the chunk index, if there is one. If it is signed, one of the keys must have signed
+// it, and it must belong to this image.
 func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
-		return nil // the image cannot be used for updates
+		return nil // without an index, the image cannot be used for updates
 	}
 	i, err := update.Open(m.src, m.stored)
 	if err != nil || i.Signature == "" {
