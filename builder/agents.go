@@ -105,12 +105,12 @@ func agentRecipe(o Options, name, arch string) (fetch.GoRecipe, bool) {
 // errNoAgent means that one of edgebake's programs is missing.
 var errNoAgent = errors.New("install edgebake's package, which contains it, or set its path in agents of the Image")
 
-// packaged is the directory of the programs that edgebake's package contains for every architecture,
-// relative to the directory of the running edgebake.
+// packaged is the directory of the programs that edgebake's package contains for every
+// architecture, relative to the directory of the running edgebake.
 const packaged = "../lib/edgebake"
 
-// agent puts one of edgebake's programs into the cache. It tries edgebake's package, the source tree
-// around the current directory, and the directory of the running edgebake, in this order.
+// agent puts one of edgebake's programs into the cache. It tries edgebake's package, the source
+// tree around the current directory, and the directory of the running edgebake, in this order.
 func (b *building) agent(ctx context.Context, name string) (string, error) {
 	dir, err := ownDir()
 	if err != nil {
@@ -172,8 +172,8 @@ func sourceTree() (string, bool) {
 	}
 }
 
-// agentEnv lists the settings that determine the compiled bytes. An empty value does not override go's
-// env file, so CompileProgram also checks that GOEXPERIMENT is empty.
+// agentEnv lists the settings that determine the compiled bytes. An empty value does not override
+// go's env file, so CompileProgram also checks that GOEXPERIMENT is empty.
 var agentEnv = []string{"GOOS=linux", "CGO_ENABLED=0", "GOFLAGS=-mod=readonly", "GOWORK=off", "GOEXPERIMENT=", "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off"}
 
 func (b *building) compileAgent(ctx context.Context, name, src string) (string, error) {

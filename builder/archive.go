@@ -85,7 +85,8 @@ var (
 	missingPackage = regexp.MustCompile(`(?m)^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate|Version '([^']*)' for '(\S+)' was not found|Release '([^']*)' for '(\S+)' was not found)`)
 )
 
-// checkArchive reports suites and packages that are missing from the archive, before mmdebstrap runs.
+// checkArchive reports suites and packages that are missing from the archive, before mmdebstrap
+// runs.
 func (b *executor) checkArchive(ctx context.Context, r debianRecipe) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return nil // mmdebstrap also needs apt, and reports that it is missing

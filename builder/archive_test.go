@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// archive makes a Debian archive in a directory and returns its line for sources.list. The suite has
-// the packages that a node needs, and vim, whose version is older for arm64.
+// archive makes a Debian archive in a directory and returns its line for sources.list. The suite
+// has the packages that a node needs, and vim, whose version is older for arm64.
 func archive(t *testing.T, p *project) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -48,8 +48,9 @@ func realApt(t *testing.T) {
 	}
 }
 
-// TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks lists
-// the available versions, and that it comes before anything is made for the other architecture.
+// TestArchiveOfEachArchitecture checks that the error for a version that one architecture lacks
+// lists the available versions, and that it comes before anything is made for the other
+// architecture.
 func TestArchiveOfEachArchitecture(t *testing.T) {
 	desk.NeedProgram(t, "apt-get", "apt")
 	for packages, want := range map[string]string{

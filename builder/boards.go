@@ -18,8 +18,8 @@ const (
 )
 
 // boards returns the boards without UEFI that the base's kernel supports, or nil for hardware with
-// UEFI. It warns about boards and bootloaders that the base does not support, and fails if the kernel
-// supports no board.
+// UEFI. It warns about boards and bootloaders that the base does not support, and fails if the
+// kernel supports no board.
 func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	if b.img.Hardware != configs.RaspberryPi {
 		return nil, nil
@@ -57,9 +57,9 @@ func (b *executor) boards(base []tree.Node, kernel string) ([]string, error) {
 	return serves, nil
 }
 
-// firmwareOfGPT returns the date of the first start4.elf that finds its partition on a GPT disk with
-// every bootloader. An older start4.elf needs a bootloader from 2025-02-11 or later, which passes the
-// partition's number (rpi-eeprom, issue 668).
+// firmwareOfGPT returns the date of the first start4.elf that finds its partition on a GPT disk
+// with every bootloader. An older start4.elf needs a bootloader from 2025-02-11 or later, which
+// passes the partition's number (rpi-eeprom, issue 668).
 func firmwareOfGPT() time.Time { return time.Date(2025, 1, 16, 0, 0, 0, 0, time.UTC) }
 
 var firmwareBuilt = regexp.MustCompile(`VC_BUILD_ID_TIME: ([A-Z][a-z]{2} [ 0-9][0-9] [0-9]{4})`)

@@ -72,8 +72,8 @@ func TestRaspberryPi(t *testing.T) {
 	}
 }
 
-// TestRaspberryPiRejects checks that an image that no board could boot is rejected before anything is
-// written.
+// TestRaspberryPiRejects checks that an image that no board could boot is rejected before anything
+// is written.
 func TestRaspberryPiRejects(t *testing.T) {
 	without := func(parts ...string) []buildtest.Entry {
 		return slices.DeleteFunc(buildtest.PiBase(true), func(e buildtest.Entry) bool {
@@ -118,8 +118,8 @@ func TestRaspberryPiRejects(t *testing.T) {
 	}
 }
 
-// TestFirmwareDate finds the build dates in the firmware of Debian 13 and its successor, and none in
-// files without a date.
+// TestFirmwareDate finds the build dates in the firmware of Debian 13 and its successor, and none
+// in files without a date.
 func TestFirmwareDate(t *testing.T) {
 	for text, want := range map[string]string{
 		"VC_BUILD_ID_TIME: 17:27:09\x00VC_BUILD_ID_VARIANT: start\x00VC_BUILD_ID_TIME: Apr 17 2024\x00": "2024-04-17",

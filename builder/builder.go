@@ -1,12 +1,12 @@
 // Package builder turns an Image into a golden disk image.
 //
-// Resolve pins every input and returns a Plan. It copies local files and overlays into the cache, but
-// neither downloads nor compiles other inputs. With Options.Update, it first removes the base from the
-// cache. BuildEach fetches or makes the inputs of a plan, merges them with the files of package
-// overlays, and writes the disk. If a Job has no plan, BuildEach first resolves its Image.
+// Resolve pins every input and returns a Plan. It copies local files and overlays into the cache,
+// but neither downloads nor compiles other inputs. With Options.Update, it first removes the base
+// from the cache. BuildEach fetches or makes the inputs of a plan, merges them with the files of
+// package overlays, and writes the disk. If a Job has no plan, BuildEach first resolves its Image.
 //
-// The same plan always gives the same bytes: they do not depend on the clock, on random numbers or on
-// paths of the build computer. No step needs root.
+// The same plan always gives the same bytes: they do not depend on the clock, on random numbers or
+// on paths of the build computer. No step needs root.
 package builder
 
 import (
@@ -158,8 +158,8 @@ type step struct {
 	start time.Time
 }
 
-// StepTime is the duration of a step, for the report. Reports of two builds of a plan differ only in
-// these times.
+// StepTime is the duration of a step, for the report. Reports of two builds of a plan differ only
+// in these times.
 type StepTime struct {
 	Step string `json:"step"`
 	// Start is the time since the start of the build, in seconds.

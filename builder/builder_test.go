@@ -977,8 +977,8 @@ func TestCheckPlugins(t *testing.T) {
 	}
 }
 
-// TestCheckHidden checks that it is an error if an overlay has a file where the booted machine mounts
-// something.
+// TestCheckHidden checks that it is an error if an overlay has a file where the booted machine
+// mounts something.
 func TestCheckHidden(t *testing.T) {
 	node := func(layer, path string, mode uint32) tree.Node {
 		return tree.Node{Layer: layer, Path: path, Inode: &tree.Inode{Mode: mode}}

@@ -45,8 +45,8 @@ func damage(t *testing.T, path string) (sound []byte) {
 	return sound
 }
 
-// TestInputChangesWhileBuilding checks that a build fails and leaves no image if a cached input changes
-// after its check, even if another build has repaired the input meanwhile.
+// TestInputChangesWhileBuilding checks that a build fails and leaves no image if a cached input
+// changes after its check, even if another build has repaired the input meanwhile.
 func TestInputChangesWhileBuilding(t *testing.T) {
 	golden := "" // all builds must make this golden image
 	for _, tt := range []struct {

@@ -89,8 +89,8 @@ func isLeftover(p string) bool {
 	return false
 }
 
-// checkModules warns about modules in kernel.modules that the kernel does not have as a file, built in
-// or under an alias.
+// checkModules warns about modules in kernel.modules that the kernel does not have as a file, built
+// in or under an alias.
 func (b *executor) checkModules(nodes []tree.Node) error {
 	if len(b.img.Kernel.Modules) == 0 {
 		return nil
@@ -220,8 +220,8 @@ func systemdVersion(nodes []tree.Node) int {
 	return 0
 }
 
-// programDirs lists the directories that contain the machine's own programs. Elsewhere, firmware and
-// container images may contain code for other processors.
+// programDirs lists the directories that contain the machine's own programs. Elsewhere, firmware
+// and container images may contain code for other processors.
 var programDirs = []string{"usr/bin/", "usr/sbin/", "usr/lib/", "usr/libexec/", "usr/local/", "opt/", "bin/", "sbin/", "lib/"}
 
 // programs lists the paths of programs that consist of one file. The build rejects anything else at
@@ -231,8 +231,8 @@ var programs = []string{"usr/bin/kubelet", "usr/bin/kubeadm", "usr/bin/container
 // maxArchErrors is the largest number of errors about programs for another architecture.
 const maxArchErrors = 5
 
-// checkPrograms returns errors for programs of another architecture, and for files at a program's path
-// that are not a program.
+// checkPrograms returns errors for programs of another architecture, and for files at a program's
+// path that are not a program.
 func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []error {
 	open := map[string]tree.BlobFile{}
 	defer func() {
@@ -272,8 +272,8 @@ func checkPrograms(nodes []tree.Node, blobs tree.Blobs, img *configs.Image) []er
 	return errs
 }
 
-// checkProgram checks that f is a program for the image's architecture and for this path on the node.
-// Messages call it name. err is set only if f could not be read.
+// checkProgram checks that f is a program for the image's architecture and for this path on the
+// node. Messages call it name. err is set only if f could not be read.
 func checkProgram(f io.ReaderAt, path, name string, img *configs.Image) (problem, err error) {
 	var head [64]byte // large enough for an ELF header
 	n, err := f.ReadAt(head[:], 0)

@@ -45,8 +45,8 @@ var pathFilters = []string{
 	"path-include=/usr/share/doc/*/copyright",
 }
 
-// initrdSettings replaces settings that Debian would read from /etc/fstab when it makes the initrd: the
-// initrd needs the tools for ext4 and has no swap to resume from.
+// initrdSettings replaces settings that Debian would read from /etc/fstab when it makes the initrd:
+// the initrd needs the tools for ext4 and has no swap to resume from.
 const initrdSettings = "echo FSTYPE=ext4; echo RESUME=none"
 
 // initrdEnv is the environment variable that passes the initrd script to a hook of mmdebstrap.
@@ -68,8 +68,8 @@ func newDebianRecipe(img *configs.Image, date time.Time, keyrings []string) debi
 // debianKey returns the cache key of a Debian base.
 func debianKey(in plan.Input) string { return in.Make + " " + string(in.Recipe) }
 
-// makeDebian runs mmdebstrap and writes the root file system to w as a tar. It needs no root: for an
-// ordinary user, mmdebstrap makes a user namespace.
+// makeDebian runs mmdebstrap and writes the root file system to w as a tar. It needs no root: for
+// an ordinary user, mmdebstrap makes a user namespace.
 func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, say func(line string)) error {
 	scratch, err := newScratch()
 	if err != nil {
@@ -107,10 +107,10 @@ func (b *executor) makeDebian(ctx context.Context, r debianRecipe, w io.Writer, 
 // newScratch makes the directory for mmdebstrap. Its path is absolute and has no symbolic links:
 // mmdebstrap runs in /, and mountsBelow compares the path with the kernel's list of mounts.
 //
-// A base contains setuid programs. If they belong to root, other users must not reach them: only root
-// and apt's own user, which downloads, may enter the directory. apt's user cannot write to it, so that
-// a compromised download replaces nothing. For an ordinary user, they belong to an ID of the user
-// namespace that owns nothing else, so everybody may enter.
+// A base contains setuid programs. If they belong to root, other users must not reach them: only
+// root and apt's own user, which downloads, may enter the directory. apt's user cannot write to it,
+// so that a compromised download replaces nothing. For an ordinary user, they belong to an ID of
+// the user namespace that owns nothing else, so everybody may enter.
 func newScratch() (string, error) {
 	parent, err := filepath.Abs(os.TempDir())
 	if err == nil {
@@ -141,8 +141,8 @@ func newScratch() (string, error) {
 	return dir, err
 }
 
-// removeScratch removes the directory, including files that a killed mmdebstrap left. Some belong to
-// IDs of a user namespace: an ordinary user can remove these only through mmdebstrap.
+// removeScratch removes the directory, including files that a killed mmdebstrap left. Some belong
+// to IDs of a user namespace: an ordinary user can remove these only through mmdebstrap.
 func removeScratch(dir string) error {
 	if mounts := mountsBelow(dir); len(mounts) > 0 {
 		return fmt.Errorf("removing %s: something is mounted there: umount %s, then rm -r %s", dir, strings.Join(mounts, " "), dir)
@@ -292,8 +292,8 @@ func (b *resolver) keyrings(ctx context.Context) (digests []string, _ error) {
 	return digests, errors.Join(errs...)
 }
 
-// writeKeyrings copies the recipe's keyrings to dir, readable for all users, and returns their paths.
-// It keeps the file names, since apt detects the format by the extension.
+// writeKeyrings copies the recipe's keyrings to dir, readable for all users, and returns their
+// paths. It keeps the file names, since apt detects the format by the extension.
 func (b *executor) writeKeyrings(ctx context.Context, r debianRecipe, dir string) ([]string, error) {
 	if len(b.plan.Keyrings) != len(r.Keyrings) {
 		return nil, fmt.Errorf("the recipe of the base lists %s, but the plan has %d", configs.Count(len(r.Keyrings), "keyring"), len(b.plan.Keyrings))

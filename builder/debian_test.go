@@ -20,8 +20,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// standIn puts a fake mmdebstrap first on PATH. It writes the test's base and counts its runs. It fails
-// or hangs if the project has a file of that name.
+// standIn puts a fake mmdebstrap first on PATH. It writes the test's base and counts its runs. It
+// fails or hangs if the project has a file of that name.
 func standIn(t *testing.T, p *project) {
 	t.Helper()
 	dir := t.TempDir()
@@ -123,7 +123,8 @@ func TestUpdate(t *testing.T) {
 	if updated.Report.Packages != first.Report.Packages+1 || updated.Report.Plan == first.Report.Plan {
 		t.Errorf("not updated: %d packages, before %d", updated.Report.Packages, first.Report.Packages)
 	}
-	// If the cache has neither base, a locked build rejects the archive's new base and names the fix.
+	// If the cache has neither base, a locked build rejects the archive's new base and names the
+	// fix.
 	o.Update, o.Locked, o.Lock = false, true, first.Plan.Lock()
 	o.Cache = newProject(t, buildtest.Base(), nil).cache
 	if _, err := Build(t.Context(), p.image(t), o); err == nil || !strings.Contains(err.Error(), "the Debian archive has changed") {
@@ -221,8 +222,8 @@ func processState(t *testing.T, pid string) string {
 	return after[:1]
 }
 
-// TestDebianInterrupted interrupts only edgebake, not the processes that it started. The fake mmdebstrap
-// waits for its children to end, and then removes its files.
+// TestDebianInterrupted interrupts only edgebake, not the processes that it started. The fake
+// mmdebstrap waits for its children to end, and then removes its files.
 func TestDebianInterrupted(t *testing.T) {
 	notes, _ := interrupt(t, `
 trap 'echo interrupted >>"$notes"' INT
@@ -237,7 +238,8 @@ exit 1
 	}
 }
 
-// TestDebianKilled checks that if mmdebstrap dies, its child processes are ended and its files removed.
+// TestDebianKilled checks that if mmdebstrap dies, its child processes are ended and its files
+// removed.
 func TestDebianKilled(t *testing.T) {
 	_, err := interrupt(t, `
 sh -c 'trap "" INT; echo "child $$" >>"$0"; exec sleep 1000' "$notes" >/dev/null 2>&1 &
@@ -365,8 +367,8 @@ func TestDebianHint(t *testing.T) {
 	}
 }
 
-// TestKeyringChanges checks that mmdebstrap gets the keyring whose digest is in the recipe, with the
-// original file name, even if the file has changed since it was read.
+// TestKeyringChanges checks that mmdebstrap gets the keyring whose digest is in the recipe, with
+// the original file name, even if the file has changed since it was read.
 func TestKeyringChanges(t *testing.T) {
 	p := newProject(t, buildtest.Base(), func(s string) string {
 		return strings.Replace(toDebian(s), "suite: trixie,", "suite: trixie, keyrings: [keys/site.asc],", 1)

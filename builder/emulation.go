@@ -7,8 +7,8 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// checkEmulation returns an error if this computer cannot run programs of another architecture, as the
-// scripts of Debian packages require. Like mmdebstrap, it calls arch-test.
+// checkEmulation returns an error if this computer cannot run programs of another architecture, as
+// the scripts of Debian packages require. Like mmdebstrap, it calls arch-test.
 func checkEmulation(ctx context.Context, arch string) error {
 	if procgroup.Command(ctx, "arch-test", arch).Run() == nil {
 		return nil

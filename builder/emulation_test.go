@@ -141,8 +141,8 @@ func TestForeignBaseIsMadeOnce(t *testing.T) {
 	}
 }
 
-// TestWrongForOneArchitecture checks that the problems of all images are reported before the first one
-// is built, and that a common problem is reported once.
+// TestWrongForOneArchitecture checks that the problems of all images are reported before the first
+// one is built, and that a common problem is reported once.
 func TestWrongForOneArchitecture(t *testing.T) {
 	p := several(t, func(s string) string { return strings.Replace(s, "notes.txt", "missing.txt", 1) })
 	runsForeign(t, true)

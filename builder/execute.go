@@ -43,8 +43,8 @@ type Job struct {
 	Options Options
 }
 
-// BuildEach builds images one after another and calls done for each. First it resolves and checks all
-// of them. A problem that several images share is reported once.
+// BuildEach builds images one after another and calls done for each. First it resolves and checks
+// all of them. A problem that several images share is reported once.
 func BuildEach(ctx context.Context, jobs []Job, done func(job int, r *Result) error) error {
 	builds := make([]*executor, len(jobs))
 	err := forEachJob(ctx, jobs, func(i int, j Job) (err error) {
@@ -115,8 +115,8 @@ type executor struct {
 	img     *configs.Image // from the plan, for rendering
 	date    time.Time
 	origins origins
-	// bound means that inputs made again must have the digests in the plan. Otherwise, other digests
-	// renew the lock.
+	// bound means that inputs made again must have the digests in the plan. Otherwise, other
+	// digests renew the lock.
 	bound bool
 	// doc is the Image document, for messages only. It is nil if the plan was read from a file.
 	doc    *configs.Image
@@ -163,7 +163,8 @@ func newExecutor(r *building, p *plan.Plan) (*executor, error) {
 	}, nil
 }
 
-// imageOf returns the Image from a plan. It has no sources of inputs, and its templates are rendered.
+// imageOf returns the Image from a plan. It has no sources of inputs, and its templates are
+// rendered.
 func imageOf(p *plan.Plan) (*configs.Image, error) {
 	img := &configs.Image{}
 	d := json.NewDecoder(bytes.NewReader(p.Config))
@@ -221,8 +222,8 @@ func (b *executor) execute(ctx context.Context) (*Result, error) {
 	return &Result{Plan: full, Report: r, SBOM: c.sbom}, nil
 }
 
-// ExportBase copies the base of a plan to path as an uncompressed tar. If the base is not in the cache,
-// ExportBase first makes it.
+// ExportBase copies the base of a plan to path as an uncompressed tar. If the base is not in the
+// cache, ExportBase first makes it.
 func ExportBase(ctx context.Context, p *plan.Plan, o Options, path string) error {
 	only := p.With(map[string]plan.Input{inputBase: p.Inputs[inputBase]})
 	only.Layers, only.Images = nil, nil
@@ -451,9 +452,9 @@ func (b *executor) spec(id string, c *composed) disk.Spec {
 	return spec
 }
 
-// dataHeadroom returns the free space on DATA, in bytes. The device may be no larger than the image,
-// and kubelet evicts pods and removes images if less than 15 % is free. Images that the node imports
-// need more: up to four times the size of their archives, since they are unpacked.
+// dataHeadroom returns the free space on DATA, in bytes. The device may be no larger than the
+// image, and kubelet evicts pods and removes images if less than 15 % is free. Images that the node
+// imports need more: up to four times the size of their archives, since they are unpacked.
 func (b *executor) dataHeadroom(c *composed) int64 {
 	used := contentSize(c.data)
 	if b.img.ImageStore.Mode == "import" {
@@ -469,7 +470,8 @@ func contentSize(nodes []tree.Node) (n int64) {
 	return n
 }
 
-// checkSpace warns if the root file system is too large for the partitions of machines in the field.
+// checkSpace warns if the root file system is too large for the partitions of machines in the
+// field.
 func (b *executor) checkSpace(l *disk.Layout) {
 	root := l.Find(ondisk.LabelRootA)
 	if b.RootRoom == 0 || root == nil || root.FSSize <= b.RootRoom {
@@ -480,8 +482,8 @@ func (b *executor) checkSpace(l *disk.Layout) {
 		root.FSSize>>20, b.RootRoom>>20)})
 }
 
-// write computes the layout and writes the disk. image.json on the ESP describes the layout, which is
-// already known: it depends only on ROOT-A and DATA.
+// write computes the layout and writes the disk. image.json on the ESP describes the layout, which
+// is already known: it depends only on ROOT-A and DATA.
 func (b *executor) write(ctx context.Context, id string, c *composed) (*Report, error) {
 	spec := b.spec(id, c)
 	layout, err := disk.Compute(spec)

@@ -68,8 +68,8 @@ func hello(t *testing.T, says string) string {
 	return filepath.Join(dir, "hello")
 }
 
-// TestLockNamesGo checks that a build fails before it compiles if Go's release differs from the lock's,
-// since another release compiles to other bytes.
+// TestLockNamesGo checks that a build fails before it compiles if Go's release differs from the
+// lock's, since another release compiles to other bytes.
 func TestLockNamesGo(t *testing.T) {
 	program, agent := hello(t, "compiled"), hello(t, "firstboot")
 	here := runtime.Version()
@@ -198,8 +198,8 @@ func TestLockNamesGo(t *testing.T) {
 	if in := renewed.Plan.Lock().Inputs["kubelet"]; in.Go != here {
 		t.Errorf("renewed: %+v", in)
 	}
-	// For a program from the source tree, the digests are compared first. The error still names both
-	// releases.
+	// For a program from the source tree, the digests are compared first. The error still names
+	// both releases.
 	_, err = build(func(l *plan.Lock) {
 		in := l.Inputs["firstboot"]
 		in.Go, in.SHA256 = "go1.99.1", strings.Repeat("ab", 32)
@@ -266,8 +266,8 @@ esac
 	}
 }
 
-// TestCachedProgramsSayCached checks that the step of a cached program announces no wait and contacts no
-// module proxy.
+// TestCachedProgramsSayCached checks that the step of a cached program announces no wait and
+// contacts no module proxy.
 func TestCachedProgramsSayCached(t *testing.T) {
 	_, asked := otherGo(t, hello(t, "compiled"))
 	p := newProject(t, buildtest.Base(), func(s string) string {

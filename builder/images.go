@@ -37,7 +37,8 @@ func checkStore(img *configs.Image) error {
 	return fieldError("containerd.version", images.CheckContainerd(img.Containerd.Version))
 }
 
-// resolveImages pins the container images. A digest in the lock has the same effect as one in the Image.
+// resolveImages pins the container images. A digest in the lock has the same effect as one in the
+// Image.
 func (b *resolver) resolveImages(ctx context.Context) error {
 	listing, listErr := images.List(b.img, b.Dir)
 	list := listing.Images
@@ -82,8 +83,8 @@ func (b *resolver) resolveImages(ctx context.Context) error {
 	return nil
 }
 
-// pinImages looks up the images at their sources. If each has a digest, it caches the result, so that a
-// locked build with cached inputs needs no network.
+// pinImages looks up the images at their sources. If each has a digest, it caches the result, so
+// that a locked build with cached inputs needs no network.
 func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImage) ([]images.Pinned, error) {
 	for _, i := range wanted {
 		if i.Digest == "" {
@@ -101,7 +102,8 @@ func (b *resolver) pinImages(ctx context.Context, wanted []configs.ContainerImag
 	case err != nil || images.DocumentsCached(b.Cache, pinned):
 		return pinned, err
 	}
-	// The cached result is invalid, or manifests that it names are missing: look the images up again.
+	// The cached result is invalid, or manifests that it names are missing: look the images up
+	// again.
 	if err := b.Cache.Forget(recipe); err != nil {
 		return nil, err
 	}

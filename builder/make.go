@@ -74,8 +74,8 @@ func (b *executor) fetchImages(ctx context.Context) error {
 	return nil
 }
 
-// complete adds facts to the inputs that are known only from their bytes: the digest of the base when
-// uncompressed, and the Go release of programs that the lock does not record.
+// complete adds facts to the inputs that are known only from their bytes: the digest of the base
+// when uncompressed, and the Go release of programs that the lock does not record.
 func (b *executor) complete(ctx context.Context) error {
 	for name, in := range b.inputs {
 		var err error
@@ -104,8 +104,8 @@ func (b *executor) input(name string) plan.Input {
 	return b.inputs[name]
 }
 
-// missingInputs returns the inputs that are not in the cache, except container images. compile lists
-// those that Go compiles, and rest all others.
+// missingInputs returns the inputs that are not in the cache, except container images. compile
+// lists those that Go compiles, and rest all others.
 func (b *executor) missingInputs() (compile, rest []string) {
 	for _, name := range slices.Sorted(maps.Keys(b.plan.Inputs)) {
 		switch in := b.input(name); {
@@ -122,8 +122,8 @@ func (b *executor) missingInputs() (compile, rest []string) {
 	return compile, rest
 }
 
-// checkInputs reports everything that would stop an input from being made. It runs before any input is
-// made.
+// checkInputs reports everything that would stop an input from being made. It runs before any input
+// is made.
 func (b *executor) checkInputs(ctx context.Context) error {
 	compile, rest := b.missingInputs()
 	if err := errors.Join(b.missingTools(ctx, compile, rest), b.checkBase(ctx)); err != nil {
@@ -194,8 +194,8 @@ func (b *building) compiledBy(sha string) (string, error) {
 	return fetch.CompiledBy(f), nil
 }
 
-// checkGo returns an error if Go has another release than the one in the lock, for locked programs that
-// must be compiled: another release compiles to other bytes.
+// checkGo returns an error if Go has another release than the one in the lock, for locked programs
+// that must be compiled: another release compiles to other bytes.
 func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	if !b.Locked {
 		return nil
@@ -230,8 +230,8 @@ func (b *executor) checkGo(ctx context.Context, compile []string) error {
 	return errors.Join(errs...)
 }
 
-// checkVersions returns an error for each version that the module proxy does not have, before anything
-// is compiled.
+// checkVersions returns an error for each version that the module proxy does not have, before
+// anything is compiled.
 func (b *executor) checkVersions(ctx context.Context, compile []string) error {
 	type wanted struct{ module, version string }
 	var order []string // versions in order, as one input that needs each
@@ -412,8 +412,8 @@ func (b *executor) make(ctx context.Context, s *step, name string, in plan.Input
 	return "", fmt.Errorf("BUG: nothing makes an input of kind %q", in.Make)
 }
 
-// maxProgram is the largest accepted size of a downloaded program, in bytes. kubelet and k3s have less
-// than a tenth of it.
+// maxProgram is the largest accepted size of a downloaded program, in bytes. kubelet and k3s have
+// less than a tenth of it.
 const maxProgram = 1 << 30
 
 // limit returns the largest accepted size of an input's download, in bytes.
@@ -524,8 +524,8 @@ func (b *executor) lockedHint(in plan.Input, compiledBy string) string {
 	return "; build without --locked to renew the lock"
 }
 
-// exportBase copies the uncompressed tar of the base to path. With it, a locked build still works after
-// the Debian archive has changed.
+// exportBase copies the uncompressed tar of the base to path. With it, a locked build still works
+// after the Debian archive has changed.
 func (b *executor) exportBase(path string) error {
 	sha := cmp.Or(b.given, b.inputs[inputBase].Uncompressed, b.inputs[inputBase].SHA256)
 	src, err := b.Cache.OpenBlob(sha)

@@ -12,7 +12,8 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// TestMemory checks that a tree of 100,000 entries is built in 256 MiB, and prints the memory per entry.
+// TestMemory checks that a tree of 100,000 entries is built in 256 MiB, and prints the memory per
+// entry.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("NOT TESTED: -short")

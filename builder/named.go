@@ -34,8 +34,8 @@ const (
 // namedKinds maps values of the struct tag "path" in configs.Image to kinds.
 var namedKinds = map[string]namedKind{"file": namedFile, "layout": namedLayout, "overlay": namedOverlay, "programs": namedPrograms}
 
-// namedBy lists the files and directories that an Image document names, but not those of imagesFrom.
-// Relative paths are relative to dir.
+// namedBy lists the files and directories that an Image document names, but not those of
+// imagesFrom. Relative paths are relative to dir.
 func namedBy(img *configs.Image, dir string) []named {
 	var list []named
 	strict.Walk(img, func(f strict.Field) {
@@ -57,8 +57,8 @@ func namedBy(img *configs.Image, dir string) []named {
 	return list
 }
 
-// LookForFiles returns errors for files and directories that an Image names but that are missing, and
-// for a containerd whose store cannot be baked. It does not look for programs in a directory.
+// LookForFiles returns errors for files and directories that an Image names but that are missing,
+// and for a containerd whose store cannot be baked. It does not look for programs in a directory.
 // Relative paths are relative to dir. The warnings are those of a build.
 func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	var errs []error
@@ -81,8 +81,8 @@ func LookForFiles(img *configs.Image, dir string) (warnings []string, _ error) {
 	return append(img.Warnings(), listing.Notes...), errors.Join(append(errs, err)...)
 }
 
-// NotRead returns an error if path is a file that the Image reads, or is in a directory that it reads.
-// path is an output of edgebake, which messages call name.
+// NotRead returns an error if path is a file that the Image reads, or is in a directory that it
+// reads. path is an output of edgebake, which messages call name.
 func NotRead(img *configs.Image, dir, name, path string) error {
 	list := namedBy(img, dir)
 	add := func(field string, parts ...string) {
@@ -153,8 +153,8 @@ func checkNamedDir(path string) error {
 	return nil
 }
 
-// checkNamedFile returns an error if the Image cannot use the file. It does not open the file, since
-// opening a named pipe would block forever.
+// checkNamedFile returns an error if the Image cannot use the file. It does not open the file,
+// since opening a named pipe would block forever.
 func checkNamedFile(path string) error {
 	fi, err := os.Stat(path)
 	switch {
@@ -166,8 +166,8 @@ func checkNamedFile(path string) error {
 	return nil
 }
 
-// checkOverlay returns an error if the directory path cannot be an overlay of an Image in the directory
-// dir.
+// checkOverlay returns an error if the directory path cannot be an overlay of an Image in the
+// directory dir.
 func checkOverlay(path, dir string) error {
 	fi, err := os.Stat(path)
 	switch {

@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// TestPlace checks that an error about a layer, a file or a container image names the field, manifest or
-// flag that it comes from.
+// TestPlace checks that an error about a layer, a file or a container image names the field,
+// manifest or flag that it comes from.
 func TestPlace(t *testing.T) {
 	b := origins{
 		inputBase:                   {field: "base.tar", flag: "--base x.tar"},

@@ -13,8 +13,9 @@ import (
 	"github.com/edgebake/edgebake/test/buildtest"
 )
 
-// layoutOfTwo makes the project's container image an index of two different images for one platform.
-// It returns both digests, the one that is preferred first, and the file of the preferred manifest.
+// layoutOfTwo makes the project's container image an index of two different images for one
+// platform. It returns both digests, the one that is preferred first, and the file of the preferred
+// manifest.
 func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	t.Helper()
 	blobs := filepath.Join(p.dir, "images/blobs/sha256")
@@ -73,8 +74,8 @@ func layoutOfTwo(t *testing.T, p *project) (first, second, file string) {
 	return first, second, file
 }
 
-// TestLockedManifest checks what happens if the layout lacks the locked manifest of an index: only a
-// build that may renew the lock uses the other manifest.
+// TestLockedManifest checks what happens if the layout lacks the locked manifest of an index: only
+// a build that may renew the lock uses the other manifest.
 func TestLockedManifest(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	first, second, file := layoutOfTwo(t, p)

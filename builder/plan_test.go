@@ -35,8 +35,8 @@ func execute(ctx context.Context, p *plan.Plan, o Options) (*Result, error) {
 	return r, err
 }
 
-// TestExecute builds from a plan in a file with an empty cache. The image must equal a direct build, and
-// the plan must not change.
+// TestExecute builds from a plan in a file with an empty cache. The image must equal a direct
+// build, and the plan must not change.
 func TestExecute(t *testing.T) {
 	conflist := `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"bridge"}]}`
 	for name, edit := range map[string]func(string) string{

@@ -27,8 +27,8 @@ type programSet struct {
 	programs []program
 	// recipe returns the recipe that compiles the programs.
 	recipe func() (fetch.GoRecipe, error)
-	// dir is the directory of the release on the server. archive is the tar in dir that contains all
-	// programs, or "" if each program is a file in dir.
+	// dir is the directory of the release on the server. archive is the tar in dir that contains
+	// all programs, or "" if each program is a file in dir.
 	dir, archive string
 	// inArchive is the directory of the programs inside the archive.
 	inArchive string
@@ -161,8 +161,8 @@ func (b *resolver) resolveURL(ctx context.Context, s programSet) error {
 	return errors.Join(errs...)
 }
 
-// resolveRelease pins a file of a release server. The digest comes from the Image, else from the lock,
-// else from the server.
+// resolveRelease pins a file of a release server. The digest comes from the Image, else from the
+// lock, else from the server.
 func (b *resolver) resolveRelease(ctx context.Context, field, name, url string, src configs.URLSource, layer *plan.Layer) error {
 	in := plan.Input{Fetch: []string{url}, SHA256: src.Sum(b.img.Arch, path.Base(url))}
 	if _, locked := b.Lock.Pinned(name, in); in.SHA256 == "" && !locked {

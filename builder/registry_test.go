@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// TestOCIBaseFromRegistry uses a base from a registry that requires a login. The registry runs in this
-// process.
+// TestOCIBaseFromRegistry uses a base from a registry that requires a login. The registry runs in
+// this process.
 func TestOCIBaseFromRegistry(t *testing.T) {
 	var requests atomic.Int64
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -126,8 +126,8 @@ func TestOCIBaseFromRegistry(t *testing.T) {
 		t.Errorf("with its digest given: %v", err)
 	}
 
-	// The tag moves. A locked build still uses the locked digest: from the registry if the cache is empty,
-	// otherwise from the cache.
+	// The tag moves. A locked build still uses the locked digest: from the registry if the cache is
+	// empty, otherwise from the cache.
 	push(append(buildtest.Base(), buildtest.Base()[0]))
 	raw, err := first.Plan.Lock().Encode()
 	if err != nil {

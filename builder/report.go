@@ -28,8 +28,8 @@ type Report struct {
 	Inputs     map[string]plan.Input `json:"inputs"`
 	Packages   int                   `json:"packages"`
 	Images     images.Report         `json:"images"`
-	// Timings differ between runs, and Builder between versions of edgebake. Everything else follows
-	// from the plan.
+	// Timings differ between runs, and Builder between versions of edgebake. Everything else
+	// follows from the plan.
 	Timings []StepTime `json:"timings"`
 }
 
@@ -84,8 +84,8 @@ func (b *executor) report(id string, c *composed, l *disk.Layout, res *disk.Resu
 	return r, nil
 }
 
-// RootRoom returns the largest root file system, in bytes, that a machine with this image accepts as an
-// update. It returns 0 if the disk has no second root.
+// RootRoom returns the largest root file system, in bytes, that a machine with this image accepts
+// as an update. It returns 0 if the disk has no second root.
 func (r *Report) RootRoom() int64 {
 	for _, p := range r.Partitions {
 		if p.Label == ondisk.LabelRootB {

@@ -39,8 +39,8 @@ const (
 	dpkgStatusPath = "var/lib/dpkg/status"
 )
 
-// Resolve pins an Image's inputs without making them. It finds the digests of local files, releases and
-// container images. For inputs that the build makes later, it uses the lock and the cache.
+// Resolve pins an Image's inputs without making them. It finds the digests of local files, releases
+// and container images. For inputs that the build makes later, it uses the lock and the cache.
 func Resolve(ctx context.Context, img *configs.Image, o Options) (*plan.Plan, error) {
 	b, err := newResolver(ctx, img, o)
 	if err != nil {
@@ -80,7 +80,8 @@ func newResolver(ctx context.Context, img *configs.Image, o Options) (*resolver,
 
 func (b *resolver) resolve(ctx context.Context) (*plan.Plan, error) {
 	s := b.step("resolve", "pinning inputs")
-	// The order of the layers is: base, programs, edgebake's own files (see compose), the user's layers.
+	// The order of the layers is: base, programs, edgebake's own files (see compose), the user's
+	// layers.
 	var errs []error
 	for _, part := range []func(context.Context) error{
 		b.resolveBase, b.resolvePrograms, b.resolveAgents, b.resolveCNI, b.resolveImages, b.resolveOverlays, b.resolveFiles,
@@ -122,8 +123,8 @@ func checkLock(l *plan.Lock, p *plan.Plan) error {
 	return nil
 }
 
-// add adds an input with its origin and, unless layer is nil, its layer. If the input has no digest, add
-// uses the lock's digest.
+// add adds an input with its origin and, unless layer is nil, its layer. If the input has no
+// digest, add uses the lock's digest.
 func (b *resolver) add(from origin, name string, in plan.Input, layer *plan.Layer) {
 	b.origins[name] = from
 	in.Field, in.Place = from.field, from.place
@@ -236,8 +237,8 @@ func (b *resolver) resolveFiles(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// fileInput returns the input name of files[i]. The name does not contain the path, so that the plan
-// does not depend on the directory of the file.
+// fileInput returns the input name of files[i]. The name does not contain the path, so that the
+// plan does not depend on the directory of the file.
 func fileInput(i int) string { return fmt.Sprintf("%s%d", fileSrcPrefix, i) }
 
 // resolveCNI pins the network configuration file, if the Image names one.
@@ -305,9 +306,9 @@ func diskSize(field, s string) (int64, error) {
 	return (n + mib - 1) / mib * mib, nil
 }
 
-// renderedConfig returns the part of the Image that affects rendering. Sources of inputs are left out,
-// since the plan has their digests, and container images are sorted. files contains the rendered
-// templates, which may use any field of the Image.
+// renderedConfig returns the part of the Image that affects rendering. Sources of inputs are left
+// out, since the plan has their digests, and container images are sorted. files contains the
+// rendered templates, which may use any field of the Image.
 func renderedConfig(img *configs.Image, files []tree.Layer) (json.RawMessage, error) {
 	c := *img
 	c.Base, c.Kubernetes.Source, c.Containerd.Source = configs.Base{}, configs.Source{}, configs.Source{}

@@ -21,8 +21,8 @@ import (
 	"github.com/spdx/tools-golang/spdxlib"
 )
 
-// sbom is an SPDX document of the parts of an image. It is stored on the disk, so its bytes must follow
-// from the plan's ID: programs are described by digest, not by source.
+// sbom is an SPDX document of the parts of an image. It is stored on the disk, so its bytes must
+// follow from the plan's ID: programs are described by digest, not by source.
 type sbom struct {
 	doc  *spdx.Document
 	seen map[common.ElementID]bool
@@ -173,8 +173,8 @@ func purl(s string) []*spdx.PackageExternalReference {
 
 var notInID = regexp.MustCompile(`[^A-Za-z0-9.-]+`)
 
-// elementID returns an SPDX ID for a name. Invalid characters become hyphens, and a hash distinguishes
-// names that would get the same ID.
+// elementID returns an SPDX ID for a name. Invalid characters become hyphens, and a hash
+// distinguishes names that would get the same ID.
 func elementID(name string) common.ElementID {
 	sum := sha256.Sum256([]byte(name))
 	return common.ElementID(fmt.Sprintf("%s-%x", notInID.ReplaceAllString(name, "-"), sum[:6]))

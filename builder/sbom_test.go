@@ -41,8 +41,8 @@ func TestSBOMHasNamesThatDifferInSigns(t *testing.T) {
 	}
 }
 
-// TestSBOMDoesNotTellWhereFrom checks that the plan's ID and the SBOM do not depend on whether a program
-// is compiled or comes from a directory.
+// TestSBOMDoesNotTellWhereFrom checks that the plan's ID and the SBOM do not depend on whether a
+// program is compiled or comes from a directory.
 func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {
@@ -79,8 +79,8 @@ func TestSBOMDoesNotTellWhereFrom(t *testing.T) {
 	}
 }
 
-// TestProgramVersion checks that a program has the version of the module that contains its main package,
-// even if another module was built.
+// TestProgramVersion checks that a program has the version of the module that contains its main
+// package, even if another module was built.
 func TestProgramVersion(t *testing.T) {
 	dep := func(path, version string) *debug.Module { return &debug.Module{Path: path, Version: version} }
 	for name, test := range map[string]struct {

@@ -323,8 +323,8 @@ func TestArchiveLacksProgram(t *testing.T) {
 	}
 }
 
-// TestAgentsAreCompiledAlike checks that make and compileAgent compile with the same settings. Otherwise,
-// the image would depend on the directory in which edgebake runs.
+// TestAgentsAreCompiledAlike checks that make and compileAgent compile with the same settings.
+// Otherwise, the image would depend on the directory in which edgebake runs.
 func TestAgentsAreCompiledAlike(t *testing.T) {
 	makefile, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -352,8 +352,8 @@ func TestAgentsRejectExperiments(t *testing.T) {
 	}
 }
 
-// TestOldGo checks that edgebake and make report a go that is too old and cannot fetch another release,
-// before they compile.
+// TestOldGo checks that edgebake and make report a go that is too old and cannot fetch another
+// release, before they compile.
 func TestOldGo(t *testing.T) {
 	bin := t.TempDir()
 	goes := func(version string) {
@@ -444,8 +444,8 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestLockedImagesOffline removes the container images' directory: a locked build finds all of them in
-// the cache.
+// TestLockedImagesOffline removes the container images' directory: a locked build finds all of them
+// in the cache.
 func TestLockedImagesOffline(t *testing.T) {
 	p := newProject(t, buildtest.Base(), nil)
 	dir := t.TempDir()
@@ -471,8 +471,8 @@ func TestLockedImagesOffline(t *testing.T) {
 	}
 }
 
-// TestAgentFollowsItsSource checks that the last compiled program speeds up the next build, but is not
-// used if the source has changed.
+// TestAgentFollowsItsSource checks that the last compiled program speeds up the next build, but is
+// not used if the source has changed.
 func TestAgentFollowsItsSource(t *testing.T) {
 	src := t.TempDir()
 	main := filepath.Join(src, "cmd/firstboot/main.go")
@@ -510,8 +510,8 @@ func TestAgentFollowsItsSource(t *testing.T) {
 	}
 }
 
-// TestExportCompressedBase checks that a base that was downloaded compressed is exported uncompressed,
-// and that another build gives the same image with the base in either form.
+// TestExportCompressedBase checks that a base that was downloaded compressed is exported
+// uncompressed, and that another build gives the same image with the base in either form.
 func TestExportCompressedBase(t *testing.T) {
 	s := newServer(t)
 	p := newProject(t, buildtest.Base(), nil)

@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// checkVersion returns an error for a Go program whose version differs from the Image's. It searches the
-// file for the version, because a program for another processor cannot be run. The file is blob sha,
-// called name in messages; field is the Image's field with the version. Other programs pass.
+// checkVersion returns an error for a Go program whose version differs from the Image's. It
+// searches the file for the version, because a program for another processor cannot be run. The
+// file is blob sha, called name in messages; field is the Image's field with the version. Other
+// programs pass.
 func (b *building) checkVersion(sha, name, field, version string) error {
 	f, err := b.Cache.OpenBlob(sha)
 	if err != nil {
@@ -32,8 +33,8 @@ func (b *building) checkVersion(sha, name, field, version string) error {
 }
 
 // hasVersion reports whether a Go program contains a version, with or without "v". It ignores the
-// versions of modules, which follow a tab or an @, and longer versions: v1.36.30 and v1.36.3-rc.1 are
-// not v1.36.3. A distributor's suffix (v1.36.3+k3s1) is allowed.
+// versions of modules, which follow a tab or an @, and longer versions: v1.36.30 and v1.36.3-rc.1
+// are not v1.36.3. A distributor's suffix (v1.36.3+k3s1) is allowed.
 func hasVersion(r io.Reader, version string) (bool, error) {
 	want := []byte(strings.TrimPrefix(version, "v"))
 	const margin = 8 // bytes that isVersion examines on each side
@@ -67,8 +68,8 @@ func hasVersion(r io.Reader, version string) (bool, error) {
 	}
 }
 
-// isVersion reports whether a match is a whole version. before and behind are the bytes around it. Any
-// text may come before: the linker stores strings without separators.
+// isVersion reports whether a match is a whole version. before and behind are the bytes around it.
+// Any text may come before: the linker stores strings without separators.
 func isVersion(before, behind []byte) bool {
 	if name := bytes.TrimSuffix(before, []byte("v")); bytes.HasSuffix(name, []byte("\t")) || bytes.HasSuffix(name, []byte("@")) {
 		return false

@@ -43,8 +43,8 @@ func goProgram(t *testing.T, version, module string) string {
 	return string(b)
 }
 
-// TestProgramsOfAnotherVersion checks that a local program of another version is rejected: the image
-// would otherwise claim the Image's version.
+// TestProgramsOfAnotherVersion checks that a local program of another version is rejected: the
+// image would otherwise claim the Image's version.
 func TestProgramsOfAnotherVersion(t *testing.T) {
 	other := goProgram(t, "v1.35.1", "v1.36.3") // its module dependency has the Image's version
 	later := goProgram(t, "v1.36.30", "v1.0.0") // its version begins with the Image's version

@@ -15,9 +15,9 @@ import (
 // yurthubPath is the path of yurthub's program in an image.
 var yurthubPath = strings.TrimPrefix(openyurt.Program, "/")
 
-// checkYurthub returns an error if yurthub has another minor version than the Image. First boot passes
-// the arguments of the Image's version, and yurthub rejects unknown ones. A program without a version
-// is accepted.
+// checkYurthub returns an error if yurthub has another minor version than the Image. First boot
+// passes the arguments of the Image's version, and yurthub rejects unknown ones. A program without
+// a version is accepted.
 func checkYurthub(program io.ReaderAt, want *configs.Yurthub) error {
 	if want == nil || want.Binary == nil {
 		return nil

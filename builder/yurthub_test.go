@@ -61,8 +61,8 @@ func rootFS(t *testing.T, path string, info *media.Info) *ext4.Reader {
 	return nil
 }
 
-// TestYurthubUnit checks an image that runs yurthub as a unit: the program, its unit, and the node types
-// and facts for first boot.
+// TestYurthubUnit checks an image that runs yurthub as a unit: the program, its unit, and the node
+// types and facts for first boot.
 func TestYurthubUnit(t *testing.T) {
 	program := buildtest.ELF(elf.EM_X86_64) + "yurthub"
 	p := withHub(t, hubUnit, program)
@@ -126,8 +126,8 @@ func TestYurthubStaticPod(t *testing.T) {
 	}
 }
 
-// TestYurthubRefused checks that a file is rejected before anything is compiled if it is not yurthub for
-// the image's architecture.
+// TestYurthubRefused checks that a file is rejected before anything is compiled if it is not
+// yurthub for the image's architecture.
 func TestYurthubRefused(t *testing.T) {
 	for name, tt := range map[string]struct{ program, want string }{
 		"another architecture": {buildtest.ELF(elf.EM_AARCH64), "yurthub.binary: programs/yurthub is for arm64, but the image is for amd64"},
@@ -178,8 +178,8 @@ func openYurt(t *testing.T, gitVersion string, flags ...string) string {
 	return string(b)
 }
 
-// TestYurthubOfAnotherVersion checks that a yurthub of another version is rejected: its unknown arguments
-// would keep it from starting.
+// TestYurthubOfAnotherVersion checks that a yurthub of another version is rejected: its unknown
+// arguments would keep it from starting.
 func TestYurthubOfAnotherVersion(t *testing.T) {
 	const want = "yurthub.binary: programs/yurthub is v1.6.1, but the Image says v1.7.0; use the program of v1.7.0, or set yurthub.version to v1.6.1 if the cluster has that OpenYurt"
 	other := openYurt(t, "v1.6.1")

@@ -213,7 +213,8 @@ type Kubernetes struct {
 // Containerd sets the version of containerd and where it comes from: either
 // version and source, or debian.
 type Containerd struct {
-	// Version, e.g. 2.3.7. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode: import.
+	// Version, e.g. 2.3.7. 1.7 and 2.0 to 2.4 are supported, later 2.x with imageStore.mode:
+	// import.
 	Version string `yaml:"version,omitempty" json:"version,omitempty"`
 	// Source is where containerd comes from.
 	Source Source `yaml:"source,omitempty" json:"source,omitempty"`

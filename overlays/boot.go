@@ -44,8 +44,8 @@ func KernelVersion(nodes []tree.Node) (string, error) {
 //go:embed files/initrd/edgebake
 var initrdScript string
 
-// InitrdScript returns a script for initramfs-tools (scripts/local-bottom), which runs after the root
-// is mounted. Without it, a newly written root gets the machine ID only at its second boot.
+// InitrdScript returns a script for initramfs-tools (scripts/local-bottom), which runs after the
+// root is mounted. Without it, a newly written root gets the machine ID only at its second boot.
 func InitrdScript() string { return initrdScript }
 
 // CommandLine returns the kernel command line for the root partition with this label. Partition
@@ -67,16 +67,16 @@ func CommandLine(img *configs.Image, f Facts, root string) (string, error) {
 		"root=PARTUUID=" + guids[root], "rootfstype=ext4", "rootflags=noatime,errors=panic", "rw", "rootwait",
 		// DATA is on the same disk as root, so it appears soon: wait for it rather than fail.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelData] + ":/var:ext4:rw,noatime,errors=panic,x-systemd.growfs,x-systemd.device-timeout=15min",
-		// The ESP is mounted only while a boot is marked as good or an update is installed, because a
-		// power cut can damage a mounted FAT file system.
+		// The ESP is mounted only while a boot is marked as good or an update is installed, because
+		// a power cut can damage a mounted FAT file system.
 		"systemd.mount-extra=PARTUUID=" + guids[ondisk.LabelESP] + ":/efi:vfat:umask=0077,noauto,nofail,x-systemd.automount,x-systemd.idle-timeout=2min",
 		// Nobody is at the machine: repair without asking, and restart after a panic.
 		"fsck.mode=auto", "fsck.repair=yes", "panic=10",
 		// The arguments above name all partitions. On a machine with two edgebake disks, the GPT
 		// generator might mount a partition of the wrong disk.
 		"systemd.gpt_auto=0",
-		// sshd must listen only where the Image configures it. The SSH generator would make it listen on a
-		// hypervisor's socket, or print a message on every console if there is none.
+		// sshd must listen only where the Image configures it. The SSH generator would make it
+		// listen on a hypervisor's socket, or print a message on every console if there is none.
 		"systemd.ssh_auto=no",
 		"quiet", "loglevel=4", "systemd.show_status=auto",
 	}
@@ -186,8 +186,8 @@ func (e *esp) uefi(img *configs.Image, dir, kver, cmdline string) {
 	} else {
 		take(ondisk.Loader(img.Arch), sdboot+".signed", sdboot)
 	}
-	// Without a default entry, systemd-boot follows the order of the entries, in which an entry with
-	// no tries left comes last.
+	// Without a default entry, systemd-boot follows the order of the entries, in which an entry
+	// with no tries left comes last.
 	e.file("loader/loader.conf", 0o644, []byte("timeout 0\neditor no\nauto-entries no\nauto-firmware no\n"))
 	e.file(ondisk.ESPEntryA, 0o644, fmt.Appendf(nil,
 		"title %s (Linux %s)\nsort-key %s\nversion %d\nlinux /%s/linux\ninitrd /%s/initrd\noptions %s\n",

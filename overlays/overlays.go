@@ -1,7 +1,7 @@
 // Package overlays generates the files that edgebake adds to the base: units, kernel settings, the
-// configuration of containerd and kubelet, mount points, and the content of the EFI system partition.
-// Static files are in files/, with the same paths as on the node. The package reads neither the
-// computer nor the clock, so the same Image always gives the same files.
+// configuration of containerd and kubelet, mount points, and the content of the EFI system
+// partition. Static files are in files/, with the same paths as on the node. The package reads
+// neither the computer nor the clock, so the same Image always gives the same files.
 package overlays
 
 import (
@@ -186,8 +186,8 @@ func (b *layer) units(img *configs.Image) {
 // settings adds general files of /etc, and the Image's modules and sysctls.
 func (b *layer) settings(img *configs.Image) {
 	b.link("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf")
-	// An empty file, unlike a missing one, makes systemd create an ID at first boot without applying
-	// presets, which would enable units of packages.
+	// An empty file, unlike a missing one, makes systemd create an ID at first boot without
+	// applying presets, which would enable units of packages.
 	b.file("etc/machine-id", 0o444, nil)
 	if img.Base.Debian != nil {
 		for _, mark := range updated {
@@ -283,8 +283,8 @@ func (b *layer) embedded(root string) error {
 
 func (b *layer) image(f Facts) error {
 	info := f.Info
-	// Leave out the partitions: this system may be written to either root partition of any disk. Only
-	// the ESP's copy of the file describes the layout of its disk.
+	// Leave out the partitions: this system may be written to either root partition of any disk.
+	// Only the ESP's copy of the file describes the layout of its disk.
 	info.Partitions = nil
 	data, err := json.MarshalIndent(info, "", "  ")
 	if err != nil {
@@ -316,8 +316,8 @@ const sysimage = "usr/lib/sysimage"
 // had a link in place of one of them, an update could replace the contents.
 var stateDirs = []string{ondisk.StateDir, ondisk.IPVSStateDir, ondisk.PersistDir, ondisk.ImportImageDir, "/var/lib/kubelet", "/var/lib/containerd", openyurt.Root}
 
-// CheckPlaces returns an error for each path of the tree that must be a directory but is not one: the
-// directories of stateDirs in /var, sysimage, and their parents.
+// CheckPlaces returns an error for each path of the tree that must be a directory but is not one:
+// the directories of stateDirs in /var, sysimage, and their parents.
 func CheckPlaces(nodes []tree.Node) error {
 	want := map[string]string{} // path of a directory → why it must be one
 	for _, d := range append(stateDirs, "/var") {

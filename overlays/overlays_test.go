@@ -485,15 +485,16 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// TestFresh checks that files which Debian's packages have already generated (hwdb, ld.so.cache) are
-// marked as current, unless the user's layers add sources of such files.
+// TestFresh checks that files which Debian's packages have already generated (hwdb, ld.so.cache)
+// are marked as current, unless the user's layers add sources of such files.
 func TestFresh(t *testing.T) {
 	img := testImage()
 	marks := func(l tree.Layer) (n int) {
 		for _, node := range l.Nodes {
 			if node.Path == "etc/.updated" || node.Path == "var/.updated" {
 				n++
-				// systemd compares this time with /usr. With an older one, it would generate the files again.
+				// systemd compares this time with /usr. With an older one, it would generate the
+				// files again.
 				if node.MTime != testFacts().SourceDate {
 					t.Errorf("%s is of %v", node.Path, node.MTime)
 				}

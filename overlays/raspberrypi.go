@@ -12,12 +12,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// The firmware of a Raspberry Pi reads config.txt from the first FAT partition, the ESP. os_prefix in
-// it names one directory with kernel, initrd, command line, device trees and overlays. An update
+// The firmware of a Raspberry Pi reads config.txt from the first FAT partition, the ESP. os_prefix
+// in it names one directory with kernel, initrd, command line, device trees and overlays. An update
 // therefore adds such a directory and changes that one line.
 
-// piFirmware lists the files that a Raspberry Pi 4 loads before it reads os_prefix. A Raspberry Pi 5
-// has them in its EEPROM.
+// piFirmware lists the files that a Raspberry Pi 4 loads before it reads os_prefix. A Raspberry Pi
+// 5 has them in its EEPROM.
 var piFirmware = []string{"start4.elf", "fixup4.dat"}
 
 // piFirmwareDir is the directory with the files of the package raspi-firmware.
@@ -97,8 +97,8 @@ func isDeviceTree(n tree.Node, kernel string) bool {
 		(dir == "usr/lib/linux-image-"+kernel+"/broadcom" || dir == "usr/lib/modules/"+kernel+"/dtb/broadcom")
 }
 
-// FirmwareConfig returns all inputs of the files for the board's firmware, as a part of the plan. It
-// is empty for UEFI.
+// FirmwareConfig returns all inputs of the files for the board's firmware, as a part of the plan.
+// It is empty for UEFI.
 func FirmwareConfig(img *configs.Image) string {
 	if img.Hardware != configs.RaspberryPi {
 		return ""
@@ -123,8 +123,8 @@ core_freq=360
 [all]
 `
 	if slices.ContainsFunc(trees, func(t string) bool { return strings.HasPrefix(t, pi5Trees) }) {
-		// Skip the firmware's check only if the kernel has the drivers of a Raspberry Pi 5. With the
-		// check, the firmware reports the missing device tree and tries the next disk.
+		// Skip the firmware's check only if the kernel has the drivers of a Raspberry Pi 5. With
+		// the check, the firmware reports the missing device tree and tries the next disk.
 		text += "# The build has found the drivers of a 5 in this kernel.\nos_check=0\n"
 	}
 	return text

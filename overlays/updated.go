@@ -16,8 +16,8 @@ var updated = []string{"etc/.updated", "var/.updated"}
 // compiled lists the names of files and directories from which systemd generates files.
 var compiled = []string{"sysusers.d", "hwdb.d", "ld.so.conf", "ld.so.conf.d", "catalog"}
 
-// Fresh returns own, edgebake's layer. If a layer of the user contains sources of generated files, it
-// omits the files in updated.
+// Fresh returns own, edgebake's layer. If a layer of the user contains sources of generated files,
+// it omits the files in updated.
 func Fresh(own tree.Layer, users []tree.Layer) tree.Layer {
 	for _, l := range users {
 		if slices.ContainsFunc(l.Nodes, func(n tree.Node) bool { return compiles(n.Path) }) {

@@ -67,8 +67,8 @@ func (p *packages) container() error {
 // checks that the container's host has an emulator registered for another architecture.
 var debianPackages = []string{"arch-test", "ca-certificates", "debian-archive-keyring", "mmdebstrap", "xorriso"}
 
-// debianContainer writes the container image with edgebake on Debian. It supports only this computer's
-// architecture, since mmdebstrap runs programs of the new Debian.
+// debianContainer writes the container image with edgebake on Debian. It supports only this
+// computer's architecture, since mmdebstrap runs programs of the new Debian.
 func (p *packages) debianContainer(ctx context.Context) error {
 	arch := runtime.GOARCH
 	if !slices.Contains(p.arch, arch) {
@@ -213,7 +213,8 @@ func (l *layerWriter) add(h *tar.Header, data []byte) {
 	}
 }
 
-// archive writes an OCI layout as one file for docker load, podman load, ctr images import and skopeo.
+// archive writes an OCI layout as one file for docker load, podman load, ctr images import and
+// skopeo.
 func (p *packages) archive(name string, fill func(layout.Path) error) error {
 	dir := filepath.Join(p.stage, name)
 	oci, err := layout.Write(dir, empty.Index)

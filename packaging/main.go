@@ -1,7 +1,7 @@
 // Command packaging makes edgebake's packages for each architecture: a Debian package and container
-// images. They contain edgebake, the programs for nodes of all architectures, manual pages and shell
-// completions. The same commit gives the same bytes, except for the container image on Debian, whose
-// base comes from the current Debian archive.
+// images. They contain edgebake, the programs for nodes of all architectures, manual pages and
+// shell completions. The same commit gives the same bytes, except for the container image on
+// Debian, whose base comes from the current Debian archive.
 package main
 
 import (
@@ -28,8 +28,8 @@ import (
 	"github.com/edgebake/edgebake/builder/procgroup"
 )
 
-// nfpm is the program that writes the Debian package. Later versions require modules that some module
-// proxies do not have.
+// nfpm is the program that writes the Debian package. Later versions require modules that some
+// module proxies do not have.
 const nfpm = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4"
 
 // architectures lists the architectures of nodes and of the computers that run edgebake.
@@ -396,8 +396,8 @@ func (p *packages) made(name string) error {
 // anyVersion matches the file names of Debian packages and container images of every version.
 var anyVersion = regexp.MustCompile(`^([^_]+)_[^_]+(_[a-z0-9]+\.deb|_[a-z0-9]+\.oci\.tar|\.oci\.tar)$`)
 
-// debianVersion returns a version that dpkg sorts correctly: prereleases and commits come before the
-// release.
+// debianVersion returns a version that dpkg sorts correctly: prereleases and commits come before
+// the release.
 func debianVersion(version string, date time.Time) string {
 	if version == "(devel)" {
 		return "0~" + date.Format("20060102150405")

@@ -37,7 +37,8 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestMain sets the date of the packages, since git may reject a clone that belongs to another user.
+// TestMain sets the date of the packages, since git may reject a clone that belongs to another
+// user.
 func TestMain(m *testing.M) {
 	os.Setenv("SOURCE_DATE_EPOCH", "1767225600")
 	os.Exit(m.Run())
@@ -63,8 +64,8 @@ func makeIn(t *testing.T, p packages) []string {
 	return made
 }
 
-// TestPackages makes the packages of this computer's architecture twice and compares them. Then it uses
-// them without the source tree, without Go, and with an empty home directory.
+// TestPackages makes the packages of this computer's architecture twice and compares them. Then it
+// uses them without the source tree, without Go, and with an empty home directory.
 func TestPackages(t *testing.T) {
 	pace.Takes(t, 60*time.Second)
 	host := packages{arch: []string{runtime.GOARCH}, nodes: []string{runtime.GOARCH}, only: []string{"deb", "container"}}
@@ -85,8 +86,8 @@ func TestPackages(t *testing.T) {
 	t.Run("container", func(t *testing.T) { container(t, find(t, made, ".oci.tar"), root) })
 }
 
-// TestAllPackages makes all packages for all architectures twice. lintian checks the Debian packages,
-// dpkg installs one, and the container image on Debian builds an image without Go.
+// TestAllPackages makes all packages for all architectures twice. lintian checks the Debian
+// packages, dpkg installs one, and the container image on Debian builds an image without Go.
 func TestAllPackages(t *testing.T) {
 	nightly(t)
 	desk.NeedRoot(t, "a chroot in which dpkg installs")
@@ -296,8 +297,8 @@ func installed(t *testing.T, root string) {
 		t.Errorf("the package has them:\n%s", out)
 	}
 
-	// The package and the clone must build the same bytes, even if the package's edgebake runs in the
-	// clone.
+	// The package and the clone must build the same bytes, even if the package's edgebake runs in
+	// the clone.
 	if err := buildtest.Write(dir, buildtest.Base(), withoutAgents); err != nil {
 		t.Fatal(err)
 	}
@@ -631,8 +632,8 @@ var programs = map[string]string{
 	"xorriso": "xorriso",
 }
 
-// computed lists the calls in which the program's name is not a literal, by file and expression, with
-// the names that the expression may have.
+// computed lists the calls in which the program's name is not a literal, by file and expression,
+// with the names that the expression may have.
 var computed = map[string][]string{
 	"builder/agents.go goCmd":          {"go"},
 	"builder/archive.go name":          {"apt-get", "apt-cache"},
@@ -646,8 +647,8 @@ var computed = map[string][]string{
 	"builder/qemu/trial.go prog.Path":  {"qemu-system-x86_64", "qemu-system-aarch64"},
 }
 
-// TestProgramsAreDeclared checks that the package recommends or suggests exactly the packages of the
-// programs that edgebake runs, and of the data that they need.
+// TestProgramsAreDeclared checks that the package recommends or suggests exactly the packages of
+// the programs that edgebake runs, and of the data that they need.
 func TestProgramsAreDeclared(t *testing.T) {
 	raw, err := os.ReadFile("nfpm.yaml")
 	var config struct{ Recommends, Suggests []string }
@@ -769,8 +770,8 @@ func TestDebianVersion(t *testing.T) {
 	}
 }
 
-// TestCheckRelease checks that a release is rejected if the source has another version. Other builds
-// are not checked.
+// TestCheckRelease checks that a release is rejected if the source has another version. Other
+// builds are not checked.
 func TestCheckRelease(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "firstboot")
 	if err := os.WriteFile(said, []byte("#!/bin/sh\necho firstboot 0.2.0\n"), 0o755); err != nil {

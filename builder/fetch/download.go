@@ -207,8 +207,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// responseBody is a response body that marks its read errors as temporary. Errors of the cache are not
-// temporary.
+// responseBody is a response body that marks its read errors as temporary. Errors of the cache are
+// not temporary.
 type responseBody struct{ io.ReadCloser }
 
 func (r responseBody) Read(p []byte) (int, error) {

@@ -20,12 +20,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// root reads the files of a built image: those of ROOT-A, and those of DATA, which the machine mounts on
-// /var.
+// root reads the files of a built image: those of ROOT-A, and those of DATA, which the machine
+// mounts on /var.
 type root struct{ system, data *ext4.Reader }
 
-// root opens the image's file systems. It returns nil for a disk that a machine has booted, whose files
-// have changed: only firstboot on that machine can check them.
+// root opens the image's file systems. It returns nil for a disk that a machine has booted, whose
+// files have changed: only firstboot on that machine can check them.
 func (m *Image) root() (siteconf.Root, error) {
 	open := func(label string) (*ext4.Reader, error) {
 		p, err := m.partition(label)
@@ -125,8 +125,8 @@ func (r root) ReadFile(p string) ([]byte, error) {
 	return fsys.ReadFile(name)
 }
 
-// serves checks that the image supports the Site, or every Site of an Inventory. It returns problems of
-// the documents separately from other errors.
+// serves checks that the image supports the Site, or every Site of an Inventory. It returns
+// problems of the documents separately from other errors.
 func (m *Image) serves(s Site) (configs.Problems, error) {
 	var errs []error
 	if err := oneSite(s.Doc != nil, s.Inventory != nil); err != nil {
@@ -158,8 +158,8 @@ func (m *Image) problems(s Site) (configs.Problems, error) {
 	return append(s.TokensElsewhere(), s.each(check)...), nil
 }
 
-// each calls check for each Site and returns the problems. If s.Read is set, they contain their places
-// in the document.
+// each calls check for each Site and returns the problems. If s.Read is set, they contain their
+// places in the document.
 func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.Problems) configs.Problems {
 	if s.Doc != nil {
 		return s.Read.site(check(s.Doc, s.Doc.SpreadSeconds == s.DefaultSpread))
@@ -173,8 +173,8 @@ func (s Site) each(check func(site *configs.Site, spreadIsDefault bool) configs.
 	return s.Read.inventory(probs)
 }
 
-// TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not remove these
-// tokens after the join.
+// TokensElsewhere reports bootstrap tokens in other files of the slot. The machine does not remove
+// these tokens after the join.
 func (s Site) TokensElsewhere() configs.Problems {
 	return s.each(func(site *configs.Site, _ bool) (probs configs.Problems) {
 		token := site.Credentials.Token
@@ -216,8 +216,8 @@ func (r Read) site(probs configs.Problems) configs.Problems {
 	return append(own, ignition...)
 }
 
-// inventory adds places in the document to the problems of each Site. It reports problems of the shared
-// Ignition config once.
+// inventory adds places in the document to the problems of each Site. It reports problems of the
+// shared Ignition config once.
 func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	own := make([]configs.Problems, len(sites))
 	var shared configs.Problems
@@ -233,8 +233,8 @@ func (r Read) inventory(sites []configs.Problems) configs.Problems {
 	return append(configs.LocateInventory(r.Name, r.Data, own), shared...)
 }
 
-// apart separates problems of a Site from problems of its Ignition config. The latter get the name of
-// the config's file.
+// apart separates problems of a Site from problems of its Ignition config. The latter get the name
+// of the config's file.
 func (r Read) apart(probs configs.Problems) (own, ignition configs.Problems) {
 	for _, p := range probs {
 		if p.File == "" {
@@ -254,8 +254,8 @@ func (m *Image) stamping(err error) error {
 	return about("stamping image "+m.path+", nothing was written", err)
 }
 
-// about adds the failed action to an error. It leaves problems of documents unchanged, because editors
-// expect them to begin with their place.
+// about adds the failed action to an error. It leaves problems of documents unchanged, because
+// editors expect them to begin with their place.
 func about(what string, err error) error {
 	return joined.Each(err, func(e error) error {
 		if probs, ok := e.(configs.Problems); ok && probs[0].File != "" {

@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestStampLooksIntoTheImage checks that stamping looks up groups, owners, paths, units and programs in
-// raw and compressed images before it writes anything.
+// TestStampLooksIntoTheImage checks that stamping looks up groups, owners, paths, units and
+// programs in raw and compressed images before it writes anything.
 func TestStampLooksIntoTheImage(t *testing.T) {
 	root := []tree.Node{
 		dir("etc"), inline("etc/passwd", []byte("root:x:0:0:root:/root:/bin/bash\n")), inline("etc/group", []byte("root:x:0:\nsudo:x:27:\n")),

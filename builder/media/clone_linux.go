@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// lock locks the image until the file is closed. Readers share the lock. If another program holds it, the
-// error advises to try again.
+// lock locks the image until the file is closed. Readers share the lock. If another program holds
+// it, the error advises to try again.
 func lock(f *os.File, exclusive bool) error {
 	err := file.Lock(f, exclusive)
 	if errors.Is(err, file.ErrLocked) {
@@ -21,8 +21,8 @@ func lock(f *os.File, exclusive bool) error {
 	return err
 }
 
-// isHole reports whether the n bytes at off are known to be a hole. It returns false for bytes after the
-// end of the file.
+// isHole reports whether the n bytes at off are known to be a hole. It returns false for bytes
+// after the end of the file.
 func isHole(f *os.File, off, n int64) bool {
 	at, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) { // no data from off on
@@ -31,8 +31,8 @@ func isHole(f *os.File, off, n int64) bool {
 	return err == nil && at >= off+n
 }
 
-// allocate reserves space for n bytes at off without changing them. If the file system does not support
-// this, allocate does nothing, and a later write reports a full disk.
+// allocate reserves space for n bytes at off without changing them. If the file system does not
+// support this, allocate does nothing, and a later write reports a full disk.
 func allocate(f *os.File, off, n int64) error {
 	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, off, n)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -41,8 +41,8 @@ func allocate(f *os.File, off, n int64) error {
 	return nil
 }
 
-// clone makes dst a copy of src, which must have at least size bytes. It shares blocks if the file system
-// can, and otherwise copies everything except holes.
+// clone makes dst a copy of src, which must have at least size bytes. It shares blocks if the file
+// system can, and otherwise copies everything except holes.
 func clone(ctx context.Context, dst, src *os.File, size int64) error {
 	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
 		fi, err := dst.Stat()
@@ -109,8 +109,8 @@ func copyData(ctx context.Context, dst, src *os.File, off, n int64) error {
 				off, n = off+int64(done), n-int64(done)
 				continue
 			}
-			// Some file systems, old kernels and devices do not support this: copy by reading and writing,
-			// which also returns any other error.
+			// Some file systems, old kernels and devices do not support this: copy by reading and
+			// writing, which also returns any other error.
 			inKernel = false
 		}
 		if err := copyRange(dst, src, off, part); err != nil {

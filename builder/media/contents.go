@@ -35,8 +35,8 @@ const (
 type Contents struct {
 	Label string `json:"label"`
 	FS    string `json:"fs"`
-	// All sizes are in bytes. Size is the partition, Reserve the space after the file system, Free the
-	// space in the file system, and Bytes the sum of the files.
+	// All sizes are in bytes. Size is the partition, Reserve the space after the file system, Free
+	// the space in the file system, and Bytes the sum of the files.
 	Size    int64 `json:"size"`
 	Reserve int64 `json:"reserve"`
 	Free    int64 `json:"free"`
@@ -115,7 +115,8 @@ type fileOwners struct {
 	images   map[string][]string     // path of a directory or file → container images
 }
 
-// fileOwners reads ROOT-A and DATA, and the image's lists of packages, programs and container images.
+// fileOwners reads ROOT-A and DATA, and the image's lists of packages, programs and container
+// images.
 func (m *Image) fileOwners() (*fileOwners, error) {
 	b := &fileOwners{readers: map[string]*ext4.Reader{}, nodes: map[string][]tree.Node{}, packages: map[string]string{},
 		versions: map[string]string{}, links: map[string]string{}, programs: map[string]Package{}}

@@ -28,8 +28,8 @@ type Descriptor struct {
 	ImageInfo []byte `json:"imageInfo"`
 }
 
-// SignedBy returns the first of the minisign public keys that verifies the image's signature. It is an
-// error if none does.
+// SignedBy returns the first of the minisign public keys that verifies the image's signature. It is
+// an error if none does.
 func (c *Descriptor) SignedBy(keys []string) (string, error) {
 	return slot.VerifyImage(ondisk.SlotInfo{Golden: c.Golden, Signature: c.Signature}, c.ImageInfo, keys)
 }
@@ -45,8 +45,8 @@ func (m *Image) Hold() error {
 	return nil
 }
 
-// Descriptor returns the descriptor of an image to be pushed. It rejects an image that is stamped or has
-// booted: no digest covers the slot, which may contain secrets.
+// Descriptor returns the descriptor of an image to be pushed. It rejects an image that is stamped
+// or has booted: no digest covers the slot, which may contain secrets.
 func (m *Image) Descriptor() (Descriptor, error) {
 	var i Info
 	if err := m.readSlot(&i); err != nil {
@@ -93,8 +93,8 @@ func (m *Image) Descriptor() (Descriptor, error) {
 	return Descriptor{Golden: info.Golden, Signature: info.Signature, ImageInfo: b}, err
 }
 
-// neverFlashed returns an error for a copy of a flashed disk. Such a disk has its own GUIDs. A larger one
-// may also have old data after the last partition, which no digest covers.
+// neverFlashed returns an error for a copy of a flashed disk. Such a disk has its own GUIDs. A
+// larger one may also have old data after the last partition, which no digest covers.
 func (m *Image) neverFlashed() error {
 	if m.ownGUIDs() {
 		return errors.New("this is a flashed disk with its own GUIDs")
@@ -109,8 +109,8 @@ func (m *Image) neverFlashed() error {
 	return nil
 }
 
-// leftovers returns an error if the slot's free clusters are not empty. They may contain a deleted Site,
-// with its secrets.
+// leftovers returns an error if the slot's free clusters are not empty. They may contain a deleted
+// Site, with its secrets.
 func leftovers(slot *io.SectionReader) error {
 	b := make([]byte, slot.Size())
 	if _, err := io.ReadFull(slot, b); err != nil {
@@ -136,8 +136,9 @@ func leftovers(slot *io.SectionReader) error {
 	})
 }
 
-// hasToken reports whether b contains a bootstrap token of kubeadm: six characters, a dot and sixteen
-// characters, which are letters or digits. Searching for dots is much faster than a regular expression.
+// hasToken reports whether b contains a bootstrap token of kubeadm: six characters, a dot and
+// sixteen characters, which are letters or digits. Searching for dots is much faster than a regular
+// expression.
 func hasToken(b []byte) bool {
 	const id, secret = 6, 16
 	for from := 0; ; {
@@ -170,8 +171,8 @@ func allOf(b []byte, is func(byte) bool) bool {
 	return true
 }
 
-// Frames returns the offsets in the file at which the frames of a compressed image end, or nil for a raw
-// image.
+// Frames returns the offsets in the file at which the frames of a compressed image end, or nil for
+// a raw image.
 func (m *Image) Frames() []int64 {
 	if m.z == nil {
 		return nil
@@ -205,8 +206,8 @@ func (m *Image) PackFile(ctx context.Context, progress func(done, total int64)) 
 	return f, nil
 }
 
-// Pack compresses a raw image into the empty file out, in the same way as a build. It does not sign the
-// chunk index.
+// Pack compresses a raw image into the empty file out, in the same way as a build. It does not sign
+// the chunk index.
 func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, total int64)) error {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -240,7 +241,8 @@ func (m *Image) Pack(ctx context.Context, out disk.File, progress func(done, tot
 	})
 }
 
-// Chunks hashes the chunks of a compressed image, disk.Align bytes each, while the image is downloaded.
+// Chunks hashes the chunks of a compressed image, disk.Align bytes each, while the image is
+// downloaded.
 type Chunks struct {
 	z    *seekable.Reader
 	sums [][32]byte
@@ -248,8 +250,8 @@ type Chunks struct {
 	zero [32]byte
 }
 
-// NewChunks returns the Chunks of a compressed image that is being written to f and will have size bytes.
-// tail is the end of the file, after the last frame.
+// NewChunks returns the Chunks of a compressed image that is being written to f and will have size
+// bytes. tail is the end of the file, after the last frame.
 func NewChunks(f io.ReaderAt, size int64, tail []byte) (*Chunks, error) {
 	z, err := seekable.Open(ahead{f, tail, size - int64(len(tail))}, size)
 	if err != nil {
@@ -290,8 +292,9 @@ func (c *Chunks) End(i int) int64 {
 	return e.Offset + e.Compressed
 }
 
-// Take hashes chunk i, whose frames must have arrived. If out is not nil, it also writes the chunk to
-// out, with holes for zeros. It may be called concurrently, and again if the frames arrived again.
+// Take hashes chunk i, whose frames must have arrived. If out is not nil, it also writes the chunk
+// to out, with holes for zeros. It may be called concurrently, and again if the frames arrived
+// again.
 func (c *Chunks) Take(i int, buf []byte, out io.WriterAt) error {
 	off := int64(i) * disk.Align
 	b := buf[:min(disk.Align, c.z.Size()-off)]

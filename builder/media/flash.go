@@ -52,9 +52,9 @@ type FlashOptions struct {
 
 // Flash is an image that is ready to be written to a disk.
 //
-// Firmware and the kernel first read the first sector of a disk. Flash overwrites it first, and writes
-// its final content last, after everything else was read back. Therefore, after a power cut they find
-// no partition table, and Inspect reports that flashing was interrupted.
+// Firmware and the kernel first read the first sector of a disk. Flash overwrites it first, and
+// writes its final content last, after everything else was read back. Therefore, after a power cut
+// they find no partition table, and Inspect reports that flashing was interrupted.
 type Flash struct {
 	Image ondisk.ImageInfo
 	// Slot is the description in the slot of the written disk.
@@ -65,7 +65,8 @@ type Flash struct {
 	NodeName string
 	// Table is the partition table of the written disk.
 	Table gpt.Table
-	// Shared means that the disk keeps the image's GUIDs, since edgebake cannot edit the boot entries.
+	// Shared means that the disk keeps the image's GUIDs, since edgebake cannot edit the boot
+	// entries.
 	Shared bool
 	// End is the end of the last partition in bytes. After it, only the backup partition table is
 	// written.
@@ -75,8 +76,8 @@ type Flash struct {
 	o     FlashOptions
 	slot  []byte // the bytes to write; nil for an installer
 	edits []edit // change the boot entries to the disk's own GUIDs
-	// built and written contain a digest of each chunk: as the golden digest uses it, and as it is on
-	// the disk. Most of them are unknown until the chunk is read back: see hashes.
+	// built and written contain a digest of each chunk: as the golden digest uses it, and as it is
+	// on the disk. Most of them are unknown until the chunk is read back: see hashes.
 	built, written [][32]byte
 	zeros          []byte   // one chunk of zeros
 	zeroSum        [32]byte // digest of zeros
@@ -118,8 +119,8 @@ const (
 	// headRoom is the number of bytes that are wiped at the beginning of the disk, enough for a
 	// partition table with either sector size.
 	headRoom = 24 << 10
-	// tailRoom is the number of bytes that are wiped at the end of the disk, where an old backup table
-	// or metadata of RAID or ZFS may be.
+	// tailRoom is the number of bytes that are wiped at the end of the disk, where an old backup
+	// table or metadata of RAID or ZFS may be.
 	tailRoom = 1 << 20
 )
 
@@ -227,7 +228,8 @@ func (f *Flash) fill() error {
 			f.State = SlotInventory
 		}
 	} else {
-		// Read the slot only once: no digest covers it, so another read might return unchecked bytes.
+		// Read the slot only once: no digest covers it, so another read might return unchecked
+		// bytes.
 		if f.slot = f.o.Slot; f.slot == nil {
 			f.slot = make([]byte, p.Size)
 			if _, err := io.ReadFull(f.m.section(p), f.slot); err != nil {
@@ -255,13 +257,14 @@ func (f *Flash) fill() error {
 	if err = slot.Strays(bytes.NewReader(f.slot)); err != nil || f.o.Site != nil {
 		return err
 	}
-	// With keys, make the slot again from edgebake's files in it: firmware must not find other files.
+	// With keys, make the slot again from edgebake's files in it: firmware must not find other
+	// files.
 	f.slot, err = slot.Remake(bytes.NewReader(f.slot))
 	return err
 }
 
-// identity gives the disk its own GUIDs, so that two disks with the same image in one machine are not
-// mistaken for each other.
+// identity gives the disk its own GUIDs, so that two disks with the same image in one machine are
+// not mistaken for each other.
 func (f *Flash) identity() error {
 	f.Table = gpt.Table{GUID: disk.RandomGUID(f.o.Random), Size: f.o.Size, SectorSize: f.m.table.SectorSize}
 	if rest := f.Table.Size % f.Table.SectorSize; rest != 0 {
@@ -282,8 +285,8 @@ func (f *Flash) identity() error {
 	return nil
 }
 
-// ownEntries returns the edits that change the boot entries of m to the disk's own GUIDs. shared means that
-// the entries cannot be edited.
+// ownEntries returns the edits that change the boot entries of m to the disk's own GUIDs. shared
+// means that the entries cannot be edited.
 func (f *Flash) ownEntries(m *Image) (edits []edit, shared bool, err error) {
 	own := map[string]string{}
 	for _, p := range m.info.Partitions {

@@ -32,8 +32,8 @@ func loop(t testing.TB, path string, sector int64) string {
 	return dev
 }
 
-// TestFlashDevice flashes block devices with sectors of both sizes. They are three times as large as the
-// image and full of old data. sgdisk, fsck.fat and e2fsck check the result.
+// TestFlashDevice flashes block devices with sectors of both sizes. They are three times as large
+// as the image and full of old data. sgdisk, fsck.fat and e2fsck check the result.
 func TestFlashDevice(t *testing.T) {
 	for _, sector := range []int64{512, 4096} {
 		t.Run(fmt.Sprint(sector), func(t *testing.T) {
@@ -106,7 +106,8 @@ func TestFlashDevice(t *testing.T) {
 	}
 }
 
-// partitionsOf makes a loop device of each partition, since the kernel may not have scanned the disk.
+// partitionsOf makes a loop device of each partition, since the kernel may not have scanned the
+// disk.
 func partitionsOf(t *testing.T, dev string, sector int64) map[string]string {
 	t.Helper()
 	i, err := Inspect(dev)
@@ -126,8 +127,8 @@ func partitionsOf(t *testing.T, dev string, sector int64) map[string]string {
 	return out
 }
 
-// TestZero checks that Zero makes a range read as zeros and leaves its neighbours unchanged, even if the
-// device cannot zero blocks itself.
+// TestZero checks that Zero makes a range read as zeros and leaves its neighbours unchanged, even
+// if the device cannot zero blocks itself.
 func TestZero(t *testing.T) {
 	m := blank(t, 64<<20)
 	paths := map[string]string{"file": m.path()}

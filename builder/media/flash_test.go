@@ -144,8 +144,8 @@ func flashTo(t testing.TB, image string, d *medium, change func(*FlashOptions)) 
 	return f, r, err
 }
 
-// TestFlash checks that the disk has the image's content, the Site, a partition table for its size, and
-// its own GUIDs. This must not depend on the disk's old content or on discarded blocks.
+// TestFlash checks that the disk has the image's content, the Site, a partition table for its size,
+// and its own GUIDs. This must not depend on the disk's old content or on discarded blocks.
 func TestFlash(t *testing.T) {
 	d := disktest.Scratch(t)
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
@@ -205,8 +205,8 @@ func TestFlash(t *testing.T) {
 	}
 }
 
-// TestFlashNamesItsOwnPartitions checks that the boot entry names the disk's own partitions. The disk can
-// be stamped again, and can itself be flashed to another disk.
+// TestFlashNamesItsOwnPartitions checks that the boot entry names the disk's own partitions. The
+// disk can be stamped again, and can itself be flashed to another disk.
 func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	want := golden(t, image, 4<<20, false)
@@ -272,8 +272,8 @@ func TestFlashNamesItsOwnPartitions(t *testing.T) {
 	}
 }
 
-// TestFlashOfAnotherBootChain checks that a disk keeps the image's GUIDs if the boot entry does not name
-// the root by GUID. An image whose partition table differs from image.json is rejected.
+// TestFlashOfAnotherBootChain checks that a disk keeps the image's GUIDs if the boot entry does not
+// name the root by GUID. An image whose partition table differs from image.json is rejected.
 func TestFlashOfAnotherBootChain(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, image, 4<<20, false)
@@ -349,8 +349,8 @@ func TestFlashOfAChangingImage(t *testing.T) {
 	}
 }
 
-// TestFlashReadsTheSlotOnce checks that the written slot is the one that was checked, even if the image's
-// slot changes meanwhile: no digest covers it.
+// TestFlashReadsTheSlotOnce checks that the written slot is the one that was checked, even if the
+// image's slot changes meanwhile: no digest covers it.
 func TestFlashReadsTheSlotOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, path, 4<<20, false)
@@ -377,9 +377,9 @@ func TestFlashReadsTheSlotOnce(t *testing.T) {
 	}
 }
 
-// TestFlashPowerCut cuts the power after each write in turn. The disk must then be the complete old disk,
-// the complete new disk, or a disk that does not boot and that Inspect rejects. Of the writes since the
-// last Sync, none, all or some are stored.
+// TestFlashPowerCut cuts the power after each write in turn. The disk must then be the complete old
+// disk, the complete new disk, or a disk that does not boot and that Inspect rejects. Of the writes
+// since the last Sync, none, all or some are stored.
 func TestFlashPowerCut(t *testing.T) {
 	d := disktest.Scratch(t)
 	image := filepath.Join(d, "new.raw.zst")
@@ -705,8 +705,8 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// TestWhoFailed checks that an error in reading the image is reported as the image's, and an error of the
-// disk as the disk's.
+// TestWhoFailed checks that an error in reading the image is reported as the image's, and an error
+// of the disk as the disk's.
 func TestWhoFailed(t *testing.T) {
 	for _, tc := range []struct {
 		err       error

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/seekable"
 )
 
-// Write writes the image. It destroys the disk's old content with its first write. ErrUntouched means that
-// it wrote nothing.
+// Write writes the image. It destroys the disk's old content with its first write. ErrUntouched
+// means that it wrote nothing.
 func (f *Flash) Write(ctx context.Context, d Medium) (*Flashed, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUntouched, err)
@@ -92,8 +92,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for {
-				// Get a buffer before a chunk number. Otherwise the worker with the lowest number might wait
-				// for a buffer while all buffers hold later chunks.
+				// Get a buffer before a chunk number. Otherwise the worker with the lowest number
+				// might wait for a buffer while all buffers hold later chunks.
 				var buf []byte
 				select {
 				case buf = <-buffers:
@@ -113,8 +113,8 @@ func (f *Flash) stream(ctx context.Context, d Medium, r *Flashed) error {
 	return f.write(ctx, d, r, ready, buffers)
 }
 
-// grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller parts,
-// writing is cheaper than a request to zero them.
+// grain is the smallest part of a chunk, in bytes, that is zeroed instead of written. For smaller
+// parts, writing is cheaper than a request to zero them.
 const grain = 1 << 20
 
 // trim removes zeros from both ends of a chunk. It returns the rest and its offset in the chunk.
@@ -128,7 +128,8 @@ func trim(b []byte) (at int64, rest []byte) {
 	return at, b
 }
 
-// maxZero is the largest number of bytes in one request to zero a range. A request cannot be interrupted.
+// maxZero is the largest number of bytes in one request to zero a range. A request cannot be
+// interrupted.
 const maxZero = 256 << 20
 
 // write writes the chunks in order.
@@ -200,12 +201,12 @@ func (f *Flash) progress(step string, done, total int64) {
 	}
 }
 
-// hashes reports whether every chunk must be hashed before it is written. If the disk is read back, the
-// golden digest is computed from the bytes read back, and only the slot needs a digest before.
+// hashes reports whether every chunk must be hashed before it is written. If the disk is read back,
+// the golden digest is computed from the bytes read back, and only the slot needs a digest before.
 func (f *Flash) hashes() bool { return f.o.SkipVerify || f.kind == flashInstaller }
 
-// chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of zeros
-// and of the slot, and if hashes is set, the digests of all other chunks.
+// chunk returns the content of the disk's i-th chunk, or nil for zeros. It records the digests of
+// zeros and of the slot, and if hashes is set, the digests of all other chunks.
 func (f *Flash) chunk(i int, buf []byte, hashes bool) ([]byte, error) {
 	off := int64(i) * disk.Align
 	f.built[i], f.written[i] = f.zeroSum, f.zeroSum
@@ -275,8 +276,9 @@ func (f *Flash) changed() error {
 	return fmt.Errorf("reading image %s: its %s or boot entries changed while they were read: another program writes to it, or its disk or server is broken", f.m.path, ondisk.ESPImageInfo)
 }
 
-// asPrepared reads image.json and the boot entries back from the disk. They must equal the ones that
-// PrepareFlash used before any digest was checked. The golden digest covers the bytes read back.
+// asPrepared reads image.json and the boot entries back from the disk. They must equal the ones
+// that PrepareFlash used before any digest was checked. The golden digest covers the bytes read
+// back.
 func (f *Flash) asPrepared(_ context.Context, d Medium, _ *Flashed) error {
 	if f.kind == flashInstaller {
 		return nil
@@ -305,8 +307,8 @@ func (f *Flash) digest() disk.Digest {
 	return disk.DigestOf(f.m.parts(), func(off, _ int64) [32]byte { return f.built[off/disk.Align] })
 }
 
-// blame finds the cause of a wrong digest by reading the image again. It returns an error if the disk
-// returned other bytes than were written, and nil if the image itself is damaged.
+// blame finds the cause of a wrong digest by reading the image again. It returns an error if the
+// disk returned other bytes than were written, and nil if the image itself is damaged.
 func (f *Flash) blame(ctx context.Context) error {
 	returned := slices.Clone(f.written)
 	err := disk.Parallel(ctx, len(f.written), func() func(int) error {
@@ -366,8 +368,8 @@ func (f *Flash) readBack(ctx context.Context, d Medium, r *Flashed) error {
 	return err
 }
 
-// returned checks b, the i-th chunk as read back from the disk, against its digest. If the digest is
-// unknown, it records it. back reverts the edits, as the golden digest requires.
+// returned checks b, the i-th chunk as read back from the disk, against its digest. If the digest
+// is unknown, it records it. back reverts the edits, as the golden digest requires.
 func (f *Flash) returned(i int, b []byte, back []edit) bool {
 	if f.written[i] == f.zeroSum {
 		return bytes.Equal(b, f.zeros) // much faster than hashing
@@ -465,7 +467,8 @@ func (e *sourceError) Error() string {
 	return fmt.Sprintf("reading image %s: %v: %s", e.path, e.err, fix)
 }
 
-// explainDevice adds a fix to an error of the target. disk means that the target is a disk, not a file.
+// explainDevice adds a fix to an error of the target. disk means that the target is a disk, not a
+// file.
 func explainDevice(err error, disk bool) error {
 	if errors.As(err, new(*sourceError)) {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestFramesOfAnySize checks that images can be read and stamped whatever the size of their frames: frames
-// need not match the chunks of the golden digest.
+// TestFramesOfAnySize checks that images can be read and stamped whatever the size of their frames:
+// frames need not match the chunks of the golden digest.
 func TestFramesOfAnySize(t *testing.T) {
 	d := t.TempDir()
 	raw, packed := filepath.Join(d, "g.raw"), filepath.Join(d, "g.raw.zst")
@@ -81,8 +81,8 @@ func TestFramesOfAnySize(t *testing.T) {
 	}
 }
 
-// pulled writes a disk from an image whose frames arrive one after another, as package carry does, and
-// checks its digest.
+// pulled writes a disk from an image whose frames arrive one after another, as package carry does,
+// and checks its digest.
 func pulled(t *testing.T, image []byte, want, path string) {
 	t.Helper()
 	z, err := seekable.Open(bytes.NewReader(image), int64(len(image)))

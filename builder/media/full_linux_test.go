@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/test/disktest"
 )
 
-// TestStampOnAFullDisk runs itself again in a namespace, in which it can mount a small file system. The
-// slot of the sparse image has holes: on a full disk, these cannot be filled.
+// TestStampOnAFullDisk runs itself again in a namespace, in which it can mount a small file system.
+// The slot of the sparse image has holes: on a full disk, these cannot be filled.
 func TestStampOnAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampOnAFullDisk)
 }
@@ -52,8 +52,8 @@ func stampOnAFullDisk(t *testing.T, dir string) {
 	}
 }
 
-// TestStampManyOnASmallDisk checks that a lack of space is reported before anything is written. Files that
-// will be replaced count as free space.
+// TestStampManyOnASmallDisk checks that a lack of space is reported before anything is written.
+// Files that will be replaced count as free space.
 func TestStampManyOnASmallDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=24m none "$0"`, stampManyOnASmallDisk)
 }

@@ -13,10 +13,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// All copies of an image have the GUIDs of its build; a flashed disk has its own. Its disk GUID is random,
-// and the partition GUIDs are derived from it. Only the boot entries on the ESP name partitions
-// (docs/decisions/0014). All GUIDs have the same length, so flashing edits the entries in place. The
-// golden digest covers the entries as built: the GUIDs in image.json serve to revert the edits.
+// All copies of an image have the GUIDs of its build; a flashed disk has its own. Its disk GUID is
+// random, and the partition GUIDs are derived from it. Only the boot entries on the ESP name
+// partitions (docs/decisions/0014). All GUIDs have the same length, so flashing edits the entries
+// in place. The golden digest covers the entries as built: the GUIDs in image.json serve to revert
+// the edits.
 
 // edit replaces bytes at an offset of the disk or file with other bytes of the same length.
 type edit struct {
@@ -25,8 +26,8 @@ type edit struct {
 	was []byte // the old bytes, or nil if they do not matter
 }
 
-// overlap returns the part of b that the edit replaces, and the corresponding range of e.b. b contains the
-// bytes at off.
+// overlap returns the part of b that the edit replaces, and the corresponding range of e.b. b
+// contains the bytes at off.
 func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	begin, end := max(e.off, off), min(e.off+int64(len(e.b)), off+int64(len(b)))
 	if begin >= end {
@@ -35,7 +36,8 @@ func (e edit) overlap(b []byte, off int64) (in []byte, from, to int64) {
 	return b[begin-off : end-off], begin - e.off, end - e.off
 }
 
-// apply applies the edits to b, which contains the bytes at off. It reports whether b overlaps an edit.
+// apply applies the edits to b, which contains the bytes at off. It reports whether b overlaps an
+// edit.
 func apply(edits []edit, b []byte, off int64) bool {
 	did := false
 	for _, e := range edits {
@@ -56,7 +58,8 @@ func undone(edits []edit) []edit {
 	return out
 }
 
-// replaces reports whether b, which contains the bytes at off, has the old bytes of all edits in it.
+// replaces reports whether b, which contains the bytes at off, has the old bytes of all edits in
+// it.
 func replaces(edits []edit, b []byte, off int64) bool {
 	for _, e := range edits {
 		if in, from, to := e.overlap(b, off); in != nil && !bytes.Equal(in, e.was[from:to]) {
@@ -102,8 +105,8 @@ func (m *Image) asBuilt() error {
 
 const entriesDir = "loader/entries"
 
-// rename returns the edits that replace GUIDs in the boot entries. named reports whether an entry names
-// ROOT-A by GUID.
+// rename returns the edits that replace GUIDs in the boot entries. named reports whether an entry
+// names ROOT-A by GUID.
 func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err error) {
 	esp, err := m.partition(ondisk.LabelESP)
 	if err != nil {
@@ -145,8 +148,9 @@ func (m *Image) rename(guids map[string]string) (edits []edit, named bool, err e
 	return edits, named, nil
 }
 
-// bootEntries returns the names of the ESP's files that name partitions: entries of systemd-boot, or the
-// kernel command lines for boards with their own firmware. With other boot loaders, there are none.
+// bootEntries returns the names of the ESP's files that name partitions: entries of systemd-boot,
+// or the kernel command lines for boards with their own firmware. With other boot loaders, there
+// are none.
 func bootEntries(esp *fat.Reader) ([]string, error) {
 	var names []string
 	entries, err := esp.ReadDir(entriesDir)
@@ -177,8 +181,8 @@ func bootEntries(esp *fat.Reader) ([]string, error) {
 	return names, nil
 }
 
-// place returns the edits that replace was by text at the offset at of a file. extents are the file's
-// extents in the file system that starts at start.
+// place returns the edits that replace was by text at the offset at of a file. extents are the
+// file's extents in the file system that starts at start.
 func place(extents []fat.Extent, start, at int64, was, text string) (out []edit) {
 	for _, x := range extents {
 		if at >= x.Len {

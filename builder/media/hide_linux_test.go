@@ -11,8 +11,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// TestStampHidesFromReaders checks that an image is not stamped in place while another program has it open
-// for reading.
+// TestStampHidesFromReaders checks that an image is not stamped in place while another program has
+// it open for reading.
 func TestStampHidesFromReaders(t *testing.T) {
 	for _, name := range []string{"g.raw", "g.raw.zst"} {
 		path := filepath.Join(t.TempDir(), name)

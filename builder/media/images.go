@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// VerifyImages checks with store.Verify that each container image on an image's DATA partition can run
-// without a registry.
+// VerifyImages checks with store.Verify that each container image on an image's DATA partition can
+// run without a registry.
 func VerifyImages(path string) (*store.Summary, error) {
 	m, err := Open(path)
 	if err != nil {
@@ -71,8 +71,8 @@ func importFile(name string) string {
 	return strings.TrimPrefix(ondisk.ImportImageDir, "/var/") + "/" + name
 }
 
-// verifyArchives checks the archives of images that the first boot imports. Firstboot removes an archive
-// after importing it.
+// verifyArchives checks the archives of images that the first boot imports. Firstboot removes an
+// archive after importing it.
 func verifyArchives(fs *ext4.Reader, listed int, booted bool) (*store.Summary, error) {
 	raw, err := fs.ReadFile(importFile(ondisk.ImportIndexFile))
 	if err != nil {

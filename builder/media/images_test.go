@@ -17,7 +17,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// withData builds a golden image whose DATA contains nodes. The paths of nodes are those on the node.
+// withData builds a golden image whose DATA contains nodes. The paths of nodes are those on the
+// node.
 func withData(t *testing.T, c *fetch.Cache, refs []ondisk.ImageRef, nodes []tree.Node) string {
 	t.Helper()
 	data := []tree.Node{dir(".")}

@@ -46,8 +46,8 @@ type Partition struct {
 	FS    string `json:"fs,omitempty"`
 	Start int64  `json:"start"`
 	Size  int64  `json:"size"`
-	// All sizes are in bytes. Used and Free are of the file system. Reserve is the space after it, for
-	// an update's larger file system and its hash tree.
+	// All sizes are in bytes. Used and Free are of the file system. Reserve is the space after it,
+	// for an update's larger file system and its hash tree.
 	Used    int64 `json:"used,omitempty"`
 	Free    int64 `json:"free,omitempty"`
 	Reserve int64 `json:"reserve,omitempty"`
@@ -126,8 +126,8 @@ func Inspect(path string) (*Info, error) {
 	return i, nil
 }
 
-// partitions reads the partition table and the sizes of the file systems. If a file system cannot be
-// read, the result contains the error, because people inspect images to find damage.
+// partitions reads the partition table and the sizes of the file systems. If a file system cannot
+// be read, the result contains the error, because people inspect images to find damage.
 func (m *Image) partitions(i *Info) {
 	for _, p := range m.table.Partitions {
 		out := Partition{Label: p.Name, Type: p.Type, GUID: p.GUID, Start: p.Start, Size: p.Size}
@@ -197,8 +197,8 @@ func slotState(r io.ReaderAt) (s SlotState, c *slot.Contents) {
 	return s, c
 }
 
-// summary returns the public part of a Site. It returns nil if this edgebake cannot decode the Site, for
-// example because a newer edgebake wrote it.
+// summary returns the public part of a Site. It returns nil if this edgebake cannot decode the
+// Site, for example because a newer edgebake wrote it.
 func summary(doc []byte) *SiteSummary {
 	site, err := configs.ParsePublicSite(ondisk.SlotSite, doc)
 	if err != nil {
@@ -242,8 +242,9 @@ type sbomPackage struct {
 	Purpose string `json:"primaryPackagePurpose"`
 }
 
-// decodeSBOM returns the packages, programs and modules of an SPDX document, but not the entries for the
-// image itself and for container images. A program's version is empty if Go does not record it.
+// decodeSBOM returns the packages, programs and modules of an SPDX document, but not the entries
+// for the image itself and for container images. A program's version is empty if Go does not record
+// it.
 func decodeSBOM(doc []byte) ([]sbomPackage, error) {
 	var sbom struct {
 		Packages []sbomPackage `json:"packages"`

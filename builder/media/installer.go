@@ -20,11 +20,11 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// An installer is a disk that contains an image as a file, and boots with the image's own boot loader,
-// kernel and initrd.
+// An installer is a disk that contains an image as a file, and boots with the image's own boot
+// loader, kernel and initrd.
 
-// Payload is the image in an installer: a compressed file with a Site in its slot. The image's own file is
-// not changed: ReadAt applies patches to it.
+// Payload is the image in an installer: a compressed file with a Site in its slot. The image's own
+// file is not changed: ReadAt applies patches to it.
 type Payload struct {
 	Image ondisk.ImageInfo
 	Slot  ondisk.SlotInfo
@@ -204,9 +204,9 @@ func (p *Payload) openSystem() (*ext4.Reader, error) {
 	return r, nil
 }
 
-// PrepareInstaller prepares to write an installer to a stick. An installer is a raw disk image, but has
-// no slot and no golden digest. Flash.Write works as for an image: it reads the stick back, and marks
-// an incomplete stick as unfinished.
+// PrepareInstaller prepares to write an installer to a stick. An installer is a raw disk image, but
+// has no slot and no golden digest. Flash.Write works as for an image: it reads the stick back, and
+// marks an incomplete stick as unfinished.
 func PrepareInstaller(file string, o FlashOptions) (*Flash, error) {
 	r, err := os.Open(file)
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// SlotEnding is the extension of a slot file: a file system of 16 MiB with one Site, for the partition
-// EDGEBAKE of a disk or for a USB stick.
+// SlotEnding is the extension of a slot file: a file system of 16 MiB with one Site, for the
+// partition EDGEBAKE of a disk or for a USB stick.
 const SlotEnding = ".slot"
 
-// Slot returns the slot that stamping would write for a Site or an Inventory (ondisk.SlotSize bytes). It
-// rejects a Site that the image does not support.
+// Slot returns the slot that stamping would write for a Site or an Inventory (ondisk.SlotSize
+// bytes). It rejects a Site that the image does not support.
 func (m *Image) Slot(s Site, o StampOptions) ([]byte, error) {
 	c, err := m.slotOf(s, o)
 	if err != nil {
@@ -53,8 +53,8 @@ const (
 	maxExist = 3
 )
 
-// StampMany writes one output for each Site: a stamped copy of the image, DIR/NAME.raw or .raw.zst, or only
-// the slot, DIR/NAME.slot. It checks all Sites before it writes anything.
+// StampMany writes one output for each Site: a stamped copy of the image, DIR/NAME.raw or .raw.zst,
+// or only the slot, DIR/NAME.slot. It checks all Sites before it writes anything.
 func StampMany(ctx context.Context, path string, sites []Named, dir string, o ManyOptions) ([]string, error) {
 	m, err := openLocked(path, os.O_RDONLY, false)
 	if err != nil {
@@ -123,8 +123,8 @@ func StampMany(ctx context.Context, path string, sites []Named, dir string, o Ma
 	return outputs, nil
 }
 
-// spaceForAll returns an error if the outputs of StampMany do not fit on the disk. It assumes that every
-// slot file needs as much space as the first one.
+// spaceForAll returns an error if the outputs of StampMany do not fit on the disk. It assumes that
+// every slot file needs as much space as the first one.
 func (m *Image) spaceForAll(sites []Named, outputs []string, o ManyOptions) error {
 	var copies error
 	if !o.Slots {
@@ -167,7 +167,8 @@ func (m *Image) stampOne(ctx context.Context, s Named, output string, o ManyOpti
 	return m.stampCopy(ctx, p, img, one)
 }
 
-// writeSlotFile writes a slot as a sparse file. Only its owner may read it, since it contains secrets.
+// writeSlotFile writes a slot as a sparse file. Only its owner may read it, since it contains
+// secrets.
 func writeSlotFile(path string, img []byte, force bool) error {
 	out, err := file.Create(path, 0o600, force)
 	if err != nil {

@@ -96,7 +96,8 @@ func read(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestStampManyRefusesFirst checks that problems of all Sites are reported before anything is written.
+// TestStampManyRefusesFirst checks that problems of all Sites are reported before anything is
+// written.
 func TestStampManyRefusesFirst(t *testing.T) {
 	d := t.TempDir()
 	g, out := filepath.Join(d, "g.raw"), filepath.Join(d, "out")
@@ -138,8 +139,8 @@ func TestStampManyRefusesFirst(t *testing.T) {
 	}
 }
 
-// TestInventoryIntoAnImage checks that an Inventory is rejected if the image's first boot cannot read it,
-// and that each of its Sites is checked against the image.
+// TestInventoryIntoAnImage checks that an Inventory is rejected if the image's first boot cannot
+// read it, and that each of its Sites is checked against the image.
 func TestInventoryIntoAnImage(t *testing.T) {
 	inv, err := configs.ParseInventory("i", []byte(`apiVersion: edgebake.io/v1alpha1
 kind: Inventory
@@ -200,8 +201,8 @@ func BenchmarkSlots(b *testing.B) {
 	b.ReportMetric(float64(time.Since(start).Milliseconds())/float64(100*b.N), "ms/site")
 }
 
-// TestOutputIsTheImage checks that stamping leaves the image unchanged if an output is the image itself,
-// under its own or another name.
+// TestOutputIsTheImage checks that stamping leaves the image unchanged if an output is the image
+// itself, under its own or another name.
 func TestOutputIsTheImage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw", 1<<20, false)

@@ -1,9 +1,10 @@
-// Package media works on finished images, raw or .raw.zst, without mounting or unpacking them. It stamps
-// Sites, describes contents, verifies images and flashes disks. A raw image may also be a block device.
+// Package media works on finished images, raw or .raw.zst, without mounting or unpacking them. It
+// stamps Sites, describes contents, verifies images and flashes disks. A raw image may also be a
+// block device.
 //
-// Stamping replaces only the slot. A compressed image stores the slot's frames uncompressed, so the new
-// frames have the same size. image.json on the EFI system partition describes what the image supports:
-// a Site that it does not support is rejected before anything is written.
+// Stamping replaces only the slot. A compressed image stores the slot's frames uncompressed, so the
+// new frames have the same size. image.json on the EFI system partition describes what the image
+// supports: a Site that it does not support is rejected before anything is written.
 package media
 
 import (
@@ -77,16 +78,16 @@ func open(path string, flag int) (*Image, error) {
 	return openWith(path, flag, func(*os.File) error { return nil })
 }
 
-// openLocked locks an image and then opens it. It must lock first: open reads the checksums of the slot's
-// frames, which stamping changes.
+// openLocked locks an image and then opens it. It must lock first: open reads the checksums of the
+// slot's frames, which stamping changes.
 func openLocked(path string, flag int, exclusive bool) (*Image, error) {
 	return openWith(path, flag, func(f *os.File) error { return lock(f, exclusive) })
 }
 
 func openWith(path string, flag int, ready func(*os.File) error) (*Image, error) {
 	if st, err := os.Stat(path); err == nil && flag != os.O_RDONLY && st.Mode()&fs.ModeDevice != 0 {
-		// With O_EXCL, opening a device that is in use fails: the cache of a mounted partition would
-		// overwrite the slot.
+		// With O_EXCL, opening a device that is in use fails: the cache of a mounted partition
+		// would overwrite the slot.
 		flag |= os.O_EXCL
 	}
 	f, err := os.OpenFile(path, flag, 0)
@@ -227,8 +228,8 @@ func (m *Image) notSeekable(err error) error {
 	return &partError{fmt.Errorf("the edgebake image is damaged: %s: copy or build it again", format.Problem)}
 }
 
-// relative describes another kind of file that edgebake makes, such as a slot, or returns "". People
-// confuse these files with images.
+// relative describes another kind of file that edgebake makes, such as a slot, or returns "".
+// People confuse these files with images.
 func (m *Image) relative() string {
 	if m.size == ondisk.SlotSize {
 		if _, err := slot.ReadInfo(io.NewSectionReader(m, 0, m.size)); err == nil {
@@ -270,8 +271,8 @@ type partError struct{ error }
 func (e *partError) Unwrap() error        { return e.error }
 func (e *partError) Is(target error) bool { return target == ErrNotOurs }
 
-// ours returns the partition table of an edgebake image from its first bytes, or nil if they are not those
-// of an edgebake image.
+// ours returns the partition table of an edgebake image from its first bytes, or nil if they are
+// not those of an edgebake image.
 func ours(head io.ReaderAt) *gpt.Table {
 	t, err := gpt.Read(padded{head}, 1<<50)
 	if err != nil || !slices.ContainsFunc(t.Partitions, func(p gpt.Partition) bool { return p.Name == ondisk.LabelSlot }) {
@@ -344,8 +345,8 @@ func (m *Image) readInfo() error {
 		}
 		return err
 	}
-	// Reject a second partition with the slot's name. No digest covers it, and another program might
-	// use it as the slot.
+	// Reject a second partition with the slot's name. No digest covers it, and another program
+	// might use it as the slot.
 	for _, p := range m.table.Partitions {
 		if p.Name == ondisk.LabelSlot && p.GUID != slot.GUID {
 			return fmt.Errorf("%w: it has two partitions %s", ErrNotOurs, ondisk.LabelSlot)
@@ -370,8 +371,8 @@ func (m *Image) readInfo() error {
 	return nil
 }
 
-// espFile reads a file of the EFI system partition. It limits the size, because no signature has been
-// verified yet.
+// espFile reads a file of the EFI system partition. It limits the size, because no signature has
+// been verified yet.
 func (m *Image) espFile(name string) ([]byte, error) {
 	fsys, err := m.esp()
 	if err != nil {

@@ -188,8 +188,8 @@ func (d *failingWriter) WriteAt(p []byte, off int64) (int, error) {
 	return d.window.WriteAt(p, off)
 }
 
-// TestStampingIsCut cuts the power while a device is stamped. The golden digest and its signature, which
-// only the slot contains, must not be lost.
+// TestStampingIsCut cuts the power while a device is stamped. The golden digest and its signature,
+// which only the slot contains, must not be lost.
 func TestStampingIsCut(t *testing.T) {
 	path := filepath.Join(disktest.Scratch(t), "i.raw")
 	golden(t, path, 1<<20, false)
@@ -223,8 +223,8 @@ func TestStampingIsCut(t *testing.T) {
 	}
 }
 
-// TestEveryWayOfStampingGivesTheSameDisk compares the results of stamping raw and compressed images, in
-// place and into new files.
+// TestEveryWayOfStampingGivesTheSameDisk compares the results of stamping raw and compressed
+// images, in place and into new files.
 func TestEveryWayOfStampingGivesTheSameDisk(t *testing.T) {
 	d := t.TempDir()
 	at := func(name string) string { return filepath.Join(d, name) }
@@ -375,8 +375,8 @@ func TestSitesThatTheImageCannotServe(t *testing.T) {
 	}
 }
 
-// TestYurthubArgsThatTheImageCannotServe checks that arguments are rejected if the image's yurthub does
-// not have them: they would keep yurthub from starting.
+// TestYurthubArgsThatTheImageCannotServe checks that arguments are rejected if the image's yurthub
+// does not have them: they would keep yurthub from starting.
 func TestYurthubArgsThatTheImageCannotServe(t *testing.T) {
 	at := func(version string) *ondisk.YurthubInfo { return &ondisk.YurthubInfo{Version: version} }
 	for name, tc := range map[string]struct {
@@ -725,8 +725,8 @@ func TestOutputs(t *testing.T) {
 	}
 }
 
-// TestStampingAtOnce copies an image while other programs stamp it in place. Each copy must be complete,
-// with the right golden digest, or fail.
+// TestStampingAtOnce copies an image while other programs stamp it in place. Each copy must be
+// complete, with the right golden digest, or fail.
 func TestStampingAtOnce(t *testing.T) {
 	t.Chdir(t.TempDir())
 	golden(t, "g.raw.zst", 1<<20, true)
@@ -843,8 +843,8 @@ func BenchmarkVerify(b *testing.B) {
 	}
 }
 
-// TestStampDate checks that a date from a wrong clock is not stamped, since the node would set its own
-// clock by it.
+// TestStampDate checks that a date from a wrong clock is not stamped, since the node would set its
+// own clock by it.
 func TestStampDate(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "g.raw")
 	golden(t, p, 1<<20, false)
@@ -881,8 +881,8 @@ func TestStampDate(t *testing.T) {
 	}
 }
 
-// TestSBOMPackages checks that a program's version is left out if Go does not record it, and that the image
-// itself and container images are not listed.
+// TestSBOMPackages checks that a program's version is left out if Go does not record it, and that
+// the image itself and container images are not listed.
 func TestSBOMPackages(t *testing.T) {
 	doc := []byte(`{"packages": [{"name": "tiny", "versionInfo": "0123456789ab", "primaryPackagePurpose": "OPERATING-SYSTEM"},
 		{"name": "edge.test/app:1", "versionInfo": "sha256:01", "primaryPackagePurpose": "CONTAINER"},
@@ -915,8 +915,8 @@ func FuzzSBOM(f *testing.F) {
 	})
 }
 
-// TestStampingKeepsWords checks that an error that wraps several errors keeps its text, and that joined
-// errors are reported separately.
+// TestStampingKeepsWords checks that an error that wraps several errors keeps its text, and that
+// joined errors are reported separately.
 func TestStampingKeepsWords(t *testing.T) {
 	m := &Image{path: "i.raw"}
 	a, b := errors.New("one"), errors.New("another")
@@ -930,8 +930,8 @@ func TestStampingKeepsWords(t *testing.T) {
 	}
 }
 
-// TestCopyOfWhatBecameShorter checks that each way of copying fails if the source is truncated meanwhile:
-// otherwise the missing end would read as zeros.
+// TestCopyOfWhatBecameShorter checks that each way of copying fails if the source is truncated
+// meanwhile: otherwise the missing end would read as zeros.
 func TestCopyOfWhatBecameShorter(t *testing.T) {
 	d := t.TempDir()
 	src, err := os.Create(filepath.Join(d, "src"))

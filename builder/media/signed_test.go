@@ -80,8 +80,9 @@ type sliceWriterAt []byte
 
 func (r sliceWriterAt) WriteAt(p []byte, off int64) (int, error) { return copy(r[off:], p), nil }
 
-// TestWhatNoDigestCovers checks that verify and flash with a key reject an image that could boot something
-// else than the build. No digest covers partition types and attributes, or files in the slot.
+// TestWhatNoDigestCovers checks that verify and flash with a key reject an image that could boot
+// something else than the build. No digest covers partition types and attributes, or files in the
+// slot.
 func TestWhatNoDigestCovers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -197,8 +198,9 @@ func rewrite(t *testing.T, m *Image, change func([]byte)) {
 	}
 }
 
-// TestSlotsOfOtherPrograms checks that verify --key rejects a slot that another program has changed, and
-// that flash --key writes the slot as edgebake makes it: firmware may read other FATs differently.
+// TestSlotsOfOtherPrograms checks that verify --key rejects a slot that another program has
+// changed, and that flash --key writes the slot as edgebake makes it: firmware may read other FATs
+// differently.
 func TestSlotsOfOtherPrograms(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "g.raw")
 	meta, key := signed(t, path)
@@ -270,8 +272,8 @@ func verifySignature(path, key string) (string, error) {
 	return g.VerifySignature([]string{key})
 }
 
-// TestVerifySignatureOfTheIndex checks that verify --key also checks the chunk index: its signature, and
-// that it belongs to this image.
+// TestVerifySignatureOfTheIndex checks that verify --key also checks the chunk index: its
+// signature, and that it belongs to this image.
 func TestVerifySignatureOfTheIndex(t *testing.T) {
 	public, private, err := minisign.GenerateKey(nil)
 	if err != nil {

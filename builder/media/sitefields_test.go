@@ -12,8 +12,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestFieldsThatTheImageDoesNotKnow checks fields that an older image's first boot would reject. A default
-// is left out of the slot, and a value that a person wrote is an error.
+// TestFieldsThatTheImageDoesNotKnow checks fields that an older image's first boot would reject. A
+// default is left out of the slot, and a value that a person wrote is an error.
 func TestFieldsThatTheImageDoesNotKnow(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "g.raw")

@@ -32,8 +32,8 @@ type Site struct {
 	Read Read
 	// Files are the other files of the slot: config.ign, and files in files/ and pki/.
 	Files map[string][]byte
-	// DefaultSpread is the default of spreadSeconds in the Inventory that Doc comes from. If Doc has
-	// the default, images that do not know the field get a Site without it.
+	// DefaultSpread is the default of spreadSeconds in the Inventory that Doc comes from. If Doc
+	// has the default, images that do not know the field get a Site without it.
 	DefaultSpread int
 }
 
@@ -85,8 +85,8 @@ type StampOptions struct {
 type Stamped struct {
 	Path  string
 	Image ondisk.ImageInfo
-	// Slot is the new description in the slot. Golden is empty if the old slot could not be read; then
-	// Verify has nothing to compare with.
+	// Slot is the new description in the slot. Golden is empty if the old slot could not be read;
+	// then Verify has nothing to compare with.
 	Slot ondisk.SlotInfo
 	// Before is the state of the slot before Unstamp. Stamp does not set it.
 	Before string
@@ -148,7 +148,8 @@ func (m *Image) stampInPlace(p gpt.Partition, img []byte) error {
 	return nil
 }
 
-// Unstamp writes a slot as the build made it, without a Site, an Ignition config or a machine's report.
+// Unstamp writes a slot as the build made it, without a Site, an Ignition config or a machine's
+// report.
 func Unstamp(path string) (*Stamped, error) {
 	m, err := openLocked(path, os.O_RDWR, true)
 	if err != nil {
@@ -209,13 +210,13 @@ func (m *Image) slotOf(s Site, o StampOptions) (slot.Contents, error) {
 	return slot.Contents{Info: info, Files: files, Time: fileTime}, nil
 }
 
-// filesFor returns the files of the slot. The Site in them lacks the fields that the image does not know;
-// serves has checked that these fields have their defaults.
+// filesFor returns the files of the slot. The Site in them lacks the fields that the image does not
+// know; serves has checked that these fields have their defaults.
 func (m *Image) filesFor(s Site) (map[string][]byte, error) {
 	known := m.info.SiteFields
 	if known == nil {
-		// The image does not list its fields. It may not know spreadSeconds, so leave that field out
-		// if it has its default.
+		// The image does not list its fields. It may not know spreadSeconds, so leave that field
+		// out if it has its default.
 		known = configs.SiteFields()
 		if s.Doc != nil && s.Doc.SpreadSeconds == s.DefaultSpread {
 			known = slices.DeleteFunc(known, func(f string) bool { return f == configs.SpreadField })
@@ -234,8 +235,8 @@ func (m *Image) encodeSlot(s Site, o StampOptions) (slot.Contents, []byte, error
 	return c, img, err
 }
 
-// tooLarge reports a document that does not fit into a slot. It names the user's file, not the file in
-// the slot.
+// tooLarge reports a document that does not fit into a slot. It names the user's file, not the file
+// in the slot.
 func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	for _, name := range []string{ondisk.SlotSite, ondisk.SlotInventory} {
 		if size, limit := int64(len(files[name])), slot.SizeLimit(name); size > limit && s.Read.Name != "" {
@@ -245,8 +246,8 @@ func (s Site) tooLarge(files map[string][]byte) configs.Problems {
 	return nil
 }
 
-// stampDate returns the time of stamping for the slot, or 0. The node never sets its clock to an earlier
-// time, so this computer's clock must be plausible.
+// stampDate returns the time of stamping for the slot, or 0. The node never sets its clock to an
+// earlier time, so this computer's clock must be plausible.
 func (m *Image) stampDate(o StampOptions) (int64, error) {
 	first, last := m.info.StampDates()
 	now := o.Now.UTC()
@@ -270,8 +271,8 @@ func (m *Image) reserve(p gpt.Partition) error {
 	return allocate(m.f, p.Start, p.Size)
 }
 
-// hide makes the file readable only by its owner, before secrets are written to it. It does nothing for a
-// device.
+// hide makes the file readable only by its owner, before secrets are written to it. It does nothing
+// for a device.
 func (m *Image) hide() error {
 	if m.device {
 		return nil
@@ -326,8 +327,8 @@ func putRaw(d slot.Device, inPlace bool, img []byte) error {
 	return slot.WriteWhole(d, img)
 }
 
-// putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot, zeros
-// follow it.
+// putFrames replaces the slot's frames in a compressed image. If img is shorter than the slot,
+// zeros follow it.
 func (m *Image) putFrames(f io.WriterAt, p gpt.Partition, img []byte) error {
 	frames, err := m.slotFrames(p)
 	if err != nil {
@@ -368,9 +369,9 @@ func (m *Image) slotFrames(p gpt.Partition) (frames []int, err error) {
 	return frames, nil
 }
 
-// window is the slot in a file or device. In place, each step is synced before the next, so that a power
-// cut leaves the old or the new slot. In a compressed image it may leave an unreadable slot, because
-// the checksums are in a separate table.
+// window is the slot in a file or device. In place, each step is synced before the next, so that a
+// power cut leaves the old or the new slot. In a compressed image it may leave an unreadable slot,
+// because the checksums are in a separate table.
 type window struct {
 	f    *os.File
 	off  int64
@@ -395,7 +396,8 @@ func (w window) Sync() error {
 	return w.f.Sync()
 }
 
-// stampCopy writes a stamped copy of the image. Only its owner may read it, since it contains secrets.
+// stampCopy writes a stamped copy of the image. Only its owner may read it, since it contains
+// secrets.
 func (m *Image) stampCopy(ctx context.Context, p gpt.Partition, img []byte, o StampOptions) error {
 	unpack := m.z != nil && !strings.HasSuffix(o.Output, ".zst")
 	if m.z == nil && strings.HasSuffix(o.Output, ".zst") {

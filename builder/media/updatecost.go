@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// UpdateCost is the amount of data that a machine fetches for an update from one image to another, in
-// bytes of the compressed image.
+// UpdateCost is the amount of data that a machine fetches for an update from one image to another,
+// in bytes of the compressed image.
 type UpdateCost struct {
 	// Index is the chunk index with the frame table, Root the root file system, Boot the kernel and
 	// initrd, and Data the container images.
@@ -62,8 +62,8 @@ func ReadUpdate(s Source) (*UpdateTarget, error) {
 	return t, nil
 }
 
-// CostOfUpdate computes how much of the image s a machine fetches. from is the image that the machine has,
-// or its disk.
+// CostOfUpdate computes how much of the image s a machine fetches. from is the image that the
+// machine has, or its disk.
 func CostOfUpdate(from string, s Source) (*UpdateCost, error) {
 	to := s.Name
 	m, err := s.open()
@@ -140,8 +140,8 @@ func (m *Image) updateIndex() (*update.Image, error) {
 	return i, i.Decode()
 }
 
-// updateCost counts the data that a machine fetches for the new system. have contains the chunks on its
-// disk.
+// updateCost counts the data that a machine fetches for the new system. have contains the chunks on
+// its disk.
 func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 	root, esp := i.Index.Find(ondisk.LabelRootA), i.Index.Find(ondisk.LabelESP)
 	if root == nil || esp == nil {
@@ -162,8 +162,8 @@ func (m *Image) updateCost(i *update.Image, have present) (*UpdateCost, error) {
 	return c, nil
 }
 
-// imagesCost counts the data that a machine fetches for container images that it lacks. old is the image
-// that the machine has.
+// imagesCost counts the data that a machine fetches for container images that it lacks. old is the
+// image that the machine has.
 func (m *Image) imagesCost(c *UpdateCost, i *update.Image, old *Image, have present) error {
 	data := i.Index.Find(ondisk.LabelData)
 	if data == nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/mediatest"
 )
 
-// TestCostOfImages checks that the cost of an update includes the layers of container images that the
-// machine lacks, but not the parts of them that are already on its disk.
+// TestCostOfImages checks that the cost of an update includes the layers of container images that
+// the machine lacks, but not the parts of them that are already on its disk.
 func TestCostOfImages(t *testing.T) {
 	dir := t.TempDir()
 	cache, err := fetch.Open(filepath.Join(dir, "cache"))

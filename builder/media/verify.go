@@ -20,8 +20,8 @@ import (
 )
 
 // Verify checks that an image that has not booted is as it was built. It checks both copies of the
-// partition table, the partitions, the golden digest, the zeros between partitions, and the slot. It
-// returns all errors. progress may be nil.
+// partition table, the partitions, the golden digest, the zeros between partitions, and the slot.
+// It returns all errors. progress may be nil.
 //
 // Verify finds damage, not tampering, since the digest to compare is in the image itself.
 // VerifySignature checks who built the image.
@@ -34,8 +34,8 @@ func Verify(ctx context.Context, path string, progress func(done, total int64)) 
 	return g.Verify(ctx, progress, nil)
 }
 
-// Verify is the function Verify for an open image. Unless spare is nil, one processor is left unused until
-// spare is closed.
+// Verify is the function Verify for an open image. Unless spare is nil, one processor is left
+// unused until spare is closed.
 func (m *Image) Verify(ctx context.Context, progress func(done, total int64), spare <-chan struct{}) error {
 	return m.verifyWith(ctx, func(ctx context.Context) (disk.Digest, error) {
 		d, err := disk.Digests(ctx, disk.Source{Read: m.chunk, Progress: progress, Spare: spare}, m.parts())
@@ -121,8 +121,8 @@ func notAsBuilt(got disk.Digest, built ondisk.SlotInfo) error {
 	return fmt.Errorf("%sthe golden digest of the image is %s, but it was built with %s", where, got.Golden, built.Golden)
 }
 
-// gaps checks that all bytes outside the partitions and the table are zero. On a larger device, it ignores
-// the bytes after the last partition, which may be old data.
+// gaps checks that all bytes outside the partitions and the table are zero. On a larger device, it
+// ignores the bytes after the last partition, which may be old data.
 func (m *Image) gaps(ctx context.Context) error {
 	parts := slices.SortedFunc(slices.Values(m.table.Partitions), func(a, b gpt.Partition) int { return cmp.Compare(a.Start, b.Start) })
 	at := gpt.HeadSize(m.table.SectorSize)
@@ -170,8 +170,8 @@ func (m *Image) parts() (out []ondisk.PartitionInfo) {
 	return out
 }
 
-// matches compares the partition table with image.json. It also checks types and attributes: no digest
-// covers them, and firmware and boot loader use them to choose what to boot.
+// matches compares the partition table with image.json. It also checks types and attributes: no
+// digest covers them, and firmware and boot loader use them to choose what to boot.
 func (m *Image) matches() error {
 	var errs []error
 	found, own := m.parts(), m.ownGUIDs()
@@ -192,10 +192,10 @@ func (m *Image) matches() error {
 	return errors.Join(errs...)
 }
 
-// VerifySignature returns the minisign public key that made the image's signature. Together with Verify,
-// it proves that the owner of the key built every byte except the Site. The signature covers neither
-// the partition table nor the slot: VerifySignature checks that the table is as built, that edgebake
-// wrote the slot, and that the slot contains nothing bootable.
+// VerifySignature returns the minisign public key that made the image's signature. Together with
+// Verify, it proves that the owner of the key built every byte except the Site. The signature
+// covers neither the partition table nor the slot: VerifySignature checks that the table is as
+// built, that edgebake wrote the slot, and that the slot contains nothing bootable.
 func (m *Image) VerifySignature(keys []string) (string, error) {
 	p, err := m.partition(ondisk.LabelSlot)
 	if err != nil {
@@ -220,8 +220,8 @@ func (m *Image) VerifySignature(keys []string) (string, error) {
 	return "", fmt.Errorf("verifying the signature of image %s: %w", m.path, err)
 }
 
-// indexSigned checks the chunk index, if there is one. If it is signed, one of the keys must have signed
-// it, and it must belong to this image.
+// indexSigned checks the chunk index, if there is one. If it is signed, one of the keys must have
+// signed it, and it must belong to this image.
 func (m *Image) indexSigned(info ondisk.SlotInfo, keys []string) error {
 	if m.z == nil || m.z.Extra(chunk.Magic) == nil {
 		return nil // without an index, the image cannot be used for updates

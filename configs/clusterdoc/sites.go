@@ -43,7 +43,8 @@ func (c *Cluster) NodeSite(n *Node, token configs.Secret, caHash string) *config
 }
 
 // ControlPlaneSite returns the Site of one control-plane node, without credentials. The Cluster
-// must be valid. bootstrap is the time until which the cluster may be initialized; zero means never.
+// must be valid. bootstrap is the time until which the cluster may be initialized; zero means
+// never.
 func (f *File) ControlPlaneSite(m *ControlPlaneNode, id, caHash string, bootstrap time.Time) (*configs.Site, error) {
 	s := f.siteFrame(configs.NodeControlPlane, m.Name)
 	s.Match, s.Network = m.Match, m.Network

@@ -25,8 +25,8 @@ type Ref struct {
 // Repo returns the reference without tag and digest.
 func (r Ref) Repo() string { return r.Domain + "/" + r.Path }
 
-// OnLoopback reports whether the registry is on this computer. For such a registry, plain HTTP needs
-// no permission: no other computer can impersonate it.
+// OnLoopback reports whether the registry is on this computer. For such a registry, plain HTTP
+// needs no permission: no other computer can impersonate it.
 func (r Ref) OnLoopback() bool {
 	host, _, err := net.SplitHostPort(r.Domain)
 	if err != nil {

@@ -79,8 +79,8 @@ func (p *AccountProblems) add(field, format string, args ...any) {
 
 const noGroup = "the image has no group %s: add it to passwd.groups of the Ignition config, or its package to the Image"
 
-// CheckGroup returns the reasons why a group of an Ignition config cannot be created or changed. The
-// build computer calls it when it stamps a disk, and the machine when it applies the config.
+// CheckGroup returns the reasons why a group of an Ignition config cannot be created or changed.
+// The build computer calls it when it stamps a disk, and the machine when it applies the config.
 func (a Accounts) CheckGroup(g types.PasswdGroup) AccountProblems {
 	var probs AccountProblems
 	row := a.Groups.Find(g.Name)

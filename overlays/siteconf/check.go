@@ -24,8 +24,8 @@ type Image struct {
 	// Root reads the files of the image. It is nil if these files cannot be told from files that a
 	// machine has created.
 	Root Root
-	// Strict also reports settings without effect, such as SSH keys without an SSH server. A running
-	// machine does not set it, so that such a Site is accepted.
+	// Strict also reports settings without effect, such as SSH keys without an SSH server. A
+	// running machine does not set it, so that such a Site is accepted.
 	Strict bool
 }
 
@@ -81,8 +81,8 @@ func (c *check) add(path, format string, args ...any) {
 	c.at(field{path: path}, format, args...)
 }
 
-// at adds a problem of a field. An Ignition field is reported in the config's own file, or under the
-// Site's field ignition if the config is there.
+// at adds a problem of a field. An Ignition field is reported in the config's own file, or under
+// the Site's field ignition if the config is there.
 func (c *check) at(f field, format string, args ...any) {
 	p := configs.Problem{Path: f.path, Msg: fmt.Sprintf(format, args...)}
 	switch {
@@ -255,7 +255,8 @@ func (c *check) userField(name string) field {
 	return ignitionField("passwd.users.%d", slices.IndexFunc(c.user.Passwd.Users, func(u types.PasswdUser) bool { return u.Name == name }))
 }
 
-// read reads an account file. If the image has none, ok is false, and the caller checks no accounts.
+// read reads an account file. If the image has none, ok is false, and the caller checks no
+// accounts.
 func (c *check) read(file string) (l Lines, ok bool) {
 	b, err := c.img.Root.ReadFile(file)
 	if err != nil {

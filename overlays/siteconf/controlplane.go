@@ -41,8 +41,8 @@ func tagsOf(info ondisk.ImageInfo, name string) []string {
 	return tags
 }
 
-// EtcdTag returns the tag of the etcd container image that a control-plane node with this image runs,
-// or "" if the image contains none.
+// EtcdTag returns the tag of the etcd container image that a control-plane node with this image
+// runs, or "" if the image contains none.
 func EtcdTag(info ondisk.ImageInfo, site *configs.Site) string {
 	for _, n := range site.ControlPlane.Documents().Images(info.Kubernetes) {
 		if !strings.HasSuffix(n.Name, "/"+kubeadm.ImageEtcd) {

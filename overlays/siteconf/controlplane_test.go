@@ -8,8 +8,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// TestVersionsOfAControlPlane checks that every image of the Site's minor version accepts the Site of
-// a control-plane node, and that the machine runs the patch release of its image.
+// TestVersionsOfAControlPlane checks that every image of the Site's minor version accepts the Site
+// of a control-plane node, and that the machine runs the patch release of its image.
 func TestVersionsOfAControlPlane(t *testing.T) {
 	site := &configs.Site{NodeType: configs.NodeControlPlane, ControlPlane: &configs.SiteControlPlane{Kubeadm: `apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration

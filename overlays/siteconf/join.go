@@ -23,8 +23,9 @@ type Join struct {
 	NodeIP string
 	// Discovery is the path of the discovery kubeconfig.
 	Discovery string
-	// Timeout is how long kubeadm waits for kubelet to be healthy; 0 means kubeadm's default. kubeadm
-	// waits four times as long for kubelet's certificate, which many nodes may request at once.
+	// Timeout is how long kubeadm waits for kubelet to be healthy; 0 means kubeadm's default.
+	// kubeadm waits four times as long for kubelet's certificate, which many nodes may request at
+	// once.
 	Timeout time.Duration
 	// Kubernetes is the version of kubeadm, for example v1.36.3.
 	Kubernetes string
@@ -70,8 +71,8 @@ type timeouts struct {
 	KubeletHealthCheck string `yaml:"kubeletHealthCheck"`
 }
 
-// JoinConfiguration returns the file for `kubeadm join --config`. The file contains the token: write
-// it only to /run.
+// JoinConfiguration returns the file for `kubeadm join --config`. The file contains the token:
+// write it only to /run.
 func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	args := maps.Clone(site.KubeletExtraArgs)
 	if args == nil {
@@ -122,8 +123,8 @@ func JoinConfiguration(site *configs.Site, j Join) ([]byte, error) {
 	return toYAML("the JoinConfiguration", c)
 }
 
-// KubeletLabels returns the labels with which kubelet registers the node. It always sets both labels
-// of OpenYurt, which converts a node that has the pool's label but no edge worker label.
+// KubeletLabels returns the labels with which kubelet registers the node. It always sets both
+// labels of OpenYurt, which converts a node that has the pool's label but no edge worker label.
 func KubeletLabels(site *configs.Site) map[string]string {
 	labels := maps.Clone(site.Labels)
 	if labels == nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/edgebake/edgebake/configs/templates"
 )
 
-// Machine contains the properties that identify a machine. The zero Machine is no particular machine.
+// Machine contains the properties that identify a machine. The zero Machine is no particular
+// machine.
 type Machine struct {
 	Hostname string
 	Serial   string   // SMBIOS or device tree
@@ -37,8 +38,8 @@ func (m Machine) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Matches reports whether the machine has all values in match. A vendor's placeholder, such as "To be
-// filled by O.E.M.", matches nothing.
+// Matches reports whether the machine has all values in match. A vendor's placeholder, such as "To
+// be filled by O.E.M.", matches nothing.
 func Matches(match configs.Match, m Machine) bool {
 	is := func(want, have string) bool {
 		return want == "" || forms.Identity(want) != "" && strings.EqualFold(forms.Identity(want), forms.Identity(have))
@@ -50,8 +51,8 @@ func Matches(match configs.Match, m Machine) bool {
 	return !match.IsZero() && card && is(match.Serial, m.Serial) && is(match.UUID, m.UUID) && is(match.AssetTag, m.AssetTag)
 }
 
-// FindSite returns the site that matches the machine, or nil. It is an error if several match, since
-// at most one of them is meant for this machine.
+// FindSite returns the site that matches the machine, or nil. It is an error if several match,
+// since at most one of them is meant for this machine.
 func FindSite(inv *configs.Inventory, m Machine) (*configs.InventorySite, error) {
 	var found []*configs.InventorySite
 	var names []string

@@ -22,8 +22,9 @@ const header = "# Made by edgebake from the site; edit the site instead.\n"
 
 const networkDir = "/etc/systemd/network/"
 
-// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and wpa_supplicant. Their
-// numbers are below 85, the number of the image's files, so that the Site's settings are used.
+// renderNetwork renders the files of systemd-networkd, resolved, timesyncd and wpa_supplicant.
+// Their numbers are below 85, the number of the image's files, so that the Site's settings are
+// used.
 func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error {
 	ifaces := n.Interfaces
 	if len(ifaces) == 0 && (len(n.DNS) > 0 || len(n.NTP) > 0) {
@@ -40,8 +41,8 @@ func renderNetwork(cfg *types.Config, n *configs.Network, servicesV4 bool) error
 		addFile(cfg, base+".network", 0o644, text)
 		if len(f.Ports()) > 0 {
 			addFile(cfg, base+"-"+f.Name+".netdev", 0o644, madeDevice(&f))
-			// Otherwise udev would assign a random MAC address to a bond or bridge, for which a DHCP
-			// server has no reservation.
+			// Otherwise udev would assign a random MAC address to a bond or bridge, for which a
+			// DHCP server has no reservation.
 			addFile(cfg, base+"-"+f.Name+".link", 0o644, fmt.Sprintf("%s[Match]\nOriginalName=%s\n\n[Link]\nMACAddressPolicy=none\n", header, f.Name))
 		}
 		for _, port := range f.Ports() {
@@ -164,9 +165,10 @@ func MadeDevice(file string) (name string, ok bool) {
 // vlanOf returns the map key of an interface (vlan -1) or of one of its VLANs.
 func vlanOf(iface, vlan int) [2]int { return [2]int{iface, vlan} }
 
-// lastResorts returns routes of last resort, by interface. Without any route to a Service's address,
-// host processes cannot connect to it, although kube-proxy would redirect the connection. So if the
-// address family of Services has no default route, each family without one gets such a route.
+// lastResorts returns routes of last resort, by interface. Without any route to a Service's
+// address, host processes cannot connect to it, although kube-proxy would redirect the connection.
+// So if the address family of Services has no default route, each family without one gets such a
+// route.
 func lastResorts(ifaces []configs.Interface, servicesV4 bool) map[[2]int]string {
 	routes := map[[2]int]string{}
 	n := configs.Network{Interfaces: ifaces}
@@ -240,9 +242,9 @@ func interfaceFile(n *configs.Network, f *configs.Interface, port string, only b
 	return b.String()
 }
 
-// withoutCarrier keeps the address while the cable is unplugged, even through a reboot, so that pods
-// and yurthub keep working. It is only for a machine with one interface, and for the VLANs on it: of
-// two interfaces, the unplugged one must not be used.
+// withoutCarrier keeps the address while the cable is unplugged, even through a reboot, so that
+// pods and yurthub keep working. It is only for a machine with one interface, and for the VLANs on
+// it: of two interfaces, the unplugged one must not be used.
 const withoutCarrier = "ConfigureWithoutCarrier=yes\nIgnoreCarrierLoss=yes\n"
 
 func isStatic(dhcp bool, addresses []string) bool { return !dhcp && len(addresses) > 0 }
@@ -296,9 +298,9 @@ func (a addressed) gatewayRoute(b *strings.Builder) {
 	}
 }
 
-// learned limits the settings that are accepted from DHCP servers and routers: the Site sets the host
-// name, and its DNS and NTP servers replace the learned ones. The DHCP client identifies itself by
-// MAC address, because the machine ID is new at first boot.
+// learned limits the settings that are accepted from DHCP servers and routers: the Site sets the
+// host name, and its DNS and NTP servers replace the learned ones. The DHCP client identifies
+// itself by MAC address, because the machine ID is new at first boot.
 func (a addressed) learned(b *strings.Builder, n *configs.Network) {
 	var route, use string
 	if a.NoDefaultRoute {
@@ -345,8 +347,8 @@ func wpaFile(w *configs.WiFi, ca string) (string, error) {
 	case len(psk) == 64: // the derived key, which WPA3 cannot use
 		fmt.Fprintf(&b, "\tkey_mgmt=WPA-PSK WPA-PSK-SHA256\n\tpsk=%s\n", psk)
 	default:
-		// wpa_supplicant truncates a quoted passphrase that contains both " and #. So write the derived
-		// key (IEEE 802.11, J.4), and for WPA3 the passphrase in hexadecimal.
+		// wpa_supplicant truncates a quoted passphrase that contains both " and #. So write the
+		// derived key (IEEE 802.11, J.4), and for WPA3 the passphrase in hexadecimal.
 		key, err := pbkdf2.Key(sha1.New, psk, []byte(w.SSID), 4096, 32)
 		if err != nil {
 			return "", fmt.Errorf("deriving the key from the passphrase: %w", err)

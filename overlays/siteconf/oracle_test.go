@@ -133,8 +133,8 @@ func networkFiles(t *testing.T, file string) map[string]string {
 	return out
 }
 
-// TestZeroMachine checks that a host name that depends on the machine is omitted for the zero Machine,
-// and that it is an error if a machine lacks the required value.
+// TestZeroMachine checks that a host name that depends on the machine is omitted for the zero
+// Machine, and that it is an error if a machine lacks the required value.
 func TestZeroMachine(t *testing.T) {
 	site := &configs.Site{NodeName: "n-{{.Serial}}"}
 	raw, err := Render(site, Machine{}, nil)
@@ -152,8 +152,8 @@ func TestZeroMachine(t *testing.T) {
 	}
 }
 
-// FuzzRender checks that every accepted Site can be rendered, with the same result each time. Render
-// validates its result with Ignition's library.
+// FuzzRender checks that every accepted Site can be rendered, with the same result each time.
+// Render validates its result with Ignition's library.
 func FuzzRender(f *testing.F) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil {

@@ -29,8 +29,9 @@ func Render(site *configs.Site, m Machine, userIgnition []byte) ([]byte, error) 
 }
 
 // Config returns the operating system settings of a Site on a machine as an Ignition config, merged
-// with the Site's inline config and with userIgnition (config.ign of the slot, or nil). A setting in
-// two of these is an error. A node name that depends on the machine is omitted for the zero Machine.
+// with the Site's inline config and with userIgnition (config.ign of the slot, or nil). A setting
+// in two of these is an error. A node name that depends on the machine is omitted for the zero
+// Machine.
 func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, error) {
 	cfg := types.Config{Ignition: types.Ignition{Version: types.MaxVersion.String()}}
 	name, err := NodeName(site, m)
@@ -71,8 +72,8 @@ func Config(site *configs.Site, m Machine, userIgnition []byte) (*types.Config, 
 
 const spec35 = "3.5.0"
 
-// specVersion returns the older of two spec versions if cfg needs nothing newer, because Ignition on
-// other systems is often a year old.
+// specVersion returns the older of two spec versions if cfg needs nothing newer, because Ignition
+// on other systems is often a year old.
 func specVersion(cfg *types.Config) string {
 	special := func(mode *int) bool { return mode != nil && *mode&0o7000 != 0 }
 	if slices.ContainsFunc(cfg.Storage.Files, func(f types.File) bool { return special(f.Mode) }) ||
@@ -180,8 +181,9 @@ func ProxyEnv(site *configs.Site) []string { return proxyEnv(site, nil) }
 // 4193 and link-local.
 var privateNetworks = []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10"}
 
-// ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. NO_PROXY also
-// contains private networks: the API server connects to pods, Services, and nodes not in the Site.
+// ControlPlaneProxyEnv returns the proxy variables for the control plane's static pods. NO_PROXY
+// also contains private networks: the API server connects to pods, Services, and nodes not in the
+// Site.
 func ControlPlaneProxyEnv(site *configs.Site) []string {
 	return proxyEnv(site, slices.Concat(site.ControlPlane.Documents().Inside(), privateNetworks))
 }
@@ -210,8 +212,8 @@ func renderProxy(cfg *types.Config, site *configs.Site) {
 	if env == nil {
 		return
 	}
-	// EnvironmentFile= hides the values: systemd shows Environment= to every user, and the proxy's URL may
-	// contain a password.
+	// EnvironmentFile= hides the values: systemd shows Environment= to every user, and the proxy's
+	// URL may contain a password.
 	var b strings.Builder
 	b.WriteString(header)
 	for _, e := range env {

@@ -21,8 +21,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// TestGolden renders each site in testdata (site.yaml, machine.json and config.ign) and compares every
-// file of the output.
+// TestGolden renders each site in testdata (site.yaml, machine.json and config.ign) and compares
+// every file of the output.
 func TestGolden(t *testing.T) {
 	cases, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(cases) == 0 {
@@ -72,7 +72,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// renderAll returns every output for a site as files. Files in the Ignition config are separate files.
+// renderAll returns every output for a site as files. Files in the Ignition config are separate
+// files.
 func renderAll(t *testing.T, site *configs.Site, m Machine, ign []byte) []txtar.File {
 	t.Helper()
 	var out []txtar.File
@@ -221,7 +222,8 @@ func exampleSite(t testing.TB) []byte {
 	return doc
 }
 
-// TestJoinOfOlderKubeadm checks that the flags are a map in v1beta3, which kubeadm before 1.31 reads.
+// TestJoinOfOlderKubeadm checks that the flags are a map in v1beta3, which kubeadm before 1.31
+// reads.
 func TestJoinOfOlderKubeadm(t *testing.T) {
 	site, err := configs.ParseSite("site.yaml", exampleSite(t))
 	if err != nil {
