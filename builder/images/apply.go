@@ -18,30 +18,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// snapshot is one overlayfs snapshot directory in memory, as containerd would write it after
-// unpacking one layer on top of others.
+// snapshot is the content of one overlayfs snapshot: the directory that containerd would write when
+// it unpacks one layer on top of others.
 //
-// It unpacks exactly like containerd (pkg/archive.Apply onto an overlay mount), since a baked image
-// must look like a pulled one; test/oracle compares the two. Where containerd loses files, shows
-// removed ones again or fails, snapshot follows the image specification: a whiteout hides entries
-// of lower layers, never entries of its own layer, in any order.
+// It unpacks like containerd (pkg/archive.Apply onto an overlay mount), so that a baked image looks
+// like a pulled one. test/oracle compares the two. In some cases, containerd loses files, shows
+// removed files again, or fails. There, snapshot follows the image specification: a whiteout hides
+// entries of lower layers, never entries of its own layer, in any order.
 type snapshot struct {
 	chainID, diffID string
 	id              uint64
 	parent          *snapshot
 	root            *entry
-	blob            string // the uncompressed layer
-	size            int64  // bytes on disk, as containerd counts them
+	blob            string // digest of the uncompressed layer
+	size            int64  // bytes on disk, as counted by containerd
 	inodes          int64
 	label           string // for messages
 	whiteouts       []whiteout
 	budget          *budget
 }
 
-// entry is a name in a snapshot. Hard links are entries that share an inode.
+// entry is a name in a snapshot. Hard links are entries with the same inode.
 type entry struct {
 	*tree.Inode
-	children map[string]*entry // entries of a directory
+	children map[string]*entry // names in a directory
 }
 
 const (
@@ -53,7 +53,7 @@ const (
 	xattrACL       = "system.posix_acl_access"
 	xattrDefault   = "system.posix_acl_default"
 
-	maxName     = 255  // bytes of a path element, in ext4 and every other Linux file system
+	maxName     = 255  // bytes of a path element, in ext4 and other Linux file systems
 	maxPath     = 4096 // PATH_MAX
 	maxSymlinks = 255
 	maxXattr    = 64 << 10
@@ -66,13 +66,13 @@ func newDir(mtime time.Time) *entry {
 	}
 }
 
-// applyLayer unpacks the uncompressed layer r on top of parent (nil for a first layer). Entries
-// refer to ranges of the blob, which keeps the file contents. date is the time of entries without
-// one.
+// applyLayer unpacks the uncompressed layer r on top of parent, or nil for a first layer. File
+// contents stay in the blob, to whose ranges entries refer. date is the time of directories that
+// the layer does not contain.
 func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob string, parent *snapshot, date time.Time, limit *budget) (*snapshot, error) {
 	s := &snapshot{parent: parent, blob: blob, root: newDir(date), budget: limit}
-	// tar.Reader reads block by block and skips by seeking, so after Next the
-	// position of r is where the entry's data begins.
+	// tar.Reader reads single blocks and skips contents by seeking. Therefore, after Next, r is at
+	// the beginning of the entry's contents.
 	tr := tar.NewReader(r)
 	for {
 		if err := ctx.Err(); err != nil {
@@ -98,7 +98,7 @@ func applyLayer(ctx context.Context, c *fetch.Cache, r *io.SectionReader, blob s
 	return s, s.account()
 }
 
-// shorten limits the length of a hostile name in messages.
+// shorten limits the length of a name in messages.
 func shorten(name string) string {
 	const most = 200
 	if len(name) > most {
@@ -108,11 +108,11 @@ func shorten(name string) string {
 }
 
 func position(r io.Seeker) int64 {
-	pos, _ := r.Seek(0, io.SeekCurrent) // Seek of a SectionReader cannot fail here
+	pos, _ := r.Seek(0, io.SeekCurrent) // this Seek of a SectionReader cannot fail
 	return pos
 }
 
-// add applies one tar entry whose data begins at off.
+// add applies one tar entry. off is the offset of its contents.
 func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, date time.Time) error {
 	if err := checkName(h.Name); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (s *snapshot) add(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *t
 	return nil
 }
 
-// newEntry returns the entry that a header describes, which replaces old.
+// newEntry returns the entry for a header. It replaces the entry old, which may be nil.
 func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64, old *entry, date time.Time) (*entry, error) {
 	special := func(mode uint32) *entry {
 		return &entry{Inode: &tree.Inode{Mode: mode, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor)}}
@@ -189,18 +189,17 @@ func (s *snapshot) newEntry(ctx context.Context, c *fetch.Cache, tr *tar.Reader,
 		if err != nil {
 			return nil, err
 		}
-		// containerd sets the owner of every entry, and the kernel then drops its file
-		// capabilities.
+		// containerd sets the owner of every entry, after which the kernel drops file capabilities.
 		delete(e.Xattrs, xattrCaps)
 		return e, nil
 	}
 	return nil, fmt.Errorf("tar entry of unknown type %q", h.Typeflag)
 }
 
-// noOwner is (uid_t)-1, with which the kernel leaves an owner unchanged.
+// noOwner is (uid_t)-1. To the kernel, it means that an owner stays unchanged.
 const noOwner = 1<<32 - 1
 
-// checkHeader rejects values that the kernel cannot store or would interpret differently.
+// checkHeader rejects values that the kernel cannot store or would interpret in another way.
 func checkHeader(h *tar.Header) error {
 	for what, id := range map[string]int{"owner": h.Uid, "group": h.Gid} {
 		if id < 0 || id >= noOwner {
@@ -217,8 +216,7 @@ func checkHeader(h *tar.Header) error {
 
 var errHostile = errors.New("path leads out of the image")
 
-// checkName rejects names that lead out of the image's root, and those that no
-// file system can store.
+// checkName rejects names that leave the image's root, and names that no file system can store.
 func checkName(name string) error {
 	if len(name) >= maxPath {
 		return fmt.Errorf("the path has %d bytes; at most %d are possible", len(name), maxPath-1)
@@ -250,7 +248,7 @@ func (e *entry) setXattr(name, value string) {
 	e.Xattrs[name] = value
 }
 
-// setMetadata sets the metadata of an entry from its tar header.
+// setMetadata copies metadata from a tar header to the entry.
 func (e *entry) setMetadata(h *tar.Header) error {
 	e.UID, e.GID = uint32(h.Uid), uint32(h.Gid)
 	perm := uint32(h.Mode) & 0o7777
@@ -259,8 +257,7 @@ func (e *entry) setMetadata(h *tar.Header) error {
 	}
 	e.Mode = e.Mode&tree.ModeType | perm
 	e.MTime = h.ModTime.UTC()
-	// As containerd does: times before the epoch, or beyond what fits into
-	// nanoseconds, become the epoch.
+	// As in containerd, a time before 1970, or too late for a count of nanoseconds, becomes 1970.
 	if e.MTime.Before(time.Unix(0, 0)) || e.MTime.After(time.Unix(0, 1<<63-1)) {
 		e.MTime = time.Unix(0, 0).UTC()
 	}
@@ -283,16 +280,15 @@ func (e *entry) setMetadata(h *tar.Header) error {
 	return nil
 }
 
-// whiteout hides a name in the layers below or, if opaque, all their entries in
-// dir.
+// whiteout hides a name in the lower layers. If opaque is set, it hides all entries of dir there.
 type whiteout struct {
 	dir, name string
 	opaque    bool
 	uid, gid  uint32
 }
 
-// applyWhiteouts applies the layer's whiteouts, parents first. It runs after all entries, so that
-// the order of the layer's entries does not matter.
+// applyWhiteouts applies the layer's whiteouts, parents first. It runs after all entries were
+// added, so that their order does not matter.
 func (s *snapshot) applyWhiteouts(date time.Time) error {
 	slices.SortFunc(s.whiteouts, func(a, b whiteout) int {
 		if a.opaque != b.opaque {
@@ -316,18 +312,18 @@ func boolInt(b bool) int {
 	return 0
 }
 
-// hide applies one whiteout: overlayfs needs a character device 0:0, or an
-// attribute on a directory of this layer.
+// hide applies one whiteout. For overlayfs, it is a character device 0:0, or an attribute of a
+// directory in this layer.
 func (s *snapshot) hide(w whiteout, date time.Time) error {
 	at, err := s.resolve(w.dir)
 	if err != nil {
 		return err
 	}
 	if at.blocked() {
-		return nil // a file of this layer in the path already hides everything below
+		return nil // a file of this layer in place of a directory already hides everything below
 	}
 	parent, err := s.makeParents(at, date)
-	if err != nil || s.parent == nil { // nothing below to hide
+	if err != nil || s.parent == nil { // nothing to hide
 		return err
 	}
 	own := parent.children[w.name]
@@ -339,11 +335,11 @@ func (s *snapshot) hide(w whiteout, date time.Time) error {
 	case own.IsDir():
 		own.setXattr(xattrOpaque, "y")
 	}
-	// Any other entry of this layer already hides the one below.
+	// Any other entry of this layer already hides the lower entry.
 	return nil
 }
 
-// linkTarget returns the target of a hard link, which must be in this layer.
+// linkTarget returns the entry to which a hard link points. It must be in the same layer.
 func (s *snapshot) linkTarget(name string) (*entry, error) {
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("hard link to %q: %w", name, err)
@@ -366,14 +362,14 @@ func (s *snapshot) linkTarget(name string) (*entry, error) {
 	return e, nil
 }
 
-// place is a path in a snapshot with its links resolved.
+// place is a path in a snapshot, with its symbolic links resolved.
 type place struct {
 	root    *entry
 	names   []string
-	entries []*entry // the entry of each name; nil if the snapshot has none
+	entries []*entry // the entry for each name; nil if the snapshot has no such entry
 }
 
-// last returns the entry at the place, or nil.
+// last returns the entry at the place, or nil if there is none.
 func (p *place) last() *entry {
 	if len(p.entries) == 0 {
 		return p.root
@@ -381,12 +377,12 @@ func (p *place) last() *entry {
 	return p.entries[len(p.entries)-1]
 }
 
-// blocked reports whether an element of the path is not a directory.
+// blocked reports whether an element of the path exists but is not a directory.
 func (p *place) blocked() bool {
 	return slices.ContainsFunc(p.entries, func(e *entry) bool { return e != nil && !e.IsDir() })
 }
 
-// length returns the length of the path.
+// length returns the length of the path in bytes.
 func (p *place) length() int {
 	n := len(p.names)
 	for _, name := range p.names {
@@ -395,15 +391,15 @@ func (p *place) length() int {
 	return n
 }
 
-// resolve follows the symbolic links of this layer in p. Links that point out
-// of the root end at the root, as in a chroot.
+// resolve follows the symbolic links of this layer in p. As in a chroot, links cannot leave the
+// root.
 func (s *snapshot) resolve(p string) (*place, error) {
 	at := &place{root: s.root}
 	return at, s.walk(at, p)
 }
 
-// walk resolves p starting from a place. The remaining work is a stack, since
-// the target of a link comes before the rest of the path.
+// walk resolves p, relative to at. todo is a stack, since the target of a link must be resolved
+// before the rest of the path.
 func (s *snapshot) walk(at *place, p string) error {
 	todo := []string{p}
 	for links := 0; len(todo) > 0; {
@@ -443,9 +439,9 @@ func (s *snapshot) walk(at *place, p string) error {
 	return nil
 }
 
-// makeParents returns the directory at a place. A directory that the layer does not declare gets
-// owner, mode and attributes from the nearest lower layer that has it, since overlayfs shows the
-// metadata of the upper directory.
+// makeParents returns the directory at a place, and makes missing directories. overlayfs shows the
+// metadata of the topmost directory, so a made directory copies the metadata of the nearest lower
+// layer that has it.
 func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	e := s.root
 	var below []*below
@@ -476,13 +472,13 @@ func (s *snapshot) makeParents(at *place, date time.Time) (*entry, error) {
 	return e, nil
 }
 
-// below is a path in a lower layer.
+// below is a place in a lower layer.
 type below struct {
 	*snapshot
 	at *place
 }
 
-// allBelow resolves a path in the lower layers and returns the layers that have it, nearest first.
+// allBelow resolves a path in each lower layer. It returns those that have it, the nearest first.
 func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	list := []*below{}
 	for l := s.parent; l != nil; l = l.parent {
@@ -497,8 +493,8 @@ func (s *snapshot) allBelow(names []string) ([]*below, error) {
 	return list, nil
 }
 
-// inherit copies to child the metadata of the directory with that name in the nearest lower layer,
-// if any, and descends into it in all lower layers.
+// inherit copies the metadata of the directory name in the nearest lower layer to child. It returns
+// the places of that directory in all lower layers.
 func inherit(child *entry, list []*below, name string) ([]*below, error) {
 	deeper, found := list[:0], false
 	for _, l := range list {
@@ -527,13 +523,13 @@ func (e *entry) copyUp(old *entry) {
 	}
 }
 
-// contentOf returns the data of a regular file: a range of the layer or, if the
-// tar stores it sparsely, a new blob.
+// contentOf returns the content of a regular file: a range of the layer's blob or, if the tar
+// stores the file sparsely, a new blob.
 func (s *snapshot) contentOf(ctx context.Context, c *fetch.Cache, tr *tar.Reader, h *tar.Header, off int64) (tree.Content, error) {
 	if !isSparse(h) {
 		return tree.Content{Blob: s.blob, Off: off, Size: h.Size}, nil
 	}
-	// A sparse file of a few bytes can claim any size, and containerd writes its holes as zeros.
+	// A few bytes can claim a sparse file of any size, and containerd writes its holes as zeros.
 	if err := s.budget.hole(h.Size); err != nil {
 		return tree.Content{}, err
 	}
@@ -556,8 +552,8 @@ func isSparse(h *tar.Header) bool {
 	return false
 }
 
-// account computes the disk usage that containerd records for a snapshot, like du on a file system
-// with 4 KiB blocks.
+// account computes the disk usage that containerd would record for the snapshot: that of du on a
+// file system with 4 KiB blocks.
 func (s *snapshot) account() error {
 	const block = 4096
 	links := map[*tree.Inode]int{}
@@ -584,7 +580,7 @@ func (s *snapshot) account() error {
 	return walk("", s.root)
 }
 
-// nodes lists the snapshot's files below dir, parents first, in order.
+// nodes appends the snapshot's files to out with paths below dir, sorted, parents first.
 func (s *snapshot) nodes(dir, layer string, out []tree.Node) []tree.Node {
 	var walk func(p string, e *entry)
 	walk = func(p string, e *entry) {

@@ -16,10 +16,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Archives is the fallback for runtimes whose store edgebake cannot write. It returns one OCI
-// archive for each image, in ondisk.ImportImageDir, and the index for firstboot. Archives share no
-// blobs, so firstboot can remove each after its import. Fetch must have stored the images in the
-// cache with Options.KeepLayers.
+// Archives is the alternative to Bake for runtimes whose store edgebake cannot write. It returns
+// one OCI archive for each image, in ondisk.ImportImageDir, and their index for firstboot. The
+// archives share no blobs, so firstboot can remove each after importing it. Fetch must have stored
+// the images with Options.KeepLayers.
 func Archives(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	if err := checkSandbox(pinned, o.Sandbox); err != nil {
 		return nil, fmt.Errorf("preparing image archives: %w", err)
@@ -80,7 +80,7 @@ func fileName(ref string) string {
 	return s[:min(len(s), 200)]
 }
 
-// archive makes an OCI archive of one image, for its platform only.
+// archive makes an OCI archive of one image for one platform.
 func archive(ctx context.Context, c *fetch.Cache, p *Pinned) (tree.Content, error) {
 	annotated := p.named()
 	annotated.Annotations = map[string]string{annotationImageName: p.Ref.String(), annotationRefName: p.Ref.String()}

@@ -22,13 +22,12 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Bake makes containerd's store from pinned images that Fetch has stored in the
-// cache.
+// Bake makes containerd's store from pinned images. Fetch must have stored them in the cache.
 func Bake(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) (*Result, error) {
 	if err := errors.Join(CheckContainerd(o.ContainerdVersion), checkSandbox(pinned, o.Sandbox)); err != nil {
 		return nil, fmt.Errorf("baking images: %w", err)
 	}
-	// Sort, so that numbers and records do not depend on the order of the images.
+	// Sort the images, so that the numbers and records in the store do not depend on their order.
 	pinned = slices.Clone(pinned)
 	slices.SortFunc(pinned, func(a, b Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
 	b := &baker{
@@ -61,9 +60,9 @@ func checkSandbox(pinned []Pinned, sandbox string) error {
 	return fmt.Errorf("the sandbox image %s is not among the images, so no pod could start without a registry; list it in images", want)
 }
 
-// Fetch stores all parts of pinned images in the cache, each layer once and several at a time.
-// Layers are uncompressed, verified and named by their diffIDs; with Options.KeepLayers the
-// compressed blobs are stored too.
+// Fetch stores all parts of pinned images in the cache. It fetches each layer once, and several at
+// a time. Layers are stored uncompressed under their diffIDs, after verification. With
+// Options.KeepLayers, the compressed blobs are stored too.
 func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) error {
 	sources := newSources(c, &o)
 	defer sources.close()
@@ -73,8 +72,8 @@ func Fetch(ctx context.Context, c *fetch.Cache, pinned []Pinned, o Options) erro
 	return sources.layers(ctx, pinned)
 }
 
-// documents fetches the manifests and configs that the cache lacks because another computer pinned
-// the images.
+// documents fetches manifests and configs that the cache lacks, which happens if another computer
+// pinned the images.
 func (s *sources) documents(ctx context.Context, pinned []Pinned) error {
 	errs := make([]error, len(pinned))
 	parallel(len(pinned), func(n int) {
@@ -111,7 +110,8 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			}
 		}
 	}
-	// Largest first: a large layer that started last would finish long after the others.
+	// Start with the largest layers: otherwise a large layer might still be transferred long after
+	// all others.
 	slices.SortStableFunc(jobs, func(a, b job) int {
 		return int(pinned[b.image].Layers[b.layer].Size - pinned[a.image].Layers[a.layer].Size)
 	})
@@ -135,8 +135,8 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 			case errors.Is(err, context.Canceled):
 				cancel()
 			}
-			// After any other error the remaining layers are still fetched, so that all problems
-			// are reported at once.
+			// After other errors, fetch the remaining layers, so that all problems are reported
+			// together.
 			return
 		}
 		if o.Progress != nil {
@@ -149,11 +149,11 @@ func (s *sources) layers(ctx context.Context, pinned []Pinned) error {
 	return errors.Join(errs...)
 }
 
-// baker builds the store.
+// baker collects the contents of the store.
 type baker struct {
 	cache     *fetch.Cache
 	options   *Options
-	snapshots map[string]*snapshot // by chain ID
+	snapshots map[string]*snapshot // chain ID → snapshot
 	order     []*snapshot
 	blobs     map[imageref.Digest]*store.Blob
 	state     store.State
@@ -198,12 +198,12 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 
 	date := b.options.SourceDate
 	names := store.RecordNames(p.Ref.Repo(), p.Ref.Tag, string(target.Digest), string(p.Config.Digest))
-	if p.Direct { // pods may name the image by the digest of its index
+	if p.Direct { // pods may name the image by its index's digest
 		names = append(names, p.Ref.Repo()+"@"+string(p.Target.Digest))
 	}
 	for _, name := range names {
 		if slices.ContainsFunc(b.state.Images, func(i store.Image) bool { return i.Name == name }) {
-			continue // already recorded for the same image under another tag
+			continue // another tag of the same image already has this record
 		}
 		b.state.Images = append(b.state.Images, store.Image{
 			Name: name, MediaType: target.MediaType, Digest: string(target.Digest), Size: target.Size,
@@ -218,8 +218,8 @@ func (b *baker) image(ctx context.Context, p *Pinned) error {
 	return nil
 }
 
-// blob adds a blob to the content store. If images share it, their labels are
-// merged.
+// blob adds a blob to the content store. If several images use it, it has the labels of all of
+// them.
 func (b *baker) blob(d Descriptor, labels map[string]string) {
 	bl := b.blobs[d.Digest]
 	if bl == nil {
@@ -230,7 +230,7 @@ func (b *baker) blob(d Descriptor, labels map[string]string) {
 	maps.Copy(bl.Labels, labels)
 }
 
-// layer returns the snapshot of a layer on top of parent.
+// layer returns the snapshot for a layer on top of parent.
 func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot, error) {
 	below := ""
 	if parent != nil {
@@ -271,8 +271,8 @@ func (b *baker) layer(ctx context.Context, l Layer, parent *snapshot) (*snapshot
 	return s, nil
 }
 
-// mountLength returns the length of the mount option for a snapshot and those below it: NUMBER/fs
-// for each, joined by colons.
+// mountLength returns the length of the mount option that lists the directories of a snapshot and
+// its parents: NUMBER/fs for each, separated by colons.
 func (s *snapshot) mountLength() int {
 	n := 0
 	for ; s != nil; s = s.parent {
@@ -281,7 +281,7 @@ func (s *snapshot) mountLength() int {
 	return n
 }
 
-// finish writes the databases and lists the tree.
+// finish writes the databases and lists the files of the store.
 func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	date := b.options.SourceDate
 	for _, s := range b.order {
@@ -293,8 +293,8 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 		}
 		b.state.Snapshots = append(b.state.Snapshots, store.Snapshot{
 			Key: s.chainID, Parent: parent, ID: s.id, Kind: store.KindCommitted,
-			// containerd increments the sequence twice for a snapshot, when it is
-			// prepared and when it is committed.
+			// containerd increments the sequence twice for each snapshot: to prepare and to commit
+			// it.
 			Backend: store.BackendName(2*s.id, s.chainID),
 			Size:    s.size, Inodes: s.inodes,
 			Labels:  labels,
@@ -320,16 +320,16 @@ func (b *baker) finish(ctx context.Context, pinned []Pinned) (*Result, error) {
 	return r, nil
 }
 
-// LayerName returns the layer name of an image's tree nodes.
+// LayerName returns the name of the tree layer that contains an image's files.
 func LayerName(ref string) string { return "image " + ref }
 
-// layerName is the layer name of all other nodes of the store.
+// layerName is the tree layer of all other files of the store.
 const layerName = "container images"
 
 func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	t := treeList{date: b.options.SourceDate}
 	snapDir := store.SnapshotterDir
-	// The modes are those that containerd sets.
+	// containerd sets the same modes.
 	for _, d := range []struct {
 		path string
 		perm uint32
@@ -363,7 +363,7 @@ func (b *baker) nodes(ctx context.Context) ([]tree.Node, error) {
 	return t.nodes, nil
 }
 
-// databases writes meta.db and metadata.db into the cache.
+// databases writes meta.db and metadata.db to the cache.
 func (b *baker) databases(ctx context.Context) (meta, snaps tree.Content, err error) {
 	dir, err := b.cache.TempDir()
 	if err != nil {
@@ -391,7 +391,7 @@ func putFile(ctx context.Context, c *fetch.Cache, name string) (tree.Content, er
 	return tree.Content{Blob: sha, Size: n}, err
 }
 
-// treeList collects nodes that root owns.
+// treeList collects files that belong to root.
 type treeList struct {
 	date  time.Time
 	nodes []tree.Node

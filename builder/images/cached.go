@@ -3,7 +3,7 @@ package images
 import "github.com/edgebake/edgebake/builder/fetch"
 
 // DocumentsCached reports whether the cache has an undamaged copy of every manifest, index and
-// config of these images. It ignores layers: Fetch fetches missing ones.
+// config of these images. It does not check layers, since Fetch fetches missing layers.
 func DocumentsCached(c *fetch.Cache, pinned []Pinned) bool {
 	for _, p := range pinned {
 		for _, d := range []Descriptor{p.Target, p.Manifest, p.Config} {

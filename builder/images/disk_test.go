@@ -45,7 +45,7 @@ func bake(t *testing.T, c *fetch.Cache, imgs ...imagetest.Image) (*images.Result
 	return r, o
 }
 
-// TestVerifyOnDisk writes a baked store to a disk and verifies it there, as inspect does.
+// TestVerifyOnDisk writes a baked store to a disk and verifies it there, as edgebake inspect does.
 func TestVerifyOnDisk(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {
@@ -82,7 +82,7 @@ func TestVerifyOnDisk(t *testing.T) {
 	}
 }
 
-// zeros yields n zero bytes.
+// zeros is a reader of so many zero bytes.
 type zeros int64
 
 func (z *zeros) Read(p []byte) (int, error) {
@@ -95,8 +95,8 @@ func (z *zeros) Read(p []byte) (int, error) {
 	return int(n), nil
 }
 
-// TestMemoryDoesNotGrowWithSize checks that the total allocations of a bake do not grow with the
-// image's size.
+// TestMemoryDoesNotGrowWithSize checks that baking allocates the same amount of memory for a larger
+// image.
 func TestMemoryDoesNotGrowWithSize(t *testing.T) {
 	big := func(size int64) imagetest.Image {
 		return imagetest.Image{Ref: "edgebake.test/big:1", Layers: []imagetest.Layer{{Tar: func(w *imagetest.Writer) error {
@@ -140,8 +140,8 @@ func TestMemoryDoesNotGrowWithSize(t *testing.T) {
 	}
 }
 
-// TestVerifyFindsDamage checks that damage to a baked store is found, and that the error says where
-// it is.
+// TestVerifyFindsDamage checks that damage to a baked store is found, and that the error locates
+// it.
 func TestVerifyFindsDamage(t *testing.T) {
 	c, err := fetch.Open(t.TempDir())
 	if err != nil {

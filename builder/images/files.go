@@ -26,11 +26,11 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// bundle is a set of files that contains images: a directory, or a tar.
+// bundle is a directory or a tar file that contains images.
 type bundle struct {
 	label string // for messages
-	// file opens a file by its slash-separated name. The error is fs.ErrNotExist
-	// if there is none.
+	// file opens a file by its slash-separated name. It returns fs.ErrNotExist if the file is
+	// missing.
 	file  func(name string) (io.ReadCloser, error)
 	close func() error
 }
@@ -50,7 +50,7 @@ func openLayout(dir string) (source, error) {
 	return openOCI(&bundle{
 		label: "OCI layout " + dir,
 		file: func(name string) (io.ReadCloser, error) {
-			// A named pipe would block the build forever.
+			// Opening a named pipe would block forever.
 			if fi, err := root.Stat(filepath.FromSlash(name)); err == nil && !fi.Mode().IsRegular() {
 				return nil, fmt.Errorf("%s is not a file", name)
 			}
@@ -64,8 +64,8 @@ func openLayout(dir string) (source, error) {
 	})
 }
 
-// openArchive opens a tar of an OCI layout, or one from `docker save`. It may
-// be compressed with gzip or zstd.
+// openArchive opens a tar file of an OCI layout or from `docker save`. The file may be compressed
+// with gzip or zstd.
 func openArchive(ctx context.Context, c *fetch.Cache, name string, o *Options) (source, error) {
 	switch fi, err := os.Stat(name); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -95,15 +95,15 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	file := f
 	size := int64(0)
 	if compression := sniff(magic[:]); compression != "" {
-		// Seeking requires an uncompressed archive. The cache's key is the archive's digest, so a
-		// changed archive is uncompressed again.
+		// Seeking requires an uncompressed archive. The cache's key is the archive's digest, so
+		// that a changed archive is uncompressed again.
 		h := sha256.New()
 		if _, err := io.Copy(h, contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}); err != nil {
 			return nil, err
 		}
 		packed := hex.EncodeToString(h.Sum(nil))
 		sha, err := c.Make(ctx, "image archive, uncompressed 2\n"+packed, func(ctx context.Context, w io.Writer) error {
-			// The file is read a second time, and may have changed.
+			// The file is read a second time here, and may have changed meanwhile.
 			again := sha256.New()
 			in := io.TeeReader(contextReader{ctx, io.NewSectionReader(f, 0, 1<<62)}, again)
 			r, err := decompress(in, compression, maxWindow)
@@ -142,7 +142,8 @@ func openTar(ctx context.Context, c *fetch.Cache, f fileAt, name string, limit s
 	b.close = file.Close
 	var src source
 	switch {
-	// An archive with the documents of both formats is read as OCI, whose blobs have digests.
+	// An archive may contain the documents of both formats. Read it as OCI, where blobs have
+	// digests.
 	case names["oci-layout"] && names["index.json"]:
 		b.label = "OCI archive " + name
 		src, err = openOCI(b)
@@ -161,11 +162,11 @@ type fileAt interface {
 	Stat() (os.FileInfo, error)
 }
 
-// maxArchiveFiles limits the files of an archive; real ones have far fewer.
+// maxArchiveFiles limits the number of files in an archive. Real archives have far fewer.
 const maxArchiveFiles = 1 << 17
 
-// tarBundle indexes a tar by name. It follows symbolic links: old `docker save` wrote them for
-// layers that images share.
+// tarBundle indexes a tar file by name. It follows symbolic links: old versions of `docker save`
+// wrote them for layers that several images use.
 func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	type span struct{ off, size int64 }
 	spans := map[string]span{}
@@ -207,8 +208,8 @@ func tarBundle(r io.ReaderAt, size int64) (*bundle, map[string]bool, error) {
 	}}, names, nil
 }
 
-// readFile reads a regular file that a document names. A named pipe would block
-// the build forever.
+// readFile reads a regular file that a document names. It does not open a named pipe, which would
+// block forever.
 func readFile(name string) ([]byte, error) {
 	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a file", name)
@@ -216,7 +217,7 @@ func readFile(name string) ([]byte, error) {
 	return os.ReadFile(name)
 }
 
-// take opens the file with that name and calls the function take with it.
+// take opens a file of the bundle and calls the function take with it.
 func (b *bundle) take(name string, take func(io.Reader) error) error {
 	f, err := b.file(name)
 	if err != nil {
@@ -241,8 +242,8 @@ type ociFiles struct {
 	index manifestDoc
 }
 
-// Annotations for the name of an image in an index. The value of OCI's annotation is a full
-// reference or only a tag.
+// These annotations of an index contain the name of an image. In OCI's annotation, the value is a
+// full reference or only a tag.
 const (
 	annotationRefName   = "org.opencontainers.image.ref.name"
 	annotationImageName = "io.containerd.image.name"
@@ -269,7 +270,7 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 			found = append(found, d)
 		}
 	}
-	// The only image of a layout matches if it has no name or if the reference is Sole.
+	// If the layout contains one image, it matches if it has no name or if the reference is Sole.
 	if m := f.index.Manifests; len(found) == 0 && len(m) == 1 && (isSole(ref) || givenName(m[0]) == "") {
 		found = m
 	}
@@ -284,15 +285,15 @@ func (f *ociFiles) root(_ context.Context, ref imageref.Ref) (Descriptor, error)
 	return listed("manifest", found[0], ref, f)
 }
 
-// isSole reports whether a reference stands for the only image of a layout or archive.
+// isSole reports whether a reference means the only image of a layout or archive.
 func isSole(ref imageref.Ref) bool { return ref.Repo()+":"+ref.Tag == Sole }
 
-// givenName returns the name that an index gives an image, or "".
+// givenName returns the name that an index's entry has in its annotations, or "".
 func givenName(d ocispec.Descriptor) string {
 	return cmp.Or(d.Annotations[annotationImageName], d.Annotations[annotationRefName])
 }
 
-// isCalled reports whether the digest or name of an index's entry matches a reference.
+// isCalled reports whether an index's entry has the digest or the name of a reference.
 func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	if ref.Digest != "" && string(d.Digest) == string(ref.Digest) {
 		return true
@@ -301,8 +302,8 @@ func isCalled(d ocispec.Descriptor, ref imageref.Ref) bool {
 	return ref.Tag != "" && (sameRef(full, ref) || sameRef(tag, ref) || full == "" && tag == ref.Tag)
 }
 
-// lacks returns the error for a reference that the layout lacks. The error lists the images of the
-// layout.
+// lacks returns the error for a reference that the layout does not contain. It lists the images in
+// the layout.
 func (f *ociFiles) lacks(ref imageref.Ref) error {
 	var each []string
 	names := map[string]bool{}
@@ -337,8 +338,8 @@ func orNone(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// fullName returns a name in full: docker.io/library/app:1 for app:1. It returns a digest, or a tag
-// without a name, unchanged.
+// fullName returns a name in full, such as docker.io/library/app:1 for app:1. It does not change a
+// digest or a tag without a name.
 func fullName(name string) string {
 	if _, err := imageref.ParseDigest(name); err == nil || !strings.ContainsAny(name, "/:") {
 		return name
@@ -352,7 +353,7 @@ func fullName(name string) string {
 // sameRef reports whether name and ref are the same reference.
 func sameRef(name string, ref imageref.Ref) bool {
 	if !strings.ContainsAny(name, "/:") {
-		return false // name is only a tag
+		return false // name is a tag without a name
 	}
 	r, err := imageref.Parse(name)
 	return err == nil && r.Repo() == ref.Repo() && r.Tag == ref.Tag
@@ -362,15 +363,15 @@ func (f *ociFiles) fetch(_ context.Context, _ imageref.Ref, d Descriptor, take f
 	return f.take("blobs/sha256/"+d.Digest.Hex(), take)
 }
 
-// dockerFiles is an archive from `docker save`: layers and configs by file name, without manifests.
-// It makes the same manifest as containerd's import of the archive, so the digests match those on a
-// node.
+// dockerFiles is an archive from `docker save`, which has layers and configs but no manifests. It
+// makes the same manifests as containerd does when it imports the archive. Therefore, their digests
+// match those on a node.
 type dockerFiles struct {
 	*bundle
 	images []dockerImage
 
 	mu sync.Mutex
-	// names maps the digests in the descriptors that root returned to the names of their files.
+	// names maps digests in the generated manifests to file names.
 	names     map[imageref.Digest]string
 	manifests map[imageref.Digest][]byte
 }
@@ -452,8 +453,8 @@ func (f *dockerFiles) manifest(ctx context.Context, img dockerImage) (Descriptor
 	return d, nil
 }
 
-// describe computes the digest of a file, and finds the media type of a layer
-// by its first bytes.
+// describe computes the digest of a file. For a layer, it finds the media type from the first
+// bytes.
 func (f *dockerFiles) describe(ctx context.Context, name, mediaType string) (Descriptor, error) {
 	r, err := f.file(name)
 	if err != nil {
@@ -492,7 +493,7 @@ func (f *dockerFiles) fetch(ctx context.Context, ref imageref.Ref, d Descriptor,
 	return f.take(name, take)
 }
 
-// blob returns the generated manifest or, for another blob, the name of its file.
+// blob returns a generated manifest or, for any other blob, the name of its file.
 func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) (manifest []byte, name string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -500,8 +501,7 @@ func (f *dockerFiles) blob(ctx context.Context, ref imageref.Ref, d Descriptor) 
 		return raw, "", nil
 	}
 	if f.names[d.Digest] == "" {
-		// Perhaps another process resolved the image. Then this one must first find it in the
-		// archive.
+		// Another process may have resolved the image: find it in the archive first.
 		if _, err := f.find(ctx, ref); err != nil {
 			return nil, "", err
 		}

@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// TestFlattenAsTheKernelShowsIt checks that tree.Flatten, used for a base, and overlayfs, used for
-// a container, give the same result for an image's layers.
+// TestFlattenAsTheKernelShowsIt checks that tree.Flatten, which is used for a base, merges layers
+// in the same way as overlayfs.
 func TestFlattenAsTheKernelShowsIt(t *testing.T) {
 	desk.NeedRoot(t, "it mounts overlayfs")
 	dir := func(name string) tar.Header { return imagetest.Dir(name, 0o755, 0, 0) }
@@ -60,8 +60,8 @@ func TestFlattenAsTheKernelShowsIt(t *testing.T) {
 	})
 }
 
-// randomLayer lists a directory before its entries, like every program that makes layers from
-// changes of a file system.
+// randomLayer lists a directory before its entries, as programs do that make layers from file
+// systems.
 func randomLayer(r *rand.Rand, file func(string) any, dir func(string) tar.Header, link func(_, _ string) tar.Header) []any {
 	var out []any
 	var fill func(in string, depth int)
@@ -98,7 +98,7 @@ func flattensLikeOverlayfs(t *testing.T, layers [][]any) {
 	work := t.TempDir()
 	var top *snapshot
 	var flat []tree.Layer
-	lower := filepath.Join(work, "bottom") // overlayfs requires two lower layers
+	lower := filepath.Join(work, "bottom") // overlayfs requires at least two lower layers
 	if err := os.Mkdir(lower, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func flattensLikeOverlayfs(t *testing.T, layers [][]any) {
 			return err
 		}
 		if _, err := os.Lstat(p); errors.Is(err, fs.ErrNotExist) {
-			return nil // a whiteout that hides nothing: it is listed but cannot be opened
+			return nil // a whiteout that hides nothing is listed, but cannot be opened
 		}
 		what := strings.TrimPrefix(p, mnt+"/")
 		switch {

@@ -49,8 +49,8 @@ func acl(version uint32, entries ...[3]uint32) string {
 	return string(b)
 }
 
-// TestXattrs checks that attributes rejected by the kernel are errors, as in containerd, and that
-// those of unknown namespaces are ignored.
+// TestXattrs checks that attributes are errors if the kernel would reject them, as in containerd,
+// and that attributes of unknown namespaces are ignored.
 func TestXattrs(t *testing.T) {
 	const none = 1<<32 - 1
 	capability := func(magic uint32, n int) string {
@@ -61,7 +61,7 @@ func TestXattrs(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		header tar.Header
-		want   string // the file's attributes; an error begins with "!"
+		want   string // the file's attributes, or "!" and an error
 	}{
 		{"unknown namespace", xattr("com.apple.quarantine", "x"), ""},
 		{"system", xattr("system.nfs4_acl", "x"), ""},
@@ -101,7 +101,7 @@ func TestXattrs(t *testing.T) {
 			}
 		})
 	}
-	// chmod, the last call, also changes the ACL.
+	// containerd calls chmod last, which also changes the ACL.
 	if got := aclWithMode(imagetest.ACL, 0o741); got != acl(2, [3]uint32{1, 7, none}, [3]uint32{2, 7, 1000}, [3]uint32{4, 4, none}, [3]uint32{16, 4, none}, [3]uint32{32, 1, none}) {
 		t.Errorf("%x", got)
 	}
@@ -124,7 +124,8 @@ func TestImpossibleOwnersAndDevices(t *testing.T) {
 	}
 }
 
-// TestWhiteoutsOfLongNames uses names that exceed 255 bytes only with the whiteout's prefix.
+// TestWhiteoutsOfLongNames uses names that have more than 255 bytes only with the prefix of a
+// whiteout.
 func TestWhiteoutsOfLongNames(t *testing.T) {
 	for n := 250; n <= 255; n++ {
 		name := strings.Repeat("n", n)
@@ -137,7 +138,8 @@ func TestWhiteoutsOfLongNames(t *testing.T) {
 	wantError(t, err, "260 bytes")
 }
 
-// TestOrderOfWhiteouts checks that whiteouts have the same effect in every order of the entries.
+// TestOrderOfWhiteouts checks that the order of a layer's entries does not change the effect of
+// whiteouts.
 func TestOrderOfWhiteouts(t *testing.T) {
 	dir, file := imagetest.Dir, imagetest.File
 	base := imagetest.Script(dir("d", 0o750, 1, 2), file("d/old", 0o644, 0, 0, ""), dir("d/sub", 0o711, 3, 4), file("d/sub/x", 0o644, 0, 0, ""), file("f", 0o644, 0, 0, ""), dir("e", 0o755, 0, 0), file("e/x", 0o644, 0, 0, ""))
@@ -172,14 +174,14 @@ func TestOrderOfWhiteouts(t *testing.T) {
 			}
 		})
 	}
-	// The base's entries must not reappear.
+	// The entries of the base must stay hidden.
 	got, err := apply(t, base, imagetest.Script(imagetest.Whiteout("d"), dir("d", 0o700, 5, 6)))
 	if err != nil || got["d"] != "40700 5:6 trusted.overlay.opaque" {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-// permute calls f with the steps in every order that keeps a directory before its entries.
+// permute calls f with the steps in every order in which directories come before their entries.
 func permute(steps []any, f func([]any)) {
 	name := func(s any) string {
 		switch s := s.(type) {
@@ -211,8 +213,8 @@ func permute(steps []any, f func([]any)) {
 
 func smallLimits(o *Options) { o.MaxLayer, o.MaxFiles = 1<<20, 1000 }
 
-// TestLayerBombs checks that a layer of a few KiB that claims a larger size is rejected, and that
-// the message names the layer.
+// TestLayerBombs checks that a small layer with huge contents is rejected with an error that names
+// the layer.
 func TestLayerBombs(t *testing.T) {
 	zeros := func(n int) imagetest.Layer {
 		return imagetest.Script(imagetest.File("zeros", 0o644, 0, 0, string(make([]byte, n))))
@@ -289,7 +291,8 @@ func TestLayerBombs(t *testing.T) {
 	}
 }
 
-// TestSparseBomb reads a tar of a few KiB with a file that claims 2 GiB, in each form.
+// TestSparseBomb reads small tar files that claim a sparse file of 2 GiB, in each format of sparse
+// files.
 func TestSparseBomb(t *testing.T) {
 	for name, records := range map[string]map[string]string{
 		"1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "big", "GNU.sparse.realsize": fmt.Sprint(2 << 30)},
@@ -312,7 +315,7 @@ func TestSparseBomb(t *testing.T) {
 	}
 }
 
-// sparseTar writes a sparse tar, which archive/tar can read but not write.
+// sparseTar writes a sparse tar file, which archive/tar can only read.
 func sparseTar(t *testing.T, records map[string]string) []byte {
 	t.Helper()
 	var pax bytes.Buffer
@@ -347,8 +350,8 @@ func sparseTar(t *testing.T, records map[string]string) []byte {
 	return append(out, make([]byte, 1024)...)
 }
 
-// TestDeepPathsAreCheap checks that a deep path costs only its length. It stacks layers that
-// declare none of their 1500 nested directories, and lays them out on a disk.
+// TestDeepPathsAreCheap checks that the cost of a deep path grows only with its length. It stacks
+// layers whose 1500 nested directories have no tar entries, and lays them out on a disk.
 func TestDeepPathsAreCheap(t *testing.T) {
 	deep := func(name string) imagetest.Layer {
 		return imagetest.Layer{Tar: func(w *imagetest.Writer) error {
@@ -385,8 +388,8 @@ func TestDeepPathsAreCheap(t *testing.T) {
 	}
 }
 
-// TestTooManyLayers checks that more layers than overlayfs stacks are rejected before anything is
-// fetched.
+// TestTooManyLayers checks that an image with more layers than overlayfs supports is rejected
+// before anything is fetched.
 func TestTooManyLayers(t *testing.T) {
 	many := func(n int) []configs.ContainerImage {
 		var layers []imagetest.Layer
@@ -405,7 +408,8 @@ func TestTooManyLayers(t *testing.T) {
 	}
 }
 
-// TestCompressionIsSniffed checks that a layer's bytes decide its compression, as in containerd.
+// TestCompressionIsSniffed checks that a layer's first bytes determine its compression, as in
+// containerd.
 func TestCompressionIsSniffed(t *testing.T) {
 	const oci = "application/vnd.oci.image.layer.v1.tar"
 	for _, docker := range []bool{false, true} {
@@ -426,7 +430,7 @@ func TestCompressionIsSniffed(t *testing.T) {
 	}
 }
 
-// layerOfBytes makes these bytes the second layer of an image; raw is the layer's uncompressed tar.
+// layerOfBytes makes blob the second layer of an image. raw is the uncompressed layer.
 func layerOfBytes(l *layout, blob, raw []byte, compression string) {
 	diff, _ := l.putRaw(raw)
 	l.change(func(m, c jsonDoc) {
@@ -448,8 +452,8 @@ func tarOf(t *testing.T, l imagetest.Layer) []byte {
 	return buf.Bytes()
 }
 
-// TestZstdWindows checks that every window that containerd accepts is accepted, and that the error
-// for a larger one does not report damage.
+// TestZstdWindows checks that windows up to containerd's limit are accepted, and that the error for
+// a larger window does not say that the layer is damaged.
 func TestZstdWindows(t *testing.T) {
 	raw := tarOf(t, imagetest.Script(imagetest.File("f", 0o644, 0, 0, "x")))
 	for _, tt := range []struct {
@@ -457,7 +461,7 @@ func TestZstdWindows(t *testing.T) {
 		want string
 	}{{20, ""}, {27, ""}, {28, ""}, {29, ""}, {30, "--long=29"}, {31, "--long=29"}} {
 		l := newLayout(t, small("edgebake.test/a:1", "a"))
-		// A frame made by hand: the header and one raw block.
+		// Make a frame of a header and one uncompressed block.
 		frame := []byte{0x28, 0xb5, 0x2f, 0xfd, 0x00, byte(tt.log-10) << 3}
 		head := uint32(1 | len(raw)<<3)
 		frame = append(append(frame, byte(head), byte(head>>8), byte(head>>16)), raw...)
@@ -474,7 +478,7 @@ func TestZstdWindows(t *testing.T) {
 			t.Errorf("nothing is damaged: %v", err)
 		}
 	}
-	// This layer begins with a skippable frame.
+	// Begin this layer with a skippable frame.
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	z, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -486,7 +490,8 @@ func TestZstdWindows(t *testing.T) {
 	}
 }
 
-// FuzzLayerReader checks that the size of an uncompressed layer is limited for any compression.
+// FuzzLayerReader checks that the limit of a layer's uncompressed size holds for any compressed
+// bytes.
 func FuzzLayerReader(f *testing.F) {
 	raw := []byte(strings.Repeat("a tar, say ", 100))
 	var gz bytes.Buffer
@@ -515,7 +520,7 @@ func FuzzLayerReader(f *testing.F) {
 	})
 }
 
-// FuzzApplyOver puts a damaged layer on top of a valid one, within a budget.
+// FuzzApplyOver applies a damaged layer on top of a valid layer, with limits.
 func FuzzApplyOver(f *testing.F) {
 	lower := imagetest.Nasty("x:1", "")
 	write := func(l imagetest.Layer) []byte {
@@ -553,8 +558,8 @@ func FuzzApplyOver(f *testing.F) {
 	})
 }
 
-// TestHostileOrderIsStable checks that a layer always gives the same snapshot, in any order of map
-// iteration.
+// TestHostileOrderIsStable checks that a layer always gives the same snapshot, although Go iterates
+// over maps in random order.
 func TestHostileOrderIsStable(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	steps := []any{imagetest.Dir("d", 0o755, 0, 0)}
@@ -577,7 +582,8 @@ func TestHostileOrderIsStable(t *testing.T) {
 	}
 }
 
-// wrap puts descriptors into an index, to which the layout's first name then points.
+// wrap puts the layout's first manifest into a new index, to which the first name then points. edit
+// returns the entries of the index.
 func (l *layout) wrap(edit func(manifest jsonDoc) []any) {
 	l.t.Helper()
 	var index jsonDoc
@@ -597,15 +603,15 @@ func (l *layout) foreign(arch string) jsonDoc {
 	return jsonDoc{"mediaType": ociManifest, "digest": digest, "size": size}
 }
 
-// with returns an index's entry that names its platform.
+// with returns a copy of an index's entry with a platform.
 func with(d jsonDoc, os, arch string) jsonDoc {
 	d = maps.Clone(d)
 	d["platform"] = jsonDoc{"os": os, "architecture": arch}
 	return d
 }
 
-// TestIndexes checks that edgebake chooses the manifest of an index that containerd finds on the
-// node. containerd examines only the first fitting entry.
+// TestIndexes checks that edgebake selects the manifest in an index that containerd finds on the
+// node. containerd examines only the first matching entry.
 func TestIndexes(t *testing.T) {
 	for name, tt := range map[string]struct {
 		entries func(l *layout, ours jsonDoc) []any
@@ -659,8 +665,8 @@ func TestIndexes(t *testing.T) {
 	wantError(t, err, "nothing for linux/amd64, only for linux/arm64, linux/s390x")
 }
 
-// TestIndexOfAnAilingRegistry checks that a registry's temporary failure does not change which
-// manifest of an index is chosen, and that entries it does not have are skipped.
+// TestIndexOfAnAilingRegistry checks that a temporary failure of a registry is an error, and does
+// not change which manifest of an index is selected. Entries that do not exist are skipped.
 func TestIndexOfAnAilingRegistry(t *testing.T) {
 	for status, want := range map[int]string{http.StatusNotFound: "", http.StatusForbidden: "403", http.StatusInternalServerError: "500"} {
 		l := newLayout(t, small("edgebake.test/a:1", "a"))
@@ -689,7 +695,7 @@ func TestIndexOfAnAilingRegistry(t *testing.T) {
 	}
 }
 
-// cutSource yields a blob, at first without its last byte.
+// cutSource returns a blob. The first time, the last byte is missing.
 type cutSource struct {
 	source
 	blob []byte
@@ -705,8 +711,8 @@ func (s *cutSource) fetch(_ context.Context, _ imageref.Ref, _ Descriptor, take 
 	return take(bytes.NewReader(b))
 }
 
-// TestLimitOfBrokenTransfers checks that the bytes of a broken transfer do not count against the
-// image's limit.
+// TestLimitOfBrokenTransfers checks that the bytes of a failed transfer do not count against the
+// image's size limit.
 func TestLimitOfBrokenTransfers(t *testing.T) {
 	raw := []byte(strings.Repeat("a tar, say ", 100))
 	sum := sha(string(raw))
@@ -730,8 +736,8 @@ func TestLimitOfBrokenTransfers(t *testing.T) {
 	}
 }
 
-// TestDocumentsAreReadAsContainerdDoes checks that a document is rejected exactly if containerd's
-// types cannot hold it.
+// TestDocumentsAreReadAsContainerdDoes checks that a document is rejected if and only if
+// containerd's types cannot represent it.
 func TestDocumentsAreReadAsContainerdDoes(t *testing.T) {
 	set := func(key string, v any) func(m, c jsonDoc) {
 		return func(_, c jsonDoc) { c["config"].(jsonDoc)[key] = v }
@@ -804,7 +810,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzArchive opens damaged docker and OCI archives and reads the files that they name.
+// FuzzArchive opens damaged docker and OCI archives and reads the files that they list.
 func FuzzArchive(f *testing.F) {
 	docker := func(name, body string) []byte {
 		var buf bytes.Buffer

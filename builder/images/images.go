@@ -1,20 +1,19 @@
-// Package images puts container images into a disk image, in the form in which containerd has them
-// after pulling and unpacking. A node's pods then start without importing anything.
+// Package images puts container images into a disk image, in the form that containerd has after
+// pulling and unpacking them. Pods on the node then start without importing anything.
 //
-// Resolve pins references to digests and selects the platform; it unpacks nothing. Fetch stores
-// each layer once in the build's cache, uncompressed. Bake returns tree nodes below
-// var/lib/containerd whose contents are ranges of those layers. Archives is the fallback for
-// runtimes whose store edgebake cannot write: it makes archives that the node imports at first
-// boot.
+// Resolve pins references to digests and selects the platform. Fetch stores each layer once in the
+// build's cache, uncompressed. Bake returns files for var/lib/containerd, whose contents are ranges
+// of these layers. For runtimes whose store edgebake cannot write, Archives makes archives that the
+// node imports at first boot.
 //
 // Invariants:
 //
 //   - Every blob is compared with its digest, and every layer with its diffID, before the cache has
 //     it under that name.
-//   - The result depends only on the pinned digests and options, not on the order of the images,
+//   - The result depends only on the pinned digests and the options, not on the order of the images,
 //     the time or the cache.
 //   - File contents are streamed. Memory grows only with the number of names in an image.
-//   - Only the cache is written to; no privileges are required.
+//   - The package writes only to the cache, and needs no privileges.
 package images
 
 import (
@@ -31,49 +30,46 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Options configure resolving, fetching and baking.
+// Options configures resolving, fetching and baking.
 type Options struct {
 	// Arch is the GOARCH of the machine that boots the image.
 	Arch string
-	// KeepLayers keeps the layers' own blobs in the store, so that the node
-	// can export its images. Archives consist of these blobs.
+	// KeepLayers also keeps the compressed blobs of layers in the store, so that the node can
+	// export its images. Archives need them.
 	KeepLayers bool
-	// Sandbox is the reference of the pause image, which must be among the
-	// images.
+	// Sandbox is the reference of the pause image. The images must include it.
 	Sandbox string
-	// ContainerdVersion is the version of containerd on the node, "2.2.9".
+	// ContainerdVersion is the version of containerd on the node, such as "2.2.9".
 	ContainerdVersion string
 	Registries        []configs.Registry
-	// Dir is the base directory of relative paths in image sources.
+	// Dir is the directory to which paths in image sources are relative.
 	Dir string
-	// SourceDate is the time of entries that have none in an image.
+	// SourceDate is the time of files and directories for which an image has no time.
 	SourceDate time.Time
-	// Stall is how long a registry may stay silent; 0 means 30 s.
+	// Stall is how long a registry may send nothing; 0 means 30 s.
 	Stall time.Duration
 	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
-	// MaxLayer is the largest uncompressed size of a layer in bytes, MaxFiles the
-	// largest number of files in all images; 0 means DefaultMaxLayer and
-	// DefaultMaxFiles.
+	// MaxLayer is the largest uncompressed size of a layer in bytes. MaxFiles is the largest number
+	// of files in all images. 0 means DefaultMaxLayer or DefaultMaxFiles.
 	MaxLayer, MaxFiles int64
-	// Progress, if set, is called after each step, possibly from several
-	// goroutines.
+	// Progress, if set, is called after each step. Several goroutines may call it.
 	Progress func(Progress)
-	// Warn, if set, is called with the cause of a delay, such as a silent mirror
-	// or a repeated transfer, possibly from several goroutines.
+	// Warn, if set, is called with the cause of a delay, such as a mirror that does not respond.
+	// Several goroutines may call it.
 	Warn func(text string)
 }
 
 // Progress is one step of fetching.
 type Progress struct {
 	Ref         string
-	Blob        imageref.Digest // of the fetched layer
-	Done, Total int             // layers, over all images
+	Blob        imageref.Digest // the fetched layer
+	Done, Total int             // number of layers in all images
 }
 
-// Descriptor points to a blob, as in the OCI image specification. The images' own documents are
-// decoded into the specification's type instead: their digests may have any form, and their other
-// fields do not belong in a plan.
+// Descriptor points to a blob, as in the OCI image specification. It is for plans. To decode the
+// documents of images, the package uses the specification's own type, since it accepts digests of
+// any form.
 type Descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      imageref.Digest   `json:"digest"`
@@ -81,36 +77,37 @@ type Descriptor struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// describe converts a descriptor of an image's own document, without platform and annotations.
+// describe converts a descriptor, without its platform and annotations, from a document of an
+// image.
 func describe(d ocispec.Descriptor) (Descriptor, error) {
 	digest, err := imageref.ParseDigest(string(d.Digest))
 	return Descriptor{MediaType: d.MediaType, Digest: digest, Size: d.Size}, err
 }
 
-// Layer is a layer's blob and the digest of its uncompressed bytes.
+// Layer is a layer's blob, with the digest of its uncompressed contents.
 type Layer struct {
 	Descriptor
 	DiffID imageref.Digest `json:"diffID"`
 }
 
-// Pinned is a resolved image: pure data, part of a plan.
+// Pinned is a resolved image, as stored in a plan.
 type Pinned struct {
-	// Ref is the image's name on the node.
+	// Ref is the name of the image on the node.
 	Ref imageref.Ref `json:"ref"`
-	// Source is the source of its blobs.
+	// Source is where the blobs come from.
 	Source configs.ContainerImage `json:"source"`
-	// Target is the index or manifest that the name points to.
+	// Target is the index or manifest to which the reference points.
 	Target Descriptor `json:"target"`
-	// Manifest is the manifest for the platform. It equals Target if that is not an index.
+	// Manifest is the manifest for the platform. It equals Target unless Target is an index.
 	Manifest Descriptor `json:"manifest"`
-	// Direct means that the name on the node points to Manifest, since containerd would not find it
-	// through Target.
+	// Direct means that the image's name on the node points to Manifest, because containerd would
+	// not find Manifest through Target.
 	Direct bool       `json:"direct,omitempty"`
 	Config Descriptor `json:"config"`
 	Layers []Layer    `json:"layers"`
 }
 
-// named returns the descriptor to which the image's name points on the node.
+// named returns the descriptor to which the image's name on the node points.
 func (p *Pinned) named() Descriptor {
 	if p.Direct {
 		return p.Manifest
@@ -118,8 +115,8 @@ func (p *Pinned) named() Descriptor {
 	return p.Target
 }
 
-// stored yields the blobs of the image in a store or archive, with their names
-// for messages. It includes the layers' blobs only if layers is set.
+// stored yields the blobs of an image in a store or archive, with names for messages. Layers are
+// included only if layers is set.
 func (p *Pinned) stored(layers bool) iter.Seq2[string, Descriptor] {
 	return func(yield func(string, Descriptor) bool) {
 		ok := yield("manifest", p.named())
@@ -135,7 +132,7 @@ func (p *Pinned) stored(layers bool) iter.Seq2[string, Descriptor] {
 
 // Result is a baked store.
 type Result struct {
-	// Nodes are the files of the store with their parent directories.
+	// Nodes are the files of the store and their parent directories.
 	Nodes  []tree.Node
 	Images []ondisk.ImageRef
 	Report Report
@@ -144,8 +141,8 @@ type Result struct {
 // Report describes the images in a store.
 type Report struct {
 	Images []ImageReport `json:"images"`
-	// Size is the size of all images in bytes: unpacked, or of the archives. Layers is the number
-	// of distinct layers.
+	// Size is the size of all images in bytes: unpacked, or as archives. Layers is the number of
+	// distinct layers.
 	Size   int64 `json:"size"`
 	Layers int   `json:"layers"`
 }
@@ -154,17 +151,17 @@ type Report struct {
 type ImageReport struct {
 	Ref    string `json:"ref"`
 	Digest string `json:"digest"`
-	// Size is in bytes, as in Report. Shared is the part of it that other images also use.
+	// Size is in bytes, as in Report. Shared is the part of Size that other images also use.
 	Size   int64 `json:"size"`
 	Shared int64 `json:"shared"`
 	Layers int   `json:"layers"`
 }
 
-// Summary returns the report before any layer is fetched. Its sizes are those of the compressed
+// Summary returns a report before any layer is fetched. Its sizes are those of the compressed
 // layers.
 func Summary(pinned []Pinned) Report {
 	users, sizes := map[imageref.Digest]int{}, map[imageref.Digest]int64{}
-	own := make([]map[imageref.Digest]bool, len(pinned)) // an image may have one layer twice
+	own := make([]map[imageref.Digest]bool, len(pinned)) // an image may contain one layer twice
 	for n, p := range pinned {
 		own[n] = map[imageref.Digest]bool{}
 		for _, l := range p.Layers {
@@ -192,8 +189,7 @@ func Summary(pinned []Pinned) Report {
 	return r
 }
 
-// Text renders the report as a table. what describes the total size, such as
-// "compressed".
+// Text returns the report as a table. what describes the total size, for example "compressed".
 func (r Report) Text(what string) string {
 	ref, digest := len("IMAGE"), len("DIGEST")
 	for _, i := range r.Images {
@@ -211,7 +207,7 @@ func (r Report) Text(what string) string {
 	return b.String()
 }
 
-// isIndex reports whether a media type is that of an index.
+// isIndex reports whether a media type is an index.
 func isIndex(mediaType string) bool {
 	return mediaType == ociIndex ||
 		mediaType == "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -234,8 +230,8 @@ func isConfig(mediaType string) bool {
 	return mediaType == "application/vnd.oci.image.config.v1+json" || mediaType == dockerConfig
 }
 
-// mayBeCompressed reports whether a layer of that media type may be compressed. containerd examines
-// the bytes of every layer except OCI's plain tar.
+// mayBeCompressed reports whether a layer with this media type may be compressed. containerd
+// detects the compression of every layer except OCI's plain tar.
 func mayBeCompressed(mediaType string) (bool, error) {
 	for _, base := range []string{
 		ociLayer,
@@ -257,14 +253,14 @@ func mayBeCompressed(mediaType string) (bool, error) {
 	return false, fmt.Errorf("the media type %q is not that of a container image's layer; have the image pushed again with tar, tar+gzip or tar+zstd", mediaType)
 }
 
-// KnownContainerd returns the series of containerd that a baked store was
-// tested with (see docs/images.md), oldest first.
+// KnownContainerd returns the minor versions of containerd with which a baked store was tested (see
+// docs/images.md), the oldest first.
 func KnownContainerd() []string {
 	return []string{"1.7", "2.0", "2.1", "2.2", "2.3", "2.4"}
 }
 
-// CheckContainerd rejects a containerd with an unknown store format. version
-// may be Debian's ("1.7.24~ds1-6") or begin with "v".
+// CheckContainerd rejects a version of containerd whose store format is unknown. version may be
+// Debian's ("1.7.24~ds1-6") and may begin with "v".
 func CheckContainerd(version string) error {
 	v := strings.TrimPrefix(version, "v")
 	parts := strings.SplitN(v, ".", 3)

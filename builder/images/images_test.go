@@ -38,7 +38,7 @@ func testOptions() Options {
 	return Options{Arch: "amd64", ContainerdVersion: "2.2.9", SourceDate: time.Unix(1767225600, 0).UTC(), RetryWait: time.Millisecond}
 }
 
-// writeLayout makes a layout and returns its images in the form of an Image's list.
+// writeLayout makes a layout and returns its images as an Image lists them.
 func writeLayout(t *testing.T, imgs ...imagetest.Image) (string, []configs.ContainerImage) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layout")
@@ -106,7 +106,7 @@ func TestBakedStoreVerifies(t *testing.T) {
 	}
 }
 
-// TestSummary checks the sums of the layers' sizes before any layer is fetched.
+// TestSummary checks the sizes in the report that is made before any layer is fetched.
 func TestSummary(t *testing.T) {
 	a, b := small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b")
 	b.Layers = append(b.Layers, b.Layers[1])
@@ -131,7 +131,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// TestNamesOfImages resolves images that are named by digest alone.
+// TestNamesOfImages resolves images that have a digest instead of a tag.
 func TestNamesOfImages(t *testing.T) {
 	dir, imgs := writeLayout(t, small("edgebake.test/a:1", "a"))
 	pinned, err := Resolve(t.Context(), newCache(t), imgs, testOptions())
@@ -160,8 +160,8 @@ func TestNamesOfImages(t *testing.T) {
 	}
 }
 
-// TestNodesAreATree checks that parents come before children and that each path occurs once, as the
-// writers of file systems require.
+// TestNodesAreATree checks that parents come before children and that no path occurs twice, as the
+// file system writers require.
 func TestNodesAreATree(t *testing.T) {
 	_, imgs := writeLayout(t, imagetest.Nasty("edgebake.test/nasty:1", "#!"))
 	r := mustBake(t, newCache(t), testOptions(), imgs)
@@ -177,7 +177,7 @@ func TestNodesAreATree(t *testing.T) {
 	}
 }
 
-// render returns everything in a result that is written to the disk.
+// render returns the parts of a result that are written to the disk, as text.
 func render(t *testing.T, r *Result) string {
 	t.Helper()
 	var b strings.Builder
@@ -200,7 +200,7 @@ func render(t *testing.T, r *Result) string {
 func TestDoubleBakeIsIdentical(t *testing.T) {
 	dir, imgs := writeLayout(t, imagetest.Nasty("edgebake.test/nasty:1", "#!"), small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	one := render(t, mustBake(t, newCache(t), testOptions(), imgs))
-	// Change the order, the directory, the cache and the process.
+	// Change the order of images, the directory, the cache and the process.
 	slices.Reverse(imgs)
 	moved := filepath.Join(t.TempDir(), "moved")
 	if err := os.CopyFS(moved, os.DirFS(dir)); err != nil {
@@ -231,8 +231,8 @@ func sum(s string) string {
 	return h
 }
 
-// apply runs layers through applyLayer and returns a short description of the topmost snapshot's
-// entries.
+// apply applies layers on top of each other, and returns a short description of each entry of the
+// topmost snapshot.
 func apply(t *testing.T, layers ...imagetest.Layer) (map[string]string, error) {
 	t.Helper()
 	c := newCache(t)
@@ -343,7 +343,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// TestLinksStayInside checks that a hostile link resolves to a place inside the snapshot.
+// TestLinksStayInside checks that a hostile link cannot leave the snapshot.
 func TestLinksStayInside(t *testing.T) {
 	got, err := apply(t, imagetest.Script(
 		imagetest.Symlink("out", "../../../../tmp"),
@@ -436,7 +436,7 @@ func FuzzParseRef(f *testing.F) {
 	})
 }
 
-// FuzzApply checks that a damaged layer is rejected or unpacked without a crash.
+// FuzzApply checks that a damaged layer is rejected or unpacked, but causes no crash.
 func FuzzApply(f *testing.F) {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)

@@ -19,7 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// sniff detects gzip and zstd by the first bytes, as containerd does.
+// sniff detects gzip and zstd by the first bytes, as containerd does. It returns "" for other data.
 func sniff(b []byte) string {
 	switch {
 	case bytes.HasPrefix(b, []byte{0x1f, 0x8b}):
@@ -27,18 +27,18 @@ func sniff(b []byte) string {
 	case bytes.HasPrefix(b, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		return "zstd"
 	case len(b) >= 8 && b[0]&0xf0 == 0x50 && bytes.HasPrefix(b[1:], []byte{0x2a, 0x4d, 0x18}):
-		return "zstd" // begins with a skippable frame
+		return "zstd" // a skippable frame of zstd
 	}
 	return ""
 }
 
-// sniffLen is the number of bytes that sniff needs.
+// sniffLen is the number of bytes that sniff examines.
 const sniffLen = 8
 
 const (
-	// maxWindow is the largest zstd window in bytes that containerd accepts. A layer needs as much
-	// memory as its window, so only one layer at a time may exceed usualWindow, the window of zstd
-	// --long. Other layers are uncompressed in parallel.
+	// maxWindow is the largest zstd window that containerd accepts, in bytes. Uncompressing needs
+	// as much memory as the window. Therefore, only one layer at a time may have a window above
+	// usualWindow, the window of zstd --long.
 	maxWindow   = 512 << 20
 	usualWindow = 128 << 20
 )
@@ -73,15 +73,15 @@ func (c contextReader) Read(p []byte) (int, error) {
 	return c.r.Read(p)
 }
 
-// digestReader passes bytes through and checks their digest and size at the end. Until then the
-// caller must not use them.
+// digestReader checks the digest and size of the bytes that it returns, when it reaches the end.
+// Before that, the bytes must not be trusted.
 type digestReader struct {
 	r    io.Reader
 	h    hash.Hash
 	n    int64
-	sha  string // expected, hex
-	size int64  // expected
-	err  error  // the error that ended reading
+	sha  string // expected SHA-256 in hex
+	size int64  // expected size in bytes
+	err  error  // the error that ended reading, or nil
 }
 
 var errTooLong = errors.New("the source is damaged, fetch it again or use another source")
@@ -120,8 +120,8 @@ func (d *digestReader) verify() error {
 	return nil
 }
 
-// layerReader reads a layer uncompressed. It ends with io.EOF only if all
-// compressed bytes were read and have the digest of the manifest.
+// layerReader returns the uncompressed bytes of a layer. It returns io.EOF only after all
+// compressed bytes were read and match their digest.
 type layerReader struct {
 	raw  *digestReader
 	un   io.ReadCloser
@@ -137,7 +137,7 @@ func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 	br := bufio.NewReaderSize(raw, 64<<10)
 	compression := ""
 	if compressed {
-		// Like containerd, examine the bytes and ignore the compression in the media type.
+		// Like containerd, detect the compression from the bytes, and ignore the media type.
 		first, err := br.Peek(sniffLen)
 		if err != nil && err != io.EOF {
 			return nil, err
@@ -154,7 +154,7 @@ func newLayerReader(r io.Reader, l Layer, window uint64) (*layerReader, error) {
 func (l *layerReader) Read(p []byte) (int, error) {
 	n, err := l.un.Read(p)
 	if err == io.EOF && !l.done {
-		// The blob includes the bytes after the compressed stream.
+		// The digest includes bytes after the compressed stream.
 		if _, err := io.Copy(io.Discard, l.raw); err != nil {
 			return n, err
 		}
@@ -171,16 +171,16 @@ func (l *layerReader) Read(p []byte) (int, error) {
 
 func (l *layerReader) Close() error { return l.un.Close() }
 
-// explain returns why a blob could not be uncompressed: it could not be read, its digest is wrong,
-// or its digest is right but its content is invalid.
+// explain returns the reason why a blob could not be uncompressed: it could not be read, its digest
+// is wrong, or its content is invalid.
 func (d *digestReader) explain(err error) error {
 	if d.err == nil {
-		io.Copy(io.Discard, d) // read to the end, for the digest
+		io.Copy(io.Discard, d) // read to the end, to compute the digest
 	}
 	if d.err != nil && d.err != io.EOF {
 		return d.err
 	}
-	// The bytes match the digest: fetching them again would not help.
+	// The digest is right, so fetching the blob again would not help.
 	switch {
 	case errors.Is(err, zstd.ErrWindowSizeExceeded):
 		return fmt.Errorf("uncompressing the layer: %w: have the image pushed again with windows of at most %s (zstd --long=29), the limit of containerd", errLargeWindow, configs.HumanSize(maxWindow))
@@ -190,22 +190,21 @@ func (d *digestReader) explain(err error) error {
 	return fmt.Errorf("uncompressing the layer: %v; it was cut short or damaged before it was pushed (its digest is right): have the image built and pushed again", err)
 }
 
-// unpacker limits the uncompressing of one image's layers.
+// unpacker uncompresses the layers of one image within limits.
 type unpacker struct {
 	limit sizeLimit
-	// large is held while a layer that needs more than usualWindow is
-	// uncompressed.
+	// large is locked while a layer with a window above usualWindow is uncompressed.
 	large *sync.Mutex
 }
 
-// pairKey returns the cache key of the record that a layer's blob uncompresses to its diffID. A
-// cached diffID is not enough: another blob with the same contents may be cut short or have
-// trailing bytes.
+// pairKey returns the cache key that records that a layer's blob was uncompressed to its diffID. It
+// is not enough that the diffID is cached: another blob with the same contents may be incomplete or
+// have additional bytes.
 func pairKey(l Layer) string {
 	return fmt.Sprintf("image layer, uncompressed 1\n%s %d %s", l.Digest, l.Size, l.MediaType)
 }
 
-// cached reports whether the cache has a layer in the form in which fetchLayer stores it.
+// cached reports whether the cache already has a layer as fetchLayer would store it.
 func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	diff := l.DiffID.Hex()
 	if sha, ok := c.Lookup(pairKey(l)); !ok || sha != diff || keep && !c.Has(l.Digest.Hex()) {
@@ -218,8 +217,8 @@ func (u unpacker) cached(c *fetch.Cache, l Layer, keep bool) (bool, error) {
 	return true, u.limit.take(size)
 }
 
-// fetchLayer stores a layer in the cache, uncompressed under its diffID and, if
-// keep is set, unchanged under its digest.
+// fetchLayer stores a layer in the cache, uncompressed and under its diffID. If keep is set, it
+// also stores the compressed blob.
 func (u unpacker) fetchLayer(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, l Layer, keep bool) error {
 	sha := l.Digest.Hex()
 	if keep && !c.Has(sha) {
@@ -256,7 +255,7 @@ func (u unpacker) uncompress(ctx context.Context, c *fetch.Cache, src source, re
 	return u.unpack(ctx, c, io.NewSectionReader(f, 0, l.Size+1), l, window)
 }
 
-// unpack stores a layer's blob in the cache, uncompressed.
+// unpack uncompresses a layer's blob into the cache.
 func (u unpacker) unpack(ctx context.Context, c *fetch.Cache, raw io.Reader, l Layer, window uint64) error {
 	diff := l.DiffID.Hex()
 	r, err := newLayerReader(contextReader{ctx, raw}, l, window)

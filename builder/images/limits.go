@@ -9,37 +9,37 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// A small image can claim any size: a layer of 3 KiB can contain a file of many GiB, or millions of
-// directories. The fields of imageStore raise the limits that a legitimate image may exceed.
+// A small image can claim huge contents: a layer of 3 KiB can contain a file of many GiB, or
+// millions of directories. Fields of imageStore raise the limits that a legitimate image may
+// exceed.
 const (
-	// DefaultMaxLayer is the default limit of a layer's uncompressed bytes.
+	// DefaultMaxLayer is the default limit for the uncompressed size of a layer, in bytes.
 	DefaultMaxLayer = 8 << 30
-	// DefaultMaxFiles is the default limit of files and directories in all
-	// images.
+	// DefaultMaxFiles is the default limit for the number of files and directories in all images.
 	DefaultMaxFiles = 2_000_000
 
-	// imageLayers is the limit of all layers of an image together, as a multiple of one layer's
-	// limit.
+	// imageLayers is the limit for all layers of an image, as a multiple of the limit for one
+	// layer.
 	imageLayers = 4
-	// holeShare limits the holes of sparse files: in all images together they may have 1/holeShare
-	// of a layer's limit. Holes add no bytes to an image.
+	// holeShare limits the holes of sparse files, which add no bytes to an image: all images
+	// together may have holes of 1/holeShare of a layer's limit.
 	holeShare = 8
-	// pathBytes limits the average length of a path.
+	// pathBytes is the largest average length of a path, in bytes.
 	pathBytes = 256
-	// stepsPerFile limits the average number of elements in a path, including the targets of its
-	// symbolic links.
+	// stepsPerFile is the largest average number of elements in a path, including the targets of
+	// its symbolic links.
 	stepsPerFile = 200
 
-	// maxLayers is the number of directories that overlayfs stacks (OVL_MAX_STACK). mountOptions is
-	// the number of bytes for them in the page that mount(2) reads; the rest is for the container's
-	// own directories.
+	// maxLayers is the number of directories that overlayfs can stack (OVL_MAX_STACK). mountOptions
+	// is the space for their names in the page of options of mount(2). The rest of the page is for
+	// the container's own directories.
 	maxLayers    = 500
 	mountOptions = 4096 - 320
 )
 
 // LimitError means that an image exceeds a limit.
 type LimitError struct {
-	What  string // "uncompressed it has more than 8.0 GiB"
+	What  string // such as "uncompressed it has more than 8.0 GiB"
 	Field string // the field that raises the limit, or ""
 }
 
@@ -57,7 +57,7 @@ const (
 
 func (o *Options) maxLayer() int64 { return cmp.Or(o.MaxLayer, DefaultMaxLayer) }
 
-// budget limits the cost of unpacking all images of a store.
+// budget counts the cost of unpacking all images of a store, and limits it.
 type budget struct {
 	maxFiles, maxHoles              int64
 	files, pathLength, steps, holes int64
@@ -67,7 +67,7 @@ func newBudget(o *Options) *budget {
 	return &budget{maxFiles: cmp.Or(o.MaxFiles, DefaultMaxFiles), maxHoles: o.maxLayer() / holeShare}
 }
 
-// name counts a name with a path of that length.
+// name counts a file whose path has the given length.
 func (b *budget) name(length int) error {
 	b.files++
 	b.pathLength += int64(length)
@@ -80,7 +80,7 @@ func (b *budget) name(length int) error {
 	return nil
 }
 
-// step counts a path element.
+// step counts one path element.
 func (b *budget) step() error {
 	if b.steps++; b.steps > b.maxFiles*stepsPerFile {
 		return &LimitError{fmt.Sprintf("the paths of the images' files have more than %d elements in total", b.maxFiles*stepsPerFile), fieldMaxFiles}
@@ -88,7 +88,7 @@ func (b *budget) step() error {
 	return nil
 }
 
-// hole counts a sparse file of size bytes.
+// hole counts the holes of a sparse file of size bytes.
 func (b *budget) hole(size int64) error {
 	if size < 0 || size > b.maxHoles-b.holes {
 		return &LimitError{fmt.Sprintf("together with its %s, the sparse files of the images have more than %s", configs.HumanSize(size), configs.HumanSize(b.maxHoles)), fieldMaxLayer}
@@ -97,10 +97,10 @@ func (b *budget) hole(size int64) error {
 	return nil
 }
 
-// sizeLimit limits the uncompressed bytes of a layer and of its image.
+// sizeLimit limits the uncompressed size of a layer, and of all layers of its image.
 type sizeLimit struct {
 	layer int64
-	image *atomic.Int64 // bytes left for the image
+	image *atomic.Int64 // bytes that the image's other layers may have
 }
 
 func newSizeLimit(o *Options) sizeLimit {
@@ -109,21 +109,21 @@ func newSizeLimit(o *Options) sizeLimit {
 	return sizeLimit{o.maxLayer(), left}
 }
 
-// take counts a layer that is cached uncompressed.
+// take counts a layer that is already uncompressed in the cache.
 func (s sizeLimit) take(size int64) error {
 	l := limited{limit: s}
 	return l.count(size)
 }
 
-// limited is a reader that fails if a layer exceeds its limit.
+// limited is a reader that fails when a layer exceeds its limit.
 type limited struct {
 	r     io.Reader
 	limit sizeLimit
 	n     int64
-	taken int64 // bytes taken from the image's limit
+	taken int64 // bytes counted against the image's limit
 }
 
-// giveBack returns the bytes of a failed layer to the image's limit.
+// giveBack subtracts the bytes of a failed layer from the count of the image.
 func (l *limited) giveBack() {
 	if l.limit.image != nil {
 		l.limit.image.Add(l.taken)
@@ -139,7 +139,7 @@ func (l *limited) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count adds n bytes to the layer and its image.
+// count counts n more bytes for the layer and for its image.
 func (l *limited) count(n int64) error {
 	l.n += n
 	if l.n > l.limit.layer {

@@ -45,8 +45,8 @@ func wantError(t *testing.T, err error, parts ...string) {
 	}
 }
 
-// unpoisoned checks that every blob of the cache has the digest in its name, and that no unfinished
-// file is left.
+// unpoisoned checks that every blob in the cache has the digest that is its name, and that no
+// unfinished file is left.
 func unpoisoned(t *testing.T, c *fetch.Cache) {
 	t.Helper()
 	blobs := filepath.Dir(c.BlobPath("x"))
@@ -74,7 +74,7 @@ func unpoisoned(t *testing.T, c *fetch.Cache) {
 	}
 }
 
-// layout is an OCI layout whose documents a test can change.
+// layout is an OCI layout with documents that a test can change.
 type layout struct {
 	t    *testing.T
 	dir  string
@@ -106,7 +106,7 @@ func (l *layout) read(digest string, doc any) {
 	}
 }
 
-// put stores a document and returns its digest and size.
+// put stores a JSON document and returns its digest and size.
 func (l *layout) put(doc any) (string, int) {
 	l.t.Helper()
 	raw, err := json.Marshal(doc)
@@ -128,7 +128,7 @@ func (l *layout) putRaw(raw []byte) (string, int) {
 
 type jsonDoc = map[string]any
 
-// change edits the first image's manifest and config, and makes the index point to the result.
+// change edits the manifest and config of the first image, and lets the index point to them.
 func (l *layout) change(edit func(manifest, config jsonDoc)) {
 	l.t.Helper()
 	var index, manifest, config jsonDoc
@@ -162,7 +162,7 @@ func layerOf(manifest jsonDoc, n int) jsonDoc { return manifest["layers"].([]any
 func TestBadLayouts(t *testing.T) {
 	const ref = "edgebake.test/a:1"
 	cut := func(t *testing.T, l *layout, compression string) {
-		// The manifest is consistent, but its layer was cut short when it was made.
+		// The manifest is consistent, but its layer is incomplete.
 		var whole bytes.Buffer
 		raw := bytes.Repeat([]byte("data that compresses "), 10000)
 		if compression == "gzip" {
@@ -195,7 +195,7 @@ func TestBadLayouts(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				raw[4] ^= 1 // gzip's time stamp: the blob still uncompresses
+				raw[4] ^= 1 // gzip's time stamp: the blob can still be uncompressed
 				os.WriteFile(name, raw, 0o644)
 			})
 		}, []string{"layer 2 of 2", "expected", "fetch it again"}},
@@ -229,7 +229,7 @@ func TestBadLayouts(t *testing.T) {
 		{"truncated zstd", func(t *testing.T, l *layout) { cut(t, l, "zstd") }, []string{"layer 2 of 2", "uncompressing", "unexpected EOF", "cut short", "its digest is right", "pushed again"}},
 		{"not what it was", func(t *testing.T, l *layout) {
 			l.change(func(m, _ jsonDoc) {
-				// The blob no longer uncompresses, but the error must report its wrong digest.
+				// The blob cannot be uncompressed. Still, the error must report its wrong digest.
 				name := l.blob(layerOf(m, 1)["digest"].(string))
 				raw, err := os.ReadFile(name)
 				if err != nil {
@@ -310,7 +310,7 @@ func TestBadLayouts(t *testing.T) {
 				t.Errorf("%d fixes: %v", fixes, err)
 			}
 			unpoisoned(t, c)
-			// A problem with one image does not affect another.
+			// The other image is not affected.
 			if _, err := resolveAndBake(t, c, o, l.imgs[1:]); err != nil {
 				t.Errorf("the good image: %v", err)
 			}
@@ -335,7 +335,7 @@ func TestMissingPlatformSaysWhichExist(t *testing.T) {
 	img = small("edgebake.test/c:1", "c")
 	img.Variant = "v2"
 	l = newLayout(t, img)
-	// A manifest without an index is accepted with any variant, as in containerd.
+	// As in containerd, a manifest outside an index may have any variant.
 	if _, err = resolveAndBake(t, newCache(t), o, l.imgs); err != nil {
 		t.Error(err)
 	}
@@ -393,7 +393,7 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	_, err := Resolve(t.Context(), newCache(t), l.imgs, testOptions())
 	wantError(t, err, "edgebake.test/c:1", "the layout has no image of that name, only edgebake.test/a:1, edgebake.test/b:1; use one of these as ref", "org.opencontainers.image.ref.name")
 
-	// A short name is shown in full, as the field ref needs it.
+	// The error must show a short name in full, as the field ref requires it.
 	l = newLayout(t, small("edgebake.test/a:1", "a"))
 	var index jsonDoc
 	l.read("", &index)
@@ -408,8 +408,8 @@ func TestMissingNameSaysWhichExist(t *testing.T) {
 	}
 }
 
-// TestSoleImageOfSeveral checks that a request for the only image of a layout or archive that has
-// several fails, and that the error explains how to choose one.
+// TestSoleImageOfSeveral checks that Sole is an error if a layout or archive contains several
+// images, and that the error explains how to select one.
 func TestSoleImageOfSeveral(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"), small("edgebake.test/b:1", "b"))
 	sole := configs.ContainerImage{Ref: Sole, Layout: l.dir}
@@ -436,12 +436,13 @@ func TestAllProblemsAtOnce(t *testing.T) {
 	wantError(t, err, "untagged:1.2.3", "/nonexistent/layout", "/nonexistent/archive.tar", "keep one")
 }
 
-// server is a registry on loopback that serves a layout, and can fail.
+// server is a registry on the loopback interface. It serves a layout, and can fail.
 type server struct {
 	*httptest.Server
 	host string
-	auth string // the user:password that it requires
-	// fail answers a request in place of the registry; false means that it did not.
+	auth string // required user:password
+	// fail, if set, may answer a request instead of the registry. It returns false if it did not
+	// answer.
 	fail func(w http.ResponseWriter, r *http.Request) bool
 	gets atomic.Int64
 	mu   sync.Mutex
@@ -523,11 +524,11 @@ func TestRegistry(t *testing.T) {
 			if _, err := store.Verify(store.NodeFiles(r.Nodes, c), store.Root); err != nil {
 				t.Error(err)
 			}
-			// An insecure registry must be configured.
+			// Without its entry in the configuration, the insecure registry is rejected.
 			_, err = fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries = nil })
 			why := map[string]string{"http": " speaks plain HTTP, not HTTPS; ", "tls": " has a certificate that cannot be verified: "}
 			wantError(t, err, s.host+"/a:1", s.host+why[name], "insecure: true for this host")
-			// The cache now contains all blobs, so only the tag is requested again.
+			// The cache now contains all blobs, so only the tag must be requested.
 			before := s.gets.Load()
 			s.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {
@@ -539,7 +540,7 @@ func TestRegistry(t *testing.T) {
 			if err != nil || s.gets.Load() == before {
 				t.Fatalf("%v after %d requests", err, s.gets.Load()-before)
 			}
-			// With a pinned digest, nothing is requested.
+			// With a digest, nothing is requested.
 			before = s.gets.Load()
 			o := testOptions()
 			o.Registries = []configs.Registry{{Host: s.host, Insecure: true}}
@@ -626,8 +627,8 @@ func TestRegistryFailures(t *testing.T) {
 		w.Write([]byte("not the blob"))
 		return true
 	}
-	// Only the server that should be found silent has a short timeout: a busy machine may need
-	// longer for any other response.
+	// Only the silent server gets a short timeout: on a busy machine, other responses may take
+	// longer.
 	const briefly = 300 * time.Millisecond
 	for _, tt := range []struct {
 		name  string
@@ -664,7 +665,7 @@ func TestRegistryFailures(t *testing.T) {
 				}
 			}
 			unpoisoned(t, c)
-			// The registry works again, and the same cache can be used.
+			// When the registry works again, the same cache must be usable.
 			s.mu.Lock()
 			s.fail = nil
 			s.mu.Unlock()
@@ -691,7 +692,8 @@ func TestRegistryIsRetried(t *testing.T) {
 	}
 }
 
-// TestNextMirrorAfterSpoiledTransfer checks that after a spoiled transfer the next mirror is used.
+// TestNextMirrorAfterSpoiledTransfer checks that the next mirror is used after a transfer that was
+// interrupted or returned wrong bytes.
 func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 	for name, spoil := range map[string]func(raw []byte) []byte{
 		"breaks off":  func(raw []byte) []byte { return raw[:len(raw)/2] },
@@ -729,12 +731,12 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 			if _, err := resolveAndBake(t, c, o, wanted); err != nil || spoiled.Load() != 3 {
 				t.Errorf("%d blobs spoiled, wanted one config and two layers: %v", spoiled.Load(), err)
 			}
-			// One warning from each of the two steps.
+			// Each of the two steps must warn once.
 			if len(warnings) != 2 || !strings.HasPrefix(warnings[0], bad.host) || !strings.HasSuffix(warnings[0], "; trying the next host") {
 				t.Errorf("warnings: %q", warnings)
 			}
 			unpoisoned(t, c)
-			// If all fail, the error names all of them, each with its fix.
+			// If all hosts fail, the error names each of them with its fix.
 			good.mu.Lock()
 			good.fail = func(w http.ResponseWriter, r *http.Request) bool {
 				if strings.Contains(r.URL.Path, "/blobs/") {
@@ -751,8 +753,8 @@ func TestNextMirrorAfterSpoiledTransfer(t *testing.T) {
 	}
 }
 
-// TestBadMirrorsAreAskedLast checks that a mirror that was silent once is used last from then on,
-// for any blob.
+// TestBadMirrorsAreAskedLast checks that after a mirror has timed out once, every blob is first
+// requested from the other hosts.
 func TestBadMirrorsAreAskedLast(t *testing.T) {
 	r := newRegistry(&Options{Registries: []configs.Registry{{Host: "a.test", Mirrors: []string{"b.test", "c.test"}}}}, nil)
 	ref := imageref.Ref{Domain: "a.test", Path: "x", Tag: "1"}
@@ -775,7 +777,7 @@ func TestBadMirrorsAreAskedLast(t *testing.T) {
 	}
 }
 
-// TestBrokenTransferIsRepeated checks that an interrupted transfer starts again.
+// TestBrokenTransferIsRepeated checks that an interrupted transfer is started again.
 func TestBrokenTransferIsRepeated(t *testing.T) {
 	l := newLayout(t, small("edgebake.test/a:1", "a"))
 	s := serve(t, l, httptest.NewServer)
@@ -819,7 +821,7 @@ func TestMirrors(t *testing.T) {
 	if r.Images[0].Ref != "registry.invalid/a:1" || dead.gets.Load() == 0 || mirror.gets.Load() == 0 {
 		t.Errorf("%+v; requests %d and %d", r.Images, dead.gets.Load(), mirror.gets.Load())
 	}
-	// Try a mirror with a path, a mirror given as a URL, and both.
+	// Name the mirror with a path, as a URL, and as a URL with a path.
 	mirror.fail = func(_ http.ResponseWriter, r *http.Request) bool {
 		r.URL.Path = strings.Replace(r.URL.Path, "/copies/of/", "/", 1)
 		return false
@@ -872,12 +874,12 @@ func TestAuthFile(t *testing.T) {
 			t.Errorf("the password is in the message: %v", err)
 		}
 	}
-	// The user's own configuration, as written by Docker Desktop.
+	// This is a user's configuration as Docker Desktop writes it.
 	docker := write(`{"credsStore":"edgebake-none"}`)
 	t.Setenv("DOCKER_CONFIG", filepath.Dir(docker))
 	_, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" })
 	wantError(t, err, docker, "docker-credential-edgebake-none, which", "is not installed", "remove credsStore")
-	s.auth = "" // a registry without login ignores it
+	s.auth = "" // a registry that needs no login ignores it
 	if _, err := fromRegistry(t, newCache(t), s, func(o *Options) { o.Registries[0].AuthFile = "" }); err != nil {
 		t.Errorf("an anonymous pull: %v", err)
 	}

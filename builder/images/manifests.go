@@ -13,30 +13,30 @@ import (
 	"github.com/edgebake/edgebake/configs/imageref"
 )
 
-// Wanted is an image to include and its origin: a field of the Image
-// ("images[2]"), or a manifest ("manifests/app.yaml:12: Deployment web").
+// Wanted is an image to include. It comes from a field of the Image ("images[2]"), or from a
+// manifest ("manifests/app.yaml:12: Deployment web").
 type Wanted struct {
 	configs.ContainerImage
-	Name            imageref.Ref // Ref, parsed; zero if invalid
+	Name            imageref.Ref // Ref parsed; zero if Ref is invalid
 	Field, Manifest string
 }
 
 // Listing is the result of List.
 type Listing struct {
 	Images []Wanted
-	// Mentions are references in manifests that no pod of these manifests runs.
+	// Mentions lists references in manifests that no pod of the manifests runs.
 	Mentions []Found
-	// PassedOver lists custom resources without a pod template, "Prometheus main (app.yaml:3)".
-	// Their operators may start images that no manifest names.
+	// PassedOver lists custom resources without a pod template, such as "Prometheus main
+	// (app.yaml:3)". Their operators may start images that the manifests do not name.
 	PassedOver []string
-	// Notes are warnings about images that nodes may lack.
+	// Notes lists warnings about images that nodes may lack.
 	Notes []string
 }
 
-// List returns all images that an Image needs: the listed ones, those that its manifests run, the
-// sandbox and, if yurthub is a static pod, yurthub. A source in the field images takes precedence.
-// Paths are relative to dir. If List returns an error, the Listing has the images that could be
-// read.
+// List returns all images that an Image needs: the listed images, the images that its manifests
+// run, the sandbox and, if yurthub is a static pod, yurthub. For an image in the field images, that
+// source is used. Paths are relative to dir. If List returns an error, the Listing contains the
+// images that could be read.
 func List(img *configs.Image, dir string) (Listing, error) {
 	var l Listing
 	have := map[imageref.Ref]bool{}
@@ -89,12 +89,12 @@ func List(img *configs.Image, dir string) (Listing, error) {
 	return l, errors.Join(errs...)
 }
 
-// lacks returns warnings about missing images that every node needs.
+// lacks returns warnings about images that every node needs but that are not listed.
 func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	v := img.Kubernetes.Version
 	switch {
 	case v == "":
-		return nil // not a complete Image
+		return nil // an incomplete Image
 	case len(l.Images) == 0 && len(img.ImagesFrom) == 0:
 		return []string{fmt.Sprintf("the image contains no container images, so a node needs a registry for its first pod: for nodes without one, name the pause image in containerd.sandbox, and list the images that every node runs in images, e.g. kube-proxy:%s (`edgebake init --kubeconfig FILE` does both)", v)}
 	}
@@ -107,7 +107,7 @@ func (l *Listing) lacks(img *configs.Image) (notes []string) {
 	return notes
 }
 
-// MentionNotes returns the warnings about Mentions. Notes includes them.
+// MentionNotes returns the warnings about Mentions, which Notes also contains.
 func (l *Listing) MentionNotes() (notes []string) {
 	for n, f := range l.Mentions {
 		if n == maxMentionNotes {
@@ -118,10 +118,10 @@ func (l *Listing) MentionNotes() (notes []string) {
 	return notes
 }
 
-// maxMentionNotes limits the number of notes about mentions.
+// maxMentionNotes is the largest number of warnings about Mentions.
 const maxMentionNotes = 20
 
-// ignoreList holds the patterns of imagesIgnore and records which have matched.
+// ignoreList contains the patterns of imagesIgnore, and records which of them matched.
 type ignoreList struct {
 	patterns []string
 	used     []bool
@@ -131,8 +131,8 @@ func ignoring(patterns []string) *ignoreList {
 	return &ignoreList{patterns, make([]bool, len(patterns))}
 }
 
-// matches reports whether a pattern matches the full reference or the reference as written in the
-// manifest.
+// matches reports whether a pattern matches the full reference, or the reference as the manifest
+// writes it.
 func (l *ignoreList) matches(f Found) bool {
 	found := false
 	for n, p := range l.patterns {
@@ -154,13 +154,13 @@ func (l *ignoreList) unused() (notes []string) {
 	return notes
 }
 
-// fromManifests reads the Kubernetes manifests that the globs match, relative to dir. A glob is an
-// error if it matches no file, or if its files mention no image: a failed kubectl leaves an empty
-// file.
+// fromManifests reads the Kubernetes manifests that match globs, relative to dir. It is an error if
+// a glob matches no file, or if its files mention no image, because a failed kubectl leaves an
+// empty file.
 func fromManifests(dir string, globs []string) (manifestImages, error) {
 	var files []string
-	from := map[string]int{}                // the index of the glob that matched
-	matched := make([][]string, len(globs)) // files that each glob matched
+	from := map[string]int{}                // file → index of the first glob that matches it
+	matched := make([][]string, len(globs)) // the files that each glob matches
 	var errs []error
 	for at, g := range globs {
 		pattern := g
@@ -182,7 +182,7 @@ func fromManifests(dir string, globs []string) (manifestImages, error) {
 		}
 	}
 	var all manifestImages
-	useful := map[string]bool{} // files that mention images, or have an error
+	useful := map[string]bool{} // files that mention images or have an error
 	for _, name := range files {
 		raw, err := readFile(name)
 		if err != nil {
@@ -216,8 +216,7 @@ func byRef(found []Found) []Found {
 	return slices.CompactFunc(found, func(a, b Found) bool { return a.Ref == b.Ref })
 }
 
-// firstOfEach removes duplicate references and keeps the order of files and
-// lines.
+// firstOfEach removes duplicate references. It keeps the order of files and lines.
 func firstOfEach(found []Found) []Found {
 	seen := map[imageref.Ref]bool{}
 	return slices.DeleteFunc(found, func(f Found) bool {
@@ -227,7 +226,7 @@ func firstOfEach(found []Found) []Found {
 	})
 }
 
-// globError returns an error of one of the globs.
+// globError adds the field imagesFrom[at] to an error.
 func globError(at int, err error) error {
 	return &configs.FieldError{Path: fmt.Sprintf("imagesFrom[%d]", at), Err: err}
 }

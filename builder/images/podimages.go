@@ -18,26 +18,26 @@ import (
 // Found is an image reference in a manifest.
 type Found struct {
 	Ref   imageref.Ref
-	Text  string // as in the manifest
-	Where string // "manifests/app.yaml:12: Deployment web"
+	Text  string // as written in the manifest
+	Where string // such as "manifests/app.yaml:12: Deployment web"
 }
 
 // manifestImages is the result of scanning manifests.
 type manifestImages struct {
 	run        []Found  // images that pods run
-	mentions   []Found  // images that are mentioned elsewhere
-	passedOver []string // see Listing
+	mentions   []Found  // other mentioned images
+	passedOver []string // see Listing.PassedOver
 }
 
-// scan is the state of reading one file of manifests.
+// scan is the state of reading one file with manifests.
 type scan struct {
 	file string
 	manifestImages
 	errs []error
 }
 
-// scanManifests reads one file of manifests in YAML or JSON: one or several
-// documents, and Lists. Aliases and merge keys are resolved as kubectl does.
+// scanManifests reads one file with manifests in YAML or JSON. It may contain several documents and
+// Lists. Aliases and merge keys are resolved as in kubectl.
 func scanManifests(file string, raw []byte) (manifestImages, error) {
 	s := scan{file: file}
 	if err := yamltree.TooDense(raw); err != nil {
@@ -97,15 +97,16 @@ func isCustom(apiVersion string) bool {
 	return ok && strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io")
 }
 
-// object is one Kubernetes object that is being walked.
+// object is a Kubernetes object during a walk.
 type object struct {
 	*scan
-	pods bool   // spec is a pod's spec
-	what string // "Deployment web"
+	pods bool   // the field spec is a pod's spec
+	what string // such as "Deployment web"
 	ran  bool   // a pod's spec was found
 }
 
-// walk visits a value at a path of keys; parent is the mapping or list that has it.
+// walk visits a value. path contains the keys that lead to it, and parent is the mapping or list
+// that contains it.
 func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -118,7 +119,7 @@ func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
 	case yaml.SequenceNode:
 		for i, c := range n.Content {
 			if i > 0 && c.Kind == yaml.ScalarNode && imageFlagName.MatchString(n.Content[i-1].Value) {
-				o.mention(c, c.Value) // the value of the preceding flag
+				o.mention(c, c.Value) // c is the value of the flag before it
 				continue
 			}
 			o.walk(c, path, n)
@@ -128,7 +129,7 @@ func (o *object) walk(n *yaml.Node, path []string, parent *yaml.Node) {
 	}
 }
 
-// fields visits the values of a mapping whose keys are not in skip.
+// fields visits the values of a mapping, except for keys in skip.
 func (o *object) fields(n *yaml.Node, path, skip []string) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if key := n.Content[i].Value; !slices.Contains(skip, key) {
@@ -137,8 +138,8 @@ func (o *object) fields(n *yaml.Node, path, skip []string) {
 	}
 }
 
-// isPodSpec reports whether a mapping is a pod's spec: in a Pod, or in a pod template, which every
-// controller has in a field named template.
+// isPodSpec reports whether a mapping is a pod's spec: either of a Pod, or of a pod template, which
+// is always in a field named template.
 func (o *object) isPodSpec(n *yaml.Node, path []string) bool {
 	at := len(path)
 	isSpec := o.pods && at == 1 && path[0] == "spec" || at >= 2 && path[at-2] == "template" && path[at-1] == "spec"
@@ -184,14 +185,14 @@ func (o *object) run(image *yaml.Node) {
 
 func (o *object) where(n *yaml.Node) string { return fmt.Sprintf("%s:%d: %s", o.file, n.Line, o.what) }
 
-// mention records a text if it is an image reference with a tag or digest.
+// mention records a text if it is an image reference with a tag or a digest.
 func (o *object) mention(n *yaml.Node, text string) {
 	if ref, err := imageref.Parse(text); err == nil {
 		o.mentions = append(o.mentions, Found{ref, text, o.where(n)})
 	}
 }
 
-// split records an image that is split into the fields registry, repository and tag.
+// split records an image given as the fields registry, repository and tag.
 func (o *object) split(n *yaml.Node) {
 	repository, tag := yamltree.Get(n, "repository"), yamltree.Text(yamltree.Get(n, "tag"))
 	text := yamltree.Text(repository)
@@ -207,15 +208,14 @@ func (o *object) split(n *yaml.Node) {
 var (
 	imageKey = regexp.MustCompile(`(^i|I|[-_]i)mages?(Name|Ref|Reference|URI|URL|Uri|Url)?$`)
 	imageEnv = regexp.MustCompile(`(^|_)IMAGES?(_|$)`)
-	// A flag with a value, "--name=value".
+	// imageFlag matches a flag with a value, as --name=value.
 	imageFlag = regexp.MustCompile(`^(--?[A-Za-z][-_.A-Za-z0-9]*)=(.+)$`)
-	// A flag whose value is an image, by its name.
+	// imageFlagName matches the name of a flag whose value is an image.
 	imageFlagName = regexp.MustCompile(`^--?([A-Za-z][-_.A-Za-z0-9]*)?[iI]mages?$`)
 )
 
-// scalar records a text whose context shows that it is an image: the value of a key or variable
-// with a name such as image, the value of a flag, or a reference that begins with a registry's
-// host.
+// scalar records a text that is an image according to its context: the value of a key or variable
+// such as image, the value of a flag, or a reference that begins with the host of a registry.
 func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	text, key := n.Value, ""
 	if len(path) > 0 {
@@ -230,7 +230,7 @@ func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 		if strings.Contains(flag[2], "/") || imageFlagName.MatchString(flag[1]) {
 			o.mention(n, flag[2])
 		}
-	case strings.ContainsAny(text, " \n"): // a document or a command line in a string
+	case strings.ContainsAny(text, " \n"): // a document or a command line
 		for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" \t\r\n\"'`,;=()[]{}<>|&$", r) }) {
 			if hasRegistry(word) {
 				o.mention(n, word)
@@ -241,8 +241,8 @@ func (o *object) scalar(n *yaml.Node, path []string, parent *yaml.Node) {
 	}
 }
 
-// hasRegistry reports whether a text begins with a registry's host, as
-// registry.example.com/app:1 and localhost:5000/app:1 do.
+// hasRegistry reports whether a text begins with the host of a registry, as in
+// registry.example.com/app:1 or localhost:5000/app:1.
 func hasRegistry(text string) bool {
 	host, _, ok := strings.Cut(text, "/")
 	return ok && (strings.ContainsAny(host, ".:") || host == "localhost")

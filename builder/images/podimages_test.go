@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// TestPodImages lists the images that are baked and those that are only mentioned, for manifests of
-// many kinds.
+// TestPodImages checks which images are baked and which are only mentioned, for many kinds of
+// manifests.
 func TestPodImages(t *testing.T) {
 	for name, c := range map[string]struct {
 		manifest          string

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/test/imagetest"
 )
 
-// TestSizesInDescriptors checks that a blob's size in a manifest or an index is compared with the
-// blob, whether the blob is in the cache or not.
+// TestSizesInDescriptors checks that a blob must have the size given in the manifest or index, even
+// if it is already in the cache.
 func TestSizesInDescriptors(t *testing.T) {
 	resize := map[string]func(l *layout, size int) string{
 		"config": func(l *layout, size int) string {
@@ -67,7 +67,7 @@ func TestSizesInDescriptors(t *testing.T) {
 	}
 }
 
-// TestVerdictIsTheSameWithAnyCache checks that a layer's blob is verified completely before it is
+// TestVerdictIsTheSameWithAnyCache checks that a layer's blob is completely verified before it is
 // accepted, even if the cache has the same contents from another blob.
 func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
 	const good, bad = "edgebake.test/good:1", "edgebake.test/bad:1"
@@ -143,7 +143,7 @@ func TestVerdictIsTheSameWithAnyCache(t *testing.T) {
 	}
 }
 
-// TestLimitIsTheSameWithAnyCache checks that cached layers count against maxLayerSize too.
+// TestLimitIsTheSameWithAnyCache checks that cached layers also count against maxLayerSize.
 func TestLimitIsTheSameWithAnyCache(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, strings.Repeat("a", 2<<20)))}})
 	c, o := newCache(t), testOptions()
@@ -155,8 +155,8 @@ func TestLimitIsTheSameWithAnyCache(t *testing.T) {
 	wantError(t, err, "edgebake.test/a:1", "layer 1 of 1", "more than 1Mi", "imageStore.maxLayerSize")
 }
 
-// TestKnownLayersNeedNoSource checks that no source is opened for layers whose blobs were verified.
-// A new blob with known contents is still read once.
+// TestKnownLayersNeedNoSource checks that no source is opened for layers whose blobs were already
+// verified. A new blob with known contents is read once.
 func TestKnownLayersNeedNoSource(t *testing.T) {
 	layer := imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))
 	other := layer
@@ -181,8 +181,8 @@ func TestKnownLayersNeedNoSource(t *testing.T) {
 	}
 }
 
-// TestDamagedLayerIsNotWanted checks that a damaged cached copy of a layer's blob does not make the
-// image invalid, and that the blob is fetched again if it is needed.
+// TestDamagedLayerIsNotWanted checks that a damaged blob in the cache does not make the image
+// invalid, and that the blob is fetched again if it is needed.
 func TestDamagedLayerIsNotWanted(t *testing.T) {
 	l := newLayout(t, imagetest.Image{Ref: "edgebake.test/a:1", Layers: []imagetest.Layer{imagetest.Script(imagetest.File("a", 0o644, 0, 0, "a"))}})
 	dir := t.TempDir()
@@ -215,7 +215,7 @@ func TestDamagedLayerIsNotWanted(t *testing.T) {
 	}
 }
 
-// rewrite edits the first image's manifest without adjusting any size.
+// rewrite edits the manifest of the first image, but no size or digest that refers to it.
 func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
 	l.t.Helper()
 	var index, manifest jsonDoc
@@ -228,11 +228,11 @@ func (l *layout) rewrite(edit func(manifest jsonDoc)) string {
 	return entry["digest"].(string)
 }
 
-// TestMediaTypeIsTheDocuments checks that the media type on the node is the one in the document,
-// whatever the descriptors and the cache contain.
+// TestMediaTypeIsTheDocuments checks that the media type on the node is the document's own,
+// independent of descriptors and of the cache.
 func TestMediaTypeIsTheDocuments(t *testing.T) {
 	for name, test := range map[string]struct {
-		own  any // in the document; nil for none
+		own  any // media type in the document; nil for none
 		want string
 	}{
 		"OCI": {ociManifest, ociManifest}, "docker": {dockerManifest, dockerManifest}, "none": {nil, ociManifest},

@@ -24,16 +24,15 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// registrySource fetches from the registry that a reference names, or from its
-// mirrors.
+// registrySource fetches blobs from the registry in a reference, or from its mirrors.
 type registrySource struct {
 	stall, wait time.Duration
-	config      map[string]configs.Registry // by host
+	config      map[string]configs.Registry // host → configuration
 	at          func(string) string         // makes a path absolute
 
 	mu       sync.Mutex
-	pullers  map[string]*remote.Puller // by host
-	timeouts map[string]int            // number of timeouts by host
+	pullers  map[string]*remote.Puller // host → client
+	timeouts map[string]int            // host → number of timeouts
 	warned   map[string]bool
 	warn     func(text string)
 }
@@ -55,22 +54,21 @@ func newRegistry(o *Options, at func(string) string) *registrySource {
 	return r
 }
 
-// name is empty: the registry is part of the reference, and errors name the mirror.
+// name returns "": the reference contains the registry, and errors name the mirror.
 func (r *registrySource) name() string { return "" }
 func (r *registrySource) Close() error { return nil }
 
-// endpoint is a repository on a registry or mirror.
+// endpoint is a repository on a registry or on a mirror.
 type endpoint struct {
-	host string // host[:port]
+	host string // host or host:port
 	repo string
 }
 
-// endpoints lists the mirrors of a registry, then the registry.
+// endpoints returns the mirrors of a registry, followed by the registry itself.
 func (r *registrySource) endpoints(ref imageref.Ref) []endpoint {
 	var es []endpoint
 	for _, m := range r.config[ref.Domain].Mirrors {
-		// Ignore the URL's scheme: plain HTTP is used only for hosts that are configured as
-		// insecure.
+		// Ignore the URL's scheme: edgebake uses plain HTTP only for hosts with insecure: true.
 		m = strings.TrimPrefix(strings.TrimPrefix(m, "https://"), "http://")
 		host, prefix, _ := strings.Cut(strings.Trim(m, "/"), "/")
 		repo := ref.Path
@@ -82,8 +80,7 @@ func (r *registrySource) endpoints(ref imageref.Ref) []endpoint {
 	return append(es, endpoint{ref.Domain, ref.Path})
 }
 
-// puller returns the client for a host, which keeps its connections and
-// tokens.
+// puller returns the client for a host. It keeps the connections and tokens of the host.
 func (r *registrySource) puller(host string) (*remote.Puller, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,11 +118,11 @@ func (r *registrySource) repository(e endpoint) (name.Repository, error) {
 	return name.NewRepository(e.host+"/"+e.repo, opts...)
 }
 
-// attempts is the number of times that a transfer from a host is tried.
+// attempts is how often a transfer from one host is tried.
 const attempts = 3
 
-// each calls f for the endpoints in turn until one succeeds. Hosts that timed out before come last.
-// digest is empty for a request by name. f reports whether a transfer had begun.
+// each calls f for the endpoints in turn until one call succeeds. Hosts that have timed out come
+// last. digest is empty for a request by tag. f reports whether the transfer had begun.
 func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imageref.Digest, f func(*remote.Puller, name.Repository) (begun bool, err error)) error {
 	es := r.endpoints(ref)
 	r.mu.Lock()
@@ -145,7 +142,7 @@ func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imag
 		if begun && transfer.IsBroken(err) {
 			return failed
 		}
-		// The client library has already retried, and wrong bytes would be sent again.
+		// The client library has already retried, and a host would send the same wrong bytes again.
 		return transfer.Final(failed)
 	})
 	var all *transfer.Failures
@@ -159,7 +156,7 @@ func (r *registrySource) each(ctx context.Context, ref imageref.Ref, digest imag
 	return answers.join()
 }
 
-// ask calls f with the client of an endpoint.
+// ask calls f with the client for an endpoint.
 func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository) (bool, error)) (begun bool, err error) {
 	p, err := r.puller(e.host)
 	if err != nil {
@@ -172,14 +169,13 @@ func (r *registrySource) ask(e endpoint, f func(*remote.Puller, name.Repository)
 	return f(p, repo)
 }
 
-// wrongBytes reports whether the bytes of a blob do not match its digest or
-// size.
+// wrongBytes reports whether err means that a blob's bytes do not match its digest or size.
 func wrongBytes(err error, digest imageref.Digest) bool {
 	var wrong *fetch.DigestError
 	return errors.Is(err, errTooLong) || errors.As(err, &wrong) && wrong.Want == digest.Hex()
 }
 
-// failed counts the timeouts of a host, and warns once about each host that causes a delay.
+// failed counts the timeouts of each host. For each host that causes a delay, it warns once.
 func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -202,7 +198,7 @@ func (r *registrySource) failed(e *registry.Error, begun, others bool) {
 	r.warn(e.Error() + "; " + goOn)
 }
 
-// endpointErrors lists the errors of a registry and its mirrors, each with its own fix.
+// endpointErrors contains the errors of a registry and its mirrors. Each has its own fix.
 type endpointErrors []*registry.Error
 
 func (es endpointErrors) join() error {
@@ -242,11 +238,11 @@ func (r *registrySource) root(ctx context.Context, ref imageref.Ref) (Descriptor
 		if !strings.HasPrefix(strings.TrimSpace(string(got.Manifest)), "{") {
 			return false, fmt.Errorf("%w (its type is %q)", registry.ErrNoManifest, got.MediaType)
 		}
-		// Prefer the type in the manifest: the digest does not cover the type in the response's
+		// Use the type in the manifest: the digest does not cover the type in the response's
 		// header.
 		d = Descriptor{Size: got.Size}
 		if _, err := parseManifest(got.Manifest, &d.MediaType); err != nil {
-			d.MediaType = string(got.MediaType) // parseManifest checks it again, and reports the error
+			d.MediaType = string(got.MediaType) // parseManifest checks it later and reports the error
 		}
 		d.Digest, err = imageref.ParseDigest(got.Digest.String())
 		return false, err
@@ -283,19 +279,19 @@ func (r *registrySource) fetch(ctx context.Context, ref imageref.Ref, d Descript
 	})
 }
 
-// unverified hides the client library's digest errors: the readers of a source verify the bytes and
-// return better errors.
+// unverified replaces the client library's digest errors, because the package verifies all bytes
+// itself and returns better errors.
 type unverified struct{ io.Reader }
 
 func (u unverified) Read(p []byte) (int, error) {
 	n, err := u.Reader.Read(p)
-	if err != nil && strings.Contains(err.Error(), "error verifying") { // its type is internal
+	if err != nil && strings.Contains(err.Error(), "error verifying") { // the type of this error is internal
 		err = io.EOF
 	}
 	return n, err
 }
 
-// fixOf returns what a person can do about a failed fetch, or "".
+// fixOf returns the remedy for a failed fetch, or "".
 func fixOf(err error) string {
 	fix := registry.Fix(err, registry.Words{
 		Login:    "log in to the registry, or name a file with credentials as authFile in registries:",

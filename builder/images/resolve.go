@@ -24,9 +24,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Resolve pins images: it looks up what each reference currently points to, and the manifest for
-// the platform. It stores manifests and configs in the cache, but no layers. It reports the
-// problems of all images at once. The result is sorted by reference, without duplicates.
+// Resolve pins images: it finds out to which index or manifest each reference points now, and
+// selects the manifest for the platform. It stores manifests and configs in the cache, but no
+// layers. The result is sorted by reference, without duplicates. The error contains the problems of
+// all images.
 func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage, o Options) ([]Pinned, error) {
 	if o.Arch == "" {
 		return nil, errors.New("resolving images: no architecture given")
@@ -42,7 +43,7 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 		}
 	})
 	if i := slices.IndexFunc(errs, fetch.NoSpace); i >= 0 {
-		return nil, errs[i] // the others have the same cause
+		return nil, errs[i] // the other images failed for the same reason
 	}
 	pinned = slices.DeleteFunc(pinned, func(p *Pinned) bool { return p == nil })
 	slices.SortFunc(pinned, func(a, b *Pinned) int { return strings.Compare(a.Ref.String(), b.Ref.String()) })
@@ -69,8 +70,8 @@ func Resolve(ctx context.Context, c *fetch.Cache, imgs []configs.ContainerImage,
 	return out, nil
 }
 
-// ImageError is a problem with one image. The caller can name the field or the
-// manifest that needs the image.
+// ImageError is a problem with one image. The caller adds the field or the manifest that needs the
+// image.
 type ImageError struct {
 	Image configs.ContainerImage
 	Err   error
@@ -89,8 +90,8 @@ func sourceOf(img configs.ContainerImage) string {
 	return "from its registry"
 }
 
-// parallel calls f for 0 to n-1, several at a time: each call waits for the
-// network, the disk and the processor in turn.
+// parallel calls f with 0 to n-1, several calls at a time, since each waits for the network, the
+// disk and the processor in turn.
 func parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -113,7 +114,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, err
 	}
-	// A pinned digest does not change the name on the node.
+	// A pinned digest is not part of the name on the node.
 	p := &Pinned{Ref: ref, Source: img}
 	named := ref.String()
 	if img.Digest != "" {
@@ -140,7 +141,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	if err != nil {
 		return nil, badBlob("manifest", p.Target, ref, src, err)
 	}
-	// The digest may pin the index, or the manifest in it.
+	// The digest may be that of the index, or that of a manifest in it.
 	pinsTarget := ref.Digest == "" || ref.Digest == p.Target.Digest
 	p.Manifest = p.Target
 	platformKnown := false
@@ -169,8 +170,7 @@ func resolveOne(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	return p, nil
 }
 
-// findRoot returns the index or manifest that a reference points to. Errors
-// name the image.
+// findRoot returns the index or manifest to which a reference points. Its errors name the image.
 func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref imageref.Ref) (Descriptor, error) {
 	root, known, err := cachedRoot(c, p.Source, ref)
 	if !known && err == nil {
@@ -186,8 +186,8 @@ func findRoot(ctx context.Context, c *fetch.Cache, src source, p *Pinned, ref im
 	return root, fmt.Errorf("%s: %s: %w", label(p.Ref.String()), src.name(), err)
 }
 
-// cachedRoot looks up a digest in the cache instead of asking the registry, so that a build whose
-// lock pins everything needs no network.
+// cachedRoot looks up the digest of a registry's image in the cache. With it, a build needs no
+// network if the lock pins everything.
 func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d Descriptor, known bool, err error) {
 	if ref.Digest == "" || img.Layout != "" || img.Archive != "" {
 		return d, false, nil
@@ -206,9 +206,8 @@ func cachedRoot(c *fetch.Cache, img configs.ContainerImage, ref imageref.Ref) (d
 }
 
 // parseManifest decodes an index or a manifest as containerd does. It sets the media type to the
-// one in the document or, if the document has none, to OCI's type for its contents, so that the
-// type depends on the digest alone. It rejects an index whose descriptor calls it a manifest, and a
-// manifest called an index.
+// document's own or, if there is none, to OCI's type for the contents. So the type depends on the
+// digest alone. It rejects an index whose descriptor has the type of a manifest, and vice versa.
 func parseManifest(raw []byte, mediaType *string) (manifestDoc, error) {
 	var parts struct {
 		MediaType string          `json:"mediaType"`
@@ -259,8 +258,8 @@ var (
 	errIsIndex    = errors.New("the descriptor says manifest, but the blob is an index; have the image pushed again")
 )
 
-// readStrict decodes a document into containerd's own type: containerd could not run an image that
-// it cannot decode.
+// readStrict decodes a document into containerd's own type. containerd could not run the image if
+// this fails.
 func readStrict(raw []byte, into any) error {
 	if err := json.Unmarshal(raw, into); err != nil {
 		return fmt.Errorf("containerd cannot read it: %w; have the image built again", plainJSON(err))
@@ -268,7 +267,7 @@ func readStrict(raw []byte, into any) error {
 	return nil
 }
 
-// checkRun rejects settings that would keep runc from starting any container of the image.
+// checkRun rejects settings with which runc could start no container of the image.
 func checkRun(c *ocispec.ImageConfig) error {
 	for i, e := range c.Env {
 		if !strings.Contains(e, "=") || strings.Contains(e, "\x00") {
@@ -281,7 +280,7 @@ func checkRun(c *ocispec.ImageConfig) error {
 	return nil
 }
 
-// plainJSON rewrites a JSON error without Go's types.
+// plainJSON rewrites the message of a JSON error without Go's types.
 func plainJSON(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
@@ -294,7 +293,7 @@ func plainJSON(err error) error {
 	return err
 }
 
-// indexReader finds the manifest for a platform in an index.
+// indexReader selects the manifest for a platform in an index.
 type indexReader struct {
 	ctx   context.Context
 	cache *fetch.Cache
@@ -302,30 +301,30 @@ type indexReader struct {
 	ref   imageref.Ref
 	arch  string
 
-	have []string // platforms, for a message
-	errs []error  // errors of entries that cannot be read
-	read int      // number of documents that were read
+	have []string // platforms in the index, for a message
+	errs []error  // entries that cannot be read
+	read int      // number of documents read
 }
 
-// chosen is a manifest found in an index.
+// chosen is the manifest selected in an index.
 type chosen struct {
 	Descriptor
 	doc manifestDoc
-	// direct means that containerd would not find the manifest, since it examines only one entry of
-	// an index.
+	// direct means that containerd would not find the manifest, because it examines only one entry
+	// of an index.
 	direct bool
-	// platformKnown means that the index gives the platform, which overrides the config's.
+	// platformKnown means that the index gives a platform. It takes precedence over the config's.
 	platformKnown bool
 }
 
 const (
-	maxIndexes  = 8   // nesting depth
-	maxIndexDoc = 100 // documents read to find their platforms
+	maxIndexes  = 8   // largest nesting depth of indexes
+	maxIndexDoc = 100 // documents that are read to find their platforms, at most
 )
 
-// choose searches an index in containerd's order: entries for the platform, then entries without a
-// platform, whose configs give it. containerd stops at the first entry; choose continues, and the
-// image's name then points to the manifest that it found. It returns nil if it finds none.
+// choose searches an index in the same order as containerd: entries for the platform, then entries
+// without a platform, whose configs contain it. containerd stops after one entry. choose continues,
+// and then the image's name must point to the manifest itself. It returns nil if no entry matches.
 func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	if depth > maxIndexes {
 		r.errs = append(r.errs, fmt.Errorf("more than %d indexes are nested; name the manifest by its digest", maxIndexes))
@@ -359,8 +358,8 @@ func (r *indexReader) choose(index manifestDoc, depth int) (*chosen, error) {
 	return nil, nil
 }
 
-// unanswered reports whether the registry may have an entry that it did not return. Choosing
-// another entry would make the image depend on the day of the build.
+// unanswered reports whether the registry may have an entry that it failed to return. Then another
+// entry must not be selected, since the image would depend on the day of the build.
 func unanswered(err error) bool {
 	switch e := err.(type) {
 	case *registry.Error:
@@ -374,8 +373,7 @@ func unanswered(err error) bool {
 	return false
 }
 
-// entry checks one entry of an index. It returns nil if the entry does not
-// match.
+// entry checks one entry of an index. It returns nil if the entry does not match.
 func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
 	if !isIndex(e.MediaType) && !isManifest(e.MediaType) {
 		return nil, nil
@@ -423,7 +421,7 @@ func (r *indexReader) entry(e ocispec.Descriptor, depth int) (*chosen, error) {
 	return &chosen{Descriptor: d, doc: doc, platformKnown: e.Platform != nil}, nil
 }
 
-// nothing returns the error that says why no manifest was found.
+// nothing returns the error for an index without a matching manifest. It contains the reason.
 func (r *indexReader) nothing() error {
 	if len(r.errs) > 0 {
 		return errors.Join(r.errs...)
@@ -446,8 +444,8 @@ func platformName(p ocispec.Platform) string {
 	return s
 }
 
-// fits reports whether the platform's programs run on every machine of that arch. It normalizes
-// names like containerd (platforms.Normalize).
+// fits reports whether every machine of the architecture arch can run the platform's programs. It
+// normalizes names like containerd (platforms.Normalize).
 func fits(p ocispec.Platform, arch string) bool {
 	os, of, variant := strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	switch of {
@@ -468,7 +466,7 @@ func fits(p ocispec.Platform, arch string) bool {
 	return variant == ""
 }
 
-// readConfig reads the image's config and pairs its diffIDs with the layers.
+// readConfig reads the image's config and assigns its diffIDs to the layers.
 func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, doc manifestDoc, arch string, platformKnown bool) error {
 	for _, d := range append([]ocispec.Descriptor{doc.Config}, doc.Layers...) {
 		if d.Size < 0 {
@@ -497,8 +495,9 @@ func (p *Pinned) readConfig(ctx context.Context, c *fetch.Cache, src source, ref
 	if err := checkRun(&image.Config); err != nil {
 		return fail("%w; have the image built again", err)
 	}
-	// As in containerd, the index's platform takes precedence, and a config without one fits any.
-	// The config's variant is ignored: without an index, the manifest was named explicitly.
+	// As in containerd, the index's platform takes precedence, and a config without a platform fits
+	// any. The config's variant is ignored, because without an index the reference names the
+	// manifest itself.
 	if platform := image.Platform; !platformKnown && platform.Architecture != "" && !fits(ocispec.Platform{OS: platform.OS, Architecture: platform.Architecture}, arch) {
 		return fail("the image is for %s, not for linux/%s; choose an image for this architecture, or build the disk image for another arch", platformName(platform), arch)
 	}

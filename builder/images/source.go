@@ -16,15 +16,15 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// source provides an image's blobs: a registry, or the files of an OCI layout
-// or archive. Its data is not trusted; callers verify it.
+// source provides the blobs of images: from a registry, or from the files of an OCI layout or
+// archive. The caller must verify them.
 type source interface {
-	// root returns the index or manifest that the reference points to.
+	// root returns the index or manifest to which the reference points.
 	root(ctx context.Context, ref imageref.Ref) (Descriptor, error)
-	// fetch calls take with the content of a blob or manifest. If a transfer breaks off or returns
-	// wrong bytes, and attempts are left, fetch calls take again from the beginning.
+	// fetch calls take with the content of a blob or manifest. If the transfer fails or returns
+	// wrong bytes, fetch may call take again with the content from the beginning.
 	fetch(ctx context.Context, ref imageref.Ref, d Descriptor, take func(io.Reader) error) error
-	// name returns the name of the source for messages.
+	// name returns the name of the source for messages, or "".
 	name() string
 	io.Closer
 }
@@ -48,11 +48,11 @@ func openSource(ctx context.Context, c *fetch.Cache, img configs.ContainerImage,
 	return newRegistry(o, at), nil
 }
 
-// maxDoc is the largest manifest or config we read. Registries limit
-// manifests to 4 MiB.
+// maxDoc is the largest accepted size of a manifest or config, in bytes. Registries limit manifests
+// to 4 MiB.
 const maxDoc = 8 << 20
 
-// readDoc reads a manifest, index or config into the cache and returns it.
+// readDoc reads a manifest, index or config through the cache.
 func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, what string, d Descriptor) ([]byte, error) {
 	fail := func(err error) ([]byte, error) { return nil, blobError(what, d, ref, src, err) }
 	sha := d.Digest.Hex()
@@ -86,8 +86,8 @@ func readDoc(ctx context.Context, c *fetch.Cache, src source, ref imageref.Ref, 
 	return b, nil
 }
 
-// checkSize compares a blob's size with its descriptor, which readers of a store or an archive rely
-// on.
+// checkSize compares the size of a blob with its descriptor: readers of a store or an archive rely
+// on the descriptor.
 func checkSize(d Descriptor, size int64) error {
 	if size != d.Size {
 		return fmt.Errorf("the blob has %d bytes, but the descriptor says %d: have the image pushed again", size, d.Size)
@@ -104,18 +104,17 @@ func checkCached(c *fetch.Cache, d Descriptor) error {
 	return checkSize(d, fi.Size())
 }
 
-// blobError returns the error of a blob that could not be fetched, with its
-// source and a fix.
+// blobError returns the error for a blob that could not be fetched, with the source.
 func blobError(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// badBlob returns the error of a blob that was fetched, but is invalid.
+// badBlob returns the error for a blob that was fetched but is invalid.
 func badBlob(what string, d Descriptor, ref imageref.Ref, src source, err error) error {
 	return &BlobError{Read: true, What: what, Digest: string(d.Digest), MediaType: d.MediaType, Ref: ref.String(), Source: src.name(), Err: err}
 }
 
-// listed converts a descriptor as describe does, but returns a BlobError.
+// listed converts a descriptor as describe does. Its error is a BlobError.
 func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (Descriptor, error) {
 	d, err := describe(l)
 	if err != nil {
@@ -124,10 +123,10 @@ func listed(what string, l ocispec.Descriptor, ref imageref.Ref, src source) (De
 	return d, nil
 }
 
-// BlobError is a failure to fetch or to decode one blob of an image.
+// BlobError is the failure to fetch or to decode a blob of an image.
 type BlobError struct {
-	Read      bool   // the blob was fetched
-	What      string // "layer 3", "config", "manifest"
+	Read      bool   // the blob was fetched, but is invalid
+	What      string // such as "layer 3", "config" or "manifest"
 	Digest    string
 	MediaType string
 	Ref       string
@@ -145,7 +144,7 @@ func (e *BlobError) Error() string {
 		s += " " + e.Digest
 	}
 	s += ": " + e.Err.Error()
-	var several endpointErrors // the errors of a registry and its mirrors, which have their own fixes
+	var several endpointErrors // errors of a registry and its mirrors contain their own fixes
 	if c := fixOf(e.Err); c != "" && !errors.As(e.Err, &several) {
 		s += "; " + c
 	}
@@ -169,7 +168,7 @@ func from(source string) string {
 
 func (e *BlobError) Unwrap() error { return e.Err }
 
-// manifestDoc is an index or a manifest, depending on its media type.
+// manifestDoc is an index or a manifest. The media type determines which.
 type manifestDoc struct {
 	Config    ocispec.Descriptor   `json:"config"`
 	Layers    []ocispec.Descriptor `json:"layers"`

@@ -9,12 +9,12 @@ import (
 	"github.com/edgebake/edgebake/configs"
 )
 
-// sources opens each layout, archive and registry once for all its layers.
+// sources opens each layout, archive and registry only once.
 type sources struct {
 	cache   *fetch.Cache
 	options *Options
 
-	large sync.Mutex // see unpacker
+	large sync.Mutex // see unpacker.large
 
 	mu   sync.Mutex
 	open map[configs.ContainerImage]func() (source, error)
@@ -25,7 +25,7 @@ func newSources(c *fetch.Cache, o *Options) *sources {
 }
 
 func (s *sources) get(ctx context.Context, img configs.ContainerImage) (source, error) {
-	// All images from one location share a source.
+	// Images from the same layout, archive or registry share a source.
 	key := configs.ContainerImage{Layout: img.Layout, Archive: img.Archive}
 	s.mu.Lock()
 	open := s.open[key]
@@ -45,8 +45,7 @@ func (s *sources) close() {
 	}
 }
 
-// fetch stores layer j of an image in the cache. It opens nothing if the cache
-// has the layer.
+// fetch stores layer j of an image in the cache. If the cache has the layer, it opens no source.
 func (s *sources) fetch(ctx context.Context, p *Pinned, j int, keep bool, limit sizeLimit) error {
 	l, what := p.Layers[j], fmt.Sprintf("layer %d of %d", j+1, len(p.Layers))
 	u := unpacker{limit, &s.large}

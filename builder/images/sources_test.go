@@ -24,7 +24,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// tarDir packs a directory.
+// tarDir packs a directory as a tar.
 func tarDir(t *testing.T, dir string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -38,8 +38,8 @@ func tarDir(t *testing.T, dir string) []byte {
 	return buf.Bytes()
 }
 
-// dockerSave makes an archive as old `docker save` did: layers by name, without digests. One layer
-// is a link to a layer of another image.
+// dockerSave makes an archive like old versions of `docker save`: layers have names, but no
+// digests. One layer is a link to a layer of another image.
 func dockerSave(t *testing.T, refs ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -151,8 +151,8 @@ func TestArchivesAsSources(t *testing.T) {
 	}
 }
 
-// rewritten is an archive that changes before its third reading. The first reading detects its
-// compression, the second computes its digest.
+// rewritten is an archive that changes before it is read for the third time. The first time, its
+// compression is detected; the second time, its digest is computed.
 type rewritten struct {
 	*os.File
 	reads int
@@ -166,8 +166,8 @@ func (f *rewritten) ReadAt(p []byte, off int64) (int, error) {
 	return f.File.ReadAt(p, off)
 }
 
-// TestArchiveChangesWhileRead checks that an archive that changes while it is uncompressed is an
-// error, and that its new content is not cached as the old one.
+// TestArchiveChangesWhileRead checks that it is an error if an archive changes while it is
+// uncompressed, and that its new content is not cached under the old digest.
 func TestArchiveChangesWhileRead(t *testing.T) {
 	for _, how := range []string{"gzip", "zstd"} {
 		t.Run(how, func(t *testing.T) {
@@ -260,7 +260,7 @@ func TestModeImport(t *testing.T) {
 	if err := json.NewDecoder(in).Decode(&index); err != nil || len(index.Archives) != 2 {
 		t.Fatalf("%+v, %v", index, err)
 	}
-	// A generated image can be baked again: it is complete.
+	// The generated archive is complete, so it can be baked.
 	out := t.TempDir()
 	var again []configs.ContainerImage
 	for _, a := range index.Archives {
@@ -363,7 +363,7 @@ func TestImagesfromManifests(t *testing.T) {
 	_, err = fromManifests(dir, []string{"b*.yaml", "none/*.yaml"})
 	wantError(t, err, "bad.yaml:3: Pod x", "untagged:1.2.3", `"A B"`, "broken.yaml", "no file matches", "bomb.yaml: line 2: the alias *x")
 
-	// The file is empty after a failed kubectl, or if the cluster has no pods.
+	// A failed kubectl leaves an empty file, and so does a cluster without pods.
 	write("empty.yaml", "")
 	write("text.yaml", "The connection to the server localhost:8080 was refused")
 	write("list.yaml", "apiVersion: v1\nkind: List\nitems: []\n")

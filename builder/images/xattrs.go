@@ -10,8 +10,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// checkXattr reports whether an entry keeps an extended attribute of its layer. containerd sets
-// each with lsetxattr(2): it ignores unknown namespaces, and fails if the kernel rejects a value.
+// checkXattr reports whether an entry keeps an extended attribute from its layer. containerd sets
+// each with lsetxattr(2). It ignores unknown namespaces, and fails if the kernel rejects the value.
 func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	if name == "" || len(name) > maxName || strings.ContainsRune(name, 0) {
 		return false, fmt.Errorf("the name has %d bytes: want 1 to %d, and no zero byte", len(name), maxName)
@@ -24,7 +24,7 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case name == xattrACL || name == xattrDefault:
 		return e.checkACL(name, value)
 	case namespace != "user" && namespace != "security":
-		// A layer could control overlayfs with trusted.*; the remaining namespaces belong to other
+		// With trusted.*, a layer could control overlayfs. The remaining namespaces belong to other
 		// systems.
 		return false, nil
 	case rest == "":
@@ -32,12 +32,12 @@ func (e *entry) checkXattr(name, value string) (keep bool, err error) {
 	case name == xattrCaps:
 		return true, tree.CheckCapability(name, value)
 	case namespace == "user":
-		return e.IsRegular() || e.IsDir(), nil // other types cannot have user attributes
+		return e.IsRegular() || e.IsDir(), nil // the kernel does not allow user attributes on other types
 	}
 	return true, nil
 }
 
-// Tags of an ACL's entries, see acl(5).
+// Tags of the entries of an ACL: see acl(5).
 const (
 	aclUserObj  = 0x01
 	aclUser     = 0x02
@@ -47,7 +47,7 @@ const (
 	aclOther    = 0x20
 )
 
-// checkACL checks an ACL like the kernel (posix_acl_from_xattr, posix_acl_valid).
+// checkACL checks an ACL as the kernel does (posix_acl_from_xattr, posix_acl_valid).
 func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	b := []byte(value)
 	switch {
@@ -58,7 +58,7 @@ func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	case len(b) < 4:
 		return false, fmt.Errorf("the value of %d bytes is not a POSIX ACL", len(b))
 	case binary.LittleEndian.Uint32(b) != 2:
-		return false, nil // another version: the kernel ignores it like an unknown namespace
+		return false, nil // unknown version, which the kernel ignores
 	case len(b)%8 != 4:
 		return false, fmt.Errorf("the value of %d bytes is not a POSIX ACL", len(b))
 	case len(b) == 4:
@@ -69,8 +69,7 @@ func (e *entry) checkACL(name, value string) (keep bool, err error) {
 	return true, validACL(b[4:])
 }
 
-// validACL checks the order of the entries: the owner, users, the group,
-// groups, the mask, others.
+// validACL checks the order of the entries: owner, users, group, groups, mask, others.
 func validACL(b []byte) error {
 	last, named, mask := uint16(0), false, false
 	seen := map[uint16]bool{}
@@ -96,8 +95,8 @@ func validACL(b []byte) error {
 	return nil
 }
 
-// aclWithMode gives an ACL the permissions of a mode, as chmod(2) does, which containerd calls
-// last. If there is a mask, the group's permissions go into it.
+// aclWithMode gives an ACL the permissions of a mode, as chmod(2) does; containerd calls chmod
+// last. If the ACL has a mask, the group's permissions change the mask.
 func aclWithMode(acl string, perm uint32) string {
 	b := []byte(acl)
 	hasMask := false
