@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Runs returns the number of runs of each subject: the value of EDGEBAKE_BENCH_RUNS, or unset if
-// that variable is not set.
+// Runs returns the number of runs of each subject: the value of EDGEBAKE_BENCH_RUNS, or unset
+// without that variable.
 func Runs(b *testing.B, unset int) int {
 	b.Helper()
 	s := os.Getenv("EDGEBAKE_BENCH_RUNS")
@@ -25,8 +25,8 @@ func Runs(b *testing.B, unset int) int {
 	return n
 }
 
-// Median returns the median of x. For an even number of values it is the upper one; for none it is
-// 0.
+// Median returns the median of x: the upper one of an even number of values, and 0 if there are
+// none.
 func Median(x []float64) float64 {
 	if len(x) == 0 {
 		return 0

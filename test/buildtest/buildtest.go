@@ -1,6 +1,6 @@
 // Package buildtest writes small Image documents and the files that they name: a base of a dozen
-// files instead of a complete Debian, programs of a few bytes, a container image. Building them
-// takes milliseconds and runs every step of a real build. For tests only.
+// files, programs of a few bytes, a container image. Building them takes milliseconds and runs
+// every step of a real build. For tests only.
 package buildtest
 
 import (
@@ -61,7 +61,7 @@ files:
 // machines maps architectures to machine types in ELF files.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// Program returns the first bytes of a program for an architecture, named as in Go.
+// Program returns the first bytes of a program for an architecture, which is named as in Go.
 func Program(arch string) string { return ELF(machines[arch]) }
 
 // ELF returns the first bytes of a program for a machine type.
@@ -107,8 +107,8 @@ Architecture: amd64
 Version: 1.7.24~ds1-6+b4
 `
 
-// Base returns the essential files of a Debian base. It includes machine identities and leftovers
-// of making a base.
+// Base returns the essential files of a Debian base, including machine identities and leftovers of
+// making a base.
 func Base() []Entry { return BaseFor("amd64") }
 
 // BaseFor returns the files of Base for an architecture.
@@ -156,9 +156,8 @@ func InstallableBase() []Entry {
 var PiKernel = "MZ" + strings.Repeat("\x00", 54) + "ARM\x64" + "kernel"
 
 // PiBase returns the essential files of a base for Raspberry Pi boards: firmware instead of a boot
-// loader, and a kernel with drivers for a Raspberry Pi 4. Without pi5, firmware and kernel are as
-// in Debian 13. With pi5, the firmware is newer and the kernel also has drivers for a Raspberry Pi
-// 5.
+// loader, and a kernel with drivers for a Raspberry Pi 4, as in Debian 13. With pi5, the firmware
+// is newer and the kernel also has drivers for a Raspberry Pi 5.
 func PiBase(pi5 bool) []Entry {
 	entries := slices.DeleteFunc(BaseFor("arm64"), func(e Entry) bool {
 		return strings.Contains(e.Name, "/systemd/boot/") || strings.HasPrefix(e.Name, "./boot/vmlinuz-")
@@ -227,15 +226,15 @@ func Tar(entries []Entry) ([]byte, error) {
 // programs are the names of the programs of a node.
 var programs = strings.Fields("kubelet kubeadm containerd containerd-shim-runc-v2 ctr firstboot ipvscare")
 
-// Several returns a document for two architectures, made from Document. WriteFor writes its files
-// for one of them.
+// Several changes a document to one for two architectures. WriteFor writes its files for one of
+// them.
 func Several(doc string) string {
 	return strings.NewReplacer("kind: Image\n", "kind: Image\narch: [amd64, arm64]\n", "base.tar", "'base-{arch}.tar'", "dir: programs", "dir: 'programs/{arch}'",
 		"programs/firstboot", "'programs/{arch}/firstboot'", "programs/ipvscare", "'programs/{arch}/ipvscare'",
 		"layout: images", "layout: 'images-{arch}'").Replace(doc)
 }
 
-// WriteFor writes the files, for one architecture, of a document for several.
+// WriteFor writes the files for one architecture of a document that Several returned.
 func WriteFor(dir, arch string) error {
 	base, err := Tar(BaseFor(arch))
 	if err != nil {
@@ -255,7 +254,7 @@ func WriteFor(dir, arch string) error {
 	return WriteImages(filepath.Join(dir, "images-"+arch), arch)
 }
 
-// Write writes the document dir/image.yaml (Document after edit) and the files that it names.
+// Write writes dir/image.yaml, which is edit(Document), and the files that it names.
 func Write(dir string, base []Entry, edit func(doc string) string) error {
 	doc := Document
 	if edit != nil {
@@ -288,7 +287,7 @@ func Write(dir string, base []Entry, edit func(doc string) string) error {
 	return WriteImages(filepath.Join(dir, "images"), "amd64")
 }
 
-// WriteImages writes the OCI layout of the container images in Document, for an architecture.
+// WriteImages writes the OCI layout of Document's container images for an architecture.
 func WriteImages(dir, arch string) error {
 	_, err := imagetest.WriteLayout(dir, imagetest.Image{
 		Ref: "edgebake.test/pause:1", Arch: arch,

@@ -17,9 +17,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestAddons checks kubeadm's add-on phases with the documents of a minted master: kube-proxy must
-// not change ipvscare's virtual server, and CoreDNS must be the image's version, which may be newer
-// than kubeadm's.
+// TestAddons checks kubeadm's add-on phases with the documents of a minted control-plane node.
+// kube-proxy must not change ipvscare's virtual server, and CoreDNS must be the image's version,
+// even if it is newer than kubeadm's.
 func TestAddons(t *testing.T) {
 	p, lc := needPrograms(t), needCluster(t)
 	ctx := t.Context()
@@ -73,7 +73,7 @@ func TestAddons(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", name, err, out)
 		}
 	}
-	// This is why first boot does not run the phase of CoreDNS again.
+	// Because of this error, first boot runs the phase of CoreDNS only once.
 	if out, err := addon("coredns"); err == nil || !strings.Contains(out, "not supported") {
 		t.Errorf("kubeadm upgrades a CoreDNS that it does not know: %v\n%s", err, out)
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
-// TestDangers shows the behavior of etcd for a member whose disk was wiped, and the decision that
-// prevents it. If one of these cases no longer fails like this, etcd has changed, and the table may
+// TestDangers shows how etcd fails if a member with a wiped disk starts, and that edgebake's
+// decision prevents it. If a case no longer fails like this, etcd has changed, and the decision may
 // be too strict.
 func TestDangers(t *testing.T) {
 	for name, danger := range map[string]func(t *testing.T, e *etcds){
-		// The only case that etcd itself detects.
+		// etcd itself detects only this case.
 		"new, a peer is reachable": func(t *testing.T, e *etcds) {
 			e.wipe(0)
 			until(t, "the others to have a leader", func() bool { return e.view(0).Quorum })
@@ -42,7 +42,7 @@ func TestDangers(t *testing.T) {
 		},
 		"new, beside one that has slept": func(t *testing.T, e *etcds) {
 			e.stop(1)
-			e.put(0, "late", "acknowledged") // by m1 and m3
+			e.put(0, "late", "acknowledged") // m1 and m3 acknowledge
 			e.stop(0)
 			e.stop(2)
 			e.wipe(0)
@@ -77,10 +77,9 @@ func (e *etcds) probe(i int) etcdmember.PeerState {
 	return peer.State
 }
 
-// TestForcedAgainAfterJoins shows that etcd drops all other members at each start with
-// --force-new-cluster, even after others have joined. They stop permanently, and writes that only
-// they had are lost. So no member joins while the flag is set: etcd then listens only for clients
-// on its own machine.
+// TestForcedAgainAfterJoins shows that each start with --force-new-cluster drops all other members,
+// even those that joined since. They stop permanently, and writes that only they had are lost. So
+// no member may join while the flag is set: etcd then listens only for clients on its own machine.
 func TestForcedAgainAfterJoins(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)

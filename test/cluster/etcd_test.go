@@ -22,8 +22,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// etcds are three members of etcd as processes of this host, without TLS. With them the tests
-// examine how etcd uses its disk and responds.
+// etcds are three members of etcd as processes on this host, without TLS. The tests examine how
+// etcd uses its disk and answers requests.
 type etcds struct {
 	t       *testing.T
 	program string
@@ -34,7 +34,7 @@ type etcds struct {
 	request etcdmember.Request
 	permit  string  // ID of the bootstrap permit that all Sites have
 	unseen  [3]bool // members that the deciding master cannot reach
-	// continued is set if the request to continue was carried out on this disk.
+	// continued is set for a disk on which the request to continue was carried out.
 	continued [3]bool
 }
 
@@ -75,7 +75,7 @@ func (e *etcds) all() string {
 
 func (e *etcds) disk(i int) string { return filepath.Join(e.dir, name(i)) }
 
-// start starts the i-th member as in a bootstrap or as a join.
+// start starts the i-th member in a bootstrap (state "new") or as a join ("existing").
 func (e *etcds) start(i int, cluster, state string, more ...string) {
 	e.t.Helper()
 	log, err := os.OpenFile(e.disk(i)+".log", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -161,7 +161,7 @@ func (e *etcds) has(i int, key, value string) bool {
 	return found
 }
 
-// view returns the i-th master's view, from real probes.
+// view returns the i-th master's view of the cluster, from real probes.
 func (e *etcds) view(i int) etcdmember.View {
 	e.t.Helper()
 	v := etcdmember.View{Self: name(i), PeerURL: e.peer[i], Cluster: "test", Permit: etcdmember.ValidPermit, PermitID: e.permit, Request: e.request}
@@ -215,9 +215,8 @@ func (e *etcds) blank(i int) (stop func()) {
 	return func() { s.Close() }
 }
 
-// TestTwoWiped tests the main danger: two wiped masters start an empty etcd with the cluster's own
-// ID, and nothing prevents it. The decision waits instead, and stops once it sees that the cluster
-// existed.
+// TestTwoWiped tests the main danger: two wiped masters can start an empty etcd with the cluster's
+// own ID. Instead, the decision waits, and stops once it sees that the cluster existed.
 func TestTwoWiped(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -244,7 +243,8 @@ func TestTwoWiped(t *testing.T) {
 	stop()
 }
 
-// TestBootstrap checks that blank masters bootstrap the cluster once all have been seen, in any order.
+// TestBootstrap checks that blank masters bootstrap the cluster, in any order, once each has been
+// seen.
 func TestBootstrap(t *testing.T) {
 	e := newEtcds(t)
 	e.decide(0, etcdmember.Wait) // no other master is reachable
@@ -299,8 +299,8 @@ func (e *etcds) replaceFrom(i, other int) {
 	until(e.t, "the learner to be promoted", func() bool { return via.Promote(ctx, self.ID) == nil })
 }
 
-// TestReplacedMaster checks that one of three wiped masters joins again and has the written data. A
-// power cut after any step must leave a state from which the next decision continues.
+// TestReplacedMaster checks that one of three masters joins again after it was wiped, and has the
+// written data. After a power cut at any step, the next decision must continue.
 func TestReplacedMaster(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -319,8 +319,8 @@ func TestReplacedMaster(t *testing.T) {
 	if d = e.decide(0, etcdmember.Join); len(d.Remove) != 1 { // power cut after the addition
 		t.Errorf("%+v", d)
 	}
-	// etcd reads the cluster token only when it bootstraps. So the machines of a running cluster
-	// may have Sites with another permit, or programs that derive another token from it.
+	// etcd reads the cluster token only when it bootstraps. So in a running cluster, machines may
+	// have Sites with another permit, from which programs derive another token.
 	e.permit = "another"
 	e.replace(0)
 	if !e.has(0, "k", "kept") {
@@ -329,8 +329,8 @@ func TestReplacedMaster(t *testing.T) {
 	e.decide(0, etcdmember.Start)
 }
 
-// TestDeadLearner checks a machine that dies after it was added and before its first start: no
-// other can join until its learner is removed, which does not affect the members.
+// TestDeadLearner checks a machine that dies between its addition and its first start. Nobody else
+// can join until its learner is removed, which does not affect the members.
 func TestDeadLearner(t *testing.T) {
 	e := newEtcds(t)
 	e.start(1, "m2="+e.peer[1], "new")
@@ -361,9 +361,8 @@ func TestDeadLearner(t *testing.T) {
 	e.replaceFrom(2, 1) // switched on later
 }
 
-// TestReflashedBehindAPartition checks a reflashed master that cannot reach the others. It waits,
-// even with a valid bootstrap permit, and the others keep running. It joins when it
-// reaches one of them.
+// TestReflashedBehindAPartition checks a reflashed master that cannot reach the others: it waits,
+// even with a valid bootstrap permit, and they keep running. It joins once it reaches one of them.
 func TestReflashedBehindAPartition(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -380,8 +379,8 @@ func TestReflashedBehindAPartition(t *testing.T) {
 	}
 }
 
-// TestOldDiskPutBack checks that a member does not start with an old disk after it was replaced,
-// although the list has its name: the log has another member's ID.
+// TestOldDiskPutBack checks that a replaced member does not start with its old disk. The member
+// list has its name, but the old log has another ID.
 func TestOldDiskPutBack(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -410,9 +409,9 @@ func TestOldDiskPutBack(t *testing.T) {
 	}
 }
 
-// TestAnotherBootstrap bootstraps all masters again with another bootstrap permit, and
-// starts one with its old disk: it has other IDs and stops. With the first permit again the IDs are
-// equal. Then neither the decision nor etcd detects the old disk, and etcd mixes two histories.
+// TestAnotherBootstrap wipes two masters, bootstraps them again, and starts the third with its old
+// disk. With another permit it has another ID and stops. With the first permit the IDs are equal:
+// neither the decision nor etcd detects the old disk, and etcd mixes two histories.
 func TestAnotherBootstrap(t *testing.T) {
 	for permit, want := range map[string]etcdmember.Action{"first": etcdmember.Start, "second": etcdmember.Stop} {
 		t.Run(permit, func(t *testing.T) {
@@ -430,7 +429,7 @@ func TestAnotherBootstrap(t *testing.T) {
 			if d := e.decide(2, want); want == etcdmember.Stop && !strings.Contains(d.Why, "run another etcd") {
 				t.Error(d.Why)
 			}
-			// Test etcd itself, whatever the decision is.
+			// Test etcd itself too, even if the decision is Stop.
 			e.start(2, e.all(), "new")
 			if want == etcdmember.Start {
 				until(t, "the former member to serve", func() bool { _, err := e.kv(2, "range", map[string]string{"key": "k"}); return err == nil })
@@ -461,7 +460,7 @@ func TestTwoPermits(t *testing.T) {
 	}
 }
 
-// TestActiveMember checks that another member can report whether a member's machine is running.
+// TestActiveMember checks that another member can report whether a member's machine runs.
 func TestActiveMember(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
@@ -490,15 +489,15 @@ func TestActiveMember(t *testing.T) {
 	}
 }
 
-// TestContinueFromOne checks a permanent loss of the quorum: the member that a person named drops
-// the others once, and they join it, one of them with data that is moved aside.
+// TestContinueFromOne checks a permanent loss of the quorum. The member that a person named drops
+// the others once, and they join it; one of them has data, which it moves aside.
 func TestContinueFromOne(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)
 	e.put(0, "k", "kept")
 	until(t, "all to have it", func() bool { return e.has(2, "k", "kept") })
-	// A member writes a commit to its log only with the next write, and --force-new-cluster
-	// discards uncommitted entries. So the last write may be lost.
+	// Write more, because the last write may be lost: a member logs a commit only with the next
+	// write, and --force-new-cluster discards uncommitted entries.
 	for i := range 3 {
 		e.put(0, "l", fmt.Sprint(i))
 	}
@@ -530,9 +529,8 @@ func TestContinueFromOne(t *testing.T) {
 	e.stop(0)
 	e.decide(0, etcdmember.Start) // it has a quorum: the request has no effect
 
-	// All machines lose power while the request is still in their Sites. The named one has no
-	// quorum alone. The others need not wait for a quorum, because the named one counts them as
-	// members.
+	// All machines lose power while the request is still in their Sites. The named one alone has no
+	// quorum. The others need not wait for a quorum, because it counts them as members.
 	for i := range 3 {
 		e.stop(i)
 	}
@@ -548,7 +546,7 @@ func TestContinueFromOne(t *testing.T) {
 		t.Error("the data written afterwards is lost")
 	}
 	// If the power was cut before it recorded that the request was carried out, it drops the others
-	// once more and does not count them as members. They join again.
+	// once more, and they join again.
 	e.stop(1)
 	e.stop(0)
 	e.start(0, e.all(), "existing", "--force-new-cluster=true")
@@ -580,7 +578,7 @@ func TestSnapshot(t *testing.T) {
 	if !e.has(0, "k", strings.Repeat("v", 300_000)) {
 		t.Error("the snapshot lacks the written data")
 	}
-	// The others join the restored member, whatever data they had.
+	// The others join the restored member, whatever data they have.
 	e.request = etcdmember.Request{ContinueFrom: "m1", Restore: true}
 	e.replaceFrom(1, 0)
 	if !e.has(1, "k", strings.Repeat("v", 300_000)) {
@@ -588,8 +586,8 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// TestMembersNeedQuorum checks that there is no member list without a quorum: one member's own list
-// proves nothing.
+// TestMembersNeedQuorum checks that a member returns no member list without a quorum, because its
+// own list may be wrong.
 func TestMembersNeedQuorum(t *testing.T) {
 	e := newEtcds(t)
 	e.bootstrap(0, 1, 2)

@@ -33,7 +33,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// nodeCertificate returns kubelet's certificate and key, PEM, with that expiry.
+// nodeCertificate returns a kubelet certificate with this expiry, and its key, in PEM.
 func nodeCertificate(t *testing.T, lc *lab.Cluster, node string, end time.Time) []byte {
 	t.Helper()
 	ca, err := tls.LoadX509KeyPair(lc.CAFile, strings.TrimSuffix(lc.CAFile, ".crt")+".key")
@@ -58,7 +58,7 @@ func nodeCertificate(t *testing.T, lc *lab.Cluster, node string, end time.Time) 
 	return slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
 
-// makeClusterInfoAnew makes the cluster publish cluster-info again, with another UID.
+// makeClusterInfoAnew makes the cluster publish cluster-info again, which then has another UID.
 func makeClusterInfoAnew(t *testing.T, lc *lab.Cluster) {
 	t.Helper()
 	const path = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
@@ -75,9 +75,9 @@ func makeClusterInfoAnew(t *testing.T, lc *lab.Cluster) {
 	}
 }
 
-// TestExpiredMemberJoinsAgain checks a member with an expired certificate, to which a real API
-// server shows only cluster-info. If cluster-info was created again, the member joins again with a
-// token that the cluster accepts, and with no other.
+// TestExpiredMemberJoinsAgain checks a member with an expired certificate, which can read only
+// cluster-info from a real API server. If cluster-info was created again, the member joins again,
+// but only with a token that the cluster accepts.
 func TestExpiredMemberJoinsAgain(t *testing.T) {
 	lc := needCluster(t)
 	admin, ctx := adminAPI(t, lc.Kubeconfig), t.Context()
@@ -153,7 +153,7 @@ func TestExpiredMemberJoinsAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Masters = []string{strings.TrimPrefix(admin.Server, "https://")} // as reachable from this host
+	spec.Masters = []string{strings.TrimPrefix(admin.Server, "https://")} // the address at which this host reaches it
 	phase := func() phases.Phase {
 		for _, p := range firstboot.Phases(&site.Active{Site: spec, Node: "shop-9"}) {
 			if p.Name == "cluster" {

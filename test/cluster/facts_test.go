@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestFacts checks that the requirements of an Image are derived from the DaemonSets and Nodes of a
+// TestFacts checks that Facts derives an Image's requirements from the DaemonSets and Nodes of a
 // real API server.
 func TestFacts(t *testing.T) {
 	lc := needCluster(t)

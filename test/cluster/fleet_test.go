@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestFleetManifests sends the manifests in docs/fleet.md to a real API server, which checks them,
-// including unknown fields, and stores none.
+// TestFleetManifests sends the manifests in docs/fleet.md to a real API server as a dry run, which
+// also rejects unknown fields.
 func TestFleetManifests(t *testing.T) {
 	c := needCluster(t)
 	doc, err := os.ReadFile("../../docs/fleet.md")

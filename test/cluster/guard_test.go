@@ -18,8 +18,8 @@ import (
 )
 
 // TestMasterShowsItsCluster checks that ipvscare sends traffic only to an API server that shows one
-// of the known UIDs: of cluster-info, which is public, or of the Node or the Service, which need a
-// certificate.
+// of the known UIDs: that of cluster-info, which is public, or that of the Node or the Service,
+// which require a certificate.
 func TestMasterShowsItsCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()

@@ -15,8 +15,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// live is one control plane for all tests of this package. They remove their objects, and use
-// different names.
+// live is one control plane for all tests of this package. They use different names, and remove
+// their objects.
 var live = struct {
 	sync.Mutex
 	lab     *lab.Lab
@@ -92,7 +92,7 @@ func open(t *testing.T, c *lab.Cluster, user string) *cluster.Client {
 
 const secretsPath = "/api/v1/namespaces/kube-system/secrets"
 
-// until polls until the condition holds. On a busy machine an election of etcd takes minutes.
+// until polls until ok returns true. On a busy machine, an election of etcd takes minutes.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	const patience = 5 * time.Minute
@@ -104,7 +104,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("waited %s for %s", patience, what)
 }
 
-// TestTokenLife checks that a node can join with a minted token, and that the Site stub is
+// TestTokenLife checks that a node can join with a minted token, and that the Site's fields are
 // complete.
 func TestTokenLife(t *testing.T) {
 	lc := needCluster(t)
@@ -155,8 +155,8 @@ func TestTokenLife(t *testing.T) {
 	}
 }
 
-// TestTokenProblems checks the messages for a token that has expired, has wrong usages or lacks the
-// group.
+// TestTokenProblems checks the messages for a token that has expired, has the wrong usages or lacks
+// the group.
 func TestTokenProblems(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -181,7 +181,7 @@ func TestTokenProblems(t *testing.T) {
 			"metadata": map[string]string{"name": name}, "stringData": data}); err != nil {
 			t.Fatal(err)
 		}
-		// The token cleaner removes an expired token.
+		// Check the token at a later time, because the token cleaner removes an expired one.
 		checked, err := c.CheckToken(ctx, id, time.Now().Add(3*time.Second))
 		if err != nil {
 			t.Errorf("%s: %v", id, err)
@@ -220,8 +220,8 @@ func TestTokenOfNoUse(t *testing.T) {
 	}
 }
 
-// TestTokenRights checks that missing rights are reported with verb and resource, before anything
-// is changed.
+// TestTokenRights checks that missing rights are reported by verb and resource before anything is
+// changed.
 func TestTokenRights(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, "nobody-special"), t.Context()
@@ -245,8 +245,8 @@ func TestTokenRights(t *testing.T) {
 	}
 }
 
-// TestTokenWithoutGroupsRights uses a cluster whose bootstrappers have no rights, which a valid
-// token does not show.
+// TestTokenWithoutGroupsRights uses a cluster in which bootstrappers have no rights. The token
+// itself is valid.
 func TestTokenWithoutGroupsRights(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()

@@ -13,9 +13,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/etcdmember"
 )
 
-// TestBootstrapOverALoglessDatabase shows that etcd accepts no writes if it starts with a database but
-// without a log: it skips everything that the database records as applied. First boot moves such a
-// database aside before a bootstrap and a join.
+// TestBootstrapOverALoglessDatabase shows that etcd accepts no writes if it starts with a database
+// but without a log: it skips everything that the database records as applied. So first boot moves
+// such a database aside before a bootstrap or a join.
 func TestBootstrapOverALoglessDatabase(t *testing.T) {
 	e := newEtcds(t)
 	alone := "m1=" + e.peer[0]
@@ -47,8 +47,8 @@ func TestBootstrapOverALoglessDatabase(t *testing.T) {
 	until(t, "etcd to take a write", writes)
 }
 
-// TestFullDatabase fills the database with overwritten values, so that etcd accepts no writes. The
-// leader's machine frees space on all members, but never while one is down.
+// TestFullDatabase fills the database with overwritten values until etcd accepts no writes. The
+// leader's machine then frees space on all members, but not while one of them is down.
 func TestFullDatabase(t *testing.T) {
 	e := newEtcds(t)
 	quota := []string{"--quota-backend-bytes", "157286400"}
@@ -97,7 +97,7 @@ func TestFullDatabase(t *testing.T) {
 	}
 	said := func(f etcdmember.Maintained) string { return strings.Join(slices.Concat(f.Notes, f.Done), "; ") }
 
-	// One is down.
+	// One member is down.
 	away := (leader() + 1) % 3
 	e.stop(away)
 	if f := keep(leader()); f.Healthy || !strings.Contains(said(f), "rejects writes") || !strings.Contains(said(f), "these members do not answer or do not vote: "+name(away)) || strings.Contains(said(f), "defragmented etcd's database on") {
@@ -105,13 +105,13 @@ func TestFullDatabase(t *testing.T) {
 	}
 	e.start(away, e.all(), "new", quota...)
 	until(t, "it to answer", func() bool { _, err := etcd(away).Status(t.Context()); return err == nil })
-	// Other machines than the leader's only report it.
+	// Machines other than the leader's only report the full database.
 	lead := leader()
 	if f := keep((lead + 1) % 3); f.Healthy || len(f.Done) > 0 || !strings.Contains(said(f), "rejects writes") {
 		t.Errorf("not the leader: %+v", f)
 	}
-	// A member does not respond while it is defragmented, so another may become the leader. Each
-	// machine maintains etcd once a day; here it is always the leader that does.
+	// While a member is defragmented it does not answer, so another one may become the leader. In
+	// the test always the present leader's machine maintains etcd; real machines do it once a day.
 	until(t, "the leader to make room", func() bool {
 		f := keep(leader())
 		return strings.Contains(said(f), "cleared etcd's alarm NOSPACE")

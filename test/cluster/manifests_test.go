@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// manifests has objects that cannot be applied in their order: the kind, or the namespace, of one
-// comes later, and a webhook has no server yet.
+// manifests has objects that cannot be applied in their order: an object's kind or namespace comes
+// later, and a webhook has no server yet.
 const manifests = `apiVersion: shops.example.com/v1
 kind: Till
 metadata: {name: first, namespace: tills}
@@ -59,7 +59,7 @@ metadata: {name: edgebake-tills}
 rules: [{apiGroups: [shops.example.com], resources: [tills], verbs: [get]}]
 `
 
-// gone waits until an object no longer exists: a namespace is deleted in the background.
+// gone waits until an object no longer exists, because namespaces are deleted in the background.
 func gone(t *testing.T, lc *lab.Cluster, path string) {
 	t.Helper()
 	var err error
@@ -71,8 +71,8 @@ func gone(t *testing.T, lc *lab.Cluster, path string) {
 	t.Errorf("%s is there 5 minutes after it was deleted: %v", path, err)
 }
 
-// TestManifestsAreApplied checks with a real API server that all objects exist in the end, that
-// applying them again changes nothing, and that a field owned by another client is overwritten.
+// TestManifestsAreApplied checks with a real API server that in the end all objects exist, applying
+// them again changes nothing, and a field that another client owns is overwritten.
 func TestManifestsAreApplied(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -156,7 +156,7 @@ func TestManifestsAreApplied(t *testing.T) {
 		t.Errorf("%+v, %v", till, err)
 	}
 
-	// An object that the API server never accepts is named.
+	// The error names an object that the API server never accepts.
 	bad, err := api.Objects("bad.yaml", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {ports: [{port: 99999}]}\n---\napiVersion: v1\nkind: Namespaec\nmetadata: {name: bad}\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// masters simulates three control-plane nodes on this host. Each has a member of etcd and an API
-// server that uses only that member, all with the keys of one minting.
+// masters simulates three control-plane nodes on this host: members of etcd, each with an API
+// server that uses only that member, with the keys of one minting.
 type masters struct {
 	*etcds
 	pki     string
@@ -80,7 +80,7 @@ encryptionAlgorithm: ECDSA-P256
 	return m
 }
 
-// serve starts the i-th API server, and starts it again whenever it ends, as kubelet does. An API
+// serve starts the i-th API server, and restarts it whenever it ends, as kubelet does. An API
 // server ends if etcd is slow, for example on a busy machine.
 func (m *masters) serve(i int) {
 	m.t.Helper()
@@ -160,7 +160,7 @@ func (m *masters) uid(i int, path string) (uid string) {
 	return uid
 }
 
-// patiently retries for as long as an API server may take to start.
+// patiently retries as long as an API server may need to start.
 func (m *masters) patiently(i int, what string, try func() error) {
 	m.t.Helper()
 	var err error
@@ -175,9 +175,9 @@ func (m *masters) patiently(i int, what string, try func() error) {
 
 const defaultConfigMaps = "/api/v1/namespaces/default/configmaps/"
 
-// TestFirstMasterDies destroys the first master with its disk. The others serve the data and accept
-// writes. Reflashed, the first one joins, serves all data and votes, so that another one may die.
-// The cluster keeps its identity, which is the UID that workers know.
+// TestFirstMasterDies destroys the first master with its disk. The others must serve the data and
+// accept writes. After it is reflashed and has joined, another one may die. The cluster must keep
+// the UID by which workers know it.
 func TestFirstMasterDies(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {
@@ -212,8 +212,8 @@ func TestFirstMasterDies(t *testing.T) {
 		t.Errorf("the cluster is another one: %s, was %s", now, system)
 	}
 
-	// Two of three are lost: the reflashed one stops, and the third's etcd accepts no writes, so
-	// that no histories diverge.
+	// Two of three are lost. The reflashed one stops, and the third's etcd accepts no writes, so
+	// that histories cannot diverge.
 	m.wipe(1)
 	m.die(0)
 	m.wipe(0)

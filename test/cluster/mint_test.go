@@ -1,5 +1,5 @@
-// Package cluster tests what edgebake does to clusters. The real programs kubeadm, etcd and API
-// server run as processes of this host.
+// Package cluster tests edgebake's work on clusters. The real kubeadm, etcd and API server run as
+// processes of this host.
 package cluster
 
 import (
@@ -23,12 +23,12 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// programs returns the control plane's programs, compiled once or from the cache.
+// programs returns the control plane's programs, which are compiled once and cached.
 var programs = sync.OnceValues(func() (*lab.Programs, error) {
 	return lab.CachedPrograms(context.Background(), lab.KubernetesVersion, os.Stdout)
 })
 
-// etcdProgram returns etcd, compiled once or from the cache.
+// etcdProgram returns etcd, which is compiled once and cached.
 var etcdProgram = sync.OnceValues(func() (string, error) {
 	return lab.CachedEtcd(context.Background(), os.Stdout)
 })
@@ -42,7 +42,7 @@ func needEtcd(t *testing.T) string {
 	return p
 }
 
-// needEtcdutl returns etcd's snapshot tool, as in etcd's image.
+// needEtcdutl returns the path of etcdutl, etcd's snapshot tool.
 func needEtcdutl(t *testing.T) string {
 	t.Helper()
 	cache, err := lab.OpenCache()
@@ -94,7 +94,7 @@ func run(t *testing.T, name string, args ...string) string {
 }
 
 // TestKubeadmTakesMintedKeys checks that the real kubeadm uses the minted keys: its phase creates
-// the missing certificates and changes no minted file, and openssl verifies the result.
+// the missing certificates, which openssl verifies, and changes no minted file.
 func TestKubeadmTakesMintedKeys(t *testing.T) {
 	p := needPrograms(t)
 	openssl := desk.NeedProgram(t, "openssl", "openssl")

@@ -22,7 +22,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// createNode creates a Node like kubelet, with the status that kubelet reports.
+// createNode creates a Node as kubelet does, with kubelet's status.
 func createNode(t *testing.T, lc *lab.Cluster, name string, labels map[string]string) {
 	t.Helper()
 	all := map[string]string{"beta.kubernetes.io/arch": "amd64", "beta.kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
@@ -55,7 +55,8 @@ func createNode(t *testing.T, lc *lab.Cluster, name string, labels map[string]st
 	}
 }
 
-// meter counts the bytes of connections, plus 40 for the headers of each packet in both directions.
+// meter counts the bytes of connections in both directions, plus 40 bytes for the headers of each
+// packet.
 type meter struct{ bytes, calls atomic.Int64 }
 
 type metered struct {
@@ -78,7 +79,7 @@ func (c metered) Write(b []byte) (int, error) {
 }
 
 // TestOrderOfARealCluster checks that kubelet's credentials suffice to read and answer an order,
-// that the Node authorizer lets a machine answer only for itself, and that the request is small.
+// that the Node authorizer rejects answers for other Nodes, and that the request is small.
 func TestOrderOfARealCluster(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
@@ -156,7 +157,7 @@ func TestOrderOfARealCluster(t *testing.T) {
 		t.Errorf("answered %+v", a)
 	}
 
-	// Nor can a machine annotate another's Node.
+	// A machine cannot annotate another machine's Node either.
 	k, err := api.ParseKubeconfig(conf)
 	if err != nil {
 		t.Fatal(err)

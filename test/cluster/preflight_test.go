@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// preflightSite returns a Site that can join, after change has modified it.
+// preflightSite returns a valid Site, modified by change.
 func preflightSite(t *testing.T, lc *lab.Cluster, token string, change func(*configs.Site)) cluster.PreflightSite {
 	t.Helper()
 	doc := fmt.Sprintf("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.1:6443]\ncaCertHashes: ['%s']\ncredentials: {token: %s}\nnodeName: preflight-1\nvip: 10.103.97.2\n",
@@ -42,8 +42,7 @@ func checkNamed(t *testing.T, checks []cluster.Check, name string) cluster.Check
 	return cluster.Check{}
 }
 
-// TestPreflight provokes each failure once against a real API server, with and without a
-// kubeconfig.
+// TestPreflight causes each failure once against a real API server, with and without a kubeconfig.
 func TestPreflight(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -130,6 +129,5 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// dead is an address on which no program listens, and which the kernel does not assign to listeners
-// on a free port.
+// dead is an address where no program listens. Its port is never assigned as a free one.
 const dead = "127.0.0.1:1"

@@ -74,7 +74,7 @@ ipvs:
 func TestPrepareVerifyRevert(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
-	// Without OpenYurt, a pool gives one row of the table, with its fix.
+	// Without OpenYurt, a node pool gives one row of the table, with its fix.
 	found, err := c.Verify(ctx, cluster.Wanted{VIP: "10.103.97.9", Pools: map[string]string{"shops": "Edge"}}, lab.Endpoint)
 	if err != nil || len(found) < 5 || !slices.ContainsFunc(found, func(f cluster.Check) bool {
 		return f.Name == "node pool shops" && f.State == cluster.CheckFailed && strings.Contains(f.Fix, "yurt-manager")
@@ -88,7 +88,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		"/api/v1/namespaces/kube-system/configmaps": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]any{"name": "kube-proxy", "labels": map[string]string{"app": "kube-proxy"}}, "data": map[string]string{"config.conf": proxyConfig, "kubeconfig.conf": "x"}},
 		"/api/v1/namespaces/kube-system/services": {"apiVersion": "v1", "kind": "Service", "metadata": map[string]any{"name": "kube-dns", "annotations": map[string]string{"prometheus.io/port": "9153"}},
 			"spec": map[string]any{"selector": map[string]string{"k8s-app": "kube-dns"}, "ports": []any{map[string]any{"name": "dns", "port": 53, "protocol": "UDP", "targetPort": 53}}}},
-		// Half of the objects that yurthub needs, and an unrelated one.
+		// Only some of the objects that yurthub needs, and an unrelated one.
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles": {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": "yurt-hub"},
 			"rules": []any{map[string]any{"apiGroups": []string{""}, "resources": []string{"configmaps", "events"}, "verbs": []string{"*"}}}},
 	} {
@@ -119,7 +119,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	compare(t, was, objects(t, lc)) // a plan changes nothing
+	compare(t, was, objects(t, lc)) // Plan changes nothing
 	var shown strings.Builder
 	for _, p := range plan {
 		shown.WriteString(p.String() + "\n" + p.Diff())
@@ -141,7 +141,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	if again, err := c.Plan(ctx, wanted); err != nil || len(again) != 0 {
 		t.Errorf("a second plan: %v %v", again, err)
 	}
-	// A second preparation, for another VIP, keeps the recorded state.
+	// A second Prepare, for another VIP, keeps the recorded state.
 	other := cluster.Wanted{VIP: "10.103.98.9"}
 	if plan, err = c.Plan(ctx, other); err != nil || len(plan) != 1 || plan[0].NextStep() == "" {
 		t.Fatalf("%+v %v", plan, err)
@@ -158,7 +158,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 		t.Errorf("a second revert: %v %v", back, err)
 	}
 
-	// Changes that others have made since stay, and stay recorded.
+	// Revert keeps changes that others have made since, and keeps them in the record.
 	if plan, err = c.Plan(ctx, wanted); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestPrepareVerifyRevert(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// TestPrepareHalfway cuts the power between two changes: both revert and a second prepare must
+// TestPrepareHalfway interrupts Prepare between two changes: both Revert and a second Prepare must
 // work.
 func TestPrepareHalfway(t *testing.T) {
 	lc := needCluster(t)
@@ -200,7 +200,7 @@ func TestPrepareHalfway(t *testing.T) {
 	if err != nil || len(plan) < 3 {
 		t.Fatal(len(plan), err)
 	}
-	// Another client creates the second object in between, so the third is not created.
+	// Another client creates the second object meanwhile, so the third is not created.
 	const path = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/roles"
 	if err := lc.Create(ctx, path, map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": map[string]any{"name": "edgebake-masters"}}); err != nil {
 		t.Fatal(err)
@@ -217,11 +217,11 @@ func TestPrepareHalfway(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// TestPrepareRights checks that all missing rights are named and nothing is written.
+// TestPrepareRights checks that the error has all missing rights, and that nothing is written.
 func TestPrepareRights(t *testing.T) {
 	lc := needCluster(t)
 	ctx := t.Context()
-	// A user who may read everything and change nothing.
+	// Use a user who may read everything and change nothing.
 	if err := lc.Create(ctx, "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", map[string]any{
 		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": map[string]any{"name": "test-reader"},
 		"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "test-reader"},
@@ -255,8 +255,8 @@ func TestPrepareRights(t *testing.T) {
 	compare(t, was, objects(t, lc))
 }
 
-// TestStatusAndRemove checks a machine that waits, joins, is Ready, and is removed so that another
-// machine can take its name.
+// TestStatusAndRemove checks the status of a machine that waits, joins and is Ready. After its
+// removal, another machine can take its name.
 func TestStatusAndRemove(t *testing.T) {
 	lc := needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()

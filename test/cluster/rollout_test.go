@@ -31,10 +31,10 @@ import (
 // nodesOfRollout is the number of Nodes in TestRolloutOfARealCluster; nightly runs have 1,000.
 const nodesOfRollout = 50
 
-// TestRolloutOfARealCluster runs a rollout to many Nodes of a real API server, whose machines
-// answer with the Nodes' own rights. It is killed at random points and run again. The number of
-// machines at risk must stay within the budget, none may restart twice, and the requests are
-// counted.
+// TestRolloutOfARealCluster runs a rollout on many Nodes of a real API server, whose simulated
+// machines answer with the Nodes' own rights. It kills and repeats the rollout at random points.
+// The machines at risk must stay within the budget, none may restart twice, and the number of
+// requests is limited.
 func TestRolloutOfARealCluster(t *testing.T) {
 	lc := needCluster(t)
 	count := nodesOfRollout
@@ -53,7 +53,7 @@ func TestRolloutOfARealCluster(t *testing.T) {
 		createNode(t, lc, name, map[string]string{"fleet": "rollout"})
 		machines[name] = fleettest.NewMachine(name, outcome, oldPlan, newPlan)
 	}
-	// The machines: each reads its Node and answers with its own certificate.
+	// The simulated machines: each reads its Node and answers with its own certificate.
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -189,7 +189,8 @@ func TestRolloutOfARealCluster(t *testing.T) {
 			t.Logf("%d %s: %.2f for each node", n, what, float64(n)/float64(count))
 		}
 	}
-	// An order, a cordon, the restart and the result; a kill or a conflict repeats one of these.
+	// The order, the cordon, the restart and the result are one change each; a kill or a conflict
+	// repeats one.
 	if n := after["PATCH nodes"]; n > 6*count+10*kills {
 		t.Errorf("%d changes of %d nodes", n, count)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/cluster"
 )
 
-// TestPrintedStep checks that the commands which verify prints for a control-plane node not built
-// by edgebake work with only a shell and kubeadm, and keep the existing settings.
+// TestPrintedStep runs the commands that verify prints for a control-plane node not built by
+// edgebake. They must work with only a shell and kubeadm, and keep the existing settings.
 func TestPrintedStep(t *testing.T) {
 	p, lc := needPrograms(t), needCluster(t)
 	c, ctx := open(t, lc, ""), t.Context()
@@ -38,7 +38,7 @@ func TestPrintedStep(t *testing.T) {
 		t.Fatalf("the step has another form: %s", rest)
 	}
 
-	// The files that the person edits, on a simulated machine.
+	// These are the files on a simulated machine, which the person edits.
 	kubernetes, home := filepath.Join(t.TempDir(), "kubernetes"), t.TempDir()
 	for name, text := range map[string]string{"pki/": "", "manifests/kube-apiserver.yaml": "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --advertise-address=192.0.2.11\n"} {
 		if err := os.MkdirAll(filepath.Join(kubernetes, filepath.Dir(name)), 0o700); err != nil {
@@ -54,7 +54,7 @@ func TestPrintedStep(t *testing.T) {
 		return "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\nkubernetesVersion: " + p.Version + "\ncertificatesDir: " + kubernetes + "/pki\napiServer: {certSANs: [" + sans + "]}\n"
 	}
 	file := filepath.Join(t.TempDir(), "before.yaml")
-	// With an address, kubeadm does not look for a default route, which does not exist here.
+	// With an address, kubeadm does not look for a default route, which this machine lacks.
 	own := "---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.11}\n"
 	if err := os.WriteFile(file, []byte(config("")+own), 0o600); err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ import (
 )
 
 // TestUpdateLease checks with the Lease of a real API server that only one of several control-plane
-// nodes may be updated at a time, and another one when it is done.
+// nodes may be updated at a time, and the next one when it is done.
 func TestUpdateLease(t *testing.T) {
 	m := newMasters(t)
 	for i := range 3 {
@@ -85,8 +85,8 @@ func TestUpdateLease(t *testing.T) {
 	}
 }
 
-// updateLease returns the UpdateLease of the i-th master. Its machine has only its credentials. Each
-// master asks the first API server and its own member of etcd.
+// updateLease returns the UpdateLease of the i-th master, which has only its own credentials. It
+// uses the first API server and its own member of etcd.
 func (m *masters) updateLease(i int) controlplane.UpdateLease {
 	m.t.Helper()
 	root := m.t.TempDir()
@@ -108,7 +108,7 @@ func (m *masters) updateLease(i int) controlplane.UpdateLease {
 		}
 		put(member.PKIDir+"/"+file, text)
 	}
-	// etcd serves without TLS in these tests.
+	// A proxy adds TLS to etcd, which serves without it in these tests.
 	target, err := url.Parse(m.client[i])
 	if err != nil {
 		m.t.Fatal(err)
@@ -141,7 +141,7 @@ func (m *masters) updateLease(i int) controlplane.UpdateLease {
 		ControlPlane: &configs.SiteControlPlane{Members: []configs.ControlPlaneMember{self}}})
 }
 
-// TestHealthyEtcd checks etcd's own answers about its health, with and without faults.
+// TestHealthyEtcd checks etcd's own health answers, with and without faults.
 func TestHealthyEtcd(t *testing.T) {
 	e := newEtcds(t)
 	etcd := func(i int) etcdmember.Client {
@@ -186,7 +186,7 @@ func TestHealthyEtcd(t *testing.T) {
 	e.start(2, e.all(), "new")
 	becomes(0, "")
 
-	// One member is replaced. A learner has no vote, whether it runs or not.
+	// While a member is being replaced, its learner has no vote, whether it runs or not.
 	e.wipe(2)
 	members, err := etcd(0).Members(t.Context())
 	if err != nil {

@@ -83,7 +83,7 @@ func runCluster(ctx context.Context, out io.Writer, arch string, keep bool) (err
 		return fmt.Errorf("%w\nThe machine's console is in %s", err, shop.SerialLog())
 	}
 	d.step("Switching the control-plane node on: the cluster begins, and the worker joins it", wait)
-	// Choose the port again, because another program may have taken it in the meantime.
+	// Choose the port again, because another program may have taken it since.
 	if network, err = l.NewPair(); err != nil {
 		return err
 	}
@@ -137,7 +137,8 @@ func (d *demo) bakeCluster(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	document := filepath.Join(clusterDir, "master.yaml")
-	// The document must be as deep in the tree as the examples, so that their relative paths work.
+	// The document must be in a directory as deep as the examples', so that relative paths still
+	// work.
 	if err := os.WriteFile(document, []byte(lab.ControlPlaneImage(string(quickstart), "../../build/control-plane", lab.Releases()[0])), 0o644); err != nil {
 		return nil, err
 	}
@@ -159,7 +160,7 @@ func (d *demo) mint(ctx context.Context, network lab.Pair) (dir string, err erro
 			Cards: fmt.Sprintf("{mac: %q, addresses: [%s/%d]}", network.GuestMAC(n), network.GuestAddr(n), lab.PairCIDR)}
 	}
 	first := machine(master, 0)
-	first.Cards += fmt.Sprintf(", {mac: %q, dhcp: true}", network.Outside().MAC) // the card through which this computer reaches the machine
+	first.Cards += fmt.Sprintf(", {mac: %q, dhcp: true}", network.Outside().MAC) // this computer reaches the machine through this card
 	text, err := lab.Minted{Kubernetes: lab.KubernetesVersion, Masters: []lab.MintedMachine{first}, Workers: []lab.MintedMachine{machine(worker, 1)},
 		CertSANs: []string{"127.0.0.1"}}.YAML()
 	if err == nil {
@@ -178,8 +179,8 @@ func (d *demo) mint(ctx context.Context, network lab.Pair) (dir string, err erro
 	return dir, d.command(ctx, "bin/edgebake", "cluster", "sites", dir)
 }
 
-// adminConfig returns the minted administrator's kubeconfig, changed for this computer: it reaches
-// the control-plane node at a port of its loopback address.
+// adminConfig returns the minted administrator's kubeconfig for this computer, which reaches the
+// control-plane node at a port of its own loopback address.
 func adminConfig(minted string, network lab.Pair) (string, error) {
 	text, err := os.ReadFile(filepath.Join(minted, "admin.conf"))
 	if err != nil {

@@ -1,10 +1,10 @@
 // Command demo shows all steps on this computer, with real parts. It bakes an image, starts a small
 // Kubernetes control plane, stamps a Site onto the image, boots it in QEMU, and follows first boot
-// until the node is Ready and a pod runs. `make demo` runs it; it needs no root. With -cluster
-// (`make demo-cluster`) the control plane is a machine that boots from an image too.
+// until the node is Ready and a pod runs. `make demo` runs it, without root. With -cluster (`make
+// demo-cluster`), the control plane is also a machine that boots from an image.
 //
-// It writes only to build/demo or build/demo-cluster and to edgebake's cache. It ends everything
-// that it starts. Later runs are faster, because they use the cache.
+// It writes only to build/demo or build/demo-cluster and to edgebake's cache, and ends everything
+// that it starts. Later runs are faster because of the cache.
 package main
 
 import (
@@ -32,8 +32,8 @@ const (
 	pod   = "hello"
 	image = "edgebake.test/hello:1"
 
-	// quietBoot is the time from power-on until the machine's pod runs, on two idle cores without
-	// KVM.
+	// quietBoot is the time from power-on until the machine's pod runs, on two idle processors
+	// without KVM.
 	quietBoot = 100 * time.Second
 )
 
@@ -60,7 +60,7 @@ func run(ctx context.Context, out io.Writer, arch string, keep bool) (err error)
 		return errors.New("run this from the root of the repository, as `make demo` does")
 	}
 
-	// Run the probe in the background, because it takes a while to detect that KVM hangs.
+	// Run the probe in the background, because detecting that KVM hangs takes a while.
 	ctx, cancel := context.WithCancel(ctx)
 	kvm := d.probe(ctx)
 	defer func() {
@@ -166,7 +166,7 @@ func (d *demo) show(ctx context.Context, cluster *lab.Cluster) error {
 	return nil
 }
 
-// hold waits for Ctrl-C if keep is set. Otherwise it prints the command with which the demo would
+// hold waits for Ctrl-C if keep is set. Otherwise it prints the command that would make the demo
 // wait.
 func (d *demo) hold(ctx context.Context, keep bool, command string, cluster *lab.Cluster, progs *lab.Programs) {
 	if !keep {
@@ -186,7 +186,7 @@ type demo struct {
 }
 
 // imageArchs returns the architectures of the container images: the node's and this computer's.
-// With both, the cached images serve demos of either architecture.
+// With both, the cached images also serve demos of the other architecture.
 func (d *demo) imageArchs() string {
 	if d.arch == "amd64" {
 		return d.arch
@@ -216,14 +216,14 @@ func (d *demo) command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// accelerator is the result of a probe: an accelerator and, if that is not KVM, why not.
+// accelerator is the result of a probe: the accelerator and, if it is not KVM, the reason.
 type accelerator struct {
 	accel, why string
 	err        error
 }
 
-// probe finds out whether KVM works, unless EDGEBAKE_ACCEL is set. It sends one result, and closes
-// the channel when it has ended.
+// probe tests whether KVM works, unless EDGEBAKE_ACCEL is set. It sends one result, and closes the
+// channel once its VM has ended.
 func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	found := make(chan accelerator, 1)
 	if accel := os.Getenv("EDGEBAKE_ACCEL"); accel != "" {
@@ -249,7 +249,7 @@ func (d *demo) probe(ctx context.Context) <-chan accelerator {
 	return found
 }
 
-// follow prints those console lines that are about first boot.
+// follow prints the console lines about first boot.
 func (d *demo) follow(l lab.Line) { d.followAs("", l) }
 
 // followAs is like follow, with the machine's name before each line.
@@ -292,7 +292,7 @@ func (d *demo) watch(ctx context.Context, c *lab.Cluster, vm *lab.VM, runsPod bo
 		}
 		note("pod " + pod + " runs")
 	}
-	// The last phase of first boot wipes the token, after the node is Ready.
+	// Wait until the last phase of first boot, after the node is Ready, has wiped the token.
 	if _, _, err := vm.Serial.Expect(ctx, 0, lab.FirstBootDone); err != nil {
 		return nil, err
 	}

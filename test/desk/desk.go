@@ -1,4 +1,4 @@
-// Package desk ends tests for which something is missing. On a developer's computer, such a test is
+// Package desk ends tests whose requirements are missing. On a developer's computer, such a test is
 // skipped with a message in capitals. In CI, which must have everything, it fails.
 package desk
 
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Lacks ends a test. format describes what is missing.
+// Lacks ends a test because something is missing, which format describes.
 func Lacks(t testing.TB, format string, args ...any) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
@@ -19,7 +19,7 @@ func Lacks(t testing.TB, format string, args ...any) {
 	t.Skipf("SKIPPED, NOT TESTED: "+format, args...)
 }
 
-// NeedRoot ends a test that only root can run.
+// NeedRoot ends a test unless it runs as root. why is the reason for the message.
 func NeedRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -27,8 +27,8 @@ func NeedRoot(t testing.TB, why string) {
 	}
 }
 
-// Processor returns the processor time that this program uses while f runs. This measure of f's
-// work does not depend on other programs.
+// Processor returns the processor time that this program uses while f runs. Unlike elapsed time, it
+// does not depend on other programs.
 func Processor(t testing.TB, f func()) time.Duration {
 	t.Helper()
 	spent := func() time.Duration {
@@ -43,8 +43,8 @@ func Processor(t testing.TB, f func()) time.Duration {
 	return spent() - before
 }
 
-// NeedProgram returns the path of a program. If the program is missing, it ends the test. pkg is
-// the Debian package of the program.
+// NeedProgram returns the path of a program, or ends the test if it is missing. pkg is the
+// program's Debian package.
 func NeedProgram(t testing.TB, name, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)

@@ -1,5 +1,5 @@
-// Package disktest has helpers for tests of disk formats: other programs that check what edgebake
-// writes, and blobs in memory. For tests only.
+// Package disktest has helpers for tests of disk formats: other programs that check edgebake's
+// output, and blobs in memory. For tests only.
 package disktest
 
 import (
@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Oracle runs another program that checks what edgebake wrote, and returns its output. If the
+// Oracle runs another program that checks edgebake's output, and returns its own output. If the
 // program is missing, the test is skipped on a developer's computer and fails in CI.
 func Oracle(t testing.TB, name string, args ...string) string {
 	t.Helper()
@@ -37,9 +37,9 @@ func Oracle(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
-// Disguise adds a long name to the directory entry that has this short name (11 bytes) in the top
-// directory of a FAT16 file system. The entry must not have a long name yet. Operating systems show
-// the long name, but firmware opens files by either name.
+// Disguise adds a long name to the directory entry with this short name (11 bytes) in the top
+// directory of a FAT16 file system. The entry must have no long name yet. Operating systems show
+// the long name; firmware opens files by either name.
 func Disguise(t testing.TB, img []byte, short, long string) {
 	t.Helper()
 	le := binary.LittleEndian
@@ -143,8 +143,8 @@ var zeros [blockSize]byte
 
 func isZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
 
-// blocks calls do with each block of a file that is not all zeros, and returns
-// the file's size. It skips holes, which are most of an image.
+// blocks calls do with each block of a file that is not all zeros, and returns the file's size. It
+// skips holes, which are most of an image.
 func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size int64) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -157,7 +157,7 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	}
 	block := make([]byte, blockSize)
 	for at := int64(0); at < size; at += blockSize {
-		// SEEK_DATA fails for a device, which has no holes.
+		// For a device, which has no holes, SEEK_DATA fails.
 		data, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break
@@ -179,8 +179,8 @@ func blocks(t testing.TB, path string, do func(b []byte, at int64) error) (size 
 	return size
 }
 
-// Scratch returns a directory for many or large files. It is in TMPDIR if that is set, so that the
-// script which runs the tests can remove it; otherwise it is in memory if possible.
+// Scratch returns a directory for many or large files. It is in TMPDIR if that is set, because the
+// script that runs the tests removes TMPDIR; otherwise it is in memory if possible.
 func Scratch(t testing.TB) string {
 	t.Helper()
 	at := os.Getenv("TMPDIR")
@@ -214,9 +214,8 @@ func (m Blobs) OpenBlob(name string) (tree.BlobFile, error) {
 	}{bytes.NewReader(b), io.NopCloser(nil)}, nil
 }
 
-// Mounted runs the body of a test with a directory in which script has mounted small or read-only
-// file systems. script gets the directory as "$0". Mounted runs the test program again in
-// namespaces of its own.
+// Mounted runs the body of a test with a directory in which script, which gets it as "$0", has
+// mounted small or read-only file systems. It runs the test program again in separate namespaces.
 func Mounted(t *testing.T, script string, body func(t *testing.T, dir string)) {
 	t.Helper()
 	const variable = "EDGEBAKE_TEST_SMALL_DISK"

@@ -57,7 +57,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestCopies checks that Copy and Write keep the bytes and make holes of zeros.
+// TestCopies checks that Copy and Write keep the bytes, and that zeros become holes.
 func TestCopies(t *testing.T) {
 	b := make([]byte, 5<<20+7)
 	copy(b[1<<20:], "text")
@@ -89,7 +89,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestScratch checks that a killed run leaves its files in the directory that `make unit` removes.
+// TestScratch checks that a killed run leaves its files only in the directory that `make unit`
+// removes.
 func TestScratch(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

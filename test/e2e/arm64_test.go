@@ -18,10 +18,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestArm64 builds images for both architectures from one document by one command, since most edge
-// machines are arm64 and most build machines amd64. The arm64 image must pass all disk checks, and
-// have the same bytes from a cold cache and from an arm64 edgebake. It boots through UEFI and
-// systemd-boot, joins through IPVS, and runs a baked container image.
+// TestArm64 builds images for amd64 and arm64 from one document with one command. The arm64 image
+// must pass all disk checks, and have the same bytes from a cold cache and from an arm64 edgebake.
+// It boots through UEFI and systemd-boot, joins through IPVS, and runs a baked container image.
 func TestArm64(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -71,7 +70,7 @@ func TestArm64(t *testing.T) {
 	if got := node.Status.NodeInfo.Architecture; got != "arm64" {
 		t.Errorf("the node is %s", got)
 	}
-	// Its images are part of the disk image, and there is no registry.
+	// The container images are part of the disk image, and there is no registry.
 	w.makePod(vm, "hello")
 	w.saysOnNode(vm, "uname -m; cat /proc/net/ip_vs; cat /sys/class/tty/console/active", "aarch64", "TCP ", "ttyAMA0")
 	w.off(vm)
@@ -80,8 +79,8 @@ func TestArm64(t *testing.T) {
 	w.checkDisk(disk)
 }
 
-// TestArm64Installer installs from a disc on an arm64 machine: the installer is an arm64 program
-// with the image's libraries.
+// TestArm64Installer installs from a disc on an arm64 machine. The installer is an arm64 program
+// that uses the image's libraries.
 func TestArm64Installer(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -122,8 +121,8 @@ func (w *world) severalDocument() string {
 	return w.documentFor("[amd64, arm64]", "several", "configs/examples/quickstart.yaml", "")
 }
 
-// documentFor writes an Image like the file like, for other architectures, with another name and
-// more text at its end.
+// documentFor writes an Image like the one in the file like, for other architectures, with another
+// name and with more at its end.
 func (w *world) documentFor(arch, name, like, more string) string {
 	w.t.Helper()
 	layout := filepath.Join(w.lab.Dir, "images")
@@ -151,8 +150,8 @@ func TestArm64SecureBoot(t *testing.T) {
 	w.secureBoot("arm64", w.documentFor("arm64", "generic", "test/e2e/testdata/generic.yaml", ""))
 }
 
-// TestArm64Edge checks an arm64 edge node: it joins through IPVS with the first of two masters
-// dead, is Ready through yurthub, and runs a baked container image.
+// TestArm64Edge checks an arm64 edge node: it joins through IPVS although the first of two masters
+// is dead, becomes Ready through yurthub, and runs a baked container image.
 func TestArm64Edge(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -182,7 +181,7 @@ func TestArm64Edge(t *testing.T) {
 	w.checkDisk(disk)
 }
 
-// mustIn is must with additional environment variables.
+// mustIn is like must, with additional environment variables.
 func (w *world) mustIn(env []string, argv ...string) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), argv[0], argv[1:]...)
@@ -192,11 +191,11 @@ func (w *world) mustIn(env []string, argv ...string) {
 	}
 }
 
-// checkGolden checks an image that never ran with other programs.
+// checkGolden checks, with other programs, an image that has never been booted.
 func (w *world) checkGolden(image, arch string) {
 	w.t.Helper()
-	// The type of a root partition for systemd and other programs, and the loader that firmware
-	// looks for.
+	// The root partition's type (Discoverable Partitions Specification), and the loader that
+	// firmware starts.
 	rootType, loader := "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709", "BOOTX64  EFI"
 	if arch == "arm64" {
 		rootType, loader = "B921B045-1DF0-41C3-AF44-4C6F280D3FAE", "BOOTAA64 EFI"

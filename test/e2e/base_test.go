@@ -18,8 +18,8 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestBaseTwice checks that mmdebstrap makes the same base twice from one state of Debian's
-// archive, and edgebake the same image, with any umask, time zone, language and directories. Small
+// TestBaseTwice checks that from one state of Debian's archive, mmdebstrap makes the same base
+// twice and edgebake the same image, with any umask, time zone, language and directories. Small
 // stand-ins replace Kubernetes and containerd.
 func TestBaseTwice(t *testing.T) {
 	desk.NeedProgram(t, "mmdebstrap", "mmdebstrap")
@@ -60,7 +60,7 @@ func TestBaseTwice(t *testing.T) {
 			const packages = "./var/lib/dpkg/status"
 			first, have := build("first", "022", "TZ=UTC", "LC_ALL=C.UTF-8")
 			second, others := build("of another name", "077", "TZ=Asia/Kathmandu", "LC_ALL=tr_TR.UTF-8")
-			if have[packages] != others[packages] { // the archive may have been updated between the two
+			if have[packages] != others[packages] { // the archive may have been updated between the two runs
 				first, have = second, others
 				second, others = build("third", "022", "TZ=America/St_Johns", "LC_ALL=C")
 			}
@@ -83,7 +83,7 @@ func TestBaseTwice(t *testing.T) {
 	}
 }
 
-// digests returns the names in an archive with digests of their contents.
+// digests maps the names in an archive to the digests of their contents.
 func digests(t *testing.T, archive string) map[string]string {
 	t.Helper()
 	f, err := os.Open(archive)

@@ -9,9 +9,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestBridgeOnBond checks a node that reaches its cluster through a bridge on a bond of two cards,
-// without a default route from its network: first boot's route of last resort lets the host's
-// programs reach Services.
+// TestBridgeOnBond checks a node that reaches its cluster through a bridge on a bond of two cards.
+// Its network has no default route, so the host's programs reach Services by first boot's route of
+// last resort.
 func TestBridgeOnBond(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

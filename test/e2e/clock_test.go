@@ -10,13 +10,13 @@ import (
 )
 
 // TestClockAhead starts a cluster whose clocks are eight hours ahead, like a PC with local time in
-// its hardware clock. The control plane's certificates are not valid yet once a time server
-// corrects the clock: it recovers without a person, and a worker whose clock is ahead joins. Then
-// the control-plane node's Node is deleted: it registers again and continues to take snapshots.
+// its hardware clock. When a time server corrects the clock, the control plane's certificates are
+// not valid yet: it must recover by itself, and a worker whose clock is ahead must join. Then the
+// control-plane node's Node is deleted: it must register again and continue to take snapshots.
 //
-// It is a long run: the machines need this host's time, so they cannot run in lockstep, and a busy
-// host slows down an emulated control plane. systemd-timesyncd asks a server that did not respond
-// only every five minutes.
+// The test takes long. The machines need this host's time, so they cannot run in lockstep, and a
+// busy host slows down an emulated control plane. systemd-timesyncd retries a server that did not
+// answer only every five minutes.
 func TestClockAhead(t *testing.T) {
 	nightly(t)
 	const ahead = 8 * time.Hour
@@ -53,14 +53,14 @@ func TestClockAhead(t *testing.T) {
 	}
 	w.ready(master, nil)
 	w.t.Logf("%6.1f s from power-on: the API server answers a client whose clock is right", master.Serial.Note("").At.Seconds())
-	w.makePod(master, "hello") // works only if its kubelet has a valid certificate
+	w.makePod(master, "hello") // this works only if kubelet on the control-plane node has a valid certificate
 
 	worker := w.start(lab.VMConfig{Name: "shop1", Image: shop1, Guest: 1, CPUs: 1, Clock: clock()})
 	w.ready(worker, nil)
 	w.makePod(worker, "hello2")
 	w.off(worker)
 
-	// First boot checks every two hours; run it now.
+	// First boot checks this every two hours; run the check now.
 	before, err := w.c.Node(t.Context(), "m1")
 	if err != nil {
 		t.Fatal(err)

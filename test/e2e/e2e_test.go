@@ -1,6 +1,7 @@
-// Package e2e tests the whole chain as a user would, with real parts: the edgebake command bakes
-// and stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of three API
-// servers. A network namespace has a bridge and a tap for each machine. The tests need root.
+// Package e2e tests the whole chain as a user would run it, with real parts: the edgebake command
+// bakes and stamps, QEMU boots through UEFI firmware, and unmodified kubeadm joins a cluster of
+// three API servers. A network namespace has a bridge and a tap for each machine. The tests need
+// root.
 package e2e
 
 import (
@@ -31,12 +32,12 @@ import (
 const (
 	pauseImage = "edgebake.test/pause:1"
 	helloImage = "edgebake.test/hello:1"
-	// bootLimit is about thirty times the time from power-on to Ready on an idle machine without
-	// KVM. A machine that gives up fails its test at once.
+	// bootLimit is about thirty times the time from power-on to Ready on an idle computer without
+	// KVM. If a machine gives up, its test fails at once.
 	bootLimit = 25 * time.Minute
 )
 
-// parts are shared by the tests of this package. They are made once and never changed.
+// parts are shared by the tests of this package. They are made once and not changed.
 type parts struct {
 	root   string // of the repository
 	bin    string // edgebake
@@ -46,8 +47,8 @@ type parts struct {
 
 var made = sync.OnceValues(makeParts)
 
-// need returns the shared parts. If this machine cannot run VMs, it skips the test; in CI it fails
-// it.
+// need returns the shared parts. If this machine cannot run VMs, the test is skipped, or fails in
+// CI.
 func need(t *testing.T) *parts {
 	t.Helper()
 	if testing.Short() {
@@ -78,7 +79,7 @@ func makeParts() (*parts, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A developer may use another document to examine a node.
+	// A developer may name another document in order to examine a node.
 	image := cmp.Or(os.Getenv("EDGEBAKE_E2E_IMAGE"), "configs/examples/quickstart.yaml")
 	p := &parts{root: root, bin: filepath.Join(root, "bin", "edgebake"), golden: filepath.Join(root, "build", "e2e", "golden.raw")}
 	for _, step := range [][]string{
@@ -230,7 +231,7 @@ func (w *world) site(guest int, site lab.Site, more ...string) (file string) {
 	return file
 }
 
-// ready waits until the machine's node is Ready in this boot, and first boot has reported it.
+// ready waits until the machine's node is Ready in this boot and first boot has reported that.
 func (w *world) ready(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	node, err := w.becomesReady(vm, before)
@@ -275,7 +276,7 @@ func (w *world) off(vm *lab.VM) {
 // disk returns a copy of a stopped machine's disk, which exists until the test ends.
 func (w *world) disk(vm *lab.VM) string {
 	w.t.Helper()
-	w.disks++ // count, because a machine may run on a disk that was read before
+	w.disks++ // numbers the copies, because a machine may run on a disk that was read before
 	path := filepath.Join(w.lab.Dir, fmt.Sprintf("%s.disk%d.raw", vm.Name, w.disks))
 	if err := vm.RawDisk(w.t.Context(), path); err != nil {
 		w.t.Fatal(err)
@@ -301,7 +302,7 @@ func (w *world) mustOnNode(vm *lab.VM, script string) string {
 	return out
 }
 
-// expect waits for a line on the console, prints its time and returns the mark after it.
+// expect waits for a line on the console, logs its time, and returns the mark after it.
 func (w *world) expect(vm *lab.VM, from int, line string) int {
 	w.t.Helper()
 	l, mark := w.hear(vm, from, line)
@@ -309,7 +310,7 @@ func (w *world) expect(vm *lab.VM, from int, line string) int {
 	return mark
 }
 
-// hear waits for a line on the console.
+// hear waits for a line on the console, and returns it and the mark after it.
 func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
@@ -325,8 +326,8 @@ func (w *world) hear(vm *lab.VM, from int, line string) (lab.Line, int) {
 func secretForms(secret string) map[string][]byte {
 	forms := map[string][]byte{"as it is": []byte(secret)}
 	for shift := range 3 {
-		// base64 differs for each of three alignments, and its characters at the ends depend on the
-		// neighbouring bytes.
+		// There are three alignments of base64. The characters at the ends also encode the
+		// neighbouring bytes, so omit them.
 		enc := base64.StdEncoding.EncodeToString(append(bytes.Repeat([]byte{0}, shift), secret...))
 		from := []int{0, 2, 3}[shift]
 		forms["in base64, shifted by "+strconv.Itoa(shift)] = []byte(enc[from : len(enc)-4])
@@ -334,8 +335,8 @@ func secretForms(secret string) map[string][]byte {
 	return forms
 }
 
-// noSecret checks that the token's secret is neither on a machine's disk, even in free blocks, nor
-// on its console.
+// noSecret checks that the token's secret is neither on a machine's disk, including free blocks,
+// nor on its console.
 func (w *world) noSecret(vm *lab.VM, disk string) {
 	w.t.Helper()
 	_, secret, _ := strings.Cut(w.c.Token, ".")
@@ -352,9 +353,9 @@ func (w *world) noSecret(vm *lab.VM, disk string) {
 	}
 }
 
-// TestNodeJoinsAndComesBack checks a node that joins with the first of three masters dead and a
-// power cut while kubeadm runs. It runs a pod from a baked image, forgets its token, comes back
-// after a reboot with another master dead, and loses none of its images when its disk is full.
+// TestNodeJoinsAndComesBack checks a node that joins although the first of three masters is dead
+// and the power fails while kubeadm runs. It must run a pod from a baked image, forget its token,
+// come back after a reboot with another master dead, and keep its images when its disk is full.
 func TestNodeJoinsAndComesBack(t *testing.T) {
 	pace.Takes(t, 350*time.Second)
 	w := newWorld(t, 3)
@@ -420,8 +421,8 @@ func (w *world) podRuns(vm *lab.VM, name string) {
 	w.t.Logf("%6.1f s from power-on: pod %s runs", vm.Serial.Note("").At.Seconds(), name)
 }
 
-// checkDisk checks the disk of a machine that is off: valid partition table and file systems, DATA
-// grown to the device, and first boot's report in the slot.
+// checkDisk checks the disk of a machine that is off: the partition table and file systems are
+// valid, DATA fills the device, and the slot has first boot's report.
 func (w *world) checkDisk(disk string) {
 	w.t.Helper()
 	w.oracle("No problems found", "sgdisk", "-v", disk)
@@ -442,7 +443,7 @@ func (w *world) checkDisk(disk string) {
 	}
 }
 
-// oracle runs a program that checks the disk, and looks for want in its output.
+// oracle runs a program that checks the disk. The program's output must contain want.
 func (w *world) oracle(want string, argv ...string) {
 	w.t.Helper()
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -455,8 +456,8 @@ func (w *world) oracle(want string, argv ...string) {
 	}
 }
 
-// TestPowerCuts cuts the power at random moments of first boot, several times in each round. The
-// node must always become Ready in the end.
+// TestPowerCuts cuts the power at random moments of first boot, several times in each round. In the
+// end the node must become Ready.
 func TestPowerCuts(t *testing.T) {
 	nightly(t)
 	r := chance(t)
@@ -474,8 +475,7 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
-// chance returns the source of all randomness, and prints its seed, with which a run can be
-// repeated.
+// chance returns the source of all randomness. It logs the seed, so that a run can be repeated.
 func chance(t *testing.T) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -503,8 +503,8 @@ func rounds(t *testing.T, n int) int {
 
 var firstBootStarts = regexp.MustCompile(`edgebake: \[1[]/]`)
 
-// cutDuringFirstBoot cuts the power a time after the start of first boot. Of the writes that were
-// not flushed, the disk loses those that lose selects.
+// cutDuringFirstBoot cuts the power at a time after the start of first boot. The disk loses those
+// unflushed writes for which lose returns true.
 func (w *world) cutDuringFirstBoot(vm *lab.VM, after time.Duration, lose func() bool) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)

@@ -33,8 +33,8 @@ const (
 
 var pools = []lab.NodePool{{Name: pool, Type: "Edge"}, {Name: core, Type: "Cloud"}}
 
-// Environment variables for OpenYurt's programs, if a developer has the real ones. CI has none of
-// them, and uses the stand-in in test/yurthub and the lab's own approver.
+// Environment variables that name OpenYurt's real programs, if a developer has them. CI does not:
+// it uses the stand-in in test/yurthub and the lab's own approver.
 const (
 	envYurthub     = "EDGEBAKE_YURTHUB"
 	envYurtManager = "EDGEBAKE_YURT_MANAGER"
@@ -62,7 +62,7 @@ func (p *parts) bakeEdge(name, kubernetes string) (golden string, err error) {
 }
 
 // bakeHub bakes the quickstart image under another name, with this version of Kubernetes and this
-// value of the Image's field yurthub.
+// value of the field yurthub.
 func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, err error) {
 	b, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))
 	if err != nil {
@@ -72,7 +72,7 @@ func (p *parts) bakeHub(name, kubernetes, yurthub, what string) (golden string, 
 	if kubeadm.Before(kubernetes, 31) {
 		doc = strings.Replace(doc, "containerd:\n", "containerd:\n  crictl: {version: v1.36.0, source: {goModule: {}}}\n", 1)
 	}
-	// As deep below the root as the examples, since their relative paths are kept.
+	// Write it to a directory as deep as the examples', because it keeps their relative paths.
 	base := filepath.Join(p.root, "build", "e2e", name)
 	if err := os.WriteFile(base+".yaml", []byte(doc), 0o644); err != nil {
 		return "", err
@@ -110,8 +110,7 @@ func newEdgeWorld(t *testing.T, masters int, v lab.Verdict) *edgeWorld {
 	return w
 }
 
-// openYurt adds the objects that yurthub needs to the cluster, with NodePools in the version that
-// it lists.
+// openYurt adds the objects that yurthub needs to the cluster. version is the version of NodePools.
 func (w *edgeWorld) openYurt(v lab.Verdict, version string) {
 	w.t.Helper()
 	for _, step := range []func(context.Context) error{
@@ -136,7 +135,7 @@ func (w *edgeWorld) bootEdge(name string) *lab.VM {
 	return w.boot(0, lab.Site{NodeName: name, NodeType: "edge", NodePool: pool})
 }
 
-// greeter runs a pod that greets on the console.
+// greeter runs a pod that prints greetings on the console.
 func (w *edgeWorld) greeter(vm *lab.VM) *lab.Object {
 	w.t.Helper()
 	if err := w.c.Greeter(w.t.Context(), "greeter", helloImage, vm.Node); err != nil {
@@ -158,8 +157,8 @@ func (w *edgeWorld) pod(name string) *lab.Object {
 	return &pod
 }
 
-// firstPost checks that a machine's very first request to create its Node had both labels, because
-// OpenYurt's controllers act on a Node that has only one.
+// firstPost checks that a machine's very first request to create its Node had both labels.
+// OpenYurt's controllers would act on a Node with only one.
 func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()
@@ -179,7 +178,8 @@ func (w *edgeWorld) firstPost(name, edgeWorker, pool string) {
 	}
 }
 
-// behindHub prints facts that show whether kubelet uses yurthub. Each line begins with its subject.
+// behindHub prints facts that show whether kubelet uses yurthub. Each line begins with the name of
+// the fact.
 const behindHub = `
 echo "flags: $(cat /var/lib/kubelet/kubeadm-flags.env)"
 echo "server: $(grep server: /var/lib/openyurt/kubelet.conf)"
@@ -192,8 +192,8 @@ exec 4<>/dev/tcp/$NODE/10269 && echo "port: open on the node itself"
 echo "boot: $(systemctl is-enabled yurthub.service) $(systemctl is-active yurthub.service)"
 `
 
-// throughHub checks, on the node and from outside, that kubelet uses yurthub, and that yurthub's
-// port cannot be reached from other hosts.
+// throughHub checks on the node that kubelet uses yurthub, and from outside that other hosts cannot
+// reach yurthub's port.
 func (w *edgeWorld) throughHub(vm *lab.VM) {
 	w.t.Helper()
 	addr := w.net.GuestAddr(0).String()
@@ -214,8 +214,8 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	if regexp.MustCompile(`(?m)^to-master: .*"kubelet"`).MatchString(out) {
 		w.t.Error("kubelet has a connection to a master, past yurthub")
 	}
-	// Port 10250 shows that the network works; the other ports would give anyone who reaches them
-	// the node's rights.
+	// Port 10250 proves that the network works. The other ports would give the node's rights to
+	// anyone who reaches them.
 	dial := func(port string) error {
 		ctx, cancel := context.WithTimeout(w.t.Context(), 5*time.Second)
 		defer cancel()
@@ -235,9 +235,9 @@ func (w *edgeWorld) throughHub(vm *lab.VM) {
 	}
 }
 
-// TestEdgeNodeLivesWithoutTheLink checks an edge node that joins with the first of three masters
-// dead and is Ready through yurthub as soon as its request is approved. Without the link and after
-// a power cut its pod runs again; with the link back, the node is Ready again.
+// TestEdgeNodeLivesWithoutTheLink checks an edge node that joins although the first of three
+// masters is dead, and becomes Ready through yurthub once its request is approved. Without the
+// link, its pod must run again after a power cut. With the link back, the node must be Ready again.
 func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
 	pace.Takes(t, 350*time.Second)
 	w := newEdgeWorld(t, 3, lab.Hold)
@@ -263,7 +263,7 @@ func TestEdgeNodeLivesWithoutTheLink(t *testing.T) {
 	w.hubCached(disk)
 }
 
-// deniedFirst ignores yurthub's request until first boot names it, denies it until first boot
+// deniedFirst ignores yurthub's request until first boot reports it, denies it until first boot
 // reports that, and approves the next one. A real yurt-manager approves at once.
 func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.t.Helper()
@@ -277,7 +277,7 @@ func (w *edgeWorld) deniedFirst(vm *lab.VM) {
 	w.approver.Set(lab.Approve)
 }
 
-// offlineReboot unplugs the cable, waits for cut, presses the reset button, waits until the pod
+// offlineReboot unplugs the cable, waits for the time cut, resets the machine, waits until the pod
 // runs, and plugs the cable in again.
 func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Duration) {
 	w.t.Helper()
@@ -288,8 +288,8 @@ func (w *edgeWorld) offlineReboot(vm *lab.VM, node, pod *lab.Object, cut time.Du
 		w.t.Logf("%6.1f s from power-on: cable in: %v", vm.Serial.Note("").At.Seconds(), up)
 	}
 	link(false)
-	// A real yurthub writes its cache to the disk within half a minute. The test does not examine
-	// the loss of the last seconds.
+	// Wait until a real yurthub has written its cache to the disk, at most half a minute. The test
+	// does not cover the loss of the last seconds.
 	mark := w.expect(vm, vm.Serial.Mark(), "hello from "+vm.Node+", up ([4-9][0-9]|[1-9][0-9]{2,}) s")
 	if cut > 0 {
 		w.waitNotReady(vm)
@@ -333,7 +333,7 @@ func (w *edgeWorld) waitNotReady(vm *lab.VM) {
 }
 
 // hubCached checks on the disk of a stopped machine that yurthub has cached kubelet's responses,
-// with which the node works without the link.
+// which the node needs without the link.
 func (w *edgeWorld) hubCached(disk string) {
 	w.t.Helper()
 	info, err := media.Inspect(disk)
@@ -361,7 +361,7 @@ func (w *edgeWorld) hubCached(disk string) {
 	w.t.Logf("cached for kubelet: %v", kept)
 }
 
-// TestEdgeNodeCutForTenMinutes checks ten minutes without the link, then a reboot.
+// TestEdgeNodeCutForTenMinutes disconnects the link for ten minutes, then reboots.
 func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	nightly(t)
 	w := newEdgeWorld(t, 3, lab.Approve)
@@ -370,8 +370,8 @@ func TestEdgeNodeCutForTenMinutes(t *testing.T) {
 	w.offlineReboot(vm, node, w.greeter(vm), 10*time.Minute)
 }
 
-// TestClusterNotPrepared checks that objects which the cluster lacks for yurthub are named until
-// they exist.
+// TestClusterNotPrepared checks that first boot reports the objects that yurthub needs until they
+// exist.
 func TestClusterNotPrepared(t *testing.T) {
 	nightly(t)
 	w := newBareEdgeWorld(t, 1)
@@ -403,7 +403,7 @@ echo flags: $(cat /var/lib/kubelet/kubeadm-flags.env)
 systemctl is-active yurthub.service || true
 ls /etc/kubernetes
 `
-	// forget makes the node look like one that kubeadm joined without edgebake: kubelet connects
+	// forget makes the node look as if kubeadm had joined it without edgebake: kubelet connects
 	// directly to the master.
 	forget = `set -e
 systemctl stop firstboot.service ipvscare.service
@@ -424,8 +424,8 @@ systemctl restart kubelet.service
 )
 
 // TestConvertAndRevert converts a native node to an edge node, back, and again, while its pod keeps
-// running. If convert is killed after a step, the next run continues. Finally it converts a node
-// that edgebake did not build.
+// running. After a kill, the next run of convert must continue. Finally the test converts a node
+// that looks as if edgebake had not built it.
 func TestConvertAndRevert(t *testing.T) {
 	pace.Takes(t, 200*time.Second)
 	w := newEdgeWorld(t, 1, lab.Approve)
@@ -467,8 +467,8 @@ func TestConvertAndRevert(t *testing.T) {
 		}
 		check(false)
 	}
-	// Kill it after kubelet was redirected to yurthub, the step with most to undo, and never on the
-	// other node at the end. The long runs do the rest.
+	// Kill convert after it has redirected kubelet to yurthub, because then most must be undone.
+	// Nightly runs also kill it after other steps.
 	steps := []string{"kubelet-redirect"}
 	if os.Getenv("EDGEBAKE_NIGHTLY") != "" {
 		thereAndBack(convert)
@@ -485,9 +485,9 @@ func TestConvertAndRevert(t *testing.T) {
 	thereAndBack(convert)
 }
 
-// resetAndRename removes the node from the cluster and puts another Site into the slot, as a person
-// would with a laptop. The Site is compressed, so that the traces of this script's own pod on the
-// disk do not contain the token that the test looks for.
+// resetAndRename resets the node and puts another Site into the slot, as a person would with a
+// laptop. The Site is compressed, so that this script on the disk does not contain the token that
+// the test searches for.
 const resetAndRename = `cat >/run/again.sh <<'END'
 set -e
 firstboot reset --yes
@@ -503,9 +503,9 @@ systemd-run --unit again --collect -p StandardOutput=tty -p StandardError=tty -p
 `
 
 // TestResetAndJoinAgain resets a node, gives it another Site, and joins it under another name and
-// type without reflashing. An earlier machine's Node of that name keeps its labels, even though
-// kubelet registers with others. First boot reports that, and the node sets the labels itself,
-// which only it may do.
+// type without reflashing. If the Node of that name already exists, it keeps its labels although
+// kubelet registers with others. First boot must report that and set the labels itself, because
+// only the node may.
 func TestResetAndJoinAgain(t *testing.T) {
 	pace.Takes(t, 260*time.Second)
 	w := newEdgeWorld(t, 3, lab.Approve)
@@ -526,7 +526,7 @@ func TestResetAndJoinAgain(t *testing.T) {
 	if err := z.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Do not wait: the kubelet that would report the end is reset.
+	// Do not wait, because the kubelet that would report the end is reset.
 	if err := w.c.SetOff(t.Context(), vm, "reset", helloImage, fmt.Sprintf(resetAndRename, base64.StdEncoding.EncodeToString(packed.Bytes()))); err != nil {
 		t.Fatal(err)
 	}

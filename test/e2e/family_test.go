@@ -7,8 +7,8 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestIPv6Site checks a Site with only IPv6: masters, VIP and node. The node comes back after a
-// power cut, and its own address is IPv6.
+// TestIPv6Site checks a Site with only IPv6: masters, VIP and node. The node must come back after a
+// power cut, and its own address must be IPv6.
 func TestIPv6Site(t *testing.T) {
 	nightly(t)
 	w := newWorldIn(t, need(t), 2, true)
@@ -24,8 +24,8 @@ func TestIPv6Site(t *testing.T) {
 	}
 }
 
-// TestDualStackSite checks that a machine with addresses of both families registers with that of
-// its masters' family.
+// TestDualStackSite checks that a machine with addresses of both families registers with the
+// address of its masters' family.
 func TestDualStackSite(t *testing.T) {
 	nightly(t)
 	for name, ipv6 := range map[string]bool{"masters with IPv4": false, "masters with IPv6": true} {
@@ -42,7 +42,7 @@ func TestDualStackSite(t *testing.T) {
 	}
 }
 
-// ownAddress checks the first address with which a node registered.
+// ownAddress checks the first address that a node registered.
 func (w *world) ownAddress(node *lab.Object, want string) {
 	w.t.Helper()
 	if a := node.Status.Addresses; len(a) == 0 || a[0].Address != want {

@@ -14,9 +14,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestFlashedDisk checks that a flashed disk boots by its own GUIDs, becomes a node, and that DATA
-// fills it: with sectors of 512 bytes, and with sectors of 4096 bytes, which need another partition
-// table and other FATs. The disk is three times as large as the image and had other content.
+// TestFlashedDisk checks that a flashed disk boots by its own GUIDs and becomes a node, and that
+// DATA fills it. It uses sectors of 512 and of 4096 bytes, which need different partition tables
+// and FATs. The disk is three times as large as the image and has other contents.
 func TestFlashedDisk(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -66,7 +66,7 @@ func (w *world) flashed(guest int, sector int64) {
 	w.checkDisk(after)
 }
 
-// document writes the quickstart's Image for disks with sectors of that size.
+// document writes an Image like testdata/first.yaml, for disks with this sector size.
 func (w *world) document(name string, sector int64) string {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata/first.yaml"))
@@ -91,7 +91,8 @@ func (w *world) loop(file string, sector int64) (dev string, detach func()) {
 		w.t.Fatalf("losetup: %v: %s", err, out)
 	}
 	dev = strings.TrimSpace(string(out))
-	// Detached while open, the device exists until this process closes it or ends.
+	// If a loop device is detached while it is open, it exists until this process closes it or
+	// ends.
 	f, err := os.Open(dev)
 	if out, detachErr := exec.Command("losetup", "--detach", dev).CombinedOutput(); detachErr != nil {
 		w.t.Errorf("losetup --detach %s: %v: %s", dev, detachErr, out)

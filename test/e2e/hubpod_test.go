@@ -20,8 +20,8 @@ const (
 	hubImage     = "edgebake.test/yurthub:v1.6.1"
 )
 
-// madePod makes the quickstart image with yurthub as a container image and the newest Kubernetes
-// that this yurthub supports; the cluster uses the same version.
+// madePod makes the quickstart image with yurthub as a container image, and with the newest
+// Kubernetes that this yurthub supports, which is also the cluster's version.
 var madePod = sync.OnceValues(func() (*parts, error) {
 	first, err := made()
 	if err != nil {
@@ -36,9 +36,9 @@ var madePod = sync.OnceValues(func() (*parts, error) {
 	return &p, err
 })
 
-// TestStaticPodNode checks a node with yurthub before 1.7 as a static pod: yurthub gets its
-// identity with the token, kubelet uses it from its first start, and without the link the node's
-// pod runs again after a reboot.
+// TestStaticPodNode checks a node with yurthub before 1.7 as a static pod. yurthub must get its
+// identity with the token, and kubelet must use it from its first start. Without the link, the
+// node's pod must run again after a reboot.
 func TestStaticPodNode(t *testing.T) {
 	nightly(t)
 	need(t)
@@ -51,7 +51,7 @@ func TestStaticPodNode(t *testing.T) {
 	w.c.APIServers[0].Kill()
 	vm := w.bootEdge("edge1")
 	if w.approver != nil {
-		// No Node exists yet that could report the problem.
+		// There is no Node yet that could report the problem.
 		w.expect(vm, 0, `yurthub's request for its client certificate \(CSR \S+, signer kubernetes.io/kube-apiserver-client\) is not approved yet`)
 		w.approver.Set(lab.Approve)
 	}
@@ -101,7 +101,7 @@ ls /run/edgebake/yurthub /var/lib/kubelet/pki | sed 's/^/left: /'
 	w.hubCached(disk)
 }
 
-// postedAs checks which user created the Node.
+// postedAs checks that this user created the Node.
 func (w *edgeWorld) postedAs(name, user string) {
 	w.t.Helper()
 	posts, err := w.c.NodePosts()

@@ -24,17 +24,17 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// quickGC makes a kubelet remove an image as soon as it is unused, and admit pods soon after the
-// disk pressure ends, instead of minutes later.
+// quickGC makes kubelet remove an image as soon as it is unused, and admit pods soon after disk
+// pressure ends. By default both take minutes.
 var quickGC = map[string]string{
 	"minimum-image-ttl-duration":          "1s",
 	"eviction-pressure-transition-period": "15s",
 }
 
-// spareImage is not baked: a node gets it by an import, so it is not pinned.
+// spareImage is not baked. A node imports it, so it is not pinned.
 const spareImage = "edgebake.test/spare:1"
 
-// podOf creates a pod of the hello image with a pull policy.
+// podOf creates a pod of the hello image with this pull policy.
 func (w *world) podOf(vm *lab.VM, name, policy string) {
 	w.t.Helper()
 	if err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/pods", map[string]any{
@@ -66,9 +66,8 @@ func spareArchive(t *testing.T) []byte {
 }
 
 // fillScript fills DATA after the pod that started it has ended. It waits until kubelet has removed
-// the spare image and has evicted every pod, so that no image is in use. It waits until kubelet has
-// searched for images to remove twice more, and then frees the space. It reports its steps on the
-// console.
+// the spare image and evicted every pod, so that no image is in use. After kubelet has searched
+// twice more for images to remove, it frees the space. It reports each step on the console.
 const fillScript = `
 say() { printf '\nedgebake-test: %%s\n' "$*" >/dev/ttyS0; }
 passes() { journalctl -u kubelet -b --no-pager -o cat | grep -c 'Attempting to delete unused images'; }
@@ -87,9 +86,9 @@ rm /var/filler
 say there is room again
 `
 
-// underDiskPressure fills the node's disk until its kubelet finds nothing more to delete. An
-// imported image is removed; baked images stay, used or not, and pods run from them afterwards. The
-// machine must have booted with quickGC.
+// underDiskPressure fills the node's disk until kubelet finds nothing more to delete. The imported
+// image must be removed; baked images must stay, used or not, and pods must run from them
+// afterwards. The machine must have booted with quickGC.
 func (w *world) underDiskPressure(vm *lab.VM) {
 	w.t.Helper()
 	mark := vm.Serial.Mark()
@@ -154,15 +153,15 @@ journalctl -u kubelet -b --no-pager -o cat | grep -E 'delete unused images|Remov
 	}
 }
 
-// modeRun is one first boot with baked images.
+// modeRun is one first boot with baked images in one image store mode.
 type modeRun struct {
 	at      map[string]time.Duration // time of each event since power-on
 	used    int64                    // bytes of DATA when a pod runs
 	written int64                    // bytes written to the disk until then
 }
 
-// TestFirstBootOfBothModes boots the same images once prebaked and once as archives that first boot
-// imports. EDGEBAKE_BENCH names a directory for the two timelines, side by side.
+// TestFirstBootOfBothModes boots the same images prebaked, and as archives that first boot imports.
+// EDGEBAKE_BENCH names a directory for a table of both timelines.
 func TestFirstBootOfBothModes(t *testing.T) {
 	results := os.Getenv("EDGEBAKE_BENCH")
 	if results == "" {
@@ -179,7 +178,7 @@ func TestFirstBootOfBothModes(t *testing.T) {
 			size = report.Images.Size
 		}
 		vm := w.boot(n, lab.Site{NodeName: mode})
-		// Importing may take longer than another whole first boot.
+		// Importing may take longer than the rest of first boot.
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Hour, errors.New("an hour has passed"))
 		_, _, err := vm.Serial.Expect(ctx, 0, imagesThere)
 		cancel()
@@ -219,7 +218,7 @@ ctr -n k8s.io images ls -q`))
 		}
 		runs[mode] = run
 		w.off(vm)
-		// The next image is as large.
+		// Free the space, because the next image is as large.
 		os.Remove(w.golden)
 		os.Remove(vm.Overlay)
 	}
@@ -280,7 +279,7 @@ func loadAverage() string {
 	return one
 }
 
-// writeManyImages makes a layout of images with realistic sizes from files of this machine, and
+// writeManyImages makes a layout of images of realistic sizes from files of this computer, and
 // returns their names.
 func (w *world) writeManyImages() []string {
 	w.t.Helper()
@@ -311,12 +310,13 @@ func (w *world) writeManyImages() []string {
 	return refs
 }
 
-// layerOf returns a layer with a file or directory of this machine.
+// layerOf returns a layer with a file or directory of this computer.
 func layerOf(from, to string) imagetest.Layer {
 	return imagetest.Layer{Tar: func(w *imagetest.Writer) error { return w.Tree(from, to) }}
 }
 
-// buildMode bakes the quickstart image with these images, which becomes the world's golden image.
+// buildMode bakes the quickstart image with these container images in this mode. It becomes the
+// world's golden image.
 func (w *world) buildMode(mode string, refs []string) *builder.Report {
 	w.t.Helper()
 	b, err := os.ReadFile(filepath.Join(w.root, "configs", "examples", "quickstart.yaml"))

@@ -16,9 +16,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestInstaller checks a stick with an Inventory: it installs the smaller of a machine's two disks
-// with the matching Site, through a power cut, and the disk becomes a node. A stick left in the
-// machine boots the disk. A machine that is not in the Inventory is not changed.
+// TestInstaller checks a stick with an Inventory. Despite a power cut, it must install the matching
+// Site on the smaller of a machine's two disks, and the disk must become a node. If the stick stays
+// in the machine, the disk must boot. A machine that is not in the Inventory must not be changed.
 func TestInstaller(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -64,8 +64,8 @@ func TestInstaller(t *testing.T) {
 	w.empty(w.disk(stranger))
 }
 
-// TestInstallerSecureBoot checks that under firmware that enforces Secure Boot a USB stick installs
-// and powers the machine off, and that without the stick the disk boots and becomes a node.
+// TestInstallerSecureBoot checks firmware that enforces Secure Boot: a USB stick installs and
+// powers the machine off, and without the stick the disk boots and becomes a node.
 func TestInstallerSecureBoot(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -100,15 +100,15 @@ func TestInstallerISO(t *testing.T) {
 	w.empty(large)
 }
 
-// TestInstallerNetboot checks that firmware downloads the installer by HTTP, and the installer the
-// image: a machine without drives installs itself and becomes a node.
+// TestInstallerNetboot checks a machine that boots from the network: firmware downloads the
+// installer by HTTP, and the installer the image. The machine becomes a node.
 func TestInstallerNetboot(t *testing.T) {
 	nightly(t)
 	newWorld(t, 1).installsFromNet(nil)
 }
 
-// TestInstallerNetbootHTTPS does the same by HTTPS: firmware and installer accept only a server of
-// the given CA.
+// TestInstallerNetbootHTTPS is like TestInstallerNetboot, but with HTTPS: firmware and installer
+// accept only a server whose certificate is signed by the given CA.
 func TestInstallerNetbootHTTPS(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -130,7 +130,7 @@ func TestInstallerNetbootHTTPS(t *testing.T) {
 	vm.Cut()
 }
 
-// installsFromNet installs a machine from the network, with HTTPS if a CA is given.
+// installsFromNet installs a machine from the network, with HTTPS if by is not nil.
 func (w *world) installsFromNet(by *lab.HTTPSAuthority) {
 	w.t.Helper()
 	image, www := filepath.Join(w.lab.Dir, "golden.raw.zst"), filepath.Join(w.lab.Dir, "www")
@@ -153,7 +153,7 @@ func (w *world) installsFromNet(by *lab.HTTPSAuthority) {
 	w.startsWithout(vm)
 }
 
-// written writes a file of the test.
+// written writes a file into the test's directory.
 func (w *world) written(name string, b []byte) (path string) {
 	w.t.Helper()
 	path = filepath.Join(w.lab.Dir, name)
@@ -163,7 +163,7 @@ func (w *world) written(name string, b []byte) (path string) {
 	return path
 }
 
-// waitOff waits until the installer has switched off the machine.
+// waitOff waits until the installer has powered the machine off.
 func (w *world) waitOff(vm *lab.VM) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)
@@ -173,8 +173,8 @@ func (w *world) waitOff(vm *lab.VM) {
 	}
 }
 
-// startsWithout switches on an installed machine without its installer: the disk becomes a node,
-// and no trace of its token is left.
+// startsWithout switches on an installed machine without its installer: the disk must become a
+// node, and the token must be nowhere on it.
 func (w *world) startsWithout(vm *lab.VM) {
 	w.t.Helper()
 	vm.Unplug()
@@ -192,7 +192,7 @@ func (w *world) on(vm *lab.VM) {
 	}
 }
 
-// blank makes an empty file that serves as a disk.
+// blank makes an empty file that is used as a disk.
 func (w *world) blank(name string, size int64) string {
 	w.t.Helper()
 	path := filepath.Join(w.lab.Dir, name)
@@ -207,8 +207,8 @@ func (w *world) blank(name string, size int64) string {
 	return path
 }
 
-// empty checks that neither the place of a partition table nor the middle of a disk has been
-// written to.
+// empty checks that nothing was written to the places of a partition table or to the middle of a
+// disk.
 func (w *world) empty(path string) {
 	w.t.Helper()
 	f, err := os.Open(path)
@@ -222,7 +222,7 @@ func (w *world) empty(path string) {
 	}
 }
 
-// inventory writes an Inventory with one Site, for a serial number.
+// inventory writes an Inventory with one Site, which matches a serial number.
 func (w *world) inventory(name, serial string) string {
 	w.t.Helper()
 	text, err := os.ReadFile(w.site(0, lab.Site{NodeName: name}))

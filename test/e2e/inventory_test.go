@@ -12,9 +12,9 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestOneStickForManyMachines checks that one stick with an Inventory of three Sites is enough for
-// machines with different serial numbers: each is Ready under its own name, and one that matches no
-// Site shows its facts. No disk has data of another machine's Site.
+// TestOneStickForManyMachines checks that one stick with an Inventory of three Sites serves
+// machines with different serial numbers: each becomes Ready under its own name, and a machine that
+// matches no Site prints its facts. No disk may have data of another machine's Site.
 func TestOneStickForManyMachines(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)

@@ -21,10 +21,10 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestCorrectedSite checks common mistakes in a Site and their correction. A token that the cluster
-// does not know stops first boot with the fix. The running machine accepts a stick with another
-// Site, here with a wrong pin. Its report is read from its disk; stamped again, it joins. Finally
-// it gets an address without connection, and returns to the working one.
+// TestCorrectedSite checks mistakes in a Site and their correction. A token that the cluster does
+// not know stops first boot, which prints the fix. The machine accepts a stick with another Site,
+// here with a wrong pin, and its report can be read from its disk. Stamped again, it joins. Given
+// an address without connection, it returns to the working one.
 func TestCorrectedSite(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -47,7 +47,7 @@ func TestCorrectedSite(t *testing.T) {
 	w.expect(vm, mark, `edgebake: FAILED discovery: .*caCertHashes`)
 	w.off(vm)
 
-	// A person takes the disk to a computer and back.
+	// A person takes the disk to a computer, and back to the machine.
 	disk := w.disk(vm)
 	report := w.must(w.bin, "inspect", disk)
 	for _, want := range []string{"result:  failed", "discovery        failed", "fix: compare caCertHashes in site.yaml"} {
@@ -95,10 +95,10 @@ func (w *world) output(argv ...string) (string, error) {
 }
 
 // stick makes a USB stick as sold in shops, with one FAT32 partition in an MBR, and puts a Site on
-// it under the name that a laptop gives.
+// it as site.yaml.
 func (w *world) stick(site string) string { return w.stickWith("site.yaml", site) }
 
-// stickWith makes a stick with a document under the name that first boot reads.
+// stickWith makes a stick with a document under this name.
 func (w *world) stickWith(name, document string) string {
 	w.t.Helper()
 	text, err := os.ReadFile(document)
@@ -135,7 +135,7 @@ func (w *world) stickOf(size int64, label, name string, text []byte) string {
 	return path
 }
 
-// offset writes to a part of a file.
+// offset is a WriterAt of a part of a file.
 type offset struct {
 	*os.File
 	start int64
@@ -204,8 +204,8 @@ func (w *world) secureBoot(arch, document string) {
 	vm.Cut()
 }
 
-// secureBootSeen prints the state according to firmware and kernel. Four bytes of attributes
-// precede the variable's value.
+// secureBootSeen prints the state of Secure Boot as firmware and kernel see it. Four bytes of
+// attributes precede a variable's value.
 const secureBootSeen = `mountpoint -q /sys/firmware/efi/efivars || mount -t efivarfs efivarfs /sys/firmware/efi/efivars
 echo "SecureBoot: $(od -An -tu1 /sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c)"
 journalctl -k -b --no-pager -o cat | grep -iE 'secure ?boot|locked down'
@@ -248,8 +248,8 @@ func (w *world) spoilKernel(image string) {
 	}
 }
 
-// TestComesUpByItself checks that damaged file systems are repaired at boot, and that a machine
-// that hangs is reset by its watchdog, both without a person.
+// TestComesUpByItself checks that damaged file systems are repaired at boot, and that the watchdog
+// resets a machine that hangs.
 func TestComesUpByItself(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -270,10 +270,10 @@ journalctl -b --no-pager -o cat _PID=1 | grep -i watchdog
 systemd-analyze blame --no-pager | head -n 20`))
 
 	mark := vm.Serial.Mark()
-	// As kubeadm up to 1.34 wrote it to DATA, for a root with a later kubelet.
+	// kubeadm up to 1.34 wrote this line to DATA; now the root has a later kubelet.
 	w.mustOnNode(vm, `sed -i 's|^KUBELET_KUBEADM_ARGS="|&--pod-infra-container-image=registry.k8s.io/pause:3.10 |' /var/lib/kubelet/kubeadm-flags.env && sync
 grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
-	// Without systemd the watchdog is not reset.
+	// Without systemd, nothing resets the watchdog's timer.
 	w.mustOnNode(vm, "systemd-run --collect /bin/sh -c 'sleep 20; echo 1 >/sys/fs/cgroup/init.scope/cgroup.freeze'")
 	mark = w.expect(vm, mark, `BdsDxe: starting Boot`)
 	w.readyAgain(vm, mark, node)
@@ -281,8 +281,8 @@ grep pod-infra /var/lib/kubelet/kubeadm-flags.env`)
 	w.checkDisk(w.disk(vm))
 }
 
-// tellsEverywhere checks the places on the machine where first boot reports its result; the serial
-// console has already been checked.
+// tellsEverywhere checks the places where first boot reports its result, except the serial console,
+// which was checked before.
 func (w *world) tellsEverywhere(vm *lab.VM) {
 	w.t.Helper()
 	for _, place := range []struct{ name, script, want string }{
@@ -299,14 +299,14 @@ func (w *world) tellsEverywhere(vm *lab.VM) {
 	}
 }
 
-// readyAgain is ready for a later boot, which began at that mark of the console.
+// readyAgain is like ready, for a later boot that began at this mark of the console.
 func (w *world) readyAgain(vm *lab.VM, mark int, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	w.expect(vm, mark, lab.FirstBootDone.String())
 	return w.readyAfter(vm, before)
 }
 
-// readyAfter waits until the node is Ready in another boot than before.
+// readyAfter waits until the node is Ready in a later boot than that of before.
 func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), bootLimit)
@@ -324,7 +324,7 @@ func (w *world) readyAfter(vm *lab.VM, before *lab.Object) *lab.Object {
 	return node
 }
 
-// damage changes a file system like a fault of disk or kernel: counts, bitmaps, a group
+// damage changes a file system as a fault of the disk or the kernel would: counts, bitmaps, a group
 // descriptor's checksum, an inode's link count.
 func (w *world) damage(disk, label string) {
 	w.t.Helper()

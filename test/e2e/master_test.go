@@ -52,7 +52,7 @@ var madeAddons = sync.OnceValues(func() (images struct{ master, worker string },
 	return images, err
 })
 
-// podCIDR returns the CIDR of the pods on the nth machine, if its image assigns it.
+// podCIDR returns the CIDR of the pods on the nth machine, if the image assigns pod addresses.
 func podCIDR(n int) string { return fmt.Sprintf("10.244.%d.0/24", n) }
 
 // Layouts of container images, relative to the directory of the Images made here.
@@ -61,7 +61,7 @@ const (
 	addonsLayout       = "../../build/addons"
 )
 
-// makeLayout makes one of these layouts with test/images and these flags.
+// makeLayout makes one of these layouts by running test/images with flags.
 func makeLayout(name string, flags ...string) error {
 	p, err := made()
 	if err != nil {
@@ -70,7 +70,7 @@ func makeLayout(name string, flags ...string) error {
 	return p.run(context.Background(), append([]string{"go", "run", "./test/images", "-o", "build/" + name}, flags...)...)
 }
 
-// bakeFor bakes an image whose document is made from the quickstart's.
+// bakeFor bakes an image. from returns its document, given the quickstart's.
 func bakeFor(name string, from func(quickstart string) string) (image string, err error) {
 	p, err := made()
 	if err != nil {
@@ -90,7 +90,7 @@ func bakeFor(name string, from func(quickstart string) string) (image string, er
 	return base + ".raw", err
 }
 
-// clusterManifest has an object in a namespace that comes after it.
+// clusterManifest has an object whose namespace comes after it.
 const clusterManifest = `apiVersion: v1
 kind: ConfigMap
 metadata: {name: prices, namespace: shop}
@@ -101,9 +101,9 @@ kind: Namespace
 metadata: {name: shop}
 `
 
-// TestClusterIsBorn makes the smallest cluster from images alone, in the wrong order: the worker
-// waits, the control-plane node bootstraps, both become Ready and a pod runs. TestClusterFromImages
-// tests more of it.
+// TestClusterIsBorn makes the smallest cluster from images alone, and switches its worker on first:
+// the worker waits, the control-plane node bootstraps, both become Ready and a pod runs.
+// TestClusterFromImages tests more.
 func TestClusterIsBorn(t *testing.T) {
 	pace.Takes(t, 330*time.Second)
 	p := need(t)
@@ -141,8 +141,8 @@ func clusterIsBorn(t *testing.T, p *parts, golden, kubernetes string) *world {
 }
 
 // TestClusterFromImages makes a cluster from images alone. Its keys are made on a computer, and its
-// worker is switched on before its control-plane node. Both become Ready, a pod runs, kube-proxy
-// and CoreDNS work, and the cluster's keys are only where kubeadm keeps them.
+// worker is switched on before its control-plane node. Both must become Ready, a pod must run,
+// kube-proxy and CoreDNS must work, and the cluster's keys must be only where kubeadm keeps them.
 func TestClusterFromImages(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -171,7 +171,7 @@ func TestClusterFromImages(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.ready(master, nil)
-	node, err := w.c.Node(t.Context(), "m1") // it was Ready before it was labeled
+	node, err := w.c.Node(t.Context(), "m1") // the Node was Ready before it was labeled
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.makePod(worker, "hello")
 	w.addonsWork(master, worker)
 
-	// All lose power; the cluster comes back unchanged.
+	// All machines lose power, and the cluster comes back unchanged.
 	before := node
 	worker.Cut()
 	master.Cut()
@@ -207,7 +207,7 @@ func TestClusterFromImages(t *testing.T) {
 	w.keysOn(disk, minted, 1)
 	w.keysOn(w.disk(worker), minted, 0)
 
-	// Its data is replaced with the snapshot that first boot took.
+	// Its data is replaced with the snapshot that first boot had taken.
 	snapshot, lost := w.snapshotOn(disk), filepath.Join(w.lab.Dir, "lost")
 	w.must(p.bin, "cluster", "sites", minted, "--continue-from", "m1", "--restore", snapshot, "--output", lost)
 	w.must(p.bin, "stamp", disk, filepath.Join(lost, "m1.yaml"), "--in-place")
@@ -221,8 +221,8 @@ func TestClusterFromImages(t *testing.T) {
 	}
 }
 
-// addonsWork waits until kube-proxy runs on each node and CoreDNS, which needs the API server's
-// Service, is Ready. Then a pod on each node requests the pod hello by its Service's name.
+// addonsWork waits until kube-proxy runs on each node, and until CoreDNS, which needs the API
+// server's Service, is Ready. Then a pod on each node requests the pod hello by its Service's name.
 func (w *world) addonsWork(nodes ...*lab.VM) {
 	w.t.Helper()
 	for path, field := range map[string]string{"daemonsets/kube-proxy": "numberReady", "deployments/coredns": "readyReplicas"} {
@@ -273,8 +273,8 @@ func (w *world) addonsWork(nodes ...*lab.VM) {
 	}
 }
 
-// machines returns machines with these names, and the guests' addresses in the test's network
-// beginning with number first.
+// machines returns machines with these names. Their addresses are those of the test network's
+// guests, from number first on.
 func (w *world) machines(first int, names ...string) []lab.MintedMachine {
 	var all []lab.MintedMachine
 	for i, name := range names {
@@ -303,7 +303,7 @@ func (w *world) mint(c lab.Minted) (dir string) {
 	return dir
 }
 
-// stamp makes the image of a machine of a minted cluster, and replaces an existing one.
+// stamp makes the disk of a machine of a minted cluster, in place of an existing one.
 func (w *world) stamp(golden, minted, name string) (image string) {
 	w.t.Helper()
 	image = filepath.Join(w.lab.Dir, name+".raw")
@@ -330,8 +330,8 @@ func (w *world) snapshotOn(disk string) string {
 	return file
 }
 
-// keysOn searches a raw disk for the cluster's private keys: on a master each must be there once,
-// as kubeadm's file, on a worker not at all.
+// keysOn counts the cluster's private keys on a raw disk: each must occur times times, which is
+// once on a master (kubeadm's file) and never on a worker.
 func (w *world) keysOn(disk, minted string, times int) {
 	w.t.Helper()
 	for _, name := range []string{"ca.key", "etcd/ca.key", "front-proxy-ca.key", "sa.key"} {

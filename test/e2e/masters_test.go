@@ -12,12 +12,13 @@ import (
 	"github.com/edgebake/edgebake/test/lab"
 )
 
-// TestClusterOfThree makes a cluster of three control-plane nodes and two workers, all from images.
-// Powered on in any order, it bootstraps once each has seen the others. The first one dies with its
-// disk: the workers stay Ready, their pods keep running, and a new worker joins. Reflashed, it
-// joins and votes, so that the cluster survives the loss of another one. With two of three lost,
-// the next reflashed one stops, since the third's data must not be overwritten. Once a person names
-// the third to continue from, it continues alone, and the other joins it.
+// TestClusterOfThree makes a cluster of three control-plane nodes and two workers from images.
+// Powered on in any order, it bootstraps once each control-plane node has seen the others. The
+// first one dies with its disk: the workers stay Ready, their pods keep running, and a new worker
+// joins. Reflashed, it joins and votes, so that the cluster survives the loss of another one. With
+// two of three lost, the next reflashed one stops, because the third's data must not be
+// overwritten. Once a person names the third to continue from, it continues alone, and the other
+// joins it.
 func TestClusterOfThree(t *testing.T) {
 	nightly(t)
 	p := need(t)
@@ -35,8 +36,8 @@ func TestClusterOfThree(t *testing.T) {
 	for _, name := range workers {
 		images[name] = w.stamp(p.golden, minted, name)
 	}
-	// kube-apiserver ends if its start takes more than 30 to 60 s. If three of them start on two
-	// emulating processors, each ends a dozen times.
+	// kube-apiserver ends if its start takes more than 30 to 60 s. Three of them, emulated on two
+	// processors, would each end a dozen times.
 	clock := w.lab.NewLockstep()
 	on := func(name string, guest, memory int) *lab.VM {
 		return w.start(lab.VMConfig{Name: name, Image: images[name], Guest: guest, CPUs: 1, Memory: memory, Lockstep: clock})
@@ -144,7 +145,7 @@ func (w *world) readySince(name string) time.Time {
 	return time.Time{}
 }
 
-// renews waits until the machine's kubelet renews its lease.
+// renews waits until the machine's kubelet has renewed its lease.
 func (w *world) renews(vm *lab.VM) {
 	w.t.Helper()
 	renewed := func() (at string) {
@@ -174,14 +175,14 @@ func (w *world) writes(vm *lab.VM) {
 		err := w.c.Create(w.t.Context(), "/api/v1/namespaces/default/configmaps", map[string]any{
 			"apiVersion": "v1", "kind": "ConfigMap", "metadata": map[string]string{"name": "written"}})
 		var se *lab.StatusError
-		if errors.As(err, &se) && se.Code == http.StatusConflict { // the response was lost, but not the write
+		if errors.As(err, &se) && se.Code == http.StatusConflict { // the response to the earlier write was lost
 			return nil
 		}
 		return err
 	})
 }
 
-// until retries until there is no error.
+// until retries until try returns no error.
 func (w *world) until(vm *lab.VM, what string, try func() error) {
 	w.t.Helper()
 	ctx, cancel := vm.Patience(w.t.Context(), 10*time.Minute)

@@ -26,19 +26,19 @@ import (
 // cutPoint is a moment of a recorded run at which the power fails.
 type cutPoint struct {
 	n     int  // number of entries of the record
-	keeps bool // keep some writes that were not flushed, by chance
+	keeps bool // keep a random part of the unflushed writes
 }
 
-// lanes is the number of machines that TestPowerCutAtAnyWrite runs at once. Each has one processor:
-// two such machines use two cores better than one machine with two processors, with which QEMU
-// sometimes fails.
+// lanes is the number of machines that TestPowerCutAtAnyWrite runs at the same time. Each has one
+// processor, because QEMU sometimes fails with two, and two such machines use two processors
+// better.
 const lanes = 2
 
-// TestPowerCutAtAnyWrite records the disk writes of two first boots until a minute after Ready, and
-// boots from the disk as a power cut would have left it: each machine must become Ready by itself.
-// At other points it only reads the disk: the machine must have its certificate or its token. CI
-// boots from a dozen points and reads two dozen, some just after Ready; the nightly run boots from
-// 200, including each flush since the join.
+// TestPowerCutAtAnyWrite records the disk writes of two first boots until a minute after Ready. It
+// boots from the disk as a power cut would have left it, and the machine must become Ready by
+// itself. From more points it only reads the disk, which must have the machine's certificate or its
+// token. CI boots from a dozen points and reads two dozen, some just after Ready. The nightly run
+// boots from 200, including each flush since the join.
 func TestPowerCutAtAnyWrite(t *testing.T) {
 	pace.Takes(t, 300*time.Second)
 	r := chance(t)
@@ -54,8 +54,8 @@ func TestPowerCutAtAnyWrite(t *testing.T) {
 	}
 }
 
-// cutAnywhere records the first boot of one machine, cuts its power at many points of the record,
-// and boots from the result.
+// cutAnywhere records the first boot of one machine, simulates power cuts at many points of the
+// record, and boots from the results.
 func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 	rec, marks := w.firstBoot(guest, name)
 	looks, boots := choose(r, marks, os.Getenv("EDGEBAKE_NIGHTLY") != "")
@@ -72,7 +72,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 			w.t.Fatal(err)
 		}
 		where := fmt.Sprintf("cut after entry %d of %d (%+v)", p.n, rec.Len(), loss)
-		if p.n >= marks.join { // before, the partitions may not be complete
+		if p.n >= marks.join { // before the join, the partitions may not be complete
 			if err := w.wayBack(rec); err != nil {
 				w.t.Errorf("%s: %v", where, err)
 			}
@@ -90,7 +90,7 @@ func (w *world) cutAnywhere(r *rand.Rand, guest int, name string) {
 	w.t.Logf("the disk was read at %d points and booted from at %d", len(all), len(boots))
 }
 
-// moments are moments of a recorded first boot, as numbers of entries in its record.
+// moments are moments of a recorded first boot, as numbers of entries of its record.
 type moments struct {
 	join, joined, ready, end int
 	flushes                  []int // since the join began
@@ -133,7 +133,7 @@ func (w *world) firstBoot(guest int, name string) (*lab.Recording, moments) {
 	return rec, m
 }
 
-// choose selects the points of the power cuts: those to read, and those to boot.
+// choose selects the points of the power cuts: those only to read, and those to boot.
 func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	if nightly {
 		for _, n := range m.flushes {
@@ -144,13 +144,13 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 		}
 		return nil, boots
 	}
-	// The flushes before and after Ready. If there are none, use the end.
+	// Take flushes before and after Ready. If there are none after it, use the end.
 	i, _ := slices.BinarySearch(m.flushes, m.ready+1)
 	early, late := m.flushes[:i], append(slices.Clone(m.flushes[i:]), m.end)
 	boots = []cutPoint{
 		{m.join + r.IntN(m.ready-m.join), true},           // in the middle of the join
-		{early[r.IntN(len(early))] - 1, true},             // before a flush of the join: most is lost
-		{m.ready, false},                                  // exactly at Ready, without any unflushed write
+		{early[r.IntN(len(early))] - 1, true},             // before a flush of the join, so that most is lost
+		{m.ready, false},                                  // exactly at Ready, without unflushed writes
 		{late[0], false},                                  // at the first flush after Ready
 		{max(m.ready, late[min(1, len(late)-1)]-1), true}, // before the next flush
 		{late[min(len(late)-1, 1+r.IntN(len(late)))], false},
@@ -164,12 +164,13 @@ func choose(r *rand.Rand, m moments, nightly bool) (looks, boots []cutPoint) {
 	return looks, boots
 }
 
-// emulatorTries is the number of boots from one point if the emulator fails the guest.
+// emulatorTries is the number of boots from one point before a fault of the emulator fails the
+// test.
 const emulatorTries = 3
 
-// bootsFrom boots a machine from the disk after a cut. unknown means that the cluster did not know
-// the machine yet. It returns the processor time of the machine, which is meaningful even on a busy
-// host.
+// bootsFrom boots a machine from the disk after a power cut. unknown means that the cluster did not
+// know the machine yet. It returns the machine's processor time, which does not depend on the
+// host's load.
 func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bool) (ran time.Duration, err error) {
 	for try := 1; ; try++ {
 		if unknown {
@@ -181,7 +182,7 @@ func (w *world) bootsFrom(rec *lab.Recording, guest int, name string, unknown bo
 		if err != nil && !lab.NotFound(err) {
 			return 0, err
 		}
-		// Use a separate overlay, so that another try starts from the same bytes.
+		// Use a new overlay, so that another try starts from the same bytes.
 		vm := w.start(lab.VMConfig{Name: name + "-again", Image: rec.Disk, Guest: guest, CPUs: 1})
 		vm.Node = name
 		_, err = w.becomesReady(vm, before)
@@ -217,7 +218,7 @@ func (w *world) wayBack(rec *lab.Recording) error {
 		case ondisk.LabelSlot:
 			token = holdsToken(rec.Disk, p)
 		case ondisk.LabelRootA, ondisk.LabelData:
-			// The machine's own boot replays the journal.
+			// Replay the journal and repair, as the machine's own boot does.
 			part := filepath.Join(dir, p.Label)
 			if err := rec.CopyPart(part, p.Start, p.Size); err != nil {
 				return err
@@ -239,8 +240,8 @@ func (w *world) wayBack(rec *lab.Recording) error {
 	return nil
 }
 
-// repaired runs e2fsck, like the machine's own boot. Repairs are no error, but a failed repair is
-// one.
+// repaired runs e2fsck as the machine's own boot does. It returns an error if the file system could
+// not be repaired.
 func repaired(argv ...string) error {
 	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	var exit *exec.ExitError
@@ -253,8 +254,8 @@ func repaired(argv ...string) error {
 	return nil
 }
 
-// nodeFiles copies the files that make a machine a node from DATA to a root directory, to the same
-// paths as below /.
+// nodeFiles copies the files that make a machine a node from the file system DATA to their usual
+// paths below root.
 func nodeFiles(data, root string) error {
 	persist := "/lib/edgebake/persist/kubernetes"
 	for _, f := range []struct{ from, to string }{
@@ -280,7 +281,7 @@ func nodeFiles(data, root string) error {
 	return nil
 }
 
-// holdsToken returns nil if the slot has a token to join with.
+// holdsToken returns nil if the slot has a token with which the machine can join.
 func holdsToken(disk string, p media.Partition) error {
 	f, err := os.Open(disk)
 	if err != nil {
@@ -301,7 +302,7 @@ func holdsToken(disk string, p media.Partition) error {
 	return nil
 }
 
-// TestChoice checks the number and kind of points in CI and in the nightly run.
+// TestChoice checks the number and kinds of points in CI and in the nightly run.
 func TestChoice(t *testing.T) {
 	m := moments{join: 3000, joined: 3500, ready: 4000, end: 5000}
 	for n := m.join + 3; n <= m.end; n += 20 {

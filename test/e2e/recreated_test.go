@@ -8,9 +8,9 @@ import (
 )
 
 // soleMaster makes a cluster of one control-plane node and a worker. It returns the configuration
-// of the control-plane node's machine: switched on again with KeepVars, it is the same machine with
-// an empty disk. Its time is the number of its instructions, because its API server would end again
-// and again on a busy host.
+// of the control-plane node: switched on again with KeepVars, it is the same machine with an empty
+// disk. Its clock counts its instructions, because on a busy host its API server would otherwise
+// end again and again.
 func (w *world) soleMaster() (minted, golden string, config lab.VMConfig) {
 	w.t.Helper()
 	golden, err := madeControlPlane()
@@ -30,9 +30,8 @@ func (w *world) bootstrapAgain(golden, minted, image string) {
 }
 
 // TestPermitIsForOneBootstrap reflashes a sole control-plane node while its Site still permits a
-// bootstrap. The machine stops, because its firmware has a record of the first bootstrap. It
-// bootstraps again only on request. Another machine may bootstrap with a permit that it has not
-// used.
+// bootstrap. The machine must stop, because its firmware has a record of the first bootstrap, and
+// bootstrap again only on request. Another machine may bootstrap once with the same permit.
 func TestPermitIsForOneBootstrap(t *testing.T) {
 	nightly(t)
 	w := newNet(t, need(t))
@@ -73,7 +72,7 @@ func TestBornAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.podRuns(worker, "greeter")
-	// A process that needs no API server keeps running.
+	// Start a process that keeps running without an API server.
 	if err := w.c.SetOff(t.Context(), worker, "tells", helloImage, `systemd-run --quiet --unit=tells --collect bash -c '
 while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \n" " ")" >/dev/ttyS0; done'`); err != nil {
 		t.Fatal(err)
@@ -87,7 +86,7 @@ while sleep 15; do printf "\nedgebake-test: %s\n" "$(ipvscare status | tr -s " \
 		t.Error("the new cluster has a Node of the old one")
 	}
 	mark := w.expect(worker, worker.Serial.Mark(), `edgebake-test: .* alien `)
-	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // has been running since before the new bootstrap
+	w.expect(worker, mark, `hello from shop1, up [0-9]{3,} s`) // the pod has been running since before the new bootstrap
 	if _, err := w.c.Node(t.Context(), "shop1"); !lab.NotFound(err) {
 		t.Errorf("the worker's Node in a cluster that it has not joined: %v", err)
 	}

@@ -24,10 +24,10 @@ import (
 	"github.com/edgebake/edgebake/test/pace"
 )
 
-// TestAnotherRoot writes the system of another Image by hand like an update: into the unused root
-// partition, with a boot entry of three tries. It boots as the same node and is marked as good. Bad
-// systems are left without a person: one that does not boot, after its third try, and one that does
-// not become Ready, after its time.
+// TestAnotherRoot writes the system of another Image by hand as an update would: into the unused
+// root partition, with a boot entry of three tries. It must boot as the same node and be marked as
+// good. Two bad systems must be left automatically: one that does not boot, after its third try,
+// and one that does not become Ready, after its time limit.
 func TestAnotherRoot(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -67,7 +67,7 @@ func TestAnotherRoot(t *testing.T) {
 	}
 	w.off(vm)
 
-	// The former root can be used for the next system, which is not written completely.
+	// The former root can be used for the next system, which the test writes only partly.
 	disk = w.disk(vm)
 	w.checkDisk(disk)
 	w.install(disk, images["first"], ondisk.LabelRootA, "edgebake-a+3.conf", 3)
@@ -84,14 +84,14 @@ func TestAnotherRoot(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// toUpdate returns a machine that is Ready with the image of the first document, and a web server
-// that has the images of the others.
+// toUpdate returns a machine that is Ready with the image of the document first, and the URL of a
+// web server with the images of the others.
 func (w *world) toUpdate(first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	return w.toUpdateWith("", first, others...)
 }
 
-// toUpdateWith is like toUpdate, for a machine with a bus for sticks; "" for none.
+// toUpdateWith is like toUpdate, for a machine with this bus for sticks, or "" for none.
 func (w *world) toUpdateWith(sticks, first string, others ...string) (vm *lab.VM, node *lab.Object, url string) {
 	w.t.Helper()
 	if err := w.c.LetLogsBeRead(w.t.Context()); err != nil {
@@ -126,8 +126,8 @@ func (w *world) toUpdateWith(sticks, first string, others ...string) (vm *lab.VM
 	return vm, w.ready(vm, nil), url
 }
 
-// TestUpdate updates a machine from a web server: by an order of its cluster to a good image with
-// another container image, which it keeps, and with one command to a bad one, which it leaves
+// TestUpdate updates a machine from a web server. By an order of its cluster it gets a good image
+// with another container image, and keeps it. With one command it gets a bad image, and leaves it
 // automatically.
 func TestUpdate(t *testing.T) {
 	pace.Takes(t, 800*time.Second)
@@ -149,8 +149,8 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("%s was %q, is %q", fact, was[fact], is[fact])
 		}
 	}
-	// There is no registry: the image came with the update. The former one still exists, and
-	// kubelet may remove it.
+	// There is no registry: the container image came with the update. The former one still exists,
+	// but kubelet may now remove it.
 	if err := w.c.Pod(t.Context(), "new-hello", newHello, vm.Node); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestUpdate(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// newHello is not in the image with which the machine was flashed.
+// newHello is a container image that is not in the image with which the machine was flashed.
 const newHello = "edgebake.test/hello:2"
 
 // withNewHello writes the document of an Image that has newHello instead of helloImage.
@@ -187,7 +187,7 @@ func (w *world) withNewHello(name string) string {
 	return w.variant(name, "  - ref: "+helloImage+"\n    layout: ../../../build/images\n", "  - ref: "+newHello+"\n    layout: "+layout+"\n")
 }
 
-// variant writes a copy of the document of that name with parts of its text replaced.
+// variant writes a copy of the document with this name, with parts of its text replaced.
 func (w *world) variant(name string, oldNew ...string) string {
 	w.t.Helper()
 	b, err := os.ReadFile(filepath.Join(w.root, "test/e2e/testdata", name+".yaml"))
@@ -220,7 +220,7 @@ func (w *world) pinned(vm *lab.VM, want string) {
 }
 
 // released checks that the last update is complete: downloaded files are removed, and the EFI
-// system partition describes the system of that name.
+// system partition describes the system with this name.
 func (w *world) released(vm *lab.VM, name string) {
 	w.t.Helper()
 	w.saysOnNode(vm, "for i in $(seq 90) ; do [ -e /var/lib/edgebake/update/esp ] || break ; sleep 1 ; done ; systemctl is-failed edgebake-release ; ls /var/lib/edgebake/update ; cat /efi/edgebake/image.json",
@@ -229,8 +229,8 @@ func (w *world) released(vm *lab.VM, name string) {
 }
 
 // TestUpdateMinor updates a machine to the next minor version of Kubernetes: first to a bad image,
-// after which kubelet has its own files again, and then to a good one. A pod of a Deployment is
-// evicted before each restart and comes back; one without a controller stays.
+// after which kubelet must have its own files again, then to a good one. A Deployment's pod must be
+// evicted before each restart and come back; a pod without a controller must stay.
 func TestUpdateMinor(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -289,8 +289,8 @@ func TestUpdateMinor(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// updateAtOnce makes the machine update and restart. It returns the mark on the console at which
-// the machine does so.
+// updateAtOnce makes the machine update and restart. It returns the mark of the console from before
+// the update.
 func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -298,8 +298,7 @@ func (w *world) updateAtOnce(vm *lab.VM, url string) (mark int) {
 	return mark
 }
 
-// webRuns waits until the Deployment's pod, a different one than before, is ready, and returns its
-// name.
+// webRuns waits until the Deployment has another ready pod than before, and returns the pod's name.
 func (w *world) webRuns(vm *lab.VM, before string) (name string) {
 	w.t.Helper()
 	for range 90 {
@@ -316,12 +315,12 @@ func (w *world) webRuns(vm *lab.VM, before string) (name string) {
 }
 
 // TestTrialWithoutAPIServer stops the API server before a new system boots on trial. The machine
-// waits longer than the trial's limit, and keeps the system once an API server is back.
+// must wait beyond the trial's limit, and keep the system once an API server is back.
 func TestTrialWithoutAPIServer(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
 	vm, node, url := w.toUpdate("test/e2e/testdata/first.yaml", w.withNewHello("second"))
-	// A trial of four minutes instead of fifteen.
+	// Shorten the trial from fifteen minutes to four.
 	mark := w.startUpdate(vm, url+"/second.raw.zst", "mount PARTLABEL=ROOT-B /mnt", "mkdir -p /mnt/etc/systemd/system/edgebake-healthy.service.d",
 		"printf '[Service]\nTimeoutStartSec=4min\n' >/mnt/etc/systemd/system/edgebake-healthy.service.d/soon.conf", "umount /mnt")
 	w.c.APIServers[0].Kill()
@@ -344,7 +343,7 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	w.released(vm, "second")
 	w.off(vm)
 
-	// A Site stamped now is for the new system.
+	// A Site that is stamped now must apply to the new system.
 	disk := w.disk(vm)
 	w.checkDisk(disk)
 	w.must(w.bin, "stamp", disk, w.site(0, lab.Site{NodeName: "edge2"}), "--in-place")
@@ -357,8 +356,8 @@ func TestTrialWithoutAPIServer(t *testing.T) {
 	}
 }
 
-// startUpdate makes the machine update, run these commands and restart. It returns the mark on the
-// console at which the machine does so.
+// startUpdate makes the machine update, run these commands and restart. It returns the mark of the
+// console from before the update.
 func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	w.t.Helper()
 	mark = vm.Serial.Mark()
@@ -367,7 +366,7 @@ func (w *world) startUpdate(vm *lab.VM, url string, then ...string) (mark int) {
 	return mark
 }
 
-// signs adds to the document of an Image the public key that its machines accept, and has images
+// signs adds the public key that machines accept to the document of an Image. Later images are
 // signed with the secret key.
 func (w *world) signs(doc string, serial int) string {
 	w.t.Helper()
@@ -395,8 +394,8 @@ func (w *world) signs(doc string, serial int) string {
 }
 
 // ordered makes the cluster order the update to an image of the web server, and waits until the
-// machine is Ready again and answers that the order is done. The timer would come in up to 15
-// minutes; its service is started at once.
+// machine is Ready again and has answered that the order is done. It starts the service at once,
+// because the timer may take 15 minutes.
 func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.Object {
 	w.t.Helper()
 	target, err := media.ReadUpdate(media.Source{Name: filepath.Join(w.lab.Dir, "www", image+".raw.zst")})
@@ -424,8 +423,8 @@ func (w *world) ordered(vm *lab.VM, before *lab.Object, url, image string) *lab.
 	return node
 }
 
-// TestStick plugs a USB stick with a signed image of a higher serial into a machine, which updates
-// itself. Left there, the stick does nothing more.
+// TestStick plugs a USB stick with a signed image of a higher serial into a machine, which must
+// update itself. Afterwards the stick, still plugged in, must have no effect.
 func TestStick(t *testing.T) {
 	nightly(t)
 	w := newWorld(t, 1)
@@ -456,11 +455,11 @@ func TestStick(t *testing.T) {
 	w.checkDisk(w.disk(vm))
 }
 
-// onSecond describes a machine that has returned to the second image.
+// onSecond describes a machine that has returned to the image second.
 var onSecond = map[string]string{"partition": "ROOT-B", "system": "second"}
 
 // goesBack waits until the machine, which starts a bad system at the mark, has returned to the
-// former system and is the same node.
+// former system and is the same node as before.
 func (w *world) goesBack(vm *lab.VM, mark int, before *lab.Object, tries int, want map[string]string) *lab.Object {
 	w.t.Helper()
 	var back lab.Line
@@ -503,7 +502,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 	}
 	w.copyBytes(image, source.Start, disk, target.Start, size)
 
-	// The image's entry, with the partitions of this disk.
+	// Install the image's boot entry, changed for the partitions of this disk.
 	esp := func(path string, i *media.Info) string {
 		return fmt.Sprintf("%s@@%d", path, partitionOf(w.t, i, ondisk.LabelESP).Start)
 	}
@@ -529,7 +528,7 @@ func (w *world) install(disk, image, root, entry string, version int) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	// Each root has one entry.
+	// Remove the root's former entry, because each root has only one.
 	old := regexp.MustCompile(`^edgebake-[ab]`).FindString(entry) + "*"
 	if _, err := w.output("mdel", "-i", esp(disk, to), "::loader/entries/"+old); err != nil {
 		w.t.Logf("no former entry of %s: %v", root, err)
@@ -569,7 +568,7 @@ func (w *world) copyBytes(from string, at int64, to string, off, size int64) {
 	}
 }
 
-// fsckESP checks the ESP with fsck.fat, which requires a separate file.
+// fsckESP checks the ESP with fsck.fat, which needs it in a separate file.
 func (w *world) fsckESP(disk string) {
 	w.t.Helper()
 	i, err := media.Inspect(disk)
@@ -597,7 +596,7 @@ func partitionOf(t *testing.T, i *media.Info, label string) media.Partition {
 	return media.Partition{}
 }
 
-// about has facts that a node reports about itself.
+// about has facts that a node prints about itself.
 type about map[string]string
 
 func (a about) want(t *testing.T, want map[string]string) {
@@ -607,13 +606,13 @@ func (a about) want(t *testing.T, want map[string]string) {
 			t.Errorf("%s is %q, want %q", k, a[k], v)
 		}
 	}
-	// Partitions that the boot entry mounts are checked and grown as with an fstab.
+	// Partitions that the boot entry mounts are checked and grown, as those in an fstab.
 	for k, v := range map[string]string{"checked": "active", "grown": "active", "efi": "active"} {
 		if a[k] != v {
 			t.Errorf("%s is %q, want %q", k, a[k], v)
 		}
 	}
-	// journald uses the machine ID with which systemd started.
+	// journald must use the machine ID with which systemd started.
 	if a["journals"] != a["machine-id"] {
 		t.Errorf("the machine id is %s, there are journals of %s", a["machine-id"], a["journals"])
 	}

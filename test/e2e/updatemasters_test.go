@@ -24,8 +24,8 @@ func TestUpdateControlPlaneNode(t *testing.T) {
 }
 
 // TestUpdateControlPlane updates three control-plane nodes one after the other while the test
-// writes to the cluster. No acknowledged write may be lost, and the cluster must accept writes all
-// the time.
+// writes to the cluster. The cluster must accept writes all the time, and lose none that it
+// acknowledged.
 func TestUpdateControlPlane(t *testing.T) {
 	nightly(t)
 	updateMasters(t, "m1", "m2", "m3")
@@ -126,8 +126,8 @@ func conflicts(err error) bool {
 	return errors.As(err, &se) && se.Code == http.StatusConflict
 }
 
-// keepsWriting writes ConfigMaps until stop is called. written returns those that the cluster has
-// acknowledged.
+// keepsWriting writes ConfigMaps until stop is called. written returns the names of those that the
+// cluster has acknowledged.
 func (w *world) keepsWriting(ctx context.Context) (written func() []string, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var mu sync.Mutex
@@ -159,7 +159,7 @@ func (w *world) keepsWriting(ctx context.Context) (written func() []string, stop
 	}, stop
 }
 
-// leaseHolder returns the control-plane node that is being updated; "?" if that is unknown.
+// leaseHolder returns the control-plane node that is being updated, or "?" if that is unknown.
 func (w *world) leaseHolder() string {
 	var lease struct {
 		Spec struct{ HolderIdentity string }

@@ -25,8 +25,8 @@ var pairs = []struct{ kubernetes, containerd, arch string }{
 	{"v1.37.2", "2.3.7", "arm64"},
 }
 
-// TestVersions checks that each pair joins a cluster of its Kubernetes version and runs a pod. The
-// lines that begin with "RESULT" are for docs/compatibility.md.
+// TestVersions checks that a node of each pair joins a cluster of its Kubernetes version and runs a
+// pod. The lines that begin with "RESULT" are for docs/compatibility.md.
 func TestVersions(t *testing.T) {
 	nightly(t)
 	for _, pair := range pairs {
@@ -72,8 +72,8 @@ func TestControlPlaneVersions(t *testing.T) {
 	}
 }
 
-// TestOpenYurtVersions checks an edge node of OpenYurt 1.7 on the newest Kubernetes for which
-// OpenYurt is certified, and on a later one.
+// TestOpenYurtVersions checks an OpenYurt 1.7 edge node on the newest Kubernetes for which OpenYurt
+// is certified, and on a later one.
 func TestOpenYurtVersions(t *testing.T) {
 	nightly(t)
 	for _, kubernetes := range []string{"v1.34.10", "v1.36.5"} {
@@ -116,7 +116,7 @@ func (w *world) result(what, format string, args ...any) {
 	w.t.Logf("RESULT %s: %s (%s, %s)", what, fmt.Sprintf(format, args...), time.Now().UTC().Format("2 January 2006"), strings.TrimSpace(string(commit)))
 }
 
-// of returns parts with the quickstart image of these versions, and a control plane of that
+// of returns parts with the quickstart image of these versions, and a control plane of the same
 // Kubernetes version.
 func (p *parts) of(ctx context.Context, kubernetes, containerd, arch string) (*parts, error) {
 	quickstart, err := os.ReadFile(filepath.Join(p.root, "configs", "examples", "quickstart.yaml"))

@@ -1,4 +1,4 @@
-// Package emulator recognizes guests that failed because of a fault of QEMU. For tests only.
+// Package emulator recognizes guests that failed because of a fault in QEMU. For tests only.
 package emulator
 
 import (
@@ -8,9 +8,8 @@ import (
 )
 
 // To switch a static key, a kernel writes an int3 over an instruction, then the rest of the new
-// instruction, then its first byte. QEMU caches translated code, so a second processor may run an
-// int3 that is no longer in memory. The kernel no longer expects it and panics. QEMU 7.2 and 8.0
-// have this fault. A guest with one processor is not affected.
+// instruction, then its first byte. QEMU 7.2 and 8.0 cache translated code, so a second processor
+// may still run the int3, which makes the kernel panic. A guest with one processor is not affected.
 
 var (
 	// trapped matches a first oops that was caused by an unexpected int3.
@@ -18,13 +17,13 @@ var (
 	// firstOops matches a first oops of any kind.
 	firstOops = regexp.MustCompile(`: [0-9a-f]{4} \[#1\]`)
 	rip       = regexp.MustCompile(`\bRIP: 0010:(\S+)`)
-	// opcodes matches the memory around the instruction after the trap, as it was when the kernel
-	// printed it. That instruction is in <>.
+	// opcodes matches the memory around the instruction after the trap (in <>), as it was when the
+	// kernel printed it.
 	opcodes = regexp.MustCompile(`\bCode: .*\b([0-9a-f]{2}) <[0-9a-f]{2}>`)
 )
 
-// StaleTranslation returns the lines of a console which prove that the emulator ran an int3 that
-// was not in memory. It returns "" if there are none.
+// StaleTranslation returns the lines of a console that prove that the emulator ran an int3 that was
+// not in memory, or "" if there are none.
 func StaleTranslation(console iter.Seq[string]) string {
 	seen, where := false, ""
 	for line := range console {

@@ -1,4 +1,4 @@
-// Package fleettest simulates those parts of an API server that a rollout of updates uses: Nodes,
+// Package fleettest simulates the parts of an API server that a rollout of updates uses: Nodes,
 // Pods and evictions. test/cluster runs the same rollouts with a real API server.
 package fleettest
 
@@ -24,10 +24,10 @@ type Server struct {
 	// Version is the version that the server reports at /version.
 	Version string
 	// Before, if not nil, is called before each request. It returns the HTTP status of an error, or
-	// 0 for none.
+	// 0 to serve the request.
 	Before func(r *http.Request) int
-	// Evicted, if not nil, returns the HTTP status of a request to evict a pod. By default a pod is
-	// evicted at once.
+	// Evicted, if not nil, returns the HTTP status of a request to evict a pod. If it is nil, a pod
+	// is evicted at once.
 	Evicted func(path string) (status int)
 
 	server  *httptest.Server
@@ -45,7 +45,7 @@ type event struct {
 	object  []byte
 }
 
-// New starts a server. Close ends it.
+// New starts a server; call Close to end it.
 func New() *Server {
 	s := &Server{Version: "v1.37.2", objects: map[string]Object{}}
 	s.changed = sync.NewCond(&s.mu)
@@ -80,7 +80,7 @@ func anyOf(in map[string]string) Object {
 	return out
 }
 
-// Pod creates a pod on a node. Its controller is of the kind owner.
+// Pod creates a pod on a node. owner is the kind of its controller, or "" for none.
 func (s *Server) Pod(namespace, name, node, owner string) {
 	meta := Object{"name": name, "namespace": namespace, "uid": "uid-" + name}
 	if owner != "" {

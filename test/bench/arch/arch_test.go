@@ -1,5 +1,5 @@
-// Package arch measures the cost of a second architecture: its base, which is made once in
-// emulation, and all later builds.
+// Package arch measures the cost of a second architecture: of its base, which is made once under
+// emulation, and of later builds.
 package arch
 
 import (
@@ -20,12 +20,12 @@ import (
 
 const results = "../results/arch.md"
 
-// measured has the seconds of one architecture's builds: elapsed time, and processor time, which
-// does not depend on the computer's other load.
+// measured has the times of one architecture's builds in seconds: elapsed time, and processor time,
+// which does not depend on other programs on the computer.
 type measured struct{ base, build, baseCPU, buildCPU, sizes []float64 }
 
-// BenchmarkArchitectures makes each base without a cache, then alternately builds the same document
-// for each architecture with everything cached.
+// BenchmarkArchitectures makes each base without a cache. Then it alternately builds the same
+// document for each architecture, with everything cached.
 func BenchmarkArchitectures(b *testing.B) {
 	if b.N > 1 {
 		return

@@ -1,7 +1,6 @@
-// Package boot measures a machine from power-on to a Ready node. It boots the golden image of the
-// example, an image with the same base that only reaches multi-user.target, and, if
-// EDGEBAKE_BOOT_BEFORE names one, an image of an earlier version. All boot alternately in QEMU on
-// this computer. Results go to test/bench/results.
+// Package boot measures a machine from power-on to a Ready node. It alternately boots in QEMU: the
+// golden image of the example, an image with the same base that only reaches multi-user.target, and
+// the image of EDGEBAKE_BOOT_BEFORE. Results go to test/bench/results.
 //
 //	EDGEBAKE_BENCH_RUNS    number of boots of each, 3 by default
 //	EDGEBAKE_BOOT_BEFORE   a golden .raw that another version of edgebake built from the same Image
@@ -34,14 +33,14 @@ const (
 	results    = "../results/boot.md"
 	quickstart = "configs/examples/quickstart.yaml"
 	hello      = "edgebake.test/hello:1"
-	// promised is the maximum time to a Ready node, as a multiple of the time of the base alone
-	// plus kubelet's own start.
+	// promised is the maximum time to a Ready node, as a multiple of the base's time plus the time
+	// of kubelet's own start.
 	promised = 1.3
-	// goal is for two idle processors without KVM.
+	// goal is the maximum time in seconds, for two idle processors without KVM.
 	goal = 40.0
 )
 
-// ours are the units of an image that its base does not have.
+// ours lists the units of an image that are not in its base.
 var ours = []string{"firstboot.service", "firstboot-again.timer", "ipvscare.service", "containerd.service", "kubelet.service",
 	"edgebake-certificates.service", "edgebake-sshkeys.service", "edgebake-healthy.service"}
 
@@ -57,7 +56,7 @@ type subject struct {
 	cpu map[string][]float64
 	// units has the seconds that systemd waited for each unit, for each boot.
 	units map[string][]float64
-	// work has the processor seconds of each unit's processes as the guest reports them.
+	// work has the processor seconds of each unit's processes, measured by the guest.
 	work map[string][]float64
 	last string // systemd's report of the last boot
 }
@@ -76,7 +75,7 @@ func (s *subject) used(what string, cpu time.Duration) {
 	}
 }
 
-// world is shared by all boots.
+// world has the parts that all boots share.
 type world struct {
 	*testing.B
 	root, dir string
@@ -148,7 +147,7 @@ func (b *world) images() []*subject {
 	b.run("go", "run", "./test/images", "-o", "build/images")
 	doc, err := os.ReadFile(filepath.Join(b.root, quickstart))
 	b.must(err)
-	// As deep as the example, whose paths are relative to its directory.
+	// In a directory as deep as the example's, whose paths are relative.
 	bare := filepath.Join(b.dir, "bare.yaml")
 	args := []string{"systemd.show_status=yes"}
 	for _, u := range ours {
@@ -198,11 +197,11 @@ func (b *world) boot(s *subject) {
 	}
 	var mu sync.Mutex
 	var vm *lab.VM
-	spent := map[time.Duration]time.Duration{} // by the time of each line
+	spent := map[time.Duration]time.Duration{} // keyed by the time of each line
 	each := func(l lab.Line) {
 		mu.Lock()
 		defer mu.Unlock()
-		if vm != nil { // if it has ended or is not yet known, there is no value
+		if vm != nil { // no value if the VM has ended or is not known yet
 			spent[l.At], _ = vm.CPU()
 		}
 	}
@@ -257,8 +256,8 @@ func (b *world) boot(s *subject) {
 	b.Logf("%s, %s:\n%s", s.name, name, s.last)
 }
 
-// onNode prints systemd's report of the boot, and when kubelet started and was ready, in
-// microseconds since the kernel's start.
+// onNode prints systemd's report of the boot, and the times at which kubelet started and was ready,
+// in microseconds since the kernel's start.
 const onNode = `systemd-analyze time --no-pager
 systemd-analyze critical-chain --no-pager firstboot.service containerd.service systemd-networkd.service ipvscare.service
 echo ----blame
@@ -296,7 +295,7 @@ func (s *subject) account(out string) {
 			}
 		}
 	}
-	// Kubelet's own start: from the start of the unit to the line that reports it.
+	// Kubelet's own start ends with the line in which kubelet reports it.
 	var up int64
 	for line := range strings.Lines(kubelet) {
 		var e struct {
@@ -366,7 +365,7 @@ func report(subjects []*subject, runs int) string {
 			row(what, func(s *subject) []float64 { return s.cpu[what] })
 		}
 	}
-	// ofUnits writes a table of the units that take at least half a second in one subject.
+	// ofUnits writes a table of the units that take at least half a second in any subject.
 	ofUnits := func(of func(*subject) map[string][]float64) {
 		heads("unit")
 		most := map[string]float64{}

@@ -1,5 +1,5 @@
-// Package carry compares push and pull with copying the same bytes through the same registry with
-// go-containerregistry's client, over loopback and over a connection of 1 Gbit/s. It also measures
+// Package carry compares push and pull with copying: go-containerregistry's client sends the same
+// bytes through the same registry. It uses loopback and a connection of 1 Gbit/s, and also measures
 // the cost of a connection that breaks in the middle. Results go to test/bench/results.
 //
 //	EDGEBAKE_BENCH_RUNS   number of runs of each, 3 by default
@@ -39,14 +39,14 @@ import (
 
 const results = "../results/carry.md"
 
-// promised is the minimum speed, as a fraction of copying's.
+// promised is the minimum speed of push and pull, as a fraction of the speed of copying.
 const promised = 0.9
 
 // gigabit is the payload of 1 Gbit/s, in bytes per second.
 const gigabit = 117 << 20
 
-// line is a listener that limits the total rate of its connections, in bytes per second and
-// direction; 0 means no limit.
+// line is a listener that limits the total rate of its connections in each direction, in bytes per
+// second; 0 means no limit.
 type line struct {
 	net.Listener
 	up, down *pace
@@ -58,8 +58,8 @@ type pace struct {
 	free time.Time // when the line is free again
 }
 
-// buffered is the time for which a line can run ahead: a quarter of the data that Linux buffers for
-// a connection at this speed.
+// buffered is the time by which a line may be ahead: a quarter of the data that Linux buffers for a
+// connection at this speed.
 const buffered = 10 * time.Millisecond
 
 func (p *pace) wait(n int) {
@@ -67,7 +67,7 @@ func (p *pace) wait(n int) {
 		return
 	}
 	p.mu.Lock()
-	// The kernels' buffers on both ends have sent the data while the program was late.
+	// While the program was late, the kernels have sent the data in their buffers.
 	if now := time.Now(); p.free.Before(now.Add(-buffered)) {
 		p.free = now.Add(-buffered)
 	}
@@ -106,8 +106,8 @@ func (s slow) Write(p []byte) (done int, err error) {
 func (s slow) Close() error   { return s.Conn.Close() }
 func (s slow) Addr() net.Addr { return s.Listener.Addr() }
 
-// serve starts an empty registry. cut(n), if n is not 0, breaks the first longer response after n
-// bytes.
+// serve starts an empty registry. cut(n) breaks the first longer response after n bytes; cut(0)
+// breaks none.
 func serve(b *testing.B, rate int) (host string, cut func(at int64)) {
 	b.Helper()
 	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -163,7 +163,7 @@ func (f *file) MediaType() (types.MediaType, error)  { return types.OCILayer, ni
 func (f *file) Uncompressed() (io.ReadCloser, error) { return os.Open(f.path) }
 func (f *file) Compressed() (io.ReadCloser, error)   { return os.Open(f.path) }
 
-// copyIn sends a file as it is. The registry requires its digest first.
+// copyIn pushes a file unchanged. The registry requires its digest first.
 func copyIn(ctx context.Context, host, path string) (*file, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -183,7 +183,7 @@ func copyIn(ctx context.Context, host, path string) (*file, error) {
 	return f, remote.WriteLayer(repo, f, remote.WithContext(ctx))
 }
 
-// copyOut fetches the file to the disk.
+// copyOut pulls the file to path.
 func copyOut(ctx context.Context, host string, f *file, path string) error {
 	repo, err := name.NewRepository(host+"/copy", name.Insecure)
 	if err != nil {

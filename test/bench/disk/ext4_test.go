@@ -1,5 +1,5 @@
 // Package disk compares the disk writers with other programs on the same trees, alternately in one
-// run: on a shared machine absolute times mean little, but ratios do. Results go to
+// run. On a shared machine only the ratios of times are meaningful. Results go to
 // test/bench/results.
 //
 //	EDGEBAKE_BENCH_RUNS   number of runs of each writer, 5 by default
@@ -37,8 +37,8 @@ import (
 
 const results = "../results/ext4.md"
 
-// childEnv is set in the processes in which the test binary runs itself: one for each writer, so
-// that the memory of each can be measured.
+// childEnv is set in child processes of the test binary. Each writer runs in its own process, so
+// that its memory can be measured.
 const childEnv = "EDGEBAKE_BENCH_CHILD"
 
 func TestMain(m *testing.M) {
@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 
 var options = ext4.Options{
 	Label: "BENCH", UUID: [16]byte{1}, HashSeed: [16]byte{2}, Time: time.Unix(1767225600, 0),
-	// Room for mke2fs, which packs less tightly; both make the same size.
+	// mke2fs needs more space for the same tree; both file systems get the same size.
 	FreeBytes: 64 << 20, FreeInodes: 1000,
 }
 
@@ -84,7 +84,7 @@ type tarBlob string
 
 func (b tarBlob) OpenBlob(string) (tree.BlobFile, error) { return os.Open(string(b)) }
 
-// readTar indexes a tar and merges it, as a build does.
+// readTar indexes a tar and merges it into a tree, as a build does.
 func readTar(path string) (nodes []tree.Node, size int64, r report, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -105,7 +105,7 @@ func readTar(path string) (nodes []tree.Node, size int64, r report, err error) {
 	return nodes, st.Size(), report{Index: time.Since(start).Seconds(), Entries: len(nodes)}, nil
 }
 
-// childWrite makes image from a tar.
+// childWrite writes an image with the tree of a tar.
 func childWrite(tarPath, image string) error {
 	nodes, _, r, err := readTar(tarPath)
 	if err != nil {
@@ -114,7 +114,7 @@ func childWrite(tarPath, image string) error {
 	return write(r, nodes, tarBlob(tarPath), image)
 }
 
-// childScale makes an image from n small files.
+// childScale writes an image with n small files.
 func childScale(count, image string) error {
 	n, err := strconv.Atoi(count)
 	if err != nil {
@@ -166,8 +166,8 @@ func processorTime() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// resident reads a process's memory from /proc. getrusage would include the parent's memory at the
-// fork.
+// resident reads a process's memory in bytes from /proc. getrusage would also count the parent's
+// memory at the time of the fork.
 func resident(pid, field string) int64 {
 	b, err := os.ReadFile("/proc/" + pid + "/status")
 	if err != nil {
@@ -343,8 +343,8 @@ func (t tarTree) make(path string) error {
 	return errors.Join(t.write(w), w.Close(), f.Close())
 }
 
-// scratch returns the directory for the images: in memory if there is space, to exclude the
-// variation of the disk.
+// scratch returns the directory for the images. It is in memory if there is space, because a disk's
+// speed varies.
 func scratch(b *testing.B) (dir, kind string) {
 	parent := os.Getenv("EDGEBAKE_BENCH_DIR")
 	if parent == "" {
@@ -376,8 +376,8 @@ type writer struct {
 	peak         int64
 }
 
-// BenchmarkExt4 runs once, whatever the framework asks for: it takes minutes and repeats its
-// measurements itself.
+// BenchmarkExt4 runs only once, whatever b.N is: it takes minutes and repeats its measurements
+// itself.
 func BenchmarkExt4(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -529,7 +529,7 @@ func fillFile(path, from string, size int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// scale shows that time and memory grow linearly with the number of entries.
+// scale measures how time and memory grow with the number of entries.
 func scale(b *testing.B, out io.Writer, dir, self string, runs int) {
 	fmt.Fprintf(out, "\n## Growth with the number of entries\n\nSmall files, a hundred to a folder. The writer's memory is what the process grew by over the tree itself.\n\n"+
 		"| entries | seconds | µs an entry | tree MiB | peak MiB | writer's bytes an entry |\n|---|---|---|---|---|---|\n")

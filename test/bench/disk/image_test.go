@@ -23,10 +23,10 @@ import (
 
 const imageResults = "../results/image.md"
 
-// promised is the maximum time of a golden image, as a multiple of dd's.
+// promised is the maximum time of writing a golden image, as a multiple of dd's time.
 const promised = 2.0
 
-// childImage makes a golden image from a tar: five partitions, the golden digest and the slot.
+// childImage writes a golden image from a tar: five partitions, the golden digest and the slot.
 func childImage(tarPath, image string) error {
 	nodes, size, r, err := readTar(tarPath)
 	if err != nil {
@@ -34,7 +34,7 @@ func childImage(tarPath, image string) error {
 	}
 	start, cpu := time.Now(), processorTime()
 	root := tree.Node{Path: ".", Inode: &tree.Inode{Mode: tree.ModeDir | 0o755, MTime: mtime}}
-	// A kernel with its initrd, as large as Debian's.
+	// The kernel with its initrd is as large as Debian's.
 	boot := tree.Node{Path: "linux", Inode: &tree.Inode{Mode: tree.ModeRegular | 0o644, MTime: mtime, Data: tree.Content{Blob: "tar", Size: min(size, 40<<20)}}}
 	spec := disk.Spec{ID: "bench", Arch: "amd64", SourceDate: mtime, Partitions: []disk.Partition{
 		{Label: ondisk.LabelESP, FS: disk.FAT32, Nodes: []tree.Node{root, boot}},
@@ -60,7 +60,7 @@ func childImage(tarPath, image string) error {
 	return r.print()
 }
 
-// largeTree writes the tree to which the promise about memory applies.
+// largeTree writes the tree for which the maximum memory is promised.
 func largeTree(w *tar.Writer) error {
 	from := filler(4)
 	for i := range 100_000 {
@@ -76,8 +76,8 @@ func largeTree(w *tar.Writer) error {
 	return nil
 }
 
-// BenchmarkImage alternately writes whole golden images and, with dd, as many bytes to the same
-// file system: once in memory, once on a disk.
+// BenchmarkImage alternately writes a whole golden image, and with dd as many bytes to the same
+// file system: in memory, and on a disk.
 func BenchmarkImage(b *testing.B) {
 	if b.N > 1 {
 		return

@@ -1,5 +1,5 @@
 // Package flash compares edgebake flash with dd of as many bytes as the image has data, and with
-// bmaptool, which also skips holes. All write alternately to the same loop device. Results go to
+// bmaptool, which also skips holes. They write alternately to the same loop device. Results go to
 // test/bench/results.
 //
 //	EDGEBAKE_BENCH_RUNS   number of runs of each, 5 by default
@@ -30,7 +30,7 @@ import (
 
 const results = "../results/flash.md"
 
-// promised is the minimum speed of flash without reading back, as a fraction of dd's.
+// promised is the minimum speed of flash, without reading back, as a fraction of dd's speed.
 const promised = 0.95
 
 const verified = ", read back and verified"
@@ -51,7 +51,7 @@ func golden(b *testing.B, path string) (written int64) {
 // limitedTo is the rate of the limited device in bytes per second.
 const limitedTo = 500_000_000
 
-// limit limits this process and its children to a rate of writes to dev until the end of the
+// limit limits the rate at which this process and its children write to dev, until the end of the
 // benchmark. It returns an error if it cannot.
 func limit(b *testing.B, dev string, rate int64) error {
 	b.Helper()
@@ -84,7 +84,8 @@ func limit(b *testing.B, dev string, rate int64) error {
 	return errors.New("no cgroup with an io or blkio controller can be made here")
 }
 
-// tell writes to a file of the kernel's controllers. The file does not exist in other directories.
+// tell writes to a file of the kernel's I/O controller, which exists only in a directory of that
+// controller.
 func tell(file, text string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY, 0)
 	if err != nil {
@@ -94,7 +95,7 @@ func tell(file, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// rival is one way to write the image.
+// rival is one program that writes the image.
 type rival struct {
 	name  string
 	run   func() error
@@ -105,7 +106,7 @@ func (r *rival) median() float64 { return bench.Median(r.times) }
 
 func (r *rival) least() float64 { return slices.Min(r.times) }
 
-// BenchmarkFlash alternately writes the image to a device in each way.
+// BenchmarkFlash writes the image to a device with each program in turn.
 func BenchmarkFlash(b *testing.B) {
 	if b.N > 1 {
 		return
@@ -147,7 +148,8 @@ func BenchmarkFlash(b *testing.B) {
 	dev := strings.TrimSpace(string(out))
 	b.Cleanup(func() { exec.Command("losetup", "--detach", dev).Run() })
 
-	// stored is when all data was on the device, in the last run that read it back.
+	// stored is the time at which all data was on the device, in the last run that read the data
+	// back.
 	var stored time.Time
 	// last describes the last run's result.
 	var last media.Flashed
@@ -209,9 +211,9 @@ func BenchmarkFlash(b *testing.B) {
 			}
 		}
 	}
-	// A disk file in the page cache writes two gigabytes per second, and the loop device also needs
-	// the processors. The disks of machines are slower, and need no processor. The kernel's
-	// controller counts zeros that a device makes itself as written, so dd writes all bytes here.
+	// Limit the rate to that of a real disk, which needs no processor; a disk file in the page
+	// cache takes two gigabytes per second. dd writes all bytes here, because the kernel also
+	// counts zeros that the device makes itself.
 	limited := []*rival{
 		{name: "dd, direct and synced", run: func() error {
 			return sh("dd", "if=/dev/zero", "of="+dev, "bs=4M", "iflag=count_bytes", fmt.Sprintf("count=%d", (last.Written+last.Zeroed)), "oflag=direct", "conv=fsync")

@@ -1,10 +1,10 @@
-// Package ipvs_test compares ipvscare with other programs in one VM under the same faults, and
+// Package ipvs_test compares ipvscare with other programs under the same faults, in one VM. It
 // writes the table of test/bench/results/ipvs.md.
 //
 // The other programs are Debian's keepalived, tuned to one second and with lvscare's periods (5 s,
-// 10 s), and lvscare itself with both periods. lvscare takes part only if EDGEBAKE_LVSCARE names
-// its static binary: the module proxy does not have it, so the project cannot build it. Without it
-// the table has the numbers of an earlier study, from one run each.
+// 10 s), and lvscare with both periods. The project cannot build lvscare, because the module proxy
+// does not have it: EDGEBAKE_LVSCARE names its static binary. Without it, the table has the numbers
+// of an earlier study, from one run each.
 package ipvs_test
 
 import (
@@ -78,7 +78,7 @@ func BenchmarkIPVS(b *testing.B) {
 		dir := b.TempDir()
 		for b.Loop() {
 			if len(lines) > 0 {
-				break // one run is long enough
+				break // one run takes long enough
 			}
 			err := vm.Run(b.Context(), vm.Options{Run: tests, Env: env, Timeout: 7 * time.Hour, Dir: dir, Extra: programs, Log: log}, func(line string) {
 				lines = append(lines, line)
@@ -116,7 +116,8 @@ func BenchmarkIPVS(b *testing.B) {
 	}
 }
 
-// processorRatios compares the lan profile with other programs that also check once a second.
+// processorRatios compares the processor time of the lan profile with that of other programs that
+// check once a second.
 func processorRatios(all []record) string {
 	spent := map[string]float64{}
 	for _, r := range all {
@@ -133,7 +134,7 @@ func processorRatios(all []record) string {
 	return strings.Join(ratios, ", ")
 }
 
-// values returns one figure of all runs of a tool under a fault.
+// values returns the figure key of all runs of a tool under a fault.
 func values(all []record, tool, fault, key string) []float64 {
 	var v []float64
 	for _, r := range all {
@@ -182,7 +183,7 @@ func spread(v []float64) (median, worst float64) {
 	return v[len(v)/2], v[len(v)-1]
 }
 
-// tools returns the tools that have records, in their order.
+// tools returns the tools that have records, in the order of the table.
 func tools(all []record, kind string) []string {
 	var names []string
 	for _, r := range all {

@@ -31,11 +31,11 @@ var (
 	wireOut     = flag.String("wire.o", "../results/wire.md", "file to write")
 )
 
-// meteredNodes are counted together: a single one sends so few requests that the end of the
-// measurement would matter.
+// meteredNodes are counted together. A single one sends so few requests that the moment at which
+// the measurement ends would matter.
 const meteredNodes = 6
 
-// Daily numbers of an idle kubelet's actions, by its defaults.
+// Numbers per day of the actions of an idle kubelet with its defaults.
 const (
 	leasesDay   = 86400 / 10      // nodeLeaseDurationSeconds 40: renewed every quarter
 	statusesDay = 86400 / 300     // nodeStatusReportFrequency 5m
@@ -71,8 +71,8 @@ func newWireNode(b *testing.B, to *lab.Namespace, i int) *wireNode {
 	// Exclude IPv6's own packets (router solicitations).
 	ip(b, "netns", "exec", n.name, "sysctl", "-q", "-w", "net.ipv6.conf.eth0.disable_ipv6=1")
 	ip(b, "-n", n.name, "link", "set", "eth0", "up")
-	// Both ends know each other's hardware address. ARP requests belong to this cable and would not
-	// occur on a metered link.
+	// Both ends know each other's hardware address, because ARP requests would not occur on a
+	// metered link.
 	ip(b, "-n", n.name, "neigh", "replace", "10.103.0.11", "lladdr", hardware(b, to.Name, "br0"), "dev", "eth0", "nud", "permanent")
 	ip(b, "-n", to.Name, "neigh", "replace", fmt.Sprintf("10.103.0.%d", 201+i), "lladdr", hardware(b, n.name, "eth0"), "dev", "br0", "nud", "permanent")
 	return n
@@ -152,8 +152,8 @@ func pair(b *testing.B, kubeconfig string) []byte {
 	return all
 }
 
-// care runs ipvscare on the node. If the machine has no IP_VS, the lan profile sends PINGs as to an
-// API server that is in use.
+// care runs ipvscare on the node. On a machine without IP_VS, the lan profile sends PINGs as if the
+// API server were in use.
 func (n *wireNode) care(program, ca, client, profile string) *exec.Cmd {
 	n.b.Helper()
 	dir := n.b.TempDir()
@@ -185,7 +185,7 @@ func (n *wireNode) care(program, ca, client, profile string) *exec.Cmd {
 	return cmd
 }
 
-// kubelet sends requests to the API server like kubelet: over HTTP/2, in protobuf.
+// kubelet sends requests to the API server as kubelet does: over HTTP/2, in protobuf.
 type kubelet struct {
 	b      *testing.B
 	client *http.Client
@@ -232,14 +232,14 @@ func (k *kubelet) do(method, path, contentType string, body []byte) []byte {
 	return answer
 }
 
-// each returns the traffic of one of many calls.
+// each returns the traffic of one call of f, as the average of many calls.
 func (n *wireNode) each(many int, pause time.Duration, f func()) wireCount {
-	f() // so that the connection exists and both sides have cached the headers
+	f() // opens the connection, and lets both sides cache the headers
 	time.Sleep(time.Second)
 	before := n.count()
 	for range many {
 		f()
-		time.Sleep(pause) // wait for the last ACK as well
+		time.Sleep(pause) // also wait for the last ACK
 	}
 	c := n.count().sub(before)
 	return wireCount{c.bytes / int64(many), c.packets / int64(many)}
@@ -300,7 +300,7 @@ func BenchmarkWire(b *testing.B) {
 	time.Sleep(10 * time.Second) // wait until the handshakes are over
 	began, m0, l0 := time.Now(), meteredCount(), lan.count()
 
-	// Meanwhile, measure the actions of an idle kubelet one by one.
+	// Measure the actions of an idle kubelet one by one.
 	k := third.kubelet(cluster.CAFile, client)
 	create := func(path string, v any) {
 		b.Helper()
@@ -309,7 +309,7 @@ func BenchmarkWire(b *testing.B) {
 		}
 	}
 	create("/api/v1/nodes", map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{"name": "edge-0001"}, "status": nodeStatus()})
-	// The cluster would garbage-collect a lease without its Node.
+	// The lease names its Node, because the cluster would remove a lease without one.
 	var node struct{ Metadata struct{ UID string } }
 	if err := cluster.Get(ctx, "/api/v1/nodes/edge-0001", &node); err != nil {
 		b.Fatal(err)
@@ -341,7 +341,7 @@ func BenchmarkWire(b *testing.B) {
 	mDay, nDay := m.perDay(scale/meteredNodes), n.perDay(scale)
 	b.ReportMetric(mDay.ip*30/1e6, "metered-MB/month")
 	b.ReportMetric(nDay.ip*30/1e6, "lan-MB/month")
-	for b.Loop() { // the measurements are above
+	for b.Loop() { // the measurements were made above
 	}
 	var t strings.Builder
 	fmt.Fprintf(&t, `# What an idle node sends
@@ -371,7 +371,7 @@ day in virtual time (TestSteady).
 	rows := []struct {
 		what string
 		each wireCount
-		// Times per day by kubelet's defaults, and on a metered link.
+		// day is the number of times per day with kubelet's defaults, metered on a metered link.
 		day, metered int
 	}{
 		{"kubelet renews its lease (every 10 s)", lease, leasesDay, leasesDay},

@@ -1,5 +1,5 @@
-// Package rebuild measures the waits of a person who works on an Image: a build after a change in
-// an overlay, and stamping.
+// Package rebuild measures how long a person who edits an Image waits: for a build after a change
+// in an overlay, and for stamping.
 package rebuild
 
 import (
@@ -19,7 +19,8 @@ import (
 
 const (
 	results = "../results/rebuild.md"
-	// promisedStamp is the maximum time of stamping in place on an idle computer.
+	// promisedStamp is the maximum time of stamping in place, promisedBuild that of a build, on an
+	// idle computer.
 	promisedStamp = 20 * time.Millisecond
 	promisedBuild = 500 * time.Millisecond
 )
@@ -100,7 +101,7 @@ func BenchmarkRebuild(b *testing.B) {
 		}},
 		{name: "stamping in place", run: func(int) { w.command(w.bin, "stamp", w.path("copy.raw"), w.path("site.yaml"), "--quiet") }},
 	}
-	subjects[0].run(0) // so that each of its runs replaces a file
+	subjects[0].run(0) // makes the file that each measured run replaces
 	runs := bench.Runs(b, 9)
 	for round := range runs {
 		w.file("overlay/etc/round", fmt.Sprintf("made %d\n", round))

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/test/kerneltest"
 )
 
-// memory is the kernel of one machine with the connections through its virtual servers.
+// memory simulates the kernel of one machine, and has the connections through its virtual servers.
 type memory struct {
 	kerneltest.Table
 	self  netip.Addr
@@ -111,7 +111,7 @@ func (k *memory) Conns(vip, dest netip.AddrPort) ([]kernel.Conn, error) {
 	return out, nil
 }
 
-// sever closes the connections for which which returns true.
+// sever closes the connections for which the function which returns true.
 func (k *memory) sever(which func(kernel.Conn) bool) (int, error) {
 	k.Mu.Lock()
 	var all []io.Closer

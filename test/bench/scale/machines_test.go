@@ -38,7 +38,7 @@ import (
 // order describes the machines to the process that simulates them.
 type order struct {
 	Nodes int
-	// Within is the time over which they are switched on at equal intervals.
+	// Within is the time within which they are switched on, at equal intervals.
 	Within time.Duration
 	// Limit is the time after which the first boot of a machine is given up.
 	Limit      time.Duration
@@ -48,7 +48,7 @@ type order struct {
 	VIP        string
 }
 
-// joined is the result.
+// joined is the result of all machines.
 type joined struct {
 	// Ready and Finished have the seconds from power-on until each machine was Ready and until its
 	// first boot was complete.
@@ -56,20 +56,20 @@ type joined struct {
 	// Repeated counts machines that ran kubeadm join more than once.
 	Repeated int
 	TooMany  int64 // number of 429 responses to the simulated programs
-	// Dials counts connections begun by first boot, ipvscare and the simulated programs;
-	// Opened all connections of the network namespace.
+	// Dials counts the connections that first boot, ipvscare and the simulated programs begin.
+	// Opened counts all connections of the network namespace.
 	Dials  map[string]int64
 	Opened int64
 	Faults map[string]int
-	// Said has the console lines that report a fault, with their number.
+	// Said counts each console line that reports a fault.
 	Said map[string]int
 }
 
-// orderFile is set if this test binary simulates the machines.
+// orderFile names the variable that is set if this test binary simulates the machines.
 const orderFile = "EDGEBAKE_SCALE_ORDER"
 
-// Commands to the process that simulates the machines, on its standard input, and its answers. Some
-// are followed by JSON on the same line.
+// Commands on the standard input of the process that simulates the machines, and its answers. Some
+// are followed by a value on the same line.
 const (
 	wordJoined    = "joined "    // and a value of type joined
 	wordEased     = "eased"      // the control plane has its processors again
@@ -95,8 +95,8 @@ func (f *fleet) fault(ctx context.Context, what string) {
 	f.faults[what]++
 }
 
-// node is one machine: first boot's own phases and ipvscare's own daemon, on a fake machine with a
-// kernel in memory.
+// node is one machine. First boot's own phases and ipvscare's own daemon run on it; the machine is
+// fake and its kernel is in memory.
 type node struct {
 	fleet           *fleet
 	name            string
@@ -118,7 +118,7 @@ type node struct {
 }
 
 func newNode(t *testing.T, f *fleet, i int) *node {
-	id := uint32(i) * 2654435761 // spreads the IDs over all numbers
+	id := uint32(i) * 2654435761 // spreads the IDs over all values
 	n := &node{fleet: f, name: fmt.Sprintf("edge-%04d", i), ip: netip.AddrFrom4([4]byte{10, 99, byte(i >> 8), byte(i)}),
 		machineID: fmt.Sprintf("6f1c8f3e2a0b4d5c9e7f8a1b%08x", id), uuid: fmt.Sprintf("4c4c4544-0042-3510-8052-c7c0%08x", id), stopKubelet: func() {}}
 	n.kernel = newMemory(n.ip)
@@ -135,8 +135,8 @@ func newNode(t *testing.T, f *fleet, i int) *node {
 	return n
 }
 
-// dialFor connects like a program of the machine: through the virtual server if the address is the
-// VIP.
+// dialFor returns a dial function for a program of the machine. A connection to the VIP goes
+// through the virtual server.
 func (n *node) dialFor(who string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		n.fleet.dials[who].Add(1)
@@ -160,7 +160,7 @@ func (n *node) isReady() {
 	}
 }
 
-// env returns the fake machine's Env, in real time and on a real network. ctx ends its daemons.
+// env returns the machine's Env, in real time and on a real network. ctx ends its daemons.
 func (n *node) env(ctx context.Context) *machine.Env {
 	w := n.world
 	e := w.Env()
@@ -197,7 +197,7 @@ func (n *node) env(ctx context.Context) *machine.Env {
 		return n.configureIPVS(data)
 	}
 	e.Unit = func(uctx context.Context, verb, name string) error {
-		w.Now = time.Now() // when units start
+		w.Now = time.Now() // the time at which units start
 		switch {
 		case name == ondisk.UnitIPVSCare && verb != "stop":
 			w.Units[name] = "active"
@@ -222,7 +222,7 @@ func (n *node) env(ctx context.Context) *machine.Env {
 // below returns the host path of a path on the machine.
 func (n *node) below(path string) string { return filepath.Join(n.world.Root, path) }
 
-// Files of ipvscare, which does not know that the machine is a directory.
+// Files of ipvscare, below the directory that represents the machine.
 const (
 	careConfig = "ipvscare.json"
 	careCert   = "ipvscare.pem"
@@ -323,8 +323,8 @@ func (n *node) kubeadmJoin(ctx context.Context, c machine.Cmd) error {
 	return os.Remove(n.below(member.BootstrapConf))
 }
 
-// TestMachines simulates all machines of a row. The benchmark runs it in the network namespace of
-// the control plane.
+// TestMachines simulates all machines of a row. The benchmark runs it in the control plane's
+// network namespace.
 func TestMachines(t *testing.T) {
 	path := os.Getenv(orderFile)
 	if path == "" {
@@ -374,8 +374,8 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// report regularly prints the progress of the machines, and the number of nodes that have not
-// renewed their lease in time.
+// report prints the progress of the machines at intervals, and the number of nodes whose lease is
+// overdue.
 func (f *fleet) report(ctx context.Context, all []*node) {
 	for began := time.Now(); host.Sleep(ctx, 10*time.Second) == nil; {
 		ready, late := 0, 0
@@ -458,7 +458,7 @@ func (f *fleet) joined(all []*node, opened int64) joined {
 	return j
 }
 
-// recovered returns the seconds from now until each node with a lease has renewed it.
+// recovered returns the seconds until each node that has a lease has renewed it.
 func recovered(ctx context.Context, all []*node) float64 {
 	began := time.Now()
 	for _, n := range all {

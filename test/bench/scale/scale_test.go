@@ -1,8 +1,7 @@
 // Package scale measures many simultaneous first boots against one control plane: kube-apiserver,
-// kube-controller-manager and etcd as real processes. Each machine runs first boot's own phases and
-// ipvscare's own daemon on a fake machine with a kernel in memory; kubeadm and kubelet are
-// simulated. Everything runs in a network namespace of its own. Results go to
-// test/bench/results/scale.md.
+// kube-controller-manager and etcd are real processes. Each machine runs first boot's own phases
+// and ipvscare's own daemon on a fake machine; its kernel, kubeadm and kubelet are simulated.
+// Everything runs in a separate network namespace. Results go to test/bench/results/scale.md.
 //
 // Each size is measured with all processors and with few, and with one and with three API servers.
 // When all machines have joined, the control plane is limited to a tenth of a processor for a
@@ -47,10 +46,10 @@ const (
 	perNode = 60 * time.Millisecond
 	// leastWithin is the minimum time over which machines are switched on.
 	leastWithin = 10 * time.Second
-	// limit ends the first boot of a machine.
+	// limit is the maximum time of a machine's first boot.
 	limit = 15 * time.Minute
-	// few is the number of processors of a restricted control plane, and overload the number that
-	// it keeps for a minute later.
+	// few is the number of processors of a restricted control plane. overload is the number that a
+	// control plane has for a minute after all machines have joined.
 	few, overload = 0.7, 0.1
 )
 
@@ -100,7 +99,7 @@ func BenchmarkScale(b *testing.B) {
 					b.Log(detail)
 				}
 				rows = append(rows, r)
-				if err := write(rows); err != nil { // after each row: the next may fail
+				if err := write(rows); err != nil { // after each row, because the next may fail
 					b.Fatal(err)
 				}
 			}
@@ -204,7 +203,7 @@ func (r *row) spent(c *lab.Cluster) (seconds float64) {
 		proc := fmt.Sprintf("/proc/%d/", p.Pid())
 		stat, err := os.ReadFile(proc + "stat")
 		if err != nil {
-			continue // it ended, which the machines noticed
+			continue // it has ended, and the machines report that
 		}
 		_, rest, _ := strings.Cut(string(stat), ") ")
 		if f := strings.Fields(rest); len(f) > 12 {
@@ -252,7 +251,7 @@ func (r *row) count(c *lab.Cluster) error {
 
 func (r *row) key() string { return fmt.Sprintf("| %d | %d | %s |", r.nodes, r.servers, r.condition) }
 
-// each returns a count per machine.
+// each returns n divided by the number of machines.
 func (r *row) each(n int64) float64 { return float64(n) / float64(r.nodes) }
 
 func (r *row) line() string {
@@ -319,7 +318,7 @@ average over a minute is that before and after the joins.
 |---|---|---|---|---|---|---|---|---|---|---|---|---|
 `
 
-// write adds the rows to the table and replaces those of the same kind.
+// write adds the rows to the table, in place of those of the same kind.
 func write(rows []*row) error {
 	all := map[string]string{}
 	text, err := os.ReadFile(*out)

@@ -37,8 +37,8 @@ func (s *share) write(file, text string) error {
 	return os.WriteFile(filepath.Join(s.dir, file), []byte(text), 0)
 }
 
-// add moves a process into the cgroup. A cgroup competes with threads outside of it like one
-// thread, so its weight grows by two for each process.
+// add moves a process into the cgroup. A cgroup has the weight of one thread outside of it, so add
+// increases the weight by that of two threads.
 func (s *share) add(pid int) error {
 	s.processes++
 	weight := s.write("cpu.shares", strconv.Itoa(2*1024*s.processes))
@@ -64,8 +64,8 @@ func (s *share) set(processors float64) error {
 	return s.write("cpu.cfs_quota_us", quota)
 }
 
-// remove removes the cgroup after its processes have ended, which the kernel notices a moment
-// later.
+// remove removes the cgroup after its processes have ended. It retries, because the kernel notices
+// their end a moment later.
 func (s *share) remove() error {
 	for range 100 {
 		if err := os.Remove(s.dir); !errors.Is(err, syscall.EBUSY) {

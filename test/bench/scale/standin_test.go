@@ -24,9 +24,9 @@ import (
 	"github.com/edgebake/edgebake/firstboot/host"
 )
 
-// The simulated kubeadm join and kubelet send the requests in the audit log of one real node: a
-// virtual machine with kubeadm and kubelet v1.36, without pods, from power-on until it was idle.
-// Bodies are JSON of about the same size; kubelet's are protobuf.
+// The simulated kubeadm join and kubelet send the requests of a real node, from its audit log: a VM
+// without pods, with kubeadm and kubelet v1.36, from power-on until it was idle. Bodies are JSON of
+// about the same size as kubelet's protobuf.
 
 const (
 	csrs   = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
@@ -40,7 +40,7 @@ const (
 
 type object = map[string]any
 
-// client sends requests like client-go: over one connection, and again after 429.
+// client sends requests like client-go: over one connection, repeated after 429.
 type client struct {
 	n      *node
 	agent  string
@@ -94,14 +94,14 @@ func (c *client) send(ctx context.Context, method, path, kind string, body any) 
 		}
 		resp.Body.Close()
 		c.n.fleet.tooMany.Add(1)
-		after, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // one second if the header is missing
+		after, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // without the header, the pause is one second
 		if err := host.Sleep(ctx, time.Duration(max(after, 1))*time.Second); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// gist returns the kind of an error, so that equal errors can be counted.
+// gist returns the kind of an error, so that errors of one kind can be counted together.
 func gist(err error) string {
 	for _, kind := range []string{"connection refused", "connection reset", "TLS handshake timeout", "deadline exceeded", "GOAWAY", "EOF", "closed"} {
 		if strings.Contains(err.Error(), kind) {
@@ -126,11 +126,11 @@ func (c *client) do(ctx context.Context, method, path, kind string, body, out an
 }
 
 func (c *client) get(ctx context.Context, path string) int {
-	code, _ := c.do(ctx, http.MethodGet, path, "", nil, nil) // errors are counted
+	code, _ := c.do(ctx, http.MethodGet, path, "", nil, nil) // do counts errors
 	return code
 }
 
-// watch follows a list until the stream ends. It calls each with every object.
+// watch follows a list until the stream ends, and calls each with every object.
 func (c *client) watch(ctx context.Context, path string, each func(json.RawMessage)) error {
 	sep := "?"
 	if strings.Contains(path, "?") {
@@ -159,7 +159,7 @@ func (c *client) reflect(ctx context.Context, wg *sync.WaitGroup, path string) {
 		const first, most = 800 * time.Millisecond, 30 * time.Second
 		for pause := first; ctx.Err() == nil; pause = min(2*pause, most) {
 			began := time.Now()
-			// However it ended, it is watched again.
+			// Watch again, whatever ended the watch.
 			_ = c.watch(ctx, path, func(json.RawMessage) {})
 			if time.Since(began) > time.Minute {
 				pause = first
@@ -195,10 +195,10 @@ func (n *node) kubeadmReads(ctx context.Context, c *client) error {
 	return nil
 }
 
-// credentials are a certificate and its key, PEM.
+// credentials are a certificate and its key in PEM.
 type credentials struct{ cert, key []byte }
 
-// enrol is kubelet's TLS bootstrap.
+// enrol performs kubelet's TLS bootstrap.
 func (n *node) enrol(ctx context.Context, server string, ca []byte, token string, key *ecdsa.PrivateKey) (credentials, error) {
 	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
@@ -248,8 +248,8 @@ func (n *node) enrol(ctx context.Context, server string, ca []byte, token string
 	}
 }
 
-// startKubelet starts kubelet with its credentials, if it has any, and otherwise sends them to
-// enrolled.
+// startKubelet starts kubelet with its own credentials. If it has none yet, it gets some and sends
+// them to enrolled.
 func (n *node) startKubelet(server string, ca []byte, token string, own credentials) (enrolled <-chan credentials) {
 	ctx, stop := context.WithCancel(context.Background())
 	handed, ended := make(chan credentials, 1), make(chan struct{})
@@ -261,12 +261,13 @@ func (n *node) startKubelet(server string, ca []byte, token string, own credenti
 	return handed
 }
 
-// kubelet runs from its start until ctx ends.
+// kubelet simulates kubelet from its start until ctx ends.
 func (n *node) kubelet(ctx context.Context, server string, ca []byte, token string, own credentials, enrolled chan<- credentials) {
 	if host.Sleep(ctx, 1200*time.Millisecond) != nil { // start-up time
 		return
 	}
-	// A CSR without a response is not found again: each has its own key and name.
+	// If a response is lost, its CSR cannot be found again, because each CSR has its own key and
+	// name.
 	for pause := 2 * time.Second; own.cert == nil; pause = min(2*pause, 32*time.Second) {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
@@ -293,7 +294,7 @@ func (n *node) kubelet(ctx context.Context, server string, ca []byte, token stri
 	}
 }
 
-// kubelet has a certificate.
+// kubelet is a kubelet that has a certificate.
 type kubelet struct {
 	*client
 	n   *node
@@ -305,7 +306,7 @@ func (k *kubelet) path() string { return nodes + "/" + k.n.name }
 func (k *kubelet) event(ctx context.Context, reason string) (path string) {
 	now := time.Now().UTC().Format(time.RFC3339)
 	name := fmt.Sprintf("%s.%x", k.n.name, mrand.Int64())
-	_, _ = k.do(ctx, http.MethodPost, events, "application/json", object{ // a lost event changes nothing
+	_, _ = k.do(ctx, http.MethodPost, events, "application/json", object{ // losing the event changes nothing
 		"apiVersion": "v1", "kind": "Event", "metadata": object{"name": name, "namespace": "default"},
 		"involvedObject": object{"kind": "Node", "name": k.n.name, "uid": k.n.name}, "reason": reason, "message": "Node " + k.n.name + " status is now: " + reason,
 		"source": object{"component": "kubelet", "host": k.n.name}, "firstTimestamp": now, "lastTimestamp": now, "count": 1, "type": "Normal",
@@ -399,7 +400,7 @@ func (k *kubelet) owner() []any {
 	return []any{object{"apiVersion": "v1", "kind": "Node", "name": k.n.name, "uid": k.uid}}
 }
 
-// keepLease renews the lease every 10 s, and repeats the status every five minutes.
+// keepLease renews the lease every 10 s, and sends the status every five minutes.
 func (k *kubelet) keepLease(ctx context.Context) {
 	var held object
 	const every = 5 * time.Minute
@@ -410,7 +411,7 @@ func (k *kubelet) keepLease(ctx context.Context) {
 		if held == nil {
 			var there object
 			if code, err := k.do(ctx, http.MethodGet, path, "", nil, &there); err == nil && code == http.StatusOK {
-				held, lease = there, there // a renewal whose response was lost
+				held, lease = there, there // the lease exists: the response to its renewal was lost
 			}
 		}
 		if held == nil {
