@@ -1,19 +1,18 @@
-// Package carry pushes golden images to container registries, and pulls them, as
-// OCI artifacts.
+// Package carry pushes golden images to container registries as OCI artifacts, and pulls them.
 //
 // An artifact is a manifest, a config blob and the compressed image (.raw.zst), cut into a few
-// large parts of whole frames. The config blob describes the image: its golden digest, its
-// signature, image.json and the table of its frames. Therefore a reader can verify the signature
-// before it downloads the image, and hash frames during the download.
+// large parts of complete frames. The config blob contains the image's golden digest, its
+// signature, image.json and its frame table. With it, a reader can verify the signature before it
+// downloads the image, and hash frames during the download.
 //
 // Invariants:
 //
 //   - The same image gives the same artifact, byte for byte.
-//   - The manifest is pushed last: a tag always names a complete, verified image,
-//     the previous one or the new one.
+//   - The manifest is pushed last: a tag always points to a complete, verified image, either the
+//     previous one or the new one.
 //   - A file gets its name only after its golden digest was verified.
-//   - A broken transfer repeats at most one part: parts that the registry has are
-//     not sent, and an interrupted download resumes at a part, also in the next run.
+//   - A failed transfer repeats at most one part. Parts that the registry has are not sent, and an
+//     interrupted download continues with the next part, even in another run.
 //   - An image with a Site in it is neither pushed nor pulled.
 package carry
 
@@ -31,21 +30,21 @@ import (
 	"github.com/edgebake/edgebake/ondisk/artifact"
 )
 
-// PartSize is the size of a part in bytes: small enough to send one again at little cost, and large
-// enough that an image has few.
+// PartSize is the size of a part in bytes. It is small enough that sending one part again costs
+// little, and large enough that an image has few parts.
 const PartSize = 128 << 20
 
-// Options configure the access to a registry.
+// Options configures the access to a registry.
 type Options struct {
-	// Insecure allows plain HTTP and certificates that cannot be verified.
+	// Insecure allows plain HTTP, and certificates that cannot be verified.
 	Insecure bool
-	// AuthFile is a docker config.json; "" means the user's own config.
+	// AuthFile is a docker config.json. If it is empty, the user's own file is used.
 	AuthFile string
-	// Stall is how long the registry may be silent before a request fails; 0 means 30 s.
+	// Stall is how long the registry may send nothing before a request fails; 0 means 30 s.
 	Stall time.Duration
 	// RetryWait is the pause before the first retry; 0 means 1 s.
 	RetryWait time.Duration
-	// Progress, if set, is called with the bytes that a step has done so far.
+	// Progress, if set, is called during a step with the bytes done so far.
 	Progress func(step string, done, total int64)
 	// Warn, if set, is called with the cause of a delay.
 	Warn     func(text string)
@@ -89,7 +88,8 @@ func encode(v any) ([]byte, error) {
 	return b, nil
 }
 
-// readManifest decodes a manifest. A response that is not JSON does not come from a registry.
+// readManifest decodes a manifest. A response that is not a JSON object does not come from a
+// registry.
 func readManifest(b []byte) (*artifact.Manifest, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(b), []byte("{")) {
 		return nil, registry.ErrNoManifest
@@ -115,7 +115,7 @@ func readConfig(b []byte, m *artifact.Manifest) (*config, error) {
 	return &c, nil
 }
 
-// words returns the flags and phrases with which errors of push and pull suggest a fix.
+// words returns the flags and phrases that errors of push and pull contain as a fix.
 func words(lacks string) registry.Words {
 	return registry.Words{
 		Login:    "log in to the registry, or name a file with credentials (--auth-file)",
@@ -125,7 +125,7 @@ func words(lacks string) registry.Words {
 	}
 }
 
-// explain adds the fix to an error of the registry.
+// explain adds a fix to an error of the registry.
 func explain(err error, lacks string) error {
 	var answered *registry.Error
 	if errors.As(err, &answered) || errors.Is(err, registry.ErrAuthFile) || errors.Is(err, registry.ErrNoManifest) {

@@ -35,17 +35,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// server is go-containerregistry's registry, with injected faults.
+// server is go-containerregistry's registry, with faults that a test adds.
 type server struct {
 	*httptest.Server
 	t *testing.T
 
 	mu    sync.Mutex
-	seen  []string // METHOD PATH [RANGE]
+	seen  []string // METHOD PATH [RANGE] of each request
 	fault func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool
 	blobs int64 // bytes of blobs that were sent
-	// round counts the calls of faulty. A response that began in an earlier round is not counted,
-	// since its client has ended.
+	// round counts the calls of faulty. Responses from an earlier round are not counted in blobs,
+	// since their clients have ended.
 	round int
 }
 
@@ -119,17 +119,18 @@ func (s *server) ref(tag string) imageref.Ref {
 	return ref
 }
 
-// patience is the time after which a test counts as hanging. It is long enough for a very busy
-// machine.
+// patience is the time after which a test fails because something hangs. It is long enough for a
+// very busy machine.
 const patience = 2 * time.Minute
 
-// quick returns options without waits, and with parts so small that the test's image has several.
+// quick returns options with short waits, and with small parts, so that the test's image has
+// several.
 func quick(t *testing.T) Options {
 	return Options{Insecure: true, RetryWait: time.Millisecond, Stall: patience, partSize: 2 << 20,
 		Warn: func(text string) { t.Log("WARNING: " + text) }}
 }
 
-// image writes a copy of an image with 8 MiB of noise. The original is built once.
+// image writes an image with 8 MiB of random data. It builds each kind of image once and copies it.
 func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -159,7 +160,7 @@ func image(t *testing.T, name string, key *minisign.PrivateKey) string {
 	return path
 }
 
-// built is the directory of the built images.
+// built is the directory of the images that were built.
 var built struct {
 	sync.Mutex
 	dir string
@@ -191,7 +192,7 @@ func wantError(t *testing.T, err error, words ...string) {
 	}
 }
 
-// empty checks that a directory has no files, even hidden ones.
+// empty checks that a directory contains no files, not even hidden ones.
 func empty(t *testing.T, dir string) {
 	t.Helper()
 	list, err := os.ReadDir(dir)
@@ -247,10 +248,10 @@ func TestPushAndPull(t *testing.T) {
 	}
 }
 
-// abort breaks a connection.
+// abort ends a connection.
 func abort() { panic(http.ErrAbortHandler) }
 
-// cutAt sends only the first bytes of a blob, for a number of requests.
+// cutAt interrupts blobs after some bytes, for a number of requests.
 func cutAt(bytes int, times int) func(http.ResponseWriter, *http.Request, http.Handler) bool {
 	var mu sync.Mutex
 	return func(w http.ResponseWriter, r *http.Request, inner http.Handler) bool {
@@ -276,7 +277,7 @@ func cutAt(bytes int, times int) func(http.ResponseWriter, *http.Request, http.H
 	}
 }
 
-// TestPullGoesOnInTheSameRun checks that a broken transfer repeats only one part.
+// TestPullGoesOnInTheSameRun checks that only one part is fetched again after a failed transfer.
 func TestPullGoesOnInTheSameRun(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	zst := image(t, "i.raw.zst", nil)
@@ -292,7 +293,7 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	if disktest.Sum(t, path) != disktest.Sum(t, zst) {
 		t.Error("the pulled file differs")
 	}
-	// sent counts the config, but not the cut responses.
+	// sent includes the config, but not interrupted responses.
 	if got := s.sent(); got > before.Stored+64<<10 {
 		t.Errorf("%d bytes were sent again", got-before.Stored)
 	}
@@ -301,8 +302,8 @@ func TestPullGoesOnInTheSameRun(t *testing.T) {
 	}
 }
 
-// TestLastByteNeverComes checks that pull ends if every response of the registry lacks its last
-// byte.
+// TestLastByteNeverComes checks that pull ends with an error if the last byte of every response is
+// missing.
 func TestLastByteNeverComes(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
@@ -311,7 +312,7 @@ func TestLastByteNeverComes(t *testing.T) {
 			return false
 		}
 		rec := httptest.NewRecorder()
-		if inner.ServeHTTP(rec, r); rec.Body.Len() < 1<<20 { // only the config is that small
+		if inner.ServeHTTP(rec, r); rec.Body.Len() < 1<<20 { // only the config is so small
 			w.Write(rec.Body.Bytes())
 			return true
 		}
@@ -340,7 +341,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 	for _, out := range []string{"o.raw.zst", "o.raw"} {
 		for _, damage := range []string{"", "zeros", "another image", "longer"} {
 			if out == "o.raw" && damage != "" && damage != "zeros" {
-				continue // the partial file is the same for both formats
+				continue // both formats have the same partial file
 			}
 			t.Run(out+" "+damage, func(t *testing.T) {
 				path := filepath.Join(t.TempDir(), out)
@@ -366,7 +367,7 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 					t.Fatal(err)
 				}
 				switch damage {
-				case "zeros": // as a power cut leaves them
+				case "zeros": // a power cut may leave zeros
 					_, err = f.WriteAt(make([]byte, 1<<20), 9<<20)
 				case "another image":
 					_, err = f.WriteAt(bytes.Repeat([]byte{7}, int(left.Done)), 0)
@@ -399,8 +400,8 @@ func TestPullGoesOnInTheNextRun(t *testing.T) {
 	}
 }
 
-// TestTwoPulls checks that a second pull fails with a clear error and does not damage the first
-// one's data.
+// TestTwoPulls checks that a second pull to the same file fails and leaves the first pull's data
+// intact.
 func TestTwoPulls(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	pushed(t, s, image(t, "i.raw.zst", nil), ":1")
@@ -419,8 +420,8 @@ func TestTwoPulls(t *testing.T) {
 	}
 }
 
-// artifact pushes a manifest with that config and those parts under a tag. A hostile client could
-// push the same.
+// artifact pushes a manifest with this config and these parts under a tag, as a hostile client
+// could.
 func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	s.t.Helper()
 	put := func(method, path, contentType string, b []byte) {
@@ -455,7 +456,7 @@ func (s *server) artifact(tag string, config any, parts ...[]byte) {
 	put(http.MethodPut, "/v2/edge/image/manifests/"+tag, artifact.ManifestType, b)
 }
 
-// configOf returns the config and the bytes of a pushed image.
+// configOf returns the config and the bytes of an image.
 func configOf(t *testing.T, path string) (config, []byte) {
 	t.Helper()
 	g, err := media.Open(path)
@@ -475,8 +476,8 @@ func configOf(t *testing.T, path string) (config, []byte) {
 	return config{Version: 1, Descriptor: desc, Stored: int64(len(b)), Table: b[ends[len(ends)-1]:]}, b
 }
 
-// TestPullRejects checks that an image that does not match its description is rejected and leaves
-// no file.
+// TestPullRejects checks that an image that does not match its config is rejected and leaves no
+// file.
 func TestPullRejects(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	public, private, err := minisign.GenerateKey(nil)
@@ -519,7 +520,7 @@ func TestPullRejects(t *testing.T) {
 	s.artifact("wrong-size", config{Version: 1, Descriptor: good.Descriptor, Stored: 99, Table: []byte("1")}, make([]byte, 100))
 	s.artifact("newer", config{Version: 2}, []byte("x"))
 	s.artifact("no-parts", good)
-	// This frame cannot be decompressed, but its digest is correct.
+	// The digest of this part is correct, but a frame cannot be decompressed.
 	spoilt := slices.Clone(content)
 	copy(spoilt[len(spoilt)/2:], bytes.Repeat([]byte{7}, 1000))
 	s.artifact("spoilt", good, spoilt)
@@ -549,7 +550,7 @@ func TestPullRejects(t *testing.T) {
 		keys  []string
 		fault func(http.ResponseWriter, *http.Request, http.Handler) bool
 		words []string
-		small bool // no part was downloaded
+		small bool // no part must be downloaded
 	}{
 		"unknown tag":     {ref: ":none", words: []string{"answered 404", "check repository, tag and digest"}, small: true},
 		"unknown digest":  {ref: "@sha256:" + strings.Repeat("0", 64), words: []string{"answered 404"}, small: true},
@@ -603,7 +604,7 @@ func TestPullRejects(t *testing.T) {
 	}
 }
 
-// TestPullOfSomethingElse checks that the error describes the other artifact.
+// TestPullOfSomethingElse checks that the error describes an artifact that is not an image.
 func TestPullOfSomethingElse(t *testing.T) {
 	for doc, words := range map[string][]string{
 		`{"schemaVersion":2,"manifests":[{}]}`: {"a container image"},
@@ -614,8 +615,7 @@ func TestPullOfSomethingElse(t *testing.T) {
 	}
 }
 
-// flash writes an image to a file. by is the number of bytes by which the file is larger than the
-// image.
+// flash writes an image to a file that has by more bytes than the image.
 func flash(t *testing.T, image, to string, by int64) {
 	t.Helper()
 	fi, err := os.Stat(image)
@@ -643,8 +643,8 @@ func flash(t *testing.T, image, to string, by int64) {
 	}
 }
 
-// larger makes the image longer by a number of bytes that begin with before, like a disk with old
-// data after the image.
+// larger appends by bytes to an image, beginning with before, like a disk with old data after the
+// image.
 func larger(t *testing.T, image string, by int, before string) {
 	t.Helper()
 	f, err := os.OpenFile(image, os.O_WRONLY|os.O_APPEND, 0)
@@ -659,7 +659,7 @@ func larger(t *testing.T, image string, by int, before string) {
 	}
 }
 
-// site returns a Site that fits mediatest's images.
+// site returns a Site that images of package mediatest support.
 func site(t *testing.T) media.Site {
 	t.Helper()
 	doc, err := configs.ParseSite("site.yaml", []byte("apiVersion: edgebake.io/v1alpha1\nkind: Site\nmasters: [192.0.2.11:6443]\nunsafeSkipCAVerification: true\ncredentials: {token: abcdef.0123456789abcdef}\n"))
@@ -733,8 +733,8 @@ func TestPushRejects(t *testing.T) {
 	}
 }
 
-// TestDamagedImageGetsNoName checks that an image that does not match its golden digest gets no
-// tag.
+// TestDamagedImageGetsNoName checks that an image that does not match its golden digest is not
+// tagged.
 func TestDamagedImageGetsNoName(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	path := image(t, "i.raw", nil)
@@ -763,7 +763,7 @@ func TestDamagedImageGetsNoName(t *testing.T) {
 	}
 }
 
-// TestPushGoesOn checks that push resumes with the part in which a connection broke.
+// TestPushGoesOn checks that push continues with the part in which the connection ended.
 func TestPushGoesOn(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	undisturbed := serve(t, httptest.NewServer)
@@ -840,7 +840,7 @@ func TestPushGoesOn(t *testing.T) {
 	})
 }
 
-// TestSilentRegistry checks that push and pull end if the registry is silent.
+// TestSilentRegistry checks that push and pull end with an error if the registry sends nothing.
 func TestSilentRegistry(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	s := serve(t, httptest.NewServer)
@@ -861,7 +861,7 @@ func TestSilentRegistry(t *testing.T) {
 	defer close(block)
 	other.faulty(func(w http.ResponseWriter, r *http.Request, _ http.Handler) bool {
 		if r.Method == http.MethodPatch {
-			<-block // the request's body is not read
+			<-block // the server does not read the request's body
 		}
 		return r.Method == http.MethodPatch
 	})
@@ -869,7 +869,7 @@ func TestSilentRegistry(t *testing.T) {
 	wantError(t, err, "sent nothing for 200ms")
 }
 
-// TestAccess checks that TLS, plain HTTP and logins work as in build.
+// TestAccess checks that TLS, plain HTTP and logins work as they do in builds.
 func TestAccess(t *testing.T) {
 	zst := image(t, "i.raw.zst", nil)
 	secure, plain := serve(t, httptest.NewTLSServer), serve(t, httptest.NewServer)
@@ -918,8 +918,8 @@ func TestAccess(t *testing.T) {
 	}
 }
 
-// TestPullOntoAFullDisk runs itself again in a namespace where it can mount a small file system.
-// The next pull resumes with the data that has arrived.
+// TestPullOntoAFullDisk runs itself again in a namespace, in which it can mount a small file
+// system. After a full disk, the next pull continues with the stored data.
 func TestPullOntoAFullDisk(t *testing.T) {
 	disktest.Mounted(t, `mount -t tmpfs -o size=40m none "$0"`, func(t *testing.T, dir string) {
 		s := serve(t, httptest.NewServer)
@@ -939,7 +939,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 			if list, err := os.ReadDir(dir); err != nil || len(list) != 1 {
 				t.Errorf("it is seen before anything is fetched: %v", list)
 			}
-			// Another program fills the disk meanwhile.
+			// Another program fills the disk during the pull.
 			fill(40<<20 - p.Stored - 1<<20)
 			o := quick(t)
 			var once sync.Once
@@ -970,7 +970,7 @@ func TestPullOntoAFullDisk(t *testing.T) {
 	})
 }
 
-// FuzzManifest checks that any manifest is accepted or rejected without a crash.
+// FuzzManifest checks that any manifest is accepted or rejected, but causes no crash.
 func FuzzManifest(f *testing.F) {
 	f.Add([]byte(`{"artifact.Type":"`+artifact.Type+`","config":{"digest":"sha256:aa","size":5}}`), []byte(`{"version":1}`))
 	f.Fuzz(func(t *testing.T, doc, conf []byte) {
@@ -988,7 +988,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestRetryAfter checks that a registry is not contacted before the pause that it demands.
+// TestRetryAfter checks that a request is repeated only after the pause that the registry demands.
 func TestRetryAfter(t *testing.T) {
 	s := serve(t, httptest.NewServer)
 	o := quick(t)

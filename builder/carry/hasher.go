@@ -11,19 +11,19 @@ import (
 	"github.com/edgebake/edgebake/ondisk/file"
 )
 
-// hasher hashes chunks during the download, when their frames are complete. If the digest of a part
-// is wrong, its chunks are hashed again.
+// hasher hashes the image's chunks during the download, as soon as their frames are complete. If a
+// part has a wrong digest, its chunks are hashed again later.
 type hasher struct {
 	chunks *media.Chunks
-	raw    io.WriterAt // nil without a raw output
+	raw    io.WriterAt // the uncompressed disk to write, or nil
 
 	mu      sync.Mutex
 	changed *sync.Cond
-	next    int // the next chunk to hash
-	there   int // number of complete frames
+	next    int // index of the next chunk to hash
+	there   int // number of complete chunks
 	busy    int
 	stopped bool
-	errs    []error // by chunk
+	errs    []error // error of each chunk
 	workers sync.WaitGroup
 }
 
@@ -33,7 +33,7 @@ func newHasher(c *media.Chunks, raw *file.Output, dir string, cancel context.Can
 		h.raw = rawDisk{raw.File, dir, cancel}
 	}
 	h.changed = sync.NewCond(&h.mu)
-	// Leave one processor to the download, which would be slow without it.
+	// Leave one processor to the download, which would otherwise be slow.
 	for range max(1, runtime.GOMAXPROCS(0)-1) {
 		h.workers.Go(h.work)
 	}
@@ -63,7 +63,7 @@ func (h *hasher) work() {
 	}
 }
 
-// ready records that the first size bytes of the file have arrived.
+// ready records that the first size bytes of the file are there.
 func (h *hasher) ready(size int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +86,8 @@ func (h *hasher) rewind(size int64) {
 	h.next = min(h.next, h.there)
 }
 
-// wait waits until all chunks are hashed and returns the first error. It adds a worker, since the
-// download has ended.
+// wait waits until all chunks are hashed, and returns the first error. It adds a worker, because
+// the download no longer needs a processor.
 func (h *hasher) wait() error {
 	h.workers.Go(h.work)
 	h.mu.Lock()

@@ -19,11 +19,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// PullOptions configure Pull.
+// PullOptions configures Pull.
 type PullOptions struct {
 	Options
-	// Keys are minisign public keys. If there are any, one of them must have signed the image; Pull
-	// checks this before the download.
+	// Keys are minisign public keys. Unless the list is empty, one of them must have signed the
+	// image. Pull checks this before the download.
 	Keys []string
 	// Force replaces an existing output.
 	Force bool
@@ -31,15 +31,15 @@ type PullOptions struct {
 
 // Pulled is the result of Pull.
 type Pulled struct {
-	Digest string // of the manifest
+	Digest string // digest of the manifest
 	Golden string
-	Key    string // the key that signed it
-	// Stored is the size of the compressed image in bytes. Had is how many of them an earlier run
-	// had fetched.
+	Key    string // the key that signed the image, or ""
+	// Stored is the size of the compressed image in bytes. Had is the part of it that an earlier
+	// run had already fetched.
 	Stored, Had int64
 }
 
-// InterruptedError is the progress of a failed pull. The next pull resumes there.
+// InterruptedError is the progress of a failed pull. The next pull continues from there.
 type InterruptedError struct {
 	Done, Total int64
 	Partial     string
@@ -51,8 +51,9 @@ func (e *InterruptedError) Error() string {
 
 const lacks = "the registry lacks a part of the image: push the image again"
 
-// Pull downloads an image into a .raw.zst or .raw file and verifies it. The file appears when it is
-// complete. Until then, and after a failure, a hidden file in the same directory keeps the data.
+// Pull downloads an image into a .raw.zst or .raw file and verifies it. The file appears only when
+// it is complete. Until then, and after a failure, a hidden file in the same directory contains the
+// data.
 func Pull(ctx context.Context, ref imageref.Ref, output string, o PullOptions) (*Pulled, error) {
 	failed := func(err error) error { return fmt.Errorf("pulling %s: %w", ref, explain(err, lacks)) }
 	p := &pull{o: &o, ref: ref}
@@ -127,13 +128,13 @@ type pull struct {
 	chunks *media.Chunks
 	result *Pulled
 
-	whole int64 // bytes at the beginning of the file to keep
+	whole int64 // bytes at the beginning of the file that are complete parts
 	done  int64 // bytes of the image in the file
-	// damaged is the error of a bad frame in a completely downloaded image.
+	// damaged is the error of a damaged frame in an image that was completely downloaded.
 	damaged error
 }
 
-// announce fetches the manifest and the config, and checks the signature.
+// announce fetches the manifest and the config, and verifies the signature.
 func (p *pull) announce(ctx context.Context) error {
 	var err error
 	if p.repo, err = openRepo(ctx, p.ref, transport.PullScope, &p.o.Options); err != nil {
@@ -159,7 +160,7 @@ func (p *pull) announce(ctx context.Context) error {
 	return nil
 }
 
-// download fetches all parts and hashes their frames as they arrive. After a failure the file
+// download fetches all parts and hashes their chunks during the download. After a failure, the file
 // contains only complete parts.
 func (p *pull) download(ctx context.Context, raw *file.Output) error {
 	st, err := p.out.Stat()
@@ -205,12 +206,12 @@ func (p *pull) download(ctx context.Context, raw *file.Output) error {
 // fetched is the state of one part's download.
 type fetched struct {
 	artifact.Descriptor
-	from int64 // offset in the image
+	from int64 // offset of the part in the image
 	have int64
 	h    hash.Hash
 }
 
-// part fetches one part, unless an earlier run has fetched it.
+// part fetches one part, unless the file already contains it.
 func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor, from int64) error {
 	f := &fetched{Descriptor: d, from: from, h: sha256.New()}
 	if p.whole >= from+d.Size {
@@ -235,7 +236,7 @@ func (p *pull) part(ctx context.Context, hashing *hasher, d artifact.Descriptor,
 	return err
 }
 
-// rehash hashes the data of a part that an earlier run fetched.
+// rehash hashes a part that an earlier run has fetched.
 func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	buf := make([]byte, 1<<20)
 	for f.have < f.Size {
@@ -251,7 +252,7 @@ func (p *pull) rehash(ctx context.Context, hashing *hasher, f *fetched) error {
 	return nil
 }
 
-// took hashes and counts bytes that were added to the file.
+// took hashes and counts new bytes of a part.
 func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 	f.h.Write(b)
 	f.have += int64(len(b))
@@ -260,7 +261,7 @@ func (p *pull) took(hashing *hasher, f *fetched, b []byte) {
 	p.o.progress("pull", p.done, p.config.Stored)
 }
 
-// drop removes the data of a part, and everything after it.
+// drop removes a part and everything after it from the file.
 func (p *pull) drop(hashing *hasher, f *fetched) error {
 	if err := p.out.Truncate(f.from); err != nil {
 		return err
@@ -315,7 +316,7 @@ func (p *pull) save(hashing *hasher, f *fetched, body io.Reader) error {
 	return nil
 }
 
-// verify checks that the downloaded image matches its config, and compares its golden digest.
+// verify checks that the downloaded image matches its config and has the right golden digest.
 func (p *pull) verify(ctx context.Context) error {
 	if p.damaged != nil {
 		return fmt.Errorf("%w: push the image again", p.damaged)
@@ -335,7 +336,7 @@ func (p *pull) verify(ctx context.Context) error {
 	return g.VerifyChunks(ctx, p.chunks)
 }
 
-// rawDisk is the raw output. A failed write cancels the pull.
+// rawDisk is the uncompressed output. A failed write cancels the pull.
 type rawDisk struct {
 	f      *os.File
 	dir    string

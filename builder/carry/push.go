@@ -22,16 +22,16 @@ import (
 
 // Pushed is the result of Push.
 type Pushed struct {
-	// Digest is the manifest's digest: REPOSITORY@Digest always names this image.
+	// Digest is the manifest's digest: REPOSITORY@Digest always means this image.
 	Digest string
 	Golden string
-	// Parts is the number of parts, Had the number of those that the registry already had.
+	// Parts is the number of parts. The registry already had the number Had of them.
 	Parts, Had int
-	// Stored is the size of the compressed image in bytes. Sent is how many of them were sent.
+	// Stored is the size of the compressed image in bytes. Sent is the part of it that was sent.
 	Stored, Sent int64
 }
 
-// Push uploads a golden image to a registry and verifies it at the same time. It sets the tag after
+// Push uploads a golden image to a registry and verifies it meanwhile. It sets the tag only after
 // both have succeeded.
 func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushed, error) {
 	if ref.Digest != "" {
@@ -42,7 +42,7 @@ func Push(ctx context.Context, path string, ref imageref.Ref, o Options) (*Pushe
 		return nil, err
 	}
 	defer g.Close()
-	// Lock the image, so that it is not stamped while it is sent.
+	// Lock the image, so that it cannot be stamped while it is sent.
 	if err := g.Hold(); err != nil {
 		return nil, err
 	}
@@ -83,17 +83,17 @@ type push struct {
 	begun  chan struct{} // closed when the first part can be sent
 
 	mu sync.Mutex
-	// here has the digests of the blobs that were sent or are being sent. Equal parts are sent only
-	// once.
+	// here contains the digests of blobs that were sent or are being sent, so that equal parts are
+	// sent once.
 	here map[imageref.Digest]bool
 	done int64
 }
 
-// sideBySide is the number of parts sent at once: the registry hashes one while
+// sideBySide is the number of parts that are sent at the same time: while the registry hashes one,
 // it receives another.
 const sideBySide = 2
 
-// part is a piece of the compressed image, of whole frames.
+// part is a piece of the compressed image that consists of complete frames.
 type part struct {
 	artifact.Descriptor
 	from int64
@@ -102,7 +102,7 @@ type part struct {
 func (p *push) run(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	// Start to verify only when the first part can be sent, and leave one processor unused while
-	// parts are sent. Otherwise the connection would be idle.
+	// parts are sent. Otherwise, sending would wait for a processor.
 	sent := make(chan struct{})
 	p.begun = make(chan struct{})
 	g.Go(func() error {
@@ -144,8 +144,7 @@ func (p *push) run(ctx context.Context) error {
 	return nil
 }
 
-// blobs sends all blobs that the registry does not have, and returns the
-// manifest that names them.
+// blobs sends all blobs that the registry does not have, and returns the manifest.
 func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
 	m := &artifact.Manifest{SchemaVersion: 2, MediaType: artifact.ManifestType, ArtifactType: artifact.Type, Annotations: p.annotations()}
 	parts := p.cut()
@@ -164,8 +163,8 @@ func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
 		return nil, err
 	}
 	for i, part := range parts {
-		// A program that saves blobs as files uses the titles as file names. The files,
-		// concatenated in this order, are the image.
+		// Programs that save blobs as files use the titles as file names. Concatenated in this
+		// order, the files are the image.
 		part.Annotations = map[string]string{titleKey: fmt.Sprintf("%s.raw.zst.%03d", stem, i)}
 		m.Layers = append(m.Layers, part.Descriptor)
 	}
@@ -177,7 +176,7 @@ func (p *push) blobs(ctx context.Context) (*artifact.Manifest, error) {
 	return m, nil
 }
 
-// parts sends the parts and fills in their digests.
+// parts sends the parts and sets their digests.
 func (p *push) parts(ctx context.Context, parts []part) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(sideBySide)
@@ -185,7 +184,7 @@ func (p *push) parts(ctx context.Context, parts []part) error {
 	for i := range parts {
 		sum, ok := <-digests
 		if !ok {
-			break // cancelled: the group has the error
+			break // canceled: the group has the error
 		}
 		g.Go(func() error {
 			if sum.err != nil {
@@ -208,7 +207,7 @@ type digested struct {
 	err    error
 }
 
-// digests hashes the parts in order. It hashes a part while the previous one is sent.
+// digests hashes the parts in order, each while the preceding one is sent.
 func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 	out := make(chan digested, 1)
 	go func() {
@@ -233,7 +232,7 @@ func (p *push) digests(ctx context.Context, parts []part) <-chan digested {
 
 const titleKey = "org.opencontainers.image.title"
 
-// annotations returns the manifest's annotations, which registries show.
+// annotations returns the manifest's annotations, which registries display.
 func (p *push) annotations() map[string]string {
 	i := p.g.Info()
 	return map[string]string{
@@ -243,8 +242,7 @@ func (p *push) annotations() map[string]string {
 	}
 }
 
-// cut divides the image into parts of whole frames. The last one includes the
-// table.
+// cut divides the image into parts of complete frames. The last part includes the frame table.
 func (p *push) cut() []part {
 	size := p.repo.o.partSize
 	if size == 0 {
@@ -294,8 +292,8 @@ func (p *push) blob(ctx context.Context, d artifact.Descriptor, content *io.Sect
 	return nil
 }
 
-// known records a blob as sent and reports whether it already was. If sending
-// it fails, the whole push fails.
+// known reports whether a blob is already sent or being sent, and otherwise records that it is
+// being sent. If sending it fails, the whole push fails.
 func (p *push) known(digest imageref.Digest) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -304,15 +302,15 @@ func (p *push) known(digest imageref.Digest) bool {
 	return before
 }
 
-// count updates the result of Push.
+// count changes the result of Push.
 func (p *push) count(change func(*Pushed)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change(p.result)
 }
 
-// sent adds n bytes to the progress. It never reports completion: run does, after the image is
-// verified and tagged.
+// sent adds n bytes to the progress. It never reports that everything is done: run does, after the
+// image is verified and tagged.
 func (p *push) sent(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -326,7 +324,7 @@ type upload struct {
 	d       artifact.Descriptor
 	content *io.SectionReader
 	begun   bool
-	counted int64 // bytes reported as progress
+	counted int64 // bytes already reported as progress
 }
 
 func (u *upload) try(ctx context.Context) error {
@@ -377,7 +375,7 @@ func (u *upload) count(at int64) {
 	}
 }
 
-// finish makes the registry check the digest and store the blob.
+// finish makes the registry verify the digest and store the blob.
 func (u *upload) finish(ctx context.Context, where string) error {
 	to, err := url.Parse(where)
 	if err != nil {
@@ -402,7 +400,7 @@ type counted struct {
 }
 
 func (c *counted) Read(p []byte) (int, error) {
-	c.count(c.at) // the previous read was sent
+	c.count(c.at) // the bytes of the previous read were sent
 	n, err := c.r.Read(p)
 	c.at += int64(n)
 	return n, err

@@ -13,15 +13,14 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// Reader reads an image in a registry by ranges, as machines do for an update. It verifies
-// nothing.
+// Reader reads ranges of an image in a registry, as machines do for an update. It verifies nothing.
 type Reader struct {
 	ctx  context.Context
 	repo *repo
 	m    *artifact.Manifest
 }
 
-// OpenReader opens the image that a reference names.
+// OpenReader opens the image to which a reference points.
 func OpenReader(ctx context.Context, ref imageref.Ref, o Options) (*Reader, error) {
 	r := &Reader{ctx: ctx}
 	var err error
@@ -51,7 +50,7 @@ func (r *Reader) ReadAt(b []byte, off int64) (n int, err error) {
 	return n, nil
 }
 
-// errNoRanges means that a registry ignores the requested range and sends the whole blob.
+// errNoRanges means that the registry ignores the requested range and sends the whole blob.
 var errNoRanges = errors.New("the registry does not support range requests, so machines cannot be updated from it: use another registry, or a web server")
 
 // part reads a range of one part.

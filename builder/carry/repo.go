@@ -30,11 +30,10 @@ type repo struct {
 	client *http.Client
 	stall  time.Duration
 	wait   time.Duration
-	warnMu sync.Mutex // serializes the warnings of parts that are sent in parallel
+	warnMu sync.Mutex // serializes warnings about parts that are sent in parallel
 }
 
-// openRepo opens a repository and logs in. scope is transport.PullScope or
-// PushScope.
+// openRepo opens a repository and logs in. scope is transport.PullScope or PushScope.
 func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (*repo, error) {
 	r := &repo{o: o, ref: ref, stall: cmp.Or(o.Stall, 30*time.Second), wait: cmp.Or(o.RetryWait, time.Second)}
 	var opts []name.Option
@@ -62,13 +61,13 @@ func openRepo(ctx context.Context, ref imageref.Ref, scope string, o *Options) (
 	return r, err
 }
 
-// url returns the URL of path in the repository. The transport uses http if the registry supports
-// only that.
+// url returns the URL of a path in the repository. The transport changes it to http if the registry
+// supports only that.
 func (r *repo) url(path string) string {
 	return (&url.URL{Scheme: r.name.Scheme(), Host: r.name.RegistryStr(), Path: "/v2/" + r.name.RepositoryStr() + path}).String()
 }
 
-// request sends a request and returns its response. The response's status must be one of codes.
+// request sends a request and returns the response, whose status must be one of codes.
 func (r *repo) request(ctx context.Context, method, url string, header http.Header, body io.Reader, size int64, codes ...int) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -91,11 +90,11 @@ func (r *repo) request(ctx context.Context, method, url string, header http.Head
 	return resp, nil
 }
 
-// attempts is the number of tries of a request.
+// attempts is how often a request is tried.
 const attempts = 5
 
-// again calls f until it succeeds or returns a final error. Before each retry it warns with the
-// error and the text what. If what is empty, it does not warn.
+// again calls f until it succeeds or returns a final error. Before each retry, it warns with the
+// error and the text what, unless what is empty.
 func (r *repo) again(ctx context.Context, digest imageref.Digest, what string, f func() error) error {
 	retry := transfer.Retry{Attempts: attempts, Pause: r.wait}
 	if what != "" {
@@ -137,8 +136,7 @@ func mayBeTemporary(err error) bool {
 	return transfer.IsBroken(err) || errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.As(err, &op)
 }
 
-// document reads a manifest or blob of at most limit bytes and checks its
-// digest.
+// document reads a manifest or blob of at most limit bytes and compares its digest.
 func (r *repo) document(ctx context.Context, path string, digest imageref.Digest, accept string, limit int64) ([]byte, error) {
 	var b []byte
 	err := r.again(ctx, digest, "", func() error {
@@ -158,9 +156,9 @@ func (r *repo) document(ctx context.Context, path string, digest imageref.Digest
 	return b, err
 }
 
-// manifest returns the manifest of the reference, and its bytes.
+// manifest returns the manifest to which the reference points, decoded and as bytes.
 func (r *repo) manifest(ctx context.Context) (*artifact.Manifest, []byte, error) {
-	// Pass no digest to document, so that a 404 is reported as an unknown name.
+	// Pass no digest, so that the error for a 404 says that the name is unknown.
 	b, err := r.document(ctx, "/manifests/"+cmp.Or(string(r.ref.Digest), r.ref.Tag), "", artifact.Accept, artifact.MaxManifest)
 	if err != nil {
 		return nil, nil, err
@@ -187,7 +185,7 @@ func (r *repo) has(ctx context.Context, d artifact.Descriptor) (bool, error) {
 	return there, err
 }
 
-// at returns the URL of an upload from the Location header of a response, which may be relative.
+// at returns the URL of an upload from the Location header, which may be relative.
 func at(resp *http.Response) (string, error) {
 	where := resp.Header.Get("Location")
 	if where == "" {

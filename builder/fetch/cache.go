@@ -1,7 +1,7 @@
-// Package fetch brings inputs into a content-addressed cache: downloaded files, compiled programs,
-// base systems, uncompressed layers. A blob is named by the SHA-256 of its bytes, gets its name
-// only when it is complete and verified, and never changes. Several builds can share the cache, and
-// a kill at any moment is safe: it leaves temporary files, which a later session removes.
+// Package fetch puts inputs into a content-addressed cache: downloaded files, compiled programs,
+// base systems, uncompressed layers. A blob has the SHA-256 of its bytes as its name. It gets the
+// name only when it is complete and verified, and never changes. Several builds can share the
+// cache. A build may be killed at any time: the next one removes its temporary files.
 package fetch
 
 import (
@@ -31,9 +31,9 @@ import (
 //	programs/<name>-<start of sha256>  executable copies of blobs
 //	tmp/<session>/   unfinished blobs of one process
 //
-// The directory of a session is locked while its process runs. The next session removes the
-// directories of killed processes. A session records only its first use of a blob. If used/ has no
-// file for a blob, the blob's own modification time is its last use.
+// The directory of a session is locked while its process runs. The next session removes directories
+// that are not locked. A session records only its first use of a blob. If used/ has no file for a
+// blob, the blob's own modification time is its last use.
 type Cache struct {
 	dir     string
 	session string
@@ -43,13 +43,13 @@ type Cache struct {
 	until    context.Context // cancels hashing
 	hashAll  bool
 	damaged  func(sha string)
-	verdicts sync.Map // of blobs used in this session: sha → *verdict
-	// rederived holds the keys whose recipes this session has run again.
+	verdicts sync.Map // SHA-256 of each blob used in this session → *verdict
+	// rederived contains the keys whose recipes this session has run again.
 	rederived sync.Map
 }
 
-// Open opens the cache in dir. It creates missing directories, and rejects directories to which
-// other users could have written. Call Close at the end.
+// Open opens the cache in dir. It creates missing directories, and rejects directories that other
+// users could write to. The caller must call Close.
 func Open(dir string) (*Cache, error) {
 	// Make the path absolute: external programs have other working directories.
 	dir, err := filepath.Abs(dir)
@@ -66,12 +66,13 @@ func Open(dir string) (*Cache, error) {
 	return c, nil
 }
 
-// startedFile is a file in a session's directory; its modification time is the start of the
+// startedFile is a file in a session's directory. Its modification time is the start of the
 // session.
 const startedFile = "started"
 
-// newSession removes the directories of dead sessions and creates one for this session. It holds
-// the lock on tmp, so that no other process removes the new directory before it is locked.
+// newSession removes the directories of sessions whose processes have ended, and creates one for
+// this session. It holds the lock on tmp, so that no other process removes the new directory before
+// it is locked.
 func (c *Cache) newSession() error {
 	tmp := filepath.Join(c.dir, "tmp")
 	unlock, err := lockDir(tmp, unix.LOCK_EX)
@@ -87,7 +88,7 @@ func (c *Cache) newSession() error {
 		p := filepath.Join(tmp, e.Name())
 		f, err := os.Open(p)
 		if err != nil {
-			continue // it belongs to another user, or was removed
+			continue // belongs to another user, or was removed meanwhile
 		}
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
 			os.RemoveAll(p)
@@ -128,7 +129,7 @@ func lockDir(dir string, how int) (func(), error) {
 	return func() { f.Close() }, nil
 }
 
-// Close removes unfinished blobs.
+// Close ends the session and removes its unfinished blobs.
 func (c *Cache) Close() error {
 	return errors.Join(os.RemoveAll(c.session), c.held.Close())
 }
@@ -149,8 +150,7 @@ func DefaultDir() (string, error) {
 // Dir returns the cache's directory.
 func (c *Cache) Dir() string { return c.dir }
 
-// BlobPath returns the path of the blob with that SHA-256 (hex), which may not
-// exist.
+// BlobPath returns the path of the blob with this SHA-256 in hex. The blob may not exist.
 func (c *Cache) BlobPath(sha string) string { return filepath.Join(c.dir, "blobs", sha) }
 
 // markTime returns the current time, or the start of the session if the clock was set back. No byte
@@ -196,7 +196,7 @@ func (c *Cache) Size(sha string) (int64, error) {
 	return fi.Size(), nil
 }
 
-// ReadBlob returns a blob's bytes and always checks their digest.
+// ReadBlob returns the bytes of a blob, after checking their digest.
 func (c *Cache) ReadBlob(sha string) ([]byte, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -212,8 +212,8 @@ func (c *Cache) ReadBlob(sha string) ([]byte, error) {
 	return b, err
 }
 
-// Program returns the path of an executable copy of a blob. It verifies an
-// existing copy. Prune removes the copy with the blob.
+// Program returns the path of an executable copy of a blob. It verifies an existing copy. Prune
+// removes copies together with their blob.
 func (c *Cache) Program(sha, name string) (string, error) {
 	path := filepath.Join(c.dir, "programs", name+programSuffix(sha))
 	in, err := c.OpenBlob(sha) // also marks the blob as used
@@ -240,7 +240,7 @@ func (c *Cache) isProgram(path, sha string) bool {
 	return err == nil && got == sha
 }
 
-// layDown copies a blob to path. The file appears when it is complete and verified.
+// layDown copies a blob to path. It creates the file only when the copy is complete and verified.
 func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
 	tmp, err := os.CreateTemp(c.session, "program-")
 	if err != nil {
@@ -252,24 +252,23 @@ func (c *Cache) layDown(path, sha string, blob io.ReaderAt) error {
 	if got := hex.EncodeToString(h.Sum(nil)); err == nil && got != sha {
 		err = &DigestError{Want: sha, Got: got, Size: n}
 	}
-	// Without the sync, a power cut after the rename could leave a file of zeros.
+	// Without syncing first, a power cut after the rename could leave a file of zeros.
 	if err := errors.Join(err, tmp.Chmod(0o755), tmp.Sync(), tmp.Close()); err != nil {
 		return err
 	}
 	return replace(tmp.Name(), path)
 }
 
-// programSuffix returns the end of the file names of a blob's copies.
+// programSuffix returns the end of the file names of executable copies of a blob.
 func programSuffix(sha string) string { return "-" + sha[:12] }
 
-// TempDir creates a scratch directory on the cache's own file system. The
-// caller removes it.
+// TempDir creates a temporary directory on the cache's file system. The caller must remove it.
 func (c *Cache) TempDir() (string, error) { return os.MkdirTemp(c.session, "dir-") }
 
 // NoSpace reports whether err means that a disk or a quota is full.
 func NoSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Put stores the bytes of r. If want is set and they have another SHA-256, it
+// Put stores the bytes of r as a blob. If want is not empty and the bytes have another SHA-256, it
 // stores nothing and returns a *DigestError.
 func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, size int64, err error) {
 	f, err := os.CreateTemp(c.session, "blob-")
@@ -289,7 +288,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	in := &ctxReader{ctx: ctx, r: r}
 	size, err = io.Copy(io.MultiWriter(f, h), in)
 	if in.err != nil {
-		return "", 0, in.err // the error of r, which has the cause
+		return "", 0, in.err // an error of r, which has the cause
 	}
 	if err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
@@ -304,7 +303,7 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	if err := settle(f); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
-	// Without the sync, a power cut after the rename could leave a file of zeros.
+	// Without syncing first, a power cut after the rename could leave a file of zeros.
 	if err := f.Sync(); err != nil {
 		return "", 0, fmt.Errorf("storing in the cache: %w", err)
 	}
@@ -317,10 +316,10 @@ func (c *Cache) Put(ctx context.Context, want string, r io.Reader) (sha string, 
 	return sha, size, nil
 }
 
-// publish gives a complete blob its name. It keeps a valid blob of that name, since other sessions
-// may be reading it.
+// publish gives a complete blob its name. If a valid blob already has the name, publish keeps that,
+// since other sessions may be reading it.
 func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
-	for range 3 { // other sessions may remove and publish it too
+	for range 3 { // other sessions may meanwhile remove or publish this blob
 		if c.has(sha, v) == nil {
 			return os.Remove(f.Name())
 		}
@@ -333,9 +332,9 @@ func (c *Cache) publish(f *os.File, sha string, v *verdict) error {
 	return err
 }
 
-// place gives a blob its name if the name is free or force is set.
+// place gives a blob its name if the name is free, or if force is set.
 func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bool, err error) {
-	// Take the same lock as admit, so that Prune does not run before the blob is marked as used.
+	// Take the same lock as admit, so that Prune waits until the blob is marked as used.
 	unlock, err := lockDir(filepath.Join(c.dir, "blobs"), unix.LOCK_SH)
 	if err != nil {
 		return false, err
@@ -352,7 +351,7 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	if err := replace(f.Name(), c.BlobPath(sha)); err != nil {
 		return false, err
 	}
-	fi, err := f.Stat() // renaming changed its state
+	fi, err := f.Stat() // renaming changed the state of the file
 	if err != nil {
 		return false, err
 	}
@@ -362,8 +361,8 @@ func (c *Cache) place(f *os.File, sha string, v *verdict, force bool) (placed bo
 	return true, nil
 }
 
-// Make returns the blob for key. If the cache has none, Make runs the recipe. key must determine
-// the result. Only one process runs the recipe of a key; others wait for it.
+// Make returns the blob for key. If the cache has none, it runs the recipe, whose result must
+// depend only on key. Only one process runs the recipe of a key at a time; others wait for it.
 func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	sum := sha256.Sum256([]byte(key))
 	name := hex.EncodeToString(sum[:])
@@ -379,39 +378,38 @@ func (c *Cache) Make(ctx context.Context, key string, recipe func(ctx context.Co
 	if sha, ok := c.lookup(keyPath); ok {
 		return sha, nil
 	}
-	was, _ := os.ReadFile(keyPath) // the damaged or missing blob that this run replaces
+	was, _ := os.ReadFile(keyPath) // the damaged or missing blob that is replaced
 	pr, pw := io.Pipe()
 	var made sync.WaitGroup
 	made.Go(func() { pw.CloseWithError(recipe(ctx, pw)) })
 	sha, _, err = c.Put(ctx, "", pr)
-	// If storing failed, the recipe must also end before another process may
-	// start it.
+	// If storing failed, the recipe must also end before another process may start it.
 	pr.CloseWithError(fmt.Errorf("storing failed: %w", err))
 	made.Wait()
 	if err != nil {
 		return "", err
 	}
-	// If an input blob changed meanwhile, the result may be wrong: fail instead of storing it for
-	// later builds.
+	// If an input blob changed meanwhile, the result may be wrong: do not store it for later
+	// builds.
 	if err := c.unchangedBut(string(was)); err != nil {
 		return "", err
 	}
 	return sha, c.setKey(keyPath, sha)
 }
 
-// Lookup returns the blob that Make or Remember stored for key.
+// Lookup returns the blob that Make or Remember has stored for key.
 func (c *Cache) Lookup(key string) (sha string, ok bool) {
 	sum := sha256.Sum256([]byte(key))
 	return c.lookup(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
 }
 
-// Remember makes Lookup return that blob for key.
+// Remember makes Lookup return the blob sha for key.
 func (c *Cache) Remember(key, sha string) error {
 	sum := sha256.Sum256([]byte(key))
 	return c.setKey(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])), sha)
 }
 
-// Forget makes the next Make of key run its recipe again. It keeps the blob.
+// Forget makes the next Make of key run its recipe again. It does not remove the blob.
 func (c *Cache) Forget(key string) error {
 	sum := sha256.Sum256([]byte(key))
 	err := os.Remove(filepath.Join(c.dir, "keys", hex.EncodeToString(sum[:])))
@@ -437,8 +435,8 @@ func (c *Cache) setKey(keyPath, sha string) error {
 	return nil
 }
 
-// replace renames the file at from to the path to. It first removes a directory at to, which would
-// make every build fail.
+// replace renames the file from to the path to. If to is a directory, replace removes it, since it
+// would make every build fail.
 func replace(from, to string) error {
 	err := os.Rename(from, to)
 	if fi, statErr := os.Lstat(to); err == nil || statErr != nil || !fi.IsDir() {
@@ -458,18 +456,18 @@ func (c *Cache) lookup(keyPath string) (string, bool) {
 	return string(b), true
 }
 
-// DigestError means that bytes do not have the expected digest.
+// DigestError means that bytes have another digest than expected.
 type DigestError struct {
-	Want, Got string // SHA-256, hex
-	Size      int64  // bytes read
+	Want, Got string // SHA-256 in hex
+	Size      int64  // number of bytes that were read
 }
 
 func (e *DigestError) Error() string {
 	return fmt.Sprintf("sha256 is %s (%d bytes), expected %s", e.Got, e.Size, e.Want)
 }
 
-// lock takes an exclusive lock that ends with the process, so that a killed
-// build never blocks the next one.
+// lock takes an exclusive lock, which ends with the process: a killed build does not block the next
+// one.
 func lock(ctx context.Context, path string) (func(), error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o644)
 	if err != nil {

@@ -40,8 +40,8 @@ func put(t *testing.T, c *Cache, b []byte) string {
 	return sha
 }
 
-// TestChangedSinceAdmitted checks that a blob that changes after it was admitted is an error until
-// the end of the session, even if another session has repaired it and recorded its new state.
+// TestChangedSinceAdmitted checks that it is an error until the end of the session if a blob
+// changes after the session admitted it, even if another session repairs it.
 func TestChangedSinceAdmitted(t *testing.T) {
 	for _, how := range []string{"admitted", "put", "all hashed"} {
 		t.Run(how, func(t *testing.T) {
@@ -95,8 +95,8 @@ func TestChangedSinceAdmitted(t *testing.T) {
 	}
 }
 
-// TestSessionsShareBlobs checks that no session sees a change if several use a valid blob at the
-// same time.
+// TestSessionsShareBlobs checks that sessions that use a valid blob at the same time do not report
+// it as changed.
 func TestSessionsShareBlobs(t *testing.T) {
 	dir := t.TempDir()
 	content := make([]byte, 16<<20)
@@ -136,8 +136,8 @@ func TestSessionsShareBlobs(t *testing.T) {
 	wg.Wait()
 }
 
-// TestSessionsRepairABlob checks that all sessions that find a damaged blob at the same time get
-// the valid one.
+// TestSessionsRepairABlob checks that sessions that find a damaged blob at the same time all get a
+// valid one.
 func TestSessionsRepairABlob(t *testing.T) {
 	dir := t.TempDir()
 	content := bytes.Repeat([]byte("base"), 1<<20)
@@ -170,7 +170,7 @@ func TestSessionsRepairABlob(t *testing.T) {
 	}
 }
 
-// writing keeps writing a blob's own content to it until stop is called.
+// writing repeatedly writes a blob's own content to it, until stop is called.
 func writing(t *testing.T, c *Cache, sha string) (stop func()) {
 	t.Helper()
 	p := c.BlobPath(sha)
@@ -205,8 +205,8 @@ func writing(t *testing.T, c *Cache, sha string) (stop func()) {
 	}
 }
 
-// TestHashedWhileWrittenTo checks that a blob that is written to while it is hashed is neither
-// accepted nor removed as damaged.
+// TestHashedWhileWrittenTo checks that a blob is neither accepted nor removed if a program writes
+// to it while it is hashed.
 func TestHashedWhileWrittenTo(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -237,9 +237,9 @@ func TestHashedWhileWrittenTo(t *testing.T) {
 	}
 }
 
-// TestMarkOfUseIsNoChange checks that using a blob does not change its file, and that Prune knows
-// about the use. In a cache of an older version, the blobs' own times record the last use; Prune
-// must respect these too.
+// TestMarkOfUseIsNoChange checks that using a blob does not change its file, but that Prune takes
+// the use into account. An older edgebake recorded the last use in the time of the blob's file:
+// Prune must respect that too.
 func TestMarkOfUseIsNoChange(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -248,7 +248,7 @@ func TestMarkOfUseIsNoChange(t *testing.T) {
 	for _, sha := range []string{used, idle} {
 		age(t, maker, sha, 48*time.Hour)
 	}
-	// An older version recorded the use in the blob's own modification time.
+	// An older edgebake records the last use in the file of the blob itself.
 	at := time.Now().Add(-48 * time.Hour)
 	if err := errors.Join(os.Remove(maker.markPath(recent)), os.Remove(maker.markPath(older)), os.Chtimes(maker.BlobPath(older), at, at)); err != nil {
 		t.Fatal(err)

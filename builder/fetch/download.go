@@ -18,11 +18,11 @@ import (
 )
 
 // Download fetches a file into the cache and returns its SHA-256. urls are mirrors (http, https or
-// file), tried in order. Temporary errors (a timeout, a broken connection, 429, 5xx) are retried;
-// others (401, 404, a wrong digest) are not.
+// file), which it tries in order. It retries after temporary errors (a timeout, a broken
+// connection, 429, 5xx), but not after others (401, 404, a wrong digest).
 //
-// If sha256 is set, other bytes are rejected, and a cached blob is not fetched. A file of more than
-// limit bytes is rejected: a server may send without end.
+// If sha256 is set, Download rejects other bytes, and does not fetch a file that is in the cache.
+// It rejects a file of more than limit bytes, since a server may send without end.
 func Download(ctx context.Context, c *Cache, urls []string, sha256 string, limit int64, progress func(done, total int64)) (string, error) {
 	d := newDownloader()
 	d.limit = limit
@@ -41,7 +41,7 @@ func Head(ctx context.Context, c *Cache, from string, n int64) (string, error) {
 func newDownloader() downloader {
 	const silence = time.Minute
 	base := transfer.Transport(20*time.Second, silence)
-	// Do not uncompress: the digest covers the bytes as they are sent.
+	// Do not uncompress: the digest is that of the bytes as they are sent.
 	base.DisableCompression = true
 	return downloader{
 		rounds: 4,
@@ -50,16 +50,16 @@ func newDownloader() downloader {
 	}
 }
 
-// errDowngrade means that a server redirects from https to http.
+// errDowngrade means that a server redirected from https to http.
 var errDowngrade = errors.New("the server redirects from https to http, over which the file can be changed in transit: use an https URL, or name the http URL if that is intended")
 
-// StayEncrypted rejects redirects from https to http.
+// StayEncrypted wraps a transport and rejects redirects from https to http.
 func StayEncrypted(next http.RoundTripper) http.RoundTripper { return encrypted{next} }
 
 type encrypted struct{ next http.RoundTripper }
 
 func (e encrypted) RoundTrip(req *http.Request) (*http.Response, error) {
-	// Response is the redirect that led to this request.
+	// from is the redirect that led to this request.
 	if from := req.Response; from != nil && from.Request != nil && from.Request.URL.Scheme == "https" && req.URL.Scheme != "https" {
 		return nil, errDowngrade
 	}
@@ -74,7 +74,7 @@ func (e encrypted) CloseIdleConnections() {
 
 type downloader struct {
 	rounds int           // number of attempts for each mirror
-	pause  time.Duration // wait before the second round; it doubles with each round
+	pause  time.Duration // wait before the second round; doubles with each further round
 	head   int64         // bytes to fetch; 0 means all
 	limit  int64         // largest accepted size in bytes; 0 means no limit
 	client *http.Client
@@ -108,7 +108,7 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 		return failed
 	})
 	if all := (*transfer.Failures)(nil); errors.As(err, &all) {
-		err = errors.Join(all.Errs...) // report each mirror separately
+		err = errors.Join(all.Errs...) // report the error of each mirror separately
 	}
 	if err != nil {
 		return "", err
@@ -116,12 +116,12 @@ func (d downloader) fetch(ctx context.Context, c *Cache, urls []string, want str
 	return sha, nil
 }
 
-// missing is the error of a response that means "no such file". It matches fs.ErrNotExist.
+// missing is the error for a response that means "no such file". It matches fs.ErrNotExist.
 type missing struct{ error }
 
 func (missing) Is(target error) bool { return target == fs.ErrNotExist }
 
-// once tries one mirror once.
+// once makes one attempt with one mirror.
 func (d downloader) once(ctx context.Context, c *Cache, from, want string, progress func(done, total int64)) (string, error) {
 	u, err := url.Parse(from)
 	if err != nil {
@@ -176,7 +176,7 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	req.Header.Set("User-Agent", "edgebake")
 	resp, err := d.client.Do(req)
 	if err != nil {
-		// url.Error repeats the URL, which may contain a password.
+		// A url.Error repeats the URL, which may contain a password.
 		if ue := (*url.Error)(nil); errors.As(err, &ue) {
 			err = ue.Err
 		}
@@ -207,8 +207,8 @@ func (d downloader) get(ctx context.Context, u string) (*http.Response, error) {
 	return nil, err
 }
 
-// responseBody is a response body that marks its read errors as temporary. Errors of the cache are
-// not temporary.
+// responseBody is a response body whose read errors are temporary. Errors of the cache are not
+// temporary.
 type responseBody struct{ io.ReadCloser }
 
 func (r responseBody) Read(p []byte) (int, error) {
@@ -222,8 +222,7 @@ func (r responseBody) Read(p []byte) (int, error) {
 	return n, passing{err}
 }
 
-// tooLarge returns the error for a file that exceeds the limit; size is -1 if
-// unknown.
+// tooLarge returns the error for a file that exceeds the limit. size is -1 if it is unknown.
 func tooLarge(size, limit int64) error {
 	has := fmt.Sprintf("more than %d MiB", limit>>20)
 	if size >= 0 {
@@ -239,7 +238,7 @@ type bounded struct {
 }
 
 func (b *bounded) Read(p []byte) (int, error) {
-	// Read one byte more, to distinguish a file that ends at the limit from a larger one.
+	// Read one more byte than the limit, to detect a larger file.
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left+1)])
 	if b.left -= int64(n); b.left < 0 {
 		return 0, tooLarge(-1, b.limit)
@@ -247,7 +246,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// meter reports the progress of reading.
+// meter is a reader that reports its progress.
 type meter struct {
 	r           io.Reader
 	done, total int64

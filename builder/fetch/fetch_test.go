@@ -44,8 +44,7 @@ func sum(b []byte) string {
 	return hex.EncodeToString(h[:])
 }
 
-// files lists all files below dir, except those of one idle open cache: its session directory and
-// the start file.
+// files lists all files below dir, without the lock files and the start file of an open cache.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var out []string
@@ -108,7 +107,7 @@ func TestMakeOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	shas := make([]string, 8)
 	for i := range shas {
-		c := open(t, dir) // separate caches, as in separate builds
+		c := open(t, dir) // a separate cache, as in a separate build
 		wg.Go(func() {
 			sha, err := c.Make(t.Context(), "recipe", func(_ context.Context, w io.Writer) error {
 				made.Add(1)
@@ -163,7 +162,7 @@ func TestMakeFails(t *testing.T) {
 	if _, ok := c.Lookup("k"); ok {
 		t.Error("a failed recipe has a result")
 	}
-	// Waiting for another process's recipe ends with the context.
+	// A canceled context ends the wait for another process's recipe.
 	other := open(t, c.dir)
 	started, end := make(chan bool), make(chan bool)
 	done := make(chan error)
@@ -187,8 +186,8 @@ func TestMakeFails(t *testing.T) {
 	}
 }
 
-// TestKill kills a writer in the middle of a recipe. The next writer must run the recipe again
-// without blocking, and remove the files of the dead one.
+// TestKill kills a writer in the middle of a recipe. The next writer must not block: it must run
+// the recipe again, and remove the files of the killed process.
 func TestKill(t *testing.T) {
 	if dir := os.Getenv("EDGEBAKE_TEST_CACHE"); dir != "" {
 		c, err := Open(dir)
@@ -268,7 +267,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// quick returns a downloader with short pauses.
+// quick returns a downloader that waits only briefly.
 func quick() downloader {
 	return downloader{rounds: 3, pause: time.Millisecond,
 		client: &http.Client{Transport: transfer.Impatient(&http.Transport{DisableCompression: true}, 100*time.Millisecond)}}
@@ -313,7 +312,7 @@ func TestDownload(t *testing.T) {
 		name  string
 		urls  []string
 		asked int32    // number of failing requests
-		err   []string // parts of the error; empty if it succeeds
+		err   []string // parts of the error; empty if the download succeeds
 	}{
 		{name: "plain", urls: []string{"/good"}},
 		{name: "local", urls: []string{"file://" + local}},
@@ -392,7 +391,8 @@ func TestHead(t *testing.T) {
 	<-gone
 }
 
-// TestDownloadStaysEncrypted checks that a redirect may change the server, but not drop TLS.
+// TestDownloadStaysEncrypted checks that a redirect to another server is followed, but not one from
+// https to http.
 func TestDownloadStaysEncrypted(t *testing.T) {
 	asked := atomic.Int32{}
 	plain := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { asked.Add(1); io.WriteString(w, "data") }))
@@ -424,7 +424,7 @@ func TestDownloadOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The download must not use this URL, which does not work.
+	// Nothing listens at this URL: the file must come from the cache.
 	if got, err := Download(t.Context(), c, []string{"http://127.0.0.1:1/x"}, sha, 1<<20, nil); err != nil || got != sha {
 		t.Errorf("%s %v", got, err)
 	}
@@ -474,7 +474,7 @@ func TestUncompressed(t *testing.T) {
 		if got, err := Uncompressed(t.Context(), c, put(b.Bytes()), 1<<20); err != nil || got != sum(plain) {
 			t.Errorf("%s: %s %v", name, got, err)
 		}
-		bomb := put(append(b.Bytes(), b.Bytes()...)) // two files in one, if the format allows it
+		bomb := put(append(b.Bytes(), b.Bytes()...)) // two compressed files in one, if the format allows it
 		if _, err := Uncompressed(t.Context(), c, bomb, int64(len(plain))); err == nil || !strings.Contains(err.Error(), "more than") {
 			t.Errorf("%s, too large: %v", name, err)
 		}
@@ -491,8 +491,8 @@ func TestUncompressed(t *testing.T) {
 	}
 }
 
-// TestUncompressedTarWithAMagicName checks that a tar is not uncompressed if its first file's name
-// looks like a compression, nor a text that begins like bzip2.
+// TestUncompressedTarWithAMagicName checks that a tar is not uncompressed because the name of its
+// first file looks like compressed data. The same holds for a text that begins like bzip2.
 func TestUncompressedTarWithAMagicName(t *testing.T) {
 	c := open(t, t.TempDir())
 	for _, name := range []string{"BZhome", "BZh91AY&SY", "\x1f\x8b\x08", "\x28\xb5\x2f\xfd", "\xfd7zXZ"} {
@@ -531,8 +531,7 @@ func TestUncompressedTarWithAMagicName(t *testing.T) {
 	}
 }
 
-// TestUncompressedWindow checks that a header of a few bytes cannot make the reader allocate
-// gigabytes.
+// TestUncompressedWindow checks that a small header cannot make the reader allocate gigabytes.
 func TestUncompressedWindow(t *testing.T) {
 	var packed bytes.Buffer
 	w, err := xz.NewWriter(&packed)
@@ -544,12 +543,12 @@ func TestUncompressedWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	dictionary := packed.Bytes()
-	at := bytes.Index(dictionary, []byte{0x21, 1}) + 2 // LZMA2's property byte
+	at := bytes.Index(dictionary, []byte{0x21, 1}) + 2 // property byte of LZMA2
 	dictionary[at] = 40                                // 4 GiB
 	c := open(t, t.TempDir())
 	for name, b := range map[string][]byte{
 		"xz":   dictionary,
-		"zstd": {0x28, 0xb5, 0x2f, 0xfd, 0, 20 << 3, 1, 0, 0}, // 1 GiB, and an empty last block
+		"zstd": {0x28, 0xb5, 0x2f, 0xfd, 0, 20 << 3, 1, 0, 0}, // a window of 1 GiB, and an empty last block
 	} {
 		sha, _, err := c.Put(t.Context(), "", bytes.NewReader(b))
 		if err != nil {
@@ -561,8 +560,8 @@ func TestUncompressedWindow(t *testing.T) {
 	}
 }
 
-// FuzzUncompressed checks that no more than the limit is stored, and that the stored bytes are the
-// uncompressed input.
+// FuzzUncompressed checks that the stored bytes are the uncompressed input, and at most as many as
+// the limit.
 func FuzzUncompressed(f *testing.F) {
 	for _, open := range []func(io.Writer) (io.WriteCloser, error){
 		func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil },
@@ -609,7 +608,7 @@ func TestCacheFull(t *testing.T) {
 	}
 }
 
-// TestCacheSourceFails checks that an error of the source is returned unchanged.
+// TestCacheSourceFails checks that Put returns an error of its source unchanged.
 func TestCacheSourceFails(t *testing.T) {
 	c := open(t, t.TempDir())
 	want := errors.New("the source says why")
@@ -622,7 +621,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestUnknownHost checks that the error names the host, but not the name server.
+// TestUnknownHost checks that the error names the unknown host, but not the name server.
 func TestUnknownHost(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {
@@ -639,7 +638,7 @@ func TestUnknownHost(t *testing.T) {
 }
 
 // TestCacheInARelativeDirectory checks that programs with another working directory find the cache.
-// With a wrong path, apt would use this computer's own lists.
+// Otherwise, apt would use this computer's own package lists.
 func TestCacheInARelativeDirectory(t *testing.T) {
 	here := t.TempDir()
 	t.Chdir(here)

@@ -27,21 +27,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// GoRecipe describes how to compile programs of a module from the Go module
-// proxy. The same recipe and Go release give the same bytes on any machine.
+// GoRecipe describes how to compile programs of a module from the Go module proxy. With the same
+// recipe and Go release, every computer compiles the same bytes.
 type GoRecipe struct {
 	Module   string   `json:"module"`
 	Version  string   `json:"version"`
 	Packages []string `json:"packages"` // import paths of main packages
 	LDFlags  string   `json:"ldflags,omitempty"`
-	Arch     string   `json:"arch"` // GOARCH; GOOS is linux
+	Arch     string   `json:"arch"` // GOARCH; GOOS is always linux
 	// StagingReplace is for k8s.io/kubernetes, whose go.mod replaces the k8s.io modules with local
-	// directories. Their published releases are used instead: v0.x.y for v1.x.y.
+	// directories. With it, their published releases are used instead: v0.x.y for v1.x.y.
 	StagingReplace bool `json:"stagingReplace,omitempty"`
 }
 
-// KubernetesRecipe compiles the named commands ("kubelet", "kubeadm", ...) of a Kubernetes release.
-// It sets their version variables, without which kubeadm does not work.
+// KubernetesRecipe compiles commands ("kubelet", "kubeadm" …) of a Kubernetes release. It also sets
+// their version variables, without which kubeadm does not work.
 func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error) {
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
 		return GoRecipe{}, fmt.Errorf("compiling Kubernetes %q: not a version, write it like v1.36.3", version)
@@ -57,8 +57,7 @@ func KubernetesRecipe(version, arch string, commands ...string) (GoRecipe, error
 	return r, nil
 }
 
-// ContainerdRecipe compiles containerd 2.x ("2.2.9"): the daemon, its runc
-// shim and ctr.
+// ContainerdRecipe compiles containerd 2.x, such as "2.2.9": the daemon, its runc shim and ctr.
 func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 	v := "v" + strings.TrimPrefix(version, "v")
 	if !semver.IsValid(v) || semver.Canonical(v) != v {
@@ -75,7 +74,7 @@ func ContainerdRecipe(version, arch string) (GoRecipe, error) {
 	return r, nil
 }
 
-// newGoTool returns the go command on PATH, for a recipe.
+// newGoTool returns the go command on PATH for compiling a recipe.
 func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
 	path, err := exec.LookPath("go")
 	if err != nil {
@@ -85,13 +84,13 @@ func newGoTool(r GoRecipe, log io.Writer) (*goTool, error) {
 }
 
 // GoBuild compiles the recipe's packages and returns the blob of each. Packages that the same Go
-// release has compiled before come from the cache. log gets the progress, as text for a person.
+// release has already compiled come from the cache. GoBuild writes its progress to log.
 func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[string]string, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	// Do not use GoCommand, which also checks go's age: cached programs do not need it, and callers
-	// that compile check it first.
+	// GoCommand would reject an old go, but a cached program does not need go. Callers that compile
+	// check go before.
 	g, err := newGoTool(r, log)
 	if err != nil {
 		return nil, fmt.Errorf("compiling %s: no go command on PATH; install Go, or get the programs by source url or file", r.Module)
@@ -101,8 +100,8 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 		return nil, fmt.Errorf("finding the version of go: %w", err)
 	}
 
-	// One scratch module serves all packages. It is created for the first one
-	// that is not cached.
+	// All packages are compiled in one temporary module. It is made for the first package that is
+	// not cached.
 	var scratch string
 	defer func() {
 		if scratch != "" {
@@ -135,9 +134,9 @@ func GoBuild(ctx context.Context, c *Cache, r GoRecipe, log io.Writer) (map[stri
 	return blobs, nil
 }
 
-// GoRelease returns the Go release that would compile the recipe here: the release of the go on
-// PATH, or a newer one that the module requires and go downloads. It fetches the module only if the
-// go on PATH is older than want.
+// GoRelease returns the Go release that would compile the recipe on this computer: the release of
+// the go on PATH or, if the module requires a newer one, the release that go downloads. It fetches
+// the module only if the go on PATH is older than want.
 func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Writer) (string, error) {
 	g, err := newGoTool(r, log)
 	if err != nil {
@@ -167,7 +166,8 @@ func GoRelease(ctx context.Context, c *Cache, r GoRecipe, want string, log io.Wr
 }
 
 // FindGoVersion returns an UnknownVersionError if the module has no such version. It does not fetch
-// the module. It returns nil if the proxy does not respond: compiling reports that error.
+// the module. If the proxy does not respond, FindGoVersion returns nil, and compiling reports the
+// error.
 func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -193,8 +193,8 @@ func FindGoVersion(ctx context.Context, c *Cache, r GoRecipe) error {
 	return err
 }
 
-// Compiled returns the blob of each of the recipe's packages if this computer's Go release has
-// compiled all of them before.
+// Compiled returns the blob of each of the recipe's packages if the Go release that would compile
+// them here has already compiled all of them.
 func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, bool) {
 	g, err := newGoTool(r, io.Discard)
 	if err != nil {
@@ -202,7 +202,7 @@ func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, boo
 	}
 	facts, err := g.facts(ctx, c)
 	if err != nil {
-		return nil, false // compiling reports the cause
+		return nil, false // compiling reports the error
 	}
 	blobs := map[string]string{}
 	for _, pkg := range r.Packages {
@@ -219,14 +219,14 @@ func Compiled(ctx context.Context, c *Cache, r GoRecipe) (map[string]string, boo
 	return blobs, true
 }
 
-// key returns the cache key of one of the recipe's programs.
+// key returns the cache key for one program of the recipe.
 func (r GoRecipe) key(facts []byte, pkg string) (string, error) {
 	r.Packages = []string{pkg}
 	b, err := json.Marshal(r)
 	return fmt.Sprintf("go %s %s", strings.Join(strings.Fields(string(facts)), " "), b), err
 }
 
-// CompiledBy returns the Go release that compiled a program, or "" if unknown.
+// CompiledBy returns the Go release that compiled a program, or "" if it is unknown.
 func CompiledBy(program io.ReaderAt) string {
 	info, err := buildinfo.Read(program)
 	if err != nil {
@@ -257,7 +257,7 @@ func (r GoRecipe) check() error {
 	return nil
 }
 
-// leastGo is the first Go release that can download a newer release required by a module.
+// leastGo is the first Go release that downloads a newer release if a module requires it.
 const leastGo = "1.21"
 
 var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
@@ -265,8 +265,8 @@ var goRelease = regexp.MustCompile(`\bgo(1\.[0-9]+(\.[0-9]+)?)`)
 // ErrNoGo means that there is no go command.
 var ErrNoGo = errors.New("there is no go on PATH: install Go (https://go.dev/dl)")
 
-// GoCommand returns the path of the go command, or ErrNoGo. It rejects an old go, which would
-// report a newer go.mod as malformed.
+// GoCommand returns the path of the go command, or ErrNoGo. It rejects an old go, which would call
+// a newer go.mod malformed.
 func GoCommand(ctx context.Context) (string, error) {
 	path, err := exec.LookPath("go")
 	if errors.Is(err, exec.ErrNotFound) {
@@ -281,22 +281,21 @@ func GoCommand(ctx context.Context) (string, error) {
 	if ctx.Err() != nil {
 		return "", context.Cause(ctx)
 	}
-	// If go does not report its version, it fails later with the cause.
+	// If go cannot report its version, it fails later with the reason.
 	if m := goRelease.FindSubmatch(stdout); err == nil && m != nil && semver.Compare("v"+string(m[1]), "v"+leastGo) < 0 {
 		return "", fmt.Errorf("go %s at %s is too old: at least %s is required (it downloads the release that it needs): see https://go.dev/dl, or install Debian's from backports", m[1], path, leastGo)
 	}
 	return path, nil
 }
 
-// goTool runs the go command. The user's settings do not affect the result,
-// except those for the module proxy.
+// goTool runs the go command. Of the user's settings, only those for the module proxy affect it.
 type goTool struct {
 	path, arch string
 	log        io.Writer
 }
 
-// environ returns the environment with all settings that affect the result. Each setting that go's
-// env file may contain gets a value, since an empty one would not override the file.
+// environ returns the environment for go, with all settings that affect the result. No such value
+// is empty: go would then use the one in its env file.
 func (g *goTool) environ() []string {
 	drop := []string{"GOFLAGS", "GOEXPERIMENT", "GODEBUG", "GOOS", "GOARCH", "GOROOT", "GOBIN", "GO111MODULE", "GOGCCFLAGS", "CC", "CXX", "PWD"}
 	env := slices.DeleteFunc(procgroup.Environ(), func(kv string) bool {
@@ -307,8 +306,8 @@ func (g *goTool) environ() []string {
 		"GOOS=linux", "GOARCH="+g.arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFIPS140=off")
 }
 
-// run runs go in dir. The caller removes dir, since an interrupted go may leave files in it. run
-// returns standard output, even if go fails. Standard error goes to the log and into the error.
+// run runs go in dir and returns standard output, even if go fails. Standard error goes to the log
+// and into the error. The caller must remove dir, since an interrupted go may leave files in it.
 func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, error) {
 	cmd := procgroup.Command(ctx, g.path, args...)
 	cmd.Dir = dir
@@ -317,7 +316,7 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 	stderr := &tail{max: 4 << 10}
 	cmd.Stdout = &out
 	cmd.Stderr = io.MultiWriter(g.log, stderr)
-	// After an interrupt go needs time to remove its files.
+	// An interrupted go needs time to remove its files.
 	err := procgroup.Run(cmd, 10*time.Second)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -328,14 +327,14 @@ func (g *goTool) run(ctx context.Context, dir string, args ...string) ([]byte, e
 				return out.Bytes(), fmt.Errorf("go %s: %w: make room: `edgebake cache prune` (--cache chooses another cache), and `go clean -cache`", args[0], full)
 			}
 		}
-		// -json reports failures on standard output.
+		// With -json, go reports errors on standard output.
 		return out.Bytes(), fmt.Errorf("go %s: %w\n%s%s", strings.Join(args, " "), err, stderr.b, lastBytes(out.Bytes(), 4<<10))
 	}
 	return out.Bytes(), nil
 }
 
-// facts returns the Go version, which also determines the result. It runs go in a new module, since
-// the module in the caller's directory may require another Go release.
+// facts returns the Go release, on which the result depends. It runs go in a new module, because
+// the module in the current directory may require another release.
 func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	dir, err := c.TempDir()
 	if err != nil {
@@ -353,9 +352,9 @@ func (g *goTool) facts(ctx context.Context, c *Cache) ([]byte, error) {
 	return []byte(version), Experiments(experiments)
 }
 
-// Experiments returns an error if `go env GOEXPERIMENT` printed anything. If
-// the variable is empty, go reads the user's env file, and any value, even the
-// default, goes into the program.
+// Experiments returns an error if experiments, the output of `go env GOEXPERIMENT`, is not empty.
+// An empty environment variable does not override go's env file, and every value changes the
+// program, even the default.
 func Experiments(experiments string) error {
 	if experiments = strings.TrimSpace(experiments); experiments != "" {
 		return fmt.Errorf("GOEXPERIMENT=%s is set in go's own file (`go env GOENV` names it), and would change the program's bytes: remove it with `go env -u GOEXPERIMENT`", experiments)
@@ -383,8 +382,8 @@ func (g *goTool) build(ctx context.Context, dir, pkg, ldflags string, w io.Write
 	return os.Remove(out)
 }
 
-// scratchModule writes a go.mod that requires the recipe's module. It repeats the settings that
-// apply only in a main module: replacements, language version, GODEBUG defaults.
+// scratchModule writes a go.mod that requires the recipe's module. It copies settings that apply
+// only in a main module: replacements, language version, GODEBUG defaults.
 func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) error {
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module scratch\n"), 0o644); err != nil {
 		return fmt.Errorf("making a scratch module: %w", err)
@@ -418,7 +417,7 @@ func (g *goTool) scratchModule(ctx context.Context, dir string, r GoRecipe) erro
 	return nil
 }
 
-// proxies describes, for an error, where go looks for modules, and the alternatives.
+// proxies describes where go looks for modules, and the alternatives, for an error.
 func (g *goTool) proxies(ctx context.Context, dir string) string {
 	out, err := g.run(ctx, dir, "env", "GOPROXY")
 	if err != nil {
@@ -431,11 +430,11 @@ func (g *goTool) proxies(ctx context.Context, dir string) string {
 	return fmt.Sprintf(": go gets modules from %s (GOPROXY); without them, get the programs from a release server (source: url) or a directory (source: file)", strings.Join(urls, ", "))
 }
 
-// UnknownVersionError means that a module has no such version.
+// UnknownVersionError means that a module does not have a version.
 type UnknownVersionError struct {
 	Module, Version string
-	// Newest is the newest release, followed by the newest of the same minor
-	// version if that differs.
+	// Newest contains the newest release and, if it differs, the newest release of the same minor
+	// version.
 	Newest []string
 }
 
@@ -443,7 +442,8 @@ func (e *UnknownVersionError) Error() string {
 	return fmt.Sprintf("the Go module proxy has no %s %s: the newest is %s", e.Module, e.Version, strings.Join(e.Newest, ", the newest of that minor version is "))
 }
 
-// unknownVersion returns an UnknownVersionError if the proxy has only other versions.
+// unknownVersion returns an UnknownVersionError if the proxy has other versions of the module, but
+// not this one.
 func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) error {
 	out, err := g.run(ctx, dir, "list", "-m", "-versions", r.Module)
 	if err != nil {
@@ -454,7 +454,7 @@ func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) err
 		return nil
 	}
 	newest, same := "", ""
-	for _, v := range all[1:] { // versions in ascending order, after the module's name
+	for _, v := range all[1:] { // after the module's name, versions in ascending order
 		if semver.Prerelease(v) != "" {
 			continue
 		}
@@ -470,7 +470,8 @@ func (g *goTool) unknownVersion(ctx context.Context, dir string, r GoRecipe) err
 	return e
 }
 
-// scratchGoMod renders the scratch module's go.mod from the go.mod of the module to build.
+// scratchGoMod returns the go.mod of the temporary module. theirs is the go.mod of the recipe's
+// module.
 func scratchGoMod(r GoRecipe, file string, theirs []byte) ([]byte, error) {
 	mod, err := modfile.Parse(file, theirs, nil)
 	if err != nil {
@@ -497,7 +498,7 @@ func scratchGoMod(r GoRecipe, file string, theirs []byte) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// tail keeps the last max bytes written to it.
+// tail keeps the last max bytes that are written to it.
 type tail struct {
 	b   []byte
 	max int

@@ -98,8 +98,8 @@ func TestGoBuildWithoutGoSaysSo(t *testing.T) {
 	}
 }
 
-// TestGoBuildRejectsExperiments checks that GOEXPERIMENT in go's env file is rejected: go uses that
-// value if the variable is empty.
+// TestGoBuildRejectsExperiments checks that GOEXPERIMENT in go's env file is rejected, since go
+// uses it if the environment variable is empty.
 func TestGoBuildRejectsExperiments(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Fatal(err)
@@ -119,8 +119,7 @@ func TestGoBuildRejectsExperiments(t *testing.T) {
 	}
 }
 
-// TestGoLeavesNothing checks that the files of a go that is interrupted while compiling are
-// removed.
+// TestGoLeavesNothing checks that the files of an interrupted go are removed.
 func TestGoLeavesNothing(t *testing.T) {
 	bin, tmp := t.TempDir(), t.TempDir()
 	script := "#!/bin/sh\n[ \"$1\" = version ] && exit\nmkdir -p \"${GOTMPDIR:-$TMPDIR}/go-build$1\"\n[ \"$1\" = env ] && echo go1.26.0\n"
@@ -146,8 +145,7 @@ func TestGoLeavesNothing(t *testing.T) {
 	}
 }
 
-// proxy makes a module proxy in a directory. It has one module, whose main package prints its
-// version.
+// proxy makes a module proxy in a directory. It serves one module with the main package program.
 func proxy(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
@@ -173,7 +171,7 @@ func proxy(t *testing.T, program string) {
 	t.Setenv("GOSUMDB", "off")
 	t.Setenv("GOMODCACHE", filepath.Join(dir, "mod"))
 	t.Cleanup(func() {
-		// go makes its module cache read-only, so that TempDir could not remove it.
+		// The module cache is read-only, so TempDir could not remove it.
 		cmd := exec.Command("go", "clean", "-modcache")
 		cmd.Env = append(os.Environ(), "GOMODCACHE="+filepath.Join(dir, "mod"))
 		cmd.Run()
@@ -230,7 +228,7 @@ func TestGoBuildIsTheSameEverywhere(t *testing.T) {
 	if out, err := exec.Command(prog).CombinedOutput(); err != nil || string(out) != "7\n" {
 		t.Errorf("the program says %q, %v", out, err)
 	}
-	// The second build compiles nothing, so go needs no module proxy.
+	// Now everything is compiled, so go must work without a module proxy.
 	t.Setenv("GOPROXY", "off")
 	t.Setenv("GOMODCACHE", t.TempDir())
 	if _, err := GoBuild(t.Context(), c, r, io.Discard); err != nil {
@@ -280,8 +278,8 @@ func zipOf(t *testing.T, prefix string, files map[string]string) []byte {
 	return b.Bytes()
 }
 
-// TestGoWithoutRoom checks that a full disk is named in the error, in addition to the compiler's
-// output.
+// TestGoWithoutRoom checks that the error says that the disk is full, even if only the compiler's
+// output does.
 func TestGoWithoutRoom(t *testing.T) {
 	for _, stream := range []string{"1", "2"} {
 		dir := t.TempDir()
@@ -311,8 +309,8 @@ func TestUnknownVersion(t *testing.T) {
 	}
 }
 
-// TestDownloadFailsInWords checks that a failed download, which go reports as JSON, becomes an
-// error with its message and the proxy settings.
+// TestDownloadFailsInWords checks that the error for a failed download contains go's message, which
+// go prints as JSON, and the proxy settings.
 func TestDownloadFailsInWords(t *testing.T) {
 	proxy(t, "package main\n\nfunc main() {}\n")
 	t.Setenv("GOPROXY", "http://127.0.0.1:1")
@@ -336,7 +334,7 @@ func TestDownloadFailsInWords(t *testing.T) {
 }
 
 // TestFindGoVersion checks that an unknown version is found without fetching the module, that other
-// errors are left to the compilation, and that a compiled program needs no proxy.
+// errors are left to the compilation, and that compiled programs need no proxy.
 func TestFindGoVersion(t *testing.T) {
 	proxy(t, "package main\n\nfunc main() {}\n")
 	c, err := Open(t.TempDir())

@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// readAgain is how often Import and ImportFile read a source that changes while they read it.
+// readAgain is how often a changing source is read before Import and ImportFile give up.
 const readAgain = 3
 
-// Import stores the bytes that read writes. It calls read twice, since a person may be editing the
-// source, and stores the bytes only if both readings agree.
+// Import stores the bytes that read writes. Because a person may be editing the source, it calls
+// read twice, and stores the bytes only if they are the same.
 func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.Writer) error) (sha string, err error) {
 	for range readAgain {
 		h := sha256.New()
@@ -43,8 +43,8 @@ func (c *Cache) Import(ctx context.Context, read func(ctx context.Context, w io.
 	return "", errChanges
 }
 
-// ImportFile imports an open file. Unless anew is set, a file that has not
-// changed since its last import is not read again.
+// ImportFile stores the content of an open file. Unless anew is set, it does not read a file again
+// that is unchanged since its last import.
 func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha string, err error) {
 	for range readAgain {
 		now := time.Now()
@@ -80,8 +80,8 @@ func (c *Cache) ImportFile(ctx context.Context, f *os.File, anew bool) (sha stri
 	return "", errChanges
 }
 
-// importKey returns the cache key for a file's content, made from the file's state. now is a time
-// before the state was read. If a later write could leave the same state, importKey returns "".
+// importKey returns a cache key for a file, made from its state. now must be a time before the
+// state was read. It returns "" if a later write could leave the state unchanged.
 func importKey(fi fs.FileInfo, now time.Time) string {
 	id, times := FileState(fi), changedAt(fi)
 	if id == "" || len(times) == 0 {

@@ -13,12 +13,12 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestImportWhatChanges checks that content is not stored if two readings differ.
+// TestImportWhatChanges checks that nothing is stored if two readings of a source differ.
 func TestImportWhatChanges(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		readings []string // the last one is repeated
-		want     string   // empty means an error
+		want     string   // empty if Import fails
 		reads    int
 	}{
 		{"it keeps still", []string{"a"}, "a", 2},
@@ -59,7 +59,7 @@ func TestImportWhatChanges(t *testing.T) {
 	}
 }
 
-// TestImportKey checks that a file that was just written gets no key from its state.
+// TestImportKey checks that importKey returns no key for a file that was just written.
 func TestImportKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("a"), 0o644); err != nil {
@@ -88,7 +88,7 @@ func TestImportKey(t *testing.T) {
 	check("written", 5*time.Millisecond, false)
 	check("written", -5*time.Millisecond, false)
 	check("written", time.Second, true)
-	// A program that restores a file's time still changes the time of the inode.
+	// A program that sets back a file's modification time still changes its inode time.
 	old := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(path, old, old); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func TestImportKey(t *testing.T) {
 	check("set back", time.Second, true)
 }
 
-// TestUnsettled checks that a time stamp is used only once a later write would change it.
+// TestUnsettled checks for how long a later write might leave a time stamp unchanged.
 func TestUnsettled(t *testing.T) {
 	fine, whole := time.Unix(1767225600, 4000000), time.Unix(1767225600, 0)
 	for _, tt := range []struct {
@@ -119,8 +119,8 @@ func TestUnsettled(t *testing.T) {
 	}
 }
 
-// TestStoredBlobIsSettled checks that a write changes a blob's state even in the same tick of the
-// file system's clock. Not every file system has such ticks.
+// TestStoredBlobIsSettled checks that a write to a new blob always changes its state, even on a
+// file system whose clock has coarse ticks.
 func TestStoredBlobIsSettled(t *testing.T) {
 	c := open(t, t.TempDir())
 	before := time.Now().Add(-coarseStampTime)
@@ -133,7 +133,7 @@ func TestStoredBlobIsSettled(t *testing.T) {
 	}
 }
 
-// TestImportFile checks that an unchanged file is read once, unless anew is set.
+// TestImportFile checks that an unchanged file is read only once, unless anew is set.
 func TestImportFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
@@ -160,8 +160,8 @@ func TestImportFile(t *testing.T) {
 		}
 		return len(entries)
 	}
-	// The stamp has whole seconds, so a file counts as new for longer than a busy machine takes to
-	// get here.
+	// The time has whole seconds. Therefore, the file counts as new for longer than a busy machine
+	// needs to reach the next line.
 	date := func(at time.Time) {
 		t.Helper()
 		if err := os.Chtimes(path, time.Time{}, at); err != nil {
@@ -174,7 +174,7 @@ func TestImportFile(t *testing.T) {
 		t.Errorf("a file that was just written is remembered: %d keys", n)
 	}
 	date(time.Now().Add(-time.Hour))
-	time.Sleep(stampTime) // wait until the time of the change is past
+	time.Sleep(stampTime) // wait until the time of that change has settled
 	get("later", "a", false)
 	if n := keys(); n != 1 {
 		t.Errorf("%d keys", n)

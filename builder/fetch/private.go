@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 )
 
-// subdirs lists the directories of a cache.
+// subdirs lists the directories in a cache.
 var subdirs = []string{"blobs", "sound", "used", "keys", "locks", "programs", "tmp"}
 
-// private creates the cache's directories for this user alone, and rejects directories to which
-// another user could have written. The contents of a cache are trusted: they decide which code runs
-// and what images contain.
+// private creates the cache's directories for this user alone. It rejects directories that another
+// user could write to, because the contents of a cache are trusted: they become programs and
+// images.
 func private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -28,8 +28,7 @@ func private(dir string) error {
 	if err := ours(dir, us); err != nil {
 		return err
 	}
-	// The cache itself, which may be a link, is checked more strictly than its
-	// parents.
+	// The cache itself may be a link, and is checked more strictly than its parents.
 	if err := above(filepath.Join(dir, "blobs"), us); err != nil {
 		return err
 	}
@@ -44,8 +43,8 @@ func private(dir string) error {
 	return errors.Join(errs...)
 }
 
-// ownerHere returns the owner of files that this process creates in dir, since a file server may
-// map it to another user.
+// ownerHere returns the owner of files that this process creates in dir. A file server may map this
+// user to another one.
 func ownerHere(dir string) (uint32, error) {
 	f, err := os.CreateTemp(dir, ".owner-")
 	if err != nil {
@@ -60,8 +59,8 @@ func ownerHere(dir string) (uint32, error) {
 	return ownerOf(fi), nil
 }
 
-// tighten removes write permission for group and others from an empty directory that was made for a
-// new cache, such as a container's volume.
+// tighten removes write permission for group and others from an empty directory, such as a
+// container's volume. Its creator meant it for a new cache.
 func tighten(dir string) error {
 	fi, err := os.Stat(dir)
 	if err != nil || fi.Mode()&0o022 == 0 || fi.Mode()&fs.ModeSticky != 0 {
@@ -73,17 +72,17 @@ func tighten(dir string) error {
 	}
 	for _, e := range list {
 		if e.Name() != "lost+found" {
-			return nil // not a new cache
+			return nil // not empty, so not a new cache
 		}
 	}
-	// Ignore the error: if the directory belongs to another user, the function ours rejects it.
+	// Ignore the error: if another user owns the directory, the function ours rejects it.
 	_ = os.Chmod(dir, fi.Mode().Perm()&^0o022)
 	return nil
 }
 
-// above rejects a cache that others could replace: it checks the parents of dir, and those of link
-// targets among them. It accepts directories that are sticky, like /tmp, or writable for this
-// user's own group, as a home directory may be.
+// above rejects a cache that other users could replace. It checks the parents of dir and, where one
+// is a link, the parents of its target. It accepts sticky directories, such as /tmp, and
+// directories that only this user's own group can write to.
 func above(dir string, us uint32) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		fi, err := os.Lstat(p)
@@ -119,8 +118,8 @@ func above(dir string, us uint32) error {
 	}
 }
 
-// hostRoot returns the owner of root's files as seen by this process: the overflow user in a user
-// namespace that does not map root, as in a rootless container.
+// hostRoot returns the owner of root's files as this process sees it. In a user namespace without
+// root, as in a rootless container, that is the overflow user.
 func hostRoot() uint32 {
 	fi, err := os.Stat("/proc/sys")
 	if err != nil {
@@ -129,7 +128,7 @@ func hostRoot() uint32 {
 	return ownerOf(fi)
 }
 
-// owned returns an error unless a file belongs to this user or root.
+// owned returns an error unless a file belongs to this user or to root.
 func owned(path string, fi fs.FileInfo, us uint32) error {
 	if o := ownerOf(fi); o != us && o != uint32(os.Geteuid()) && o != 0 {
 		return fmt.Errorf("%s belongs to user %d, who could replace programs and inputs in it: use your own cache", path, o)
@@ -137,7 +136,7 @@ func owned(path string, fi fs.FileInfo, us uint32) error {
 	return nil
 }
 
-// ours returns an error unless only this user and root could have written to dir.
+// ours returns an error unless only this user and root can write to dir.
 func ours(dir string, us uint32) error {
 	for _, stat := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
 		fi, err := stat(dir)

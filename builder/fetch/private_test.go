@@ -10,7 +10,7 @@ import (
 	"github.com/edgebake/edgebake/test/desk"
 )
 
-// TestForeignCache checks that a cache to which another user could have written is rejected.
+// TestForeignCache checks that a cache that another user could write to is rejected.
 func TestForeignCache(t *testing.T) {
 	mode := func(t *testing.T, dir string, m os.FileMode) {
 		t.Helper()

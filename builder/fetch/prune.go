@@ -17,9 +17,9 @@ import (
 // Stored is a blob in the cache.
 type Stored struct {
 	SHA256 string    `json:"sha256"`
-	Size   int64     `json:"size"` // bytes, with its executable copies
+	Size   int64     `json:"size"` // bytes, including executable copies
 	Used   time.Time `json:"used"` // last use by a build
-	owners []uint32  // of the blob and of its use mark
+	owners []uint32  // owners of the blob and of the file in used/
 	copies []string
 }
 
@@ -38,7 +38,7 @@ func (c *Cache) List() ([]Stored, error) {
 	for _, e := range entries {
 		fi, err := e.Info()
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // replaced or pruned in the meantime
+			continue // replaced or pruned meanwhile
 		}
 		if err != nil {
 			return nil, fmt.Errorf("listing the cache: %w", err)
@@ -66,12 +66,12 @@ func (c *Cache) List() ([]Stored, error) {
 	return out, nil
 }
 
-// programs returns the executable copies of blobs with their sizes.
+// programs returns the paths of all executable copies of blobs, with their sizes in bytes.
 func (c *Cache) programs() (map[string]int64, error) {
 	return c.sizes("programs")
 }
 
-// sizes returns the sizes of a directory's files in bytes, by path.
+// sizes returns the paths of all files in a directory of the cache, with their sizes in bytes.
 func (c *Cache) sizes(dir string) (map[string]int64, error) {
 	out := map[string]int64{}
 	err := filepath.WalkDir(filepath.Join(c.dir, dir), func(path string, e fs.DirEntry, err error) error {
@@ -90,7 +90,7 @@ func (c *Cache) sizes(dir string) (map[string]int64, error) {
 	return out, nil
 }
 
-// skipGone ignores the error of a file that another process has removed.
+// skipGone ignores the error for a file that another process has removed.
 func skipGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -98,7 +98,8 @@ func skipGone(err error) error {
 	return err
 }
 
-// Notes returns the size of the cache's other files: keys, records, locks and unfinished blobs.
+// Notes returns the total size of the cache's other files: keys, records, locks and unfinished
+// blobs.
 func (c *Cache) Notes() (int64, error) {
 	var sum int64
 	for _, dir := range []string{"keys", "sound", "used", "locks", "tmp"} {
@@ -113,21 +114,20 @@ func (c *Cache) Notes() (int64, error) {
 	return sum, nil
 }
 
-// Limits decide which blobs Prune removes. A zero value sets no limit.
+// Limits determines which blobs Prune removes. The zero value removes none.
 type Limits struct {
-	// UsedSince, if set, removes blobs whose last use was before it.
+	// UsedSince, if set, removes all blobs that were last used before it.
 	UsedSince time.Time
-	// Keep removes the least recently used blobs until at most that many bytes are left. Nil means
-	// no limit.
+	// Keep, if not nil, removes the least recently used blobs until at most so many bytes are left.
 	Keep *int64
-	// DryRun removes nothing, but reports what would be removed.
+	// DryRun only reports what Prune would remove.
 	DryRun bool
 }
 
 // Pruned is the result of Prune.
 type Pruned struct {
-	// Freed counts the removed blobs and Left the remaining ones. InUse counts those of Left that
-	// the limits would remove but a running build may need.
+	// Freed counts the removed blobs, and Left the others. InUse counts the blobs of Left that are
+	// kept only because a running build may need them.
 	Freed, Left, InUse Amount
 }
 
@@ -142,12 +142,11 @@ func (a *Amount) add(s Stored) {
 	a.Bytes += s.Size
 }
 
-// Prune removes blobs according to the limits. Builds may be running: a new one waits, and blobs
-// that a running one has used are kept. A running build fetches or makes other blobs again if it
-// needs them.
+// Prune removes blobs according to the limits. A new build waits meanwhile. A running build keeps
+// the blobs that it has used, and fetches or makes other blobs again if it needs them.
 func (c *Cache) Prune(l Limits) (Pruned, error) {
 	var p Pruned
-	// newSession and Has never hold both locks, so the order does not matter.
+	// newSession and Has never hold both locks at once, so the order does not matter.
 	for _, d := range []string{"tmp", "blobs"} {
 		unlock, err := lockDir(filepath.Join(c.dir, d), unix.LOCK_EX)
 		if err != nil {
@@ -196,7 +195,7 @@ func (c *Cache) Prune(l Limits) (Pruned, error) {
 	return p, errors.Join(errs...)
 }
 
-// dropNotes removes the records of removed blobs and, if no other session runs, the locks.
+// dropNotes removes records of removed blobs and, if no other session runs, the lock files.
 func (c *Cache) dropNotes(alone bool) error {
 	var errs []error
 	drop := func(dir string, useless func(name string) bool) {
@@ -231,19 +230,19 @@ func (c *Cache) dropNotes(alone bool) error {
 	return nil
 }
 
-// session is another process that has the cache open.
+// session is another open session of the cache.
 type session struct {
 	started time.Time
 	owner   uint32
 }
 
-// mayUse reports whether the session may depend on a blob: the blob was used after the session
-// began, or the session could not mark it because another user owns blob or mark.
+// mayUse reports whether the session may depend on a blob: either it was used since the session
+// began, or another user owns its files, so that the session could not mark it as used.
 func (r session) mayUse(s Stored) bool {
 	return !s.Used.Before(r.started) || r.owner != 0 && slices.ContainsFunc(s.owners, func(o uint32) bool { return o != r.owner })
 }
 
-// others returns the other live sessions. The caller holds the lock on tmp.
+// others returns the other open sessions. The caller must hold the lock on tmp.
 func (c *Cache) others() ([]session, error) {
 	tmp := filepath.Join(c.dir, "tmp")
 	entries, err := os.ReadDir(tmp)
@@ -260,7 +259,7 @@ func (c *Cache) others() ([]session, error) {
 			unlock() // its process has ended
 			continue
 		}
-		r := session{} // a session that cannot be read may use any blob
+		r := session{} // a session whose file cannot be read may use any blob
 		if fi, err := os.Stat(filepath.Join(dir, startedFile)); err == nil {
 			r = session{fi.ModTime(), ownerOf(fi)}
 		} else if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
@@ -271,7 +270,7 @@ func (c *Cache) others() ([]session, error) {
 	return out, nil
 }
 
-// dropKeys removes the keys whose blobs are gone.
+// dropKeys removes the keys whose blobs have been removed.
 func (c *Cache) dropKeys() error {
 	dir := filepath.Join(c.dir, "keys")
 	entries, err := os.ReadDir(dir)
@@ -283,7 +282,7 @@ func (c *Cache) dropKeys() error {
 		p := filepath.Join(dir, e.Name())
 		sha, err := os.ReadFile(p)
 		if err != nil {
-			continue // replaced in the meantime
+			continue // replaced meanwhile
 		}
 		if _, err := os.Lstat(c.BlobPath(string(sha))); errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, os.Remove(p))

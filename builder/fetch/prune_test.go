@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// aged stores a blob with an old last use and returns its name.
+// aged stores a blob whose last use was some time ago, and returns its digest.
 func aged(t *testing.T, c *Cache, text string, ago time.Duration) string {
 	t.Helper()
 	sha, err := c.Make(t.Context(), text, func(_ context.Context, w io.Writer) error {
@@ -43,7 +43,7 @@ func prune(t *testing.T, c *Cache, l Limits) Pruned {
 	return p
 }
 
-// there reports whether a blob exists, like Has, but does not mark it as used.
+// there reports whether a blob exists. Unlike Has, it does not mark the blob as used.
 func there(c *Cache, sha string) bool {
 	_, err := os.Stat(c.BlobPath(sha))
 	return err == nil
@@ -52,7 +52,8 @@ func there(c *Cache, sha string) bool {
 func TestPrune(t *testing.T) {
 	const day = 24 * time.Hour
 	keep := func(n int64) *int64 { return &n }
-	// Blobs of 4, 3, 3 and 3 bytes, each used earlier than the one before.
+	// The blobs have 4, 3, 3 and 3 bytes. The last use of each was before that of the preceding
+	// blob.
 	for _, tt := range []struct {
 		name   string
 		limits Limits
@@ -104,8 +105,8 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestPruneBesideABuild prunes while another session is open. Blobs that the session has used stay;
-// others may be removed, and are made again.
+// TestPruneBesideABuild prunes while another session is open. Blobs that the session has used must
+// stay. Others may be removed, and are made again.
 func TestPruneBesideABuild(t *testing.T) {
 	dir := t.TempDir()
 	c := open(t, dir)
@@ -130,7 +131,7 @@ func TestPruneBesideABuild(t *testing.T) {
 	}); err != nil || sha != idle || !there(c, idle) {
 		t.Errorf("made again: %s, %v", sha, err)
 	}
-	// Another user's session cannot mark this user's blobs.
+	// The session of another user cannot mark this user's blobs as used.
 	other := session{started: time.Now().Add(time.Hour), owner: 12345}
 	if !other.mayUse(Stored{owners: []uint32{54321}}) || other.mayUse(Stored{owners: []uint32{12345}}) || !other.mayUse(Stored{owners: []uint32{12345, 54321}}) {
 		t.Error("mayUse ignores the owners of the blob")
@@ -143,8 +144,8 @@ func TestPruneBesideABuild(t *testing.T) {
 	}
 }
 
-// TestPruneRaces looks up blobs while other goroutines prune. A blob that Has found must stay until
-// the end of the session.
+// TestPruneRaces uses blobs while other goroutines prune. A blob must stay until the end of the
+// session for which Has has returned true.
 func TestPruneRaces(t *testing.T) {
 	dir := t.TempDir()
 	maker := open(t, dir)
@@ -184,8 +185,8 @@ func TestPruneRaces(t *testing.T) {
 	wg.Wait()
 }
 
-// TestPruneTakesAllThatBelongsToABlob checks that all files of a cache are counted, and that none
-// stays forever.
+// TestPruneTakesAllThatBelongsToABlob checks that all files of the cache are counted, and that
+// pruning everything leaves no file.
 func TestPruneTakesAllThatBelongsToABlob(t *testing.T) {
 	dir := t.TempDir()
 	c, err := Open(dir)

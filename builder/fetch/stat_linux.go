@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// FileState identifies the state of a file, or returns "" if it is unknown. A write changes the
-// state, unless it follows another write immediately (see unsettled).
+// FileState returns a text that identifies the state of a file, or "" if it is unknown. A write
+// changes the state, unless it follows another write immediately (see unsettled).
 func FileState(fi fs.FileInfo) string {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -17,8 +17,8 @@ func FileState(fi fs.FileInfo) string {
 	return fmt.Sprintf("file %d %d %d %v %v", st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim)
 }
 
-// changedAt returns the times of the last changes of a file's content and inode, according to the
-// file system's clock.
+// changedAt returns the times of the last change of a file's content and of its inode, by the file
+// system's clock.
 func changedAt(fi fs.FileInfo) []time.Time {
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {

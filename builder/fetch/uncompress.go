@@ -27,12 +27,12 @@ var compressions = []struct {
 	{"gzip", []string{"\x1f\x8b\x08"}, func(r *bufio.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
 	{"zstd", []string{"\x28\xb5\x2f\xfd"}, openZstd},
 	{"xz", []string{"\xfd7zXZ\x00"}, openXZ},
-	// These are the start of a first block and the end of an empty file, both without the digit for
-	// the block size (see magicOf).
+	// The magic bytes are those of a first block, and of the end of an empty file. In both, the
+	// digit for the block size is removed (see magicOf).
 	{"bzip2", []string{"BZh1AY&SY", "BZh\x17\x72\x45\x38\x50\x90"}, func(r *bufio.Reader) (io.Reader, error) { return bzip2.NewReader(r), nil }},
 }
 
-// magicOf returns the start of a file without bzip2's digit for the block size.
+// magicOf returns the first bytes of a file, without bzip2's digit for the block size.
 func magicOf(head []byte) string {
 	s := string(head)
 	if len(s) > 3 && strings.HasPrefix(s, "BZh") && s[3] >= '1' && s[3] <= '9' {
@@ -43,8 +43,8 @@ func magicOf(head []byte) string {
 
 const tarHeader = 512
 
-// isTar reports whether a file begins with a tar header, whose checksum is the
-// sum of all its bytes, with blanks in place of the checksum.
+// isTar reports whether a file begins with a tar header. The header's checksum is the sum of its
+// bytes, with blanks in place of the checksum.
 func isTar(head []byte) bool {
 	if len(head) < tarHeader {
 		return false
@@ -63,15 +63,15 @@ func isTar(head []byte) bool {
 	return sum == want
 }
 
-// maxWindow limits how far back compressed data may refer, in bytes, and thus the memory for
-// uncompressing it. xz -9 uses 64 MiB, zstd --long=27 128 MiB; a hostile header may claim
+// maxWindow limits how far compressed data may refer back, in bytes. The memory for uncompressing
+// grows with it. xz -9 uses 64 MiB and zstd --long=27 uses 128 MiB, but a header can claim
 // gigabytes.
 const maxWindow = 512 << 20
 
 var errWindow = fmt.Errorf("uncompressing needs more than %d MiB of memory: compress it again with a smaller dictionary or window", maxWindow>>20)
 
-// openXZ checks the dictionary size in the first block's header, since the
-// library does not limit it.
+// openXZ checks the dictionary size in the header of the first block, which the library does not
+// limit.
 func openXZ(r *bufio.Reader) (io.Reader, error) {
 	head, err := r.Peek(12 + 2 + 2*9 + 3)
 	if len(head) < 12+2 { // too short for a block
@@ -82,7 +82,7 @@ func openXZ(r *bufio.Reader) (io.Reader, error) {
 	}
 	block := head[12:]
 	at := 2
-	for _, has := range []byte{0x40, 0x80} { // optional compressed and uncompressed size
+	for _, has := range []byte{0x40, 0x80} { // the compressed and uncompressed sizes, which are optional
 		for more := block[1]&has != 0; more && at < len(block); at++ {
 			more = block[at]&0x80 != 0
 		}
@@ -103,8 +103,8 @@ func openZstd(r *bufio.Reader) (io.Reader, error) {
 	return d.IOReadCloser(), nil
 }
 
-// Uncompressed returns the blob with the uncompressed bytes of sha, or sha if it is not compressed.
-// More than limit bytes are rejected: a few kilobytes can uncompress to any size.
+// Uncompressed returns the digest of the uncompressed blob of sha, or sha itself if it is not
+// compressed. It rejects more than limit bytes, because a few kilobytes can uncompress to any size.
 func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (string, error) {
 	f, err := c.OpenBlob(sha)
 	if err != nil {
@@ -118,7 +118,7 @@ func Uncompressed(ctx context.Context, c *Cache, sha string, limit int64) (strin
 		head = head[:n]
 	}
 	if isTar(head) {
-		return sha, nil // a tar: the name of its first file may look like a compression
+		return sha, nil // a tar: the name of its first file may look like compressed data
 	}
 	start := magicOf(head)
 	for _, z := range compressions {

@@ -17,24 +17,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk may return other bytes than were written, and a person may edit a blob. Therefore a
-// session hashes a blob at its first use, unless its inode, size and times are those recorded when
-// it was last hashed. HashAll ignores these records. A damaged blob is removed, then fetched or
-// made again.
+// A disk may return other bytes than were written, and a person may edit a blob. Therefore, a
+// session hashes a blob before its first use, unless the file's inode, size and times are those
+// recorded after it was last hashed. HashAll ignores these records. A damaged blob is removed, and
+// then fetched or made again.
 //
-// A session keeps the state in which it admitted each blob. Later reads are
-// valid only if the blob is still in that state: a build calls Unchanged before
-// its result gets a name.
+// A session remembers the state in which it admitted each blob. Bytes that it read later are valid
+// only if the blob is still in that state. Therefore, a build calls Unchanged before it names its
+// result.
 
-// HashAll makes this session hash every blob at its first use, even one that seems unchanged. Call
-// it before the first use.
+// HashAll makes this session hash every blob before its first use, even if the blob seems
+// unchanged. The caller must call it before the first use.
 func (c *Cache) HashAll() { c.hashAll = true }
 
-// Until cancels the hashing of blobs, which may take long, with ctx. Call it before the first use.
+// Until lets ctx cancel the hashing of blobs, which may take long. The caller must call it before
+// the first use.
 func (c *Cache) Until(ctx context.Context) { c.until = ctx }
 
-// rederive forgets the blob of a key, once in a session with HashAll. No image.lock has the digest
-// of such a blob, so someone could have pointed the key to another valid blob.
+// rederive forgets the blob of a key, once in a session with HashAll. The lock does not contain the
+// digest of such a blob, so somebody could have pointed the key to another valid blob.
 func (c *Cache) rederive(key string) error {
 	if !c.hashAll {
 		return nil
@@ -45,22 +46,20 @@ func (c *Cache) rederive(key string) error {
 	return c.Forget(key)
 }
 
-// OnDamage sets a function that is called with the name of each damaged blob
-// that was removed, possibly from several goroutines. Call it before the first
-// use.
+// OnDamage sets a function that is called with the digest of each damaged blob that was removed.
+// Several goroutines may call it. The caller must call OnDamage before the first use.
 func (c *Cache) OnDamage(tell func(sha string)) { c.damaged = tell }
 
-// verdict is the state of a blob in this session.
+// verdict is what a session knows about a blob.
 type verdict struct {
 	mu sync.Mutex
-	// admitted is the state in which the file was valid; nil if it is not admitted.
+	// admitted is the state in which the blob was valid, or nil if it was not admitted.
 	admitted fs.FileInfo
-	// changed means that the file's state has changed since the blob was admitted: bytes read from
-	// it may be wrong.
+	// changed means that the file's state has changed since then: bytes read from it may be wrong.
 	changed bool
 }
 
-// look compares the blob's file with the admitted state.
+// look sets changed if the blob's file is no longer in the admitted state.
 func (v *verdict) look(path string) {
 	if v.admitted == nil {
 		return
@@ -75,8 +74,8 @@ func (c *Cache) verdictOf(sha string) *verdict {
 	return v.(*verdict)
 }
 
-// Has reports whether a complete and undamaged blob exists. If so, the blob is kept until the end
-// of this session.
+// Has reports whether the cache has a complete and undamaged blob. If so, Prune keeps the blob
+// until the end of this session.
 func (c *Cache) Has(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
@@ -84,8 +83,8 @@ func (c *Cache) Has(sha string) bool {
 	return c.has(sha, v) == nil
 }
 
-// has does the work of Has; the caller holds the verdict's lock. It returns nil, or the reason why
-// the blob cannot be used.
+// has is Has for a caller that holds v.mu. It returns nil, or the reason why the blob cannot be
+// used.
 func (c *Cache) has(sha string, v *verdict) (err error) {
 	if v.look(c.BlobPath(sha)); v.admitted == nil {
 		v.admitted, err = c.admit(sha)
@@ -93,8 +92,8 @@ func (c *Cache) has(sha string, v *verdict) (err error) {
 	return err
 }
 
-// admit checks a blob at its first use in this session and marks it as used. Prune cannot remove it
-// in between. admit returns the state in which the blob was valid.
+// admit checks a blob before its first use in this session, marks it as used, and returns its
+// state. Prune cannot remove the blob meanwhile.
 func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	if !isSHA256(sha) {
 		return nil, fs.ErrNotExist
@@ -127,11 +126,11 @@ func (c *Cache) admit(sha string) (fs.FileInfo, error) {
 	return fi, nil
 }
 
-// Unchanged returns an error for each blob that has changed since this session
-// admitted it: bytes read from it may be wrong.
+// Unchanged returns an error for each blob that has changed since this session admitted it: bytes
+// read from it may be wrong.
 func (c *Cache) Unchanged() error { return c.unchangedBut("") }
 
-// unchangedBut does the work of Unchanged for all blobs except one, which was not read.
+// unchangedBut is Unchanged for all blobs except one that the session did not read.
 func (c *Cache) unchangedBut(one string) error {
 	var changed []string
 	c.verdicts.Range(func(sha, v any) bool {
@@ -158,7 +157,7 @@ func (c *Cache) changedError(sha string) error {
 	return fmt.Errorf("cached input %s has changed while it was used (%s): run the build again, which replaces it if it is damaged; if this repeats, find the program that writes to the cache", sha, c.BlobPath(sha))
 }
 
-// drop removes a damaged blob, unless its file has changed since.
+// drop removes a damaged blob, unless its file has changed since it was hashed.
 func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) {
 	unlock, err := c.lockNames()
 	if err != nil {
@@ -167,7 +166,7 @@ func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) 
 	defer unlock()
 	fi, err := os.Lstat(c.BlobPath(sha))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !sameState(fi, damaged) {
-		return false, nil // removed or made again by another session
+		return false, nil // another session has removed it or made it again
 	}
 	if err == nil {
 		os.Remove(c.verifiedPath(sha))
@@ -176,14 +175,14 @@ func (c *Cache) drop(sha string, damaged fs.FileInfo) (removed bool, err error) 
 	return err == nil, err
 }
 
-// lockNames keeps other sessions from naming or removing blobs. Hold it only
-// briefly.
+// lockNames keeps other sessions from naming or removing blobs. It must be held only briefly.
 func (c *Cache) lockNames() (func(), error) {
 	return lockDir(filepath.Join(c.dir, "sound"), unix.LOCK_EX)
 }
 
-// mark records the use of a blob in a separate file: a new time of the blob itself would change the
-// state that other sessions compare. If another user owns the mark, Prune keeps the blob.
+// mark records the use of a blob in a separate file, since changing the blob's own time would
+// change the state that other sessions compare. If another user owns that file, Prune keeps the
+// blob.
 func (c *Cache) mark(sha string) {
 	path, at := c.markPath(sha), c.markTime()
 	if err := os.Chtimes(path, time.Time{}, at); !errors.Is(err, fs.ErrNotExist) {
@@ -206,7 +205,8 @@ func isSHA256(s string) bool {
 
 func (c *Cache) verifiedPath(sha string) string { return filepath.Join(c.dir, "sound", sha) }
 
-// wasVerified reports whether the file is in the recorded state.
+// wasVerified reports whether the blob's file is in the state that was recorded after it was last
+// hashed.
 func (c *Cache) wasVerified(sha string, fi fs.FileInfo) bool {
 	id := FileState(fi)
 	b, err := os.ReadFile(c.verifiedPath(sha))
@@ -214,7 +214,7 @@ func (c *Cache) wasVerified(sha string, fi fs.FileInfo) bool {
 }
 
 // saveVerified records the state in which the blob had its digest. It ignores errors: without a
-// record, the blob is only hashed again.
+// record, the next session hashes the blob again.
 func (c *Cache) saveVerified(sha string, fi fs.FileInfo) {
 	id := FileState(fi)
 	if id == "" || c.wasVerified(sha, fi) {
@@ -233,8 +233,8 @@ func (c *Cache) saveVerified(sha string, fi fs.FileInfo) {
 // errChanges means that a file changed while it was hashed.
 var errChanges = errors.New("the file changes while it is read: find the program that writes to it")
 
-// hashBlob hashes a blob and returns its state, unchanged during the hashing. For a wrong digest it
-// returns a *DigestError.
+// hashBlob hashes a blob and returns its state, if that is the same before and after hashing. If
+// the digest is wrong, the error is a *DigestError.
 func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	for range 5 {
 		begun := time.Now()
@@ -265,7 +265,7 @@ func hashBlob(ctx context.Context, path, want string) (fs.FileInfo, error) {
 	return nil, fmt.Errorf("reading %s: %w", path, errChanges)
 }
 
-// hashFile returns the state of a file before reading, and the digest and number of its bytes.
+// hashFile returns the state of a file before reading it, and the digest and number of its bytes.
 func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string, n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -280,16 +280,16 @@ func hashFile(ctx context.Context, path string) (before fs.FileInfo, sha string,
 	return before, hex.EncodeToString(h.Sum(nil)), n, err
 }
 
-// stampTime and coarseStampTime are upper bounds of the time between two ticks of a file system's
-// time stamps; coarseStampTime is for stamps of whole seconds. FAT's stamps change every two
-// seconds, others on Linux at least 100 times a second.
+// stampTime and coarseStampTime are upper bounds for the time between two ticks of a file system's
+// clock. On Linux, clocks tick at least 100 times a second, except for time stamps of whole
+// seconds, for which coarseStampTime is. FAT's clock ticks every two seconds.
 const (
 	stampTime       = 20 * time.Millisecond
 	coarseStampTime = 2 * time.Second
 )
 
-// unsettled returns for how long a write can still leave a file's time stamp, at, unchanged: stamps
-// change only with a tick of the clock.
+// unsettled returns for how long a write to a file could still leave the time stamp at unchanged,
+// because the file system's clock has not ticked.
 func unsettled(at, now time.Time) time.Duration {
 	d := stampTime
 	if at.Nanosecond() == 0 {
@@ -310,7 +310,7 @@ func settle(f *os.File) error {
 	return os.Chtimes(f.Name(), time.Time{}, fi.ModTime().Add(-coarseStampTime))
 }
 
-// sameState reports whether two states are of the same file without a write in between.
+// sameState reports whether two states are those of one file, without a write in between.
 func sameState(a, b fs.FileInfo) bool {
 	if id := FileState(a); id != "" {
 		return id == FileState(b)
@@ -324,9 +324,8 @@ type Verified struct {
 	Damaged []Stored `json:"damaged"` // removed, except in a dry run
 }
 
-// Verify hashes every blob. It removes damaged ones unless dryRun is set; the next build that needs
-// one fetches or makes it again. It returns an error for each blob that cannot be read, and
-// verifies the others.
+// Verify hashes every blob. Unless dryRun is set, it removes damaged blobs; the next build that
+// needs one fetches or makes it again. If a blob cannot be read, Verify reports that and goes on.
 func (c *Cache) Verify(ctx context.Context, dryRun bool, progress func(done, total int64)) (Verified, error) {
 	v := Verified{Damaged: []Stored{}}
 	blobs, err := c.List()

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// spoil changes a blob without using the cache. If quiet is set, it also updates the record of the
-// last hashing, as if the disk had changed the bytes.
+// spoil changes a blob without using the cache. If quiet is set, it also records the new state as
+// verified, as if the disk itself had changed the bytes.
 func spoil(t *testing.T, c *Cache, sha, to string, quiet bool) {
 	t.Helper()
 	p := c.BlobPath(sha)
@@ -40,7 +40,7 @@ func TestDamagedBlobs(t *testing.T) {
 		{"one byte", "kubelex", false, false, true},
 		{"cut to nothing", "", false, false, true},
 		{"touched, not changed", text, false, false, false},
-		{"by the disk itself", "kubelex", true, false, false}, // not detected, since not everything is hashed
+		{"by the disk itself", "kubelex", true, false, false}, // not found: the recorded state matches
 		{"by the disk itself, all hashed", "kubelex", true, true, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -127,8 +127,8 @@ func TestFoldersInTheCache(t *testing.T) {
 	}
 }
 
-// TestHashingEndsWithTheBuild checks that an interrupt ends the hashing, and that the blob does not
-// count as damaged.
+// TestHashingEndsWithTheBuild checks that canceling ends the hashing, and that the blob then does
+// not count as damaged.
 func TestHashingEndsWithTheBuild(t *testing.T) {
 	c := open(t, t.TempDir())
 	sha, _, err := c.Put(t.Context(), "", strings.NewReader("kubelet"))
@@ -153,7 +153,8 @@ func TestHashingEndsWithTheBuild(t *testing.T) {
 	}
 }
 
-// untouched reports whether the blob's file is in the state in which this session admitted it.
+// untouched reports whether the blob's file is still in the state in which this session admitted
+// it.
 func (c *Cache) untouched(sha string) bool {
 	v := c.verdictOf(sha)
 	v.mu.Lock()
@@ -162,7 +163,7 @@ func (c *Cache) untouched(sha string) bool {
 	return v.admitted != nil && !v.changed
 }
 
-// TestUntouched checks that a write after verification is detected.
+// TestUntouched checks that a write after the verification is found.
 func TestUntouched(t *testing.T) {
 	c, err := Open(t.TempDir())
 	if err != nil {
@@ -185,8 +186,8 @@ func TestUntouched(t *testing.T) {
 	}
 }
 
-// TestMadeOfWhatChanged checks that the result of a recipe is not stored for its key if an input
-// blob changed while the recipe read it.
+// TestMadeOfWhatChanged checks that a recipe's result is not stored for its key if an input blob
+// changed while the recipe read it.
 func TestMadeOfWhatChanged(t *testing.T) {
 	dir := t.TempDir()
 	made := func(meanwhile func(c *Cache, sha string)) (string, error) {
@@ -253,7 +254,7 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// TestTurnedKey checks that with HashAll a key that points to another valid blob is ignored.
+// TestTurnedKey checks that with HashAll, a key that points to another valid blob is not used.
 func TestTurnedKey(t *testing.T) {
 	dir := t.TempDir()
 	maker, err := Open(dir)
