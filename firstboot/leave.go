@@ -25,10 +25,11 @@ import (
 )
 
 // A machine belongs to the cluster whose CA it trusts. It moves to the Site's cluster only after
-// that was verified and has accepted the token: a mistake must not cost a node.
+// that cluster was verified and has accepted the token: a mistake must not remove a node from its
+// cluster.
 
 // clusterPhase makes the machine leave a cluster that is not the Site's. It runs before ipvscare
-// gets the Site's API servers, since ipvscare verifies them with the CA on the disk.
+// gets the Site's API servers, because ipvscare verifies them with the CA on the disk.
 func clusterPhase(active *site.Active) run.Phase {
 	var found clusterState // set by Check
 	return run.Phase{
@@ -52,14 +53,14 @@ func clusterPhase(active *site.Active) run.Phase {
 			if err := leaveCluster(ctx, e, active); err != nil {
 				return err
 			}
-			return run.ErrRestart // from now on the machine has the name in the Site
+			return run.ErrRestart // from now on, the machine has the Site's node name
 		},
 	}
 }
 
 // clusterState is the result of checkCluster for a machine that stays in its cluster.
 type clusterState struct {
-	newer      []byte // the cluster's CA, if it was issued again
+	newer      []byte // the cluster's CA if it was reissued
 	cannotShow bool   // see member.CannotShow
 }
 
@@ -83,8 +84,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	case !same && !site.Credentials.Token.IsZero():
 		return run.Todo, found, nil
 	case !same && member.Unpinned(site):
-		// Other servers may answer at these addresses only for now, so the node
-		// treats its API servers as unreachable.
+		// Other servers may have these addresses temporarily, so the node treats its API servers as
+		// unreachable.
 		e.Note("%s", otherClusterNote(e))
 		return run.Unknown, found, nil
 	case !same:
@@ -104,8 +105,8 @@ func checkCluster(ctx context.Context, e *machine.Env, site *configs.Site) (v ru
 	return run.Done, found, nil
 }
 
-// beginToLeave verifies the new cluster, reports the move on
-// the console, and clears the membership record.
+// beginToLeave verifies the new cluster, reports the move on the console, and clears the membership
+// record.
 func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := verifyNewCluster(ctx, e, active); err != nil {
 		return err
@@ -118,12 +119,12 @@ func beginToLeave(ctx context.Context, e *machine.Env, active *site.Active) erro
 		e.Console(fmt.Sprintf("the Site names another cluster: leaving the old one (CA %s). Remove the Node there: kubectl delete node %s",
 			strings.Join(member.EnrolledPins(e), ", "), name))
 	}
-	// The CA and the name in the record belong to the former cluster.
+	// The CA and the name in the present record are those of the old cluster.
 	return (member.Record{Version: member.RecordVersion}).Write(e)
 }
 
-// forgetJoinedCluster removes the file by which ipvscare recognizes the cluster and would reject
-// every API server. First the cluster must accept the Site's token. The node then joins again.
+// forgetJoinedCluster removes the record of the cluster, with which ipvscare would reject every API
+// server. Before that, the cluster must accept the Site's token. Afterwards the node joins again.
 func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.OwnDiscovery(e, active)
 	e.Waiting("the cluster to accept the Site's token (%s)", strings.Join(d.Masters, ", "))
@@ -137,21 +138,22 @@ func forgetJoinedCluster(ctx context.Context, e *machine.Env, active *site.Activ
 	return nil
 }
 
-// errUnclear means that no API server answered, so their cluster is unknown.
+// errUnclear means that no API server answered, so it is unknown to which cluster they belong.
 var errUnclear = errors.New("no API server answers")
 
-// sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's
-// pins, which works offline; without pins, it compares the certificates of the API servers.
+// sameCluster reports whether a member belongs to the Site's cluster. It compares the Site's pins,
+// which works offline. If the Site has none, it compares the API servers' certificates.
 func sameCluster(ctx context.Context, e *machine.Env, site *configs.Site) (bool, error) {
 	if !member.Unpinned(site) {
 		return member.AnyPinned(member.EnrolledCA(e), site.CAPins()), nil
 	}
 	same, err := showCA(ctx, e, site, site.Masters)
-	if same || err == nil && !site.Credentials.Token.IsZero() { // with a token, the machine may be meant to move to the cluster that answers
+	if same || err == nil && !site.Credentials.Token.IsZero() { // with a token, the machine may have to move to the cluster that answers
 		return same, err
 	}
 	if learned := member.LearnedMasters(e, site); len(learned) > 0 {
-		// The learned servers replaced the Site's, whose addresses may be other machines' now.
+		// The learned servers replaced the Site's. The Site's addresses may now belong to other
+		// machines.
 		if now, unclear := showCA(ctx, e, site, learned); now || err != nil {
 			return now, unclear
 		}
@@ -197,18 +199,18 @@ func noTokenToMove(e *machine.Env, site *configs.Site) error {
 		"to move the machine, put a token of the other cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct caCertHashes. Until then the node stays in its cluster")
 }
 
-// otherClusterNote is the note for a member whose Site has neither pins nor a token, while the
-// servers at its API servers' addresses have another CA.
+// otherClusterNote is the note for a member whose Site has neither pins nor a token, and whose API
+// servers' addresses lead to servers with another CA.
 func otherClusterNote(e *machine.Env) string {
 	return fmt.Sprintf("the API servers do not belong to the cluster that this machine has joined (CA %s): it stays in its cluster, and treats them as unreachable. To fix: if the cluster was rebuilt, put a token of the new cluster into site.yaml (`kubeadm token create`), in the slot or on a stick; else correct masters",
 		strings.Join(member.EnrolledPins(e), ", "))
 }
 
-// verifyNewCluster checks that the new cluster answers, is the pinned one, accepts the token,
-// and has no Ready Node with this machine's name.
+// verifyNewCluster checks that the new cluster answers, matches the pins, accepts the token, and
+// has no Ready Node with this machine's name.
 func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	d := join.DiscoveryOf(e, active)
-	d.Masters = active.Site.Masters // not those learned from the cluster that it leaves
+	d.Masters = active.Site.Masters // without those learned from the old cluster
 	e.Waiting("the Site's cluster to accept the token (%s); until then the node stays in its current cluster", strings.Join(d.Masters, ", "))
 	found, err := join.FindCluster(ctx, e, d)
 	if err != nil {
@@ -217,14 +219,14 @@ func verifyNewCluster(ctx context.Context, e *machine.Env, active *site.Active) 
 	return join.NameIsFree(e, found.Node, active.Node)
 }
 
-// leaveCluster removes all of a machine's files of its cluster. The CA goes last, before
-// LeavingFile: after a power cut it still shows which cluster the other files belong to.
+// leaveCluster removes all files of a machine's cluster. It removes the CA last but one, before
+// LeavingFile: after a power cut, the CA still shows to which cluster the other files belong.
 func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := e.WriteFile(member.LeavingFile, nil, machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
 	e.Waiting("the old cluster's credentials to be removed")
-	// Pods keep running until the new cluster's kubelet ends those that it does not know.
+	// Pods keep running until the new cluster's kubelet stops those that it does not know.
 	if err := hub.UndoPodJoin(ctx, e, active.Site.CRISocket); err != nil {
 		return fmt.Errorf("leaving the cluster: %w", err)
 	}
@@ -242,14 +244,13 @@ func leaveCluster(ctx context.Context, e *machine.Env, active *site.Active) erro
 	return nil
 }
 
-// clusterFiles returns this machine's files of its cluster,
-// except those of yurthub and ipvscare.
+// clusterFiles returns the files of this machine's cluster, except those of yurthub and ipvscare.
 func clusterFiles(e *machine.Env) []string {
 	return slices.Concat(member.ClusterFiles(e), kubeadm.ClusterFiles, join.ClusterFiles)
 }
 
-// adoptCA makes kubelet, yurthub and first boot trust a reissued CA. KubeCA is written last,
-// since it marks the change as done. ipvscare rereads it by itself.
+// adoptCA makes kubelet, yurthub and first boot trust a reissued CA. It writes KubeCA last, because
+// KubeCA shows that the change is complete. ipvscare rereads KubeCA by itself.
 func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	const doing = "installing the cluster's reissued CA"
 	end, err := api.FirstEnd(ca)
@@ -260,14 +261,14 @@ func adoptCA(ctx context.Context, e *machine.Env, ca []byte) error {
 	for _, f := range []string{ondisk.KubeletConf, openyurt.Identity} {
 		conf, err := e.Read(f)
 		if err != nil {
-			continue // it does not exist, or will be written again
+			continue // the file does not exist, or will be written again
 		}
 		k, err := e.ParseKubeconfig(conf)
 		if err != nil {
 			continue
 		}
 		if c, err := k.Cluster(); err != nil || c.CAData == "" {
-			continue // it names the CA's file
+			continue // it refers to the CA's file
 		}
 		next, err := api.SetCA(conf, ca)
 		if err != nil {

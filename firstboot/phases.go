@@ -18,10 +18,10 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// firstPhases returns the phases that need no Site; the last one reads it.
+// firstPhases returns the phases that need no Site. The last one reads the Site.
 func firstPhases(reader *site.Reader) []run.Phase {
 	return []run.Phase{
-		site.IdentityPhase(),                  // first: later phases log, and logs carry the machine ID
+		site.IdentityPhase(),                  // first: later phases log, and the log contains the machine ID
 		site.DiskPhase(),                      // before anything fills DATA
 		site.Phase(reader, hub.ClosePodPorts), // all later phases need the Site
 	}
@@ -38,35 +38,35 @@ func Phases(active *site.Active) []run.Phase {
 		joining = []run.Phase{kubeadm.WithSettings(join.Phase(active), active)}
 	case site.HubForm(image) == openyurt.FormStaticPod:
 		joining = []run.Phase{
-			kubeadm.WithSettings(hub.PodJoinPhase(active), active), // kubelet runs yurthub, and reaches the API servers only through it
+			kubeadm.WithSettings(hub.PodJoinPhase(active), active), // kubelet runs yurthub, and reaches the API servers only through yurthub
 			hub.Phase(active), // yurthub's two certificates: the first with the token, the second with the first
 		}
 	default:
 		joining = []run.Phase{
-			kubeadm.WithSettings(join.Phase(active), active), // directly at the API servers: yurthub uses the certificate that kubelet gets here
-			hub.Phase(active), // serves requests before kubelet is redirected to it
+			kubeadm.WithSettings(join.Phase(active), active), // joins directly at the API servers: yurthub uses the certificate that kubelet gets here
+			hub.Phase(active), // yurthub must serve before kubelet is redirected to it
 			hub.RedirectPhase(image.Kubernetes, openyurt.Labels(active.Site.NodePool, active.Site.NodeType == configs.NodeCloud)), // from here on kubelet uses yurthub's cache
 		}
 	}
 	before := []run.Phase{
-		network.Phase(active.Site),                                // an API server must be in reach for the rest
+		network.Phase(active.Site),                                // the other phases need an API server
 		network.ClockPhase(active.Site, image, stampedAt(active)), // before the first certificate is judged
 		clusterPhase(active),                                      // before API servers are verified with the CA on the disk
-		join.IPVSPhase(active.Site),                               // so that even the first request survives a dead API server
-		join.DiscoveryPhase(active),                               // gets the CA, before anything trusts an API server
-		join.ImagesPhase(),                                        // takes long, so it follows all that may fail early; kubelet needs the images
+		join.IPVSPhase(active.Site),                               // so that even the first request works if an API server is dead
+		join.DiscoveryPhase(active),                               // gets the CA before anything trusts an API server
+		join.ImagesPhase(),                                        // takes long, so phases that fail early come first; kubelet needs the images
 	}
 	after := []run.Phase{
 		join.VIPPhase(active.Site),               // only a member may query the cluster
 		join.ArgsPhase(active),                   // only on a member; the next phase checks the result
-		join.ReadyPhase(active, hubNode(active)), // queries the cluster, on an OpenYurt node through yurthub
-		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to start over
+		join.ReadyPhase(active, hubNode(active)), // queries the cluster; on an OpenYurt node, through yurthub
+		join.ForgetPhase(active),                 // last: until the node is Ready, the join may have to be repeated
 	}
 	return slices.Concat(before, joining, after)
 }
 
-// damagedPhase always fails with err: the image's description on this disk cannot be
-// read, so no Site can be checked against it.
+// damagedPhase always fails with err: the description of the image on this disk cannot be read, so
+// no Site can be checked against it.
 func damagedPhase(err error) run.Phase {
 	return run.Phase{
 		Name: "image", Doc: "the description of the image can be read",
@@ -94,21 +94,21 @@ func New(e *machine.Env) *run.Runner {
 func controlPlanePhases(active *site.Active) []run.Phase {
 	site, image := active.Site, active.Image
 	return []run.Phase{
-		controlplane.AddressPhase(site),                    // etcd and the API server listen on it
+		controlplane.AddressPhase(site),                    // etcd and the API server listen at this address
 		network.ClockPhase(site, image, stampedAt(active)), // before the first certificate is judged
 		controlplane.KeysPhase(active),                     // before anything is signed
 		controlplane.EndpointPhase(site),                   // before the first client of this node's API server
 		join.ImagesPhase(),                                 // before kubelet needs them
-		controlplane.CertificatesPhase(active),             // EtcdStartPhase authenticates with them
+		controlplane.CertificatesPhase(active),             // EtcdStartPhase authenticates with these certificates
 		controlplane.EtcdStartPhase(active),                // at each boot, before etcd can start
-		controlplane.Phase(active),                         // kubelet, and with it the control plane
-		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is for one start
+		controlplane.Phase(active),                         // starts kubelet, and with it the control plane
+		controlplane.ContinuedPhase(active),                // removes etcd's force-new-cluster, which is only for one start
 		controlplane.PublishPhase(active),                  // publishes the data that nodes need to join; once per cluster
 		controlplane.SnapshotPhase(active),                 // before phases that may wait for a person
 		controlplane.MaintenancePhase(active),              // etcd maintenance, after a snapshot
 		controlplane.RegisterPhase(active),                 // marks the Node as a control-plane node
 		controlplane.UpdateLeasePhase(active),              // releases the Lease if the disk was rewritten during an update
-		join.ForgetPhase(active),                           // no later phase needs the Site's keys; Ready may wait for a network add-on
+		join.ForgetPhase(active),                           // no later phase needs the Site's keys; ReadyPhase may wait for a network add-on
 		againPhase(),                                       // renews certificates and makes snapshots while the machine is on
 		controlplane.DocumentsPhase(active),                // the Site's documents may have changed since the bootstrap uploaded them
 		controlplane.ManifestsPhase(active),                // once; the Node may need one of them to become Ready
@@ -116,7 +116,7 @@ func controlPlanePhases(active *site.Active) []run.Phase {
 	}
 }
 
-// nodeOf returns the part of a Site that the Runner uses.
+// nodeOf returns the parts of a Site that the Runner uses.
 func nodeOf(active *site.Active) run.Node {
 	s := active.Site
 	return run.Node{

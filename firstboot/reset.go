@@ -25,8 +25,8 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// Reset takes a node out of its cluster, and returns the name of its Node, "" if unknown. The
-// image's contents and the Site's settings stay, so that the machine stays reachable.
+// Reset removes a node from its cluster, and returns the name of its Node, or "" if it is unknown.
+// The image's contents and the Site's settings stay, so that the machine stays reachable.
 func Reset(ctx context.Context, e *machine.Env, tell func(run.Step)) (node string, err error) {
 	cert, _ := member.KubeletCert(e)
 	node = member.NodeIn(cert)
@@ -60,7 +60,7 @@ type reset struct {
 func (r *reset) steps() []run.Phase {
 	steps := []run.Phase{
 		{Name: "firstboot", Run: func(ctx context.Context, e *machine.Env) error {
-			// The timer first, since it starts the service.
+			// Stop the timer first, because it starts the service.
 			for _, unit := range []string{ondisk.UnitAgain, ondisk.UnitFirstboot} {
 				if err := e.Unit(ctx, "stop", unit); err != nil {
 					return err
@@ -82,7 +82,7 @@ func (r *reset) steps() []run.Phase {
 		{Name: "sticks", Run: func(_ context.Context, e *machine.Env) error {
 			return site.ResetSticks(e, r.image, r.active, func(what string) { r.record(run.Step{Name: "sticks", Status: "note", Detail: what}) })
 		}},
-		{Name: "files", Run: resetFiles}, // last: the state still has the node's name
+		{Name: "files", Run: resetFiles}, // last: the state contains the node's name
 	}
 	for i := range steps {
 		steps[i].Timeout = 5 * time.Minute
@@ -90,8 +90,8 @@ func (r *reset) steps() []run.Phase {
 	return steps
 }
 
-// resetKubeadm undoes kubeadm's work. It restores the image's static
-// pods, which kubeadm reset removes.
+// resetKubeadm undoes kubeadm's work, and restores the image's static pods, which kubeadm reset
+// removes.
 func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) error {
 	if err := keepManifests(e); err != nil {
 		return err
@@ -107,8 +107,7 @@ func resetKubeadm(ctx context.Context, e *machine.Env, active *site.Active) erro
 	if err := e.Remove(ondisk.KubeCA); err != nil {
 		return fmt.Errorf("removing the cluster's CA: %w", err)
 	}
-	// kubeadm reset is skipped if kubeadm has not made anything yet,
-	// so these files are removed here.
+	// kubeadm reset is skipped if kubeadm has not made anything yet, so remove these files here.
 	for _, f := range controlplane.Files() {
 		if err := e.Remove(f); err != nil {
 			return fmt.Errorf("removing the cluster's keys: %w", err)
@@ -132,7 +131,7 @@ func keepManifests(e *machine.Env) error {
 			continue // written by first boot, not by the image
 		}
 		if b, err := e.Read(p); err == nil && en.Type().IsRegular() {
-			// A power cut during the reset must not lose them.
+			// The copies must survive a power cut during the reset.
 			if err := e.WriteFile(keptManifests+"/"+en.Name(), b, machine.Mode(0o600)); err != nil {
 				return fmt.Errorf("copying %s: %w", p, err)
 			}
@@ -161,8 +160,8 @@ func restoreManifests(e *machine.Env) error {
 
 const keptManifests = ondisk.StateDir + "/manifests"
 
-// resetToken forgets the token of an interrupted join, which would make the machine join again.
-// The token of a newer Site stays, since it is for the time after the reset.
+// resetToken removes the token of an interrupted join, which would make the machine join again. It
+// keeps the token of a newer Site, which is for the time after the reset.
 func resetToken(e *machine.Env, active *site.Active) error {
 	if active == nil {
 		return nil // no Site to write into the slot
@@ -176,10 +175,10 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	}
 	blank := errors.Is(active.NotTaken, slot.ErrBlank)
 	if active.NotTaken != nil && !blank {
-		return nil // a person's half-written correction stays
+		return nil // keep a person's half-written correction
 	}
 	if cert, err := member.KubeletCert(e); err == nil && member.NodeIn(cert) != active.Node {
-		return nil // this is already the next Site
+		return nil // this Site is the next one already
 	}
 	if err := site.ForgetToken(e, active, blank); err != nil {
 		return err
@@ -187,8 +186,8 @@ func resetToken(e *machine.Env, active *site.Active) error {
 	return member.SaveForgotten(e)
 }
 
-// resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in
-// /etc/hosts. site, which may be nil, is passed to CleanIPVS.
+// resetIPVS stops ipvscare and removes its rules, its files and first boot's lines in /etc/hosts.
+// site, which may be nil, is passed to CleanIPVS.
 func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := e.Unit(ctx, "stop", ondisk.UnitIPVSCare); err != nil {
 		return fmt.Errorf("stopping ipvscare: %w", err)
@@ -199,15 +198,15 @@ func resetIPVS(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	return errors.Join(e.Remove(ondisk.IPVSConfig), e.Remove(ondisk.IPVSLearned), e.SetHosts(ctx, network.EndpointOwner), e.SetHosts(ctx, network.NodeOwner))
 }
 
-// resetList returns the files that a reset removes, besides those of kubeadm, yurthub and
-// ipvscare. The state is last, since it has the node's name.
+// resetList returns the files that a reset removes, in addition to those of kubeadm, yurthub and
+// ipvscare. The state comes last, because it contains the node's name.
 func resetList(e *machine.Env) []string {
 	return slices.Concat(member.ResetFiles, site.ResetFiles, clusterFiles(e), controlplane.ResetFiles, kubeadm.ResetFiles, update.ResetFiles,
 		[]string{member.LeavingFile, ondisk.StateFile})
 }
 
-// resetFiles removes the membership records. The applied settings of the Site
-// stay, so that the machine stays reachable.
+// resetFiles removes the membership records. The applied settings of the Site stay, so that the
+// machine stays reachable.
 func resetFiles(_ context.Context, e *machine.Env) error {
 	for _, p := range resetList(e) {
 		if err := e.Remove(p); err != nil {

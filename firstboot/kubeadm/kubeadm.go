@@ -18,7 +18,7 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// joinTimeout is how long kubeadm waits until kubelet is healthy, and a quarter of its wait for
+// joinTimeout is how long kubeadm waits until kubelet is healthy. It waits four times as long for
 // kubelet's certificate: a new attempt would only queue a second request.
 const joinTimeout = 2 * time.Minute
 
@@ -26,8 +26,8 @@ const joinTimeout = 2 * time.Minute
 // the kubelet that kubeadm runs to get its version.
 var shortLived = []string{"GOGC=off", "GOMEMLIMIT=128MiB"}
 
-// kubeadm runs kubeadm with args, and with the proxy of site, which may be nil. It logs the
-// output at level. An error contains the last lines.
+// kubeadm runs kubeadm with args and the proxy of site; site may be nil. It logs the output at
+// level. An error contains the last lines of the output.
 func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog.Level, args ...string) error {
 	env := slices.Clone(shortLived)
 	switch {
@@ -48,12 +48,12 @@ func kubeadm(ctx context.Context, e *machine.Env, site *configs.Site, level slog
 }
 
 // Join runs `kubeadm join` with the discovery file. s is the active Site, perhaps with more
-// arguments for kubelet. ignore lists preflight checks that fail because first boot has run.
+// arguments for kubelet. ignore lists preflight checks that fail because of first boot's own files.
 func Join(ctx context.Context, e *machine.Env, active *site.Active, s configs.Site, ignore ...string) error {
-	// The token is in the discovery file instead: only then does kubeadm keep the file's
-	// tls-server-name. First boot has already written the CA file that kubeadm would write.
+	// The token is in the discovery file, because otherwise kubeadm ignores that file's
+	// tls-server-name. First boot has written the CA file that kubeadm would write.
 	s.Credentials = configs.Credentials{}
-	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only alone
+	if !slices.ContainsFunc(s.IgnorePreflightErrors, func(c string) bool { return strings.EqualFold(c, "all") }) { // kubeadm accepts "all" only on its own
 		s.IgnorePreflightErrors = slices.Concat(s.IgnorePreflightErrors, ignore, []string{"FileAvailable--etc-kubernetes-pki-ca.crt"})
 	}
 	conf, err := siteconf.JoinConfiguration(&s, siteconf.Join{NodeName: active.Node, Discovery: member.DiscoveryFile, Timeout: joinTimeout, Kubernetes: active.Image.Kubernetes})
@@ -82,8 +82,7 @@ type (
 // initFile is the configuration file for kubeadm init on this machine.
 const initFile = ondisk.RunDir + "/kubeadm-init.yaml"
 
-// Init runs phases of `kubeadm init` with the Site's documents and
-// l, which applies to all phases.
+// Init runs phases of `kubeadm init` with the Site's documents and l; both apply to all phases.
 func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, phases ...[]string) error {
 	board := siteconf.LocalKubeadm(active.Image, active.Site)
 	l.Kubernetes, l.EtcdTag, l.DNSTag = board.Kubernetes, board.EtcdTag, board.DNSTag
@@ -100,12 +99,12 @@ func Init(ctx context.Context, e *machine.Env, active *site.Active, l Local, pha
 			return err
 		}
 	}
-	// The file may hold a token.
+	// The file may contain a token.
 	return e.Remove(initFile)
 }
 
-// Reset runs `kubeadm reset`; active may be nil. The output is logged at debug level only, since
-// first boot does the cleanup that it recommends.
+// Reset runs `kubeadm reset`; active may be nil. It logs the output only at debug level, because
+// first boot does the cleanup that kubeadm recommends there.
 func Reset(ctx context.Context, e *machine.Env, active *site.Active) error {
 	args := []string{"reset", "--force", "--cri-socket"}
 	if active == nil {
@@ -132,8 +131,8 @@ func judgeJoin(name string, err error) error {
 	return err
 }
 
-// UndoJoin removes the files that kubeadm join and kubelet wrote, except keep, for the next
-// attempt. kubeadm reset would also remove the image's pods in /etc/kubernetes/manifests.
+// UndoJoin removes the files that kubeadm join and kubelet wrote, except keep. kubeadm reset would
+// also remove the image's pods in /etc/kubernetes/manifests.
 func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	left := false
 	for _, f := range joinFiles {
@@ -155,8 +154,8 @@ func UndoJoin(ctx context.Context, e *machine.Env, keep ...string) error {
 	return nil
 }
 
-// joinFiles lists the files that a join writes. config.yaml, without which
-// kubelet does not start, is removed first.
+// joinFiles lists the files that a join writes. config.yaml is removed first, because kubelet does
+// not start without it.
 var joinFiles = []string{
 	ondisk.KubeletConfig, ondisk.KubeletConf, member.BootstrapConf, member.BootstrapRun, member.JoinFile, member.KubeadmFlags,
 	member.KubeletInstanceConfig, member.KubeletRecord,

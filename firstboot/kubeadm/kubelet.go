@@ -13,8 +13,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// DropLabels removes labels from --node-labels in env, so that kubelet does not
-// set them when it registers its Node again.
+// DropLabels removes labels from --node-labels in env, so that kubelet does not set them if it
+// registers its Node again.
 func DropLabels(env []byte, labels map[string]string) []byte {
 	return EachArgs(env, func(args string) string {
 		return NodeLabels.ReplaceAllStringFunc(args, func(flag string) string {
@@ -43,10 +43,11 @@ func EachArgs(env []byte, change func(args string) string) []byte {
 // NodeLabels matches the flag --node-labels in kubelet's arguments, with the blanks before it.
 var NodeLabels = regexp.MustCompile(`(\s*)--node-labels=(\S*)`)
 
-// KubeletRestart marks that kubelet must be restarted after a change.
+// KubeletRestart exists if kubelet must be restarted after a change.
 const KubeletRestart = ondisk.RunDir + "/restart-kubelet"
 
-// ClusterFiles belong to this machine's cluster; a reset also removes ResetFiles.
+// ClusterFiles lists the files that depend on the machine's cluster. A reset also removes
+// ResetFiles.
 var (
 	ClusterFiles = []string{KubeletRestart}
 	ResetFiles   = []string{MeteredConfFile, KubeletConfDir}
@@ -60,8 +61,8 @@ func Writing(path string, b []byte, mode fs.FileMode) func(*machine.Env) error {
 	}
 }
 
-// RestartFor changes files that kubelet reads at its start, and restarts kubelet. If it
-// is killed in between, KubeletRestart stays.
+// RestartFor changes files that kubelet reads at its start, and restarts kubelet. If it is killed
+// meanwhile, KubeletRestart stays.
 func RestartFor(ctx context.Context, e *machine.Env, doing string, changes ...func(*machine.Env) error) error {
 	mark := func(e *machine.Env) error { return e.WriteFile(KubeletRestart, nil, machine.Mode(0o600)) }
 	for _, change := range append([]func(*machine.Env) error{mark}, changes...) {

@@ -10,11 +10,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// On a metered link kubelet sends an unchanged status once an hour instead of every five
-// minutes, which costs 2.6 MB a day. Its lease still shows that it is alive, and changes are
-// sent at once.
-// The setting has no flag, only a file. That is on DATA, since
-// kubelet needs it on a new root too.
+// On a metered link, kubelet sends an unchanged status once an hour instead of every five minutes,
+// which would cost 2.6 MB a day. Its lease still shows that it is alive, and changes are sent at
+// once. The setting has no flag, so it is in a file. The file is on DATA, because kubelet also
+// needs it on a new root.
 const (
 	KubeletConfDir  = ondisk.StateDir + "/kubelet.conf.d"
 	MeteredConfFile = KubeletConfDir + "/50-metered.conf"
@@ -25,8 +24,8 @@ nodeStatusReportFrequency: 1h
 `
 )
 
-// SiteArgs returns the Site's arguments for kubelet, including those that
-// follow from other fields of the Site.
+// SiteArgs returns the Site's arguments for kubelet, and those that follow from other fields of the
+// Site.
 func SiteArgs(active *site.Active) map[string]string {
 	want := member.Union(active.Site.KubeletExtraArgs, nil)
 	if _, given := want["config-dir"]; !given && active.Site.IPVS.Profile == "metered" && active.Image.Kubernetes != "" &&

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// WithSettings extends a phase in which kubeadm joins: if kubelet's settings are from another
-// minor version, kubeadm writes them again. Until then kubelet runs with the former ones.
+// WithSettings extends a phase in which kubeadm joins: if kubelet's settings are from another minor
+// version, kubeadm writes them again. Until then, kubelet runs with the old settings.
 func WithSettings(join run.Phase, active *site.Active) run.Phase {
 	minor := kubeadmdocs.Minor(active.Image.Kubernetes)
 	p := join
@@ -36,7 +36,7 @@ func WithSettings(join run.Phase, active *site.Active) run.Phase {
 		if !otherSettings(e, minor) {
 			return join.Run(ctx, e)
 		}
-		if err := member.TakeOverKubelet(e, minor); err != nil { // a kubeadm that was killed may have left empty files
+		if err := member.TakeOverKubelet(e, minor); err != nil { // a killed kubeadm may have left empty files
 			return err
 		}
 		if member.Is(e) {

@@ -32,7 +32,7 @@ type Disk struct {
 	Name  string
 	Root  string // the partition mounted at /, if it is on this disk
 	Size  int64
-	Parts []Partition // in order of Start
+	Parts []Partition // sorted by Start
 }
 
 func (d *Disk) Part(label string) *Partition {
@@ -44,8 +44,8 @@ func (d *Disk) Part(label string) *Partition {
 	return nil
 }
 
-// mountsAt returns the directories in /sys/dev/block of the block devices
-// mounted at place, in mounting order.
+// mountsAt returns the directories in /sys/dev/block of the block devices mounted at place, in the
+// order in which they were mounted.
 func (e *Env) mountsAt(place string) (devices []string, err error) {
 	b, err := e.Read("/proc/self/mountinfo")
 	if err != nil {
@@ -56,7 +56,7 @@ func (e *Env) mountsAt(place string) (devices []string, err error) {
 		if len(f) < 5 || f[4] != place {
 			continue
 		}
-		if target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2])); err == nil { // neither an overlay nor a tmpfs
+		if target, err := os.Readlink(e.Path("/sys/dev/block/" + f[2])); err == nil { // fails for an overlay or a tmpfs
 			devices = append(devices, filepath.Join("/sys/dev/block", target))
 		}
 	}
@@ -65,11 +65,11 @@ func (e *Env) mountsAt(place string) (devices []string, err error) {
 
 func (e *Env) isPartition(device string) bool { return e.Exists(filepath.Join(device, "partition")) }
 
-// MountedFrom returns the names of the partition mounted at place and of its
-// disk; "" if no partition is mounted there.
+// MountedFrom returns the names of the partition mounted at place and of its disk, or "" if no
+// partition is mounted there.
 func (e *Env) MountedFrom(place string) (part, disk string) {
 	devices, _ := e.mountsAt(place)
-	for _, d := range slices.Backward(devices) { // the last mount hides the others
+	for _, d := range slices.Backward(devices) { // the last mount hides earlier ones
 		if e.isPartition(d) {
 			return filepath.Base(d), filepath.Base(filepath.Dir(d))
 		}
@@ -77,12 +77,12 @@ func (e *Env) MountedFrom(place string) (part, disk string) {
 	return "", ""
 }
 
-// LoaderPart returns the PARTUUID of the partition from which the boot loader was
-// started; "" if the loader does not report it.
+// LoaderPart returns the PARTUUID of the partition from which the boot loader was started, or "" if
+// the loader does not report it.
 func (e *Env) LoaderPart() string { return strings.ToLower(loaderText(e.Contents(LoaderPartFile))) }
 
-// CountedEntry returns the path below ESPDir of the boot entry whose tries the loader
-// counted at this boot; "" if it counted none.
+// CountedEntry returns the path, below ESPDir, of the boot entry whose tries the loader counted at
+// this boot, or "" if it counted none.
 func (e *Env) CountedEntry() string {
 	return strings.ReplaceAll(loaderText(e.Contents(BootCountFile)), `\`, "/")
 }
@@ -104,20 +104,20 @@ const (
 	BootCountFile  = "/sys/firmware/efi/efivars/LoaderBootCountPath-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 )
 
-// EntryName is the information in the file name of a boot entry.
+// EntryName is the information in a boot entry's file name.
 type EntryName struct {
 	Root string // ROOT-A or ROOT-B
-	// Trial: the loader counts the boots, and Left tries remain. systemd removes
-	// the count once UnitHealthy has finished.
+	// Trial means that the loader counts the boots; Left tries remain. systemd removes the count
+	// once UnitHealthy has finished.
 	Trial bool
 	Left  int
 }
 
-// entryName matches the file names of edgebake's entries. On trial they contain the numbers of
-// remaining and of failed tries (Automatic Boot Assessment).
+// entryName matches the file names of edgebake's boot entries. During a trial, they contain the
+// numbers of remaining and of failed tries (Automatic Boot Assessment).
 var entryName = regexp.MustCompile(`^edgebake-([ab])(\+(\d+)(-\d+)?)?\.conf$`)
 
-// ParseEntryName parses the file name of a boot entry; ok is false if it is not edgebake's.
+// ParseEntryName parses a boot entry's file name. ok is false if the entry is not edgebake's.
 func ParseEntryName(file string) (n EntryName, ok bool) {
 	m := entryName.FindStringSubmatch(file)
 	if m == nil {
@@ -154,7 +154,7 @@ func (e *Env) DisksWith(partUUID string) []string {
 }
 
 // RootDisk returns the disk from which this system was started, with the partition mounted at /.
-// It is cached for a pass; use LookUpRootDisk if partition sizes may have changed.
+// The result is cached for a pass; use LookUpRootDisk if the partitions' sizes may have changed.
 func (e *Env) RootDisk() (*Disk, error) {
 	if e.cache != nil && e.cache.disk != nil {
 		return e.cache.disk, nil
@@ -166,7 +166,7 @@ func (e *Env) RootDisk() (*Disk, error) {
 	return d, err
 }
 
-// LookUpRootDisk is RootDisk without the cache.
+// LookUpRootDisk is like RootDisk, without the cache.
 func (e *Env) LookUpRootDisk() (*Disk, error) {
 	devices, err := e.mountsAt("/")
 	if err != nil {
@@ -212,7 +212,7 @@ func (e *Env) readDisk(dir string) (*Disk, error) {
 	return d, nil
 }
 
-// sectors reads a number of 512-byte sectors, and returns bytes.
+// sectors reads a number of 512-byte sectors from a file, and returns bytes.
 func (e *Env) sectors(path string) int64 {
 	n, err := strconv.ParseInt(e.Text(path), 10, 64)
 	if err != nil {
@@ -221,13 +221,14 @@ func (e *Env) sectors(path string) int64 {
 	return n * 512
 }
 
-// MaxSticks and MaxProbes bound the search, since a stick may claim hundreds of partitions.
+// MaxSticks and MaxProbes limit the search, because a stick may claim to have hundreds of
+// partitions.
 const (
 	MaxSticks = 8
 	MaxProbes = 64
 )
 
-// RemovableSlots lists the devices on sticks and cards that may hold a Site: partitions named
+// RemovableSlots lists the devices on sticks and cards that may contain a Site: partitions named
 // EDGEBAKE, and FAT file systems with that label, with or without a partition table.
 func (e *Env) RemovableSlots() (out []string) {
 	for p := range e.removable {
@@ -241,8 +242,8 @@ func (e *Env) RemovableSlots() (out []string) {
 	return out
 }
 
-// RemovableParts lists the partitions of USB sticks and cards. A device
-// without partitions is listed itself.
+// RemovableParts lists the partitions of USB sticks and cards. For a device without partitions, it
+// lists the device.
 func (e *Env) RemovableParts() (out []string) {
 	for p := range e.removable {
 		out = append(out, "/dev/"+p.Name)
@@ -259,7 +260,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 	}
 	root, err := e.RootDisk()
 	if err != nil {
-		return // any disk might be the one of this system
+		return // any disk might be the root disk
 	}
 	probes := 0
 	for _, en := range entries {
@@ -276,7 +277,7 @@ func (e *Env) removable(yield func(Partition) bool) {
 		}
 		d, err := e.readDisk(dir)
 		if err != nil || d.Size == 0 {
-			continue // removed meanwhile, or an empty card reader
+			continue // removed meanwhile, or a card reader without a card
 		}
 		parts := d.Parts
 		if len(parts) == 0 {
@@ -290,13 +291,13 @@ func (e *Env) removable(yield func(Partition) bool) {
 	}
 }
 
-// isRemovable reports whether people plug a disk in and out. The kernel's attribute "removable"
-// is about the medium in a drive, and is 0 for an SD card.
+// isRemovable reports whether people plug this disk in and out. The kernel's attribute "removable"
+// describes the medium in a drive; it is 0 for an SD card.
 func (e *Env) isRemovable(disk string) bool {
 	switch {
 	case e.Text(filepath.Join(disk, "removable")) == "1", strings.Contains(disk, "/usb"):
 		return true
-	case e.Text(filepath.Join(disk, "device/type")) == "SD": // soldered eMMC says MMC
+	case e.Text(filepath.Join(disk, "device/type")) == "SD": // a soldered eMMC has the type MMC
 		return true
 	case strings.HasPrefix(filepath.Base(disk), "mspblk"): // Memory Stick
 		return true
@@ -310,8 +311,8 @@ func (e *Env) isRemovable(disk string) bool {
 	return false
 }
 
-// labelled reports whether a device has a FAT file system with the
-// slot's label. It reads only the label.
+// labelled reports whether a device has a FAT file system with the slot's label. It reads no more
+// than the label.
 func (e *Env) labelled(dev string) bool {
 	label, err := e.SlotLabel(dev) // an error usually means another file system
 	return err == nil && label == ondisk.LabelSlot

@@ -24,10 +24,10 @@ import (
 	"github.com/edgebake/edgebake/ondisk/tree"
 )
 
-// Env has everything that a phase may use, by subject. Files below Root are read directly. All
-// changes of the machine, waits and communication go through the funcs.
+// Env has everything that a phase may use, grouped by subject. It reads files below Root directly.
+// All changes, waits and communication go through the funcs.
 type Env struct {
-	// Root is the directory in which all paths start: "/" on a node.
+	// Root is the directory at which all paths start: "/" on a node.
 	Root string
 	Log  *slog.Logger
 
@@ -58,34 +58,34 @@ type Clock struct {
 type Randomness struct {
 	// Rand returns a number in [0,1).
 	Rand func() float64
-	// Random returns n bytes that cannot be predicted.
+	// Random returns n unpredictable bytes.
 	Random func(n int) []byte
 }
 
-// Files changes files below Root, where all paths start.
+// Files changes files below Root, at which all paths start.
 type Files struct {
-	// WriteFile replaces a file atomically, even during a power cut, and makes missing directories.
+	// WriteFile replaces a file atomically, even if the power fails, and makes missing directories.
 	WriteFile func(path string, data []byte, o Owner) error
-	// Stream is WriteFile for contents that are too large for memory.
+	// Stream is like WriteFile, for contents that are too large for memory.
 	Stream func(path string, o Owner, write func(io.Writer) error) error
 	// Rename moves a file or a directory within a file system. It fails if to exists.
 	Rename func(from, to string) error
-	// Symlink and Link atomically replace the file at path, unless it is a directory.
+	// Symlink and Link replace the file at path atomically, unless it is a directory.
 	Symlink func(target, path string) error
 	Link    func(target, path string) error
 	Mkdir   func(path string, o Owner) error
-	// Remove removes a file, a link or an empty directory. A directory that is not empty
-	// stays, and a missing path is not an error.
+	// Remove removes a file, a link or an empty directory. It is no error if the directory is not
+	// empty or the path is missing.
 	Remove func(path string) error
 	// RemoveAll removes path and everything below it.
 	RemoveAll func(path string) error
-	// WriteTree makes dir, which must not exist, and below it the nodes that walk yields, parents
-	// first, with their owners, devices, extended attributes and times.
+	// WriteTree makes dir, which must not exist, and below it the nodes that walk yields, with
+	// their owners, devices, extended attributes and times. walk yields parents first.
 	WriteTree func(ctx context.Context, dir string, blobs tree.Blobs, walk func(func(tree.Node) error) error) error
-	// Sync syncs these files and directories, and the whole file systems that they are on.
+	// Sync syncs these files and directories, and the whole file systems that contain them.
 	Sync func(paths ...string) error
-	// Lock locks a file owned by root with flock(2), which other programs
-	// use too, until release is called.
+	// Lock locks a file owned by root with flock(2), which other programs use too, until release is
+	// called.
 	Lock func(ctx context.Context, path string) (release func(), err error)
 }
 
@@ -95,8 +95,9 @@ type UnitStart struct {
 	Then time.Time // by the clock at that time
 }
 
-// Earlier returns the time to compare with times of this boot, by either clock. Times of earlier
-// boots must be compared with Now: if the clock was behind, Then may be before them.
+// Earlier returns the start by the clock that shows the earlier time, to compare it with times of
+// this boot. Times of earlier boots must be compared with Now: if the clock was behind, Then may be
+// before them.
 func (s UnitStart) Earlier() time.Time {
 	if s.Then.Before(s.Now) {
 		return s.Then
@@ -115,15 +116,15 @@ type Programs struct {
 	UnitState func(ctx context.Context, unit string) (string, error)
 	// UnitSince returns when an active unit was started.
 	UnitSince func(ctx context.Context, unit string) (UnitStart, error)
-	// BootClock returns when the parts of this boot started; FirstBoot is the present time.
+	// BootClock returns when the parts of this boot started. FirstBoot is the present time.
 	BootClock func(ctx context.Context) (ondisk.BootClock, error)
 }
 
 // Platform changes settings of the kernel and the firmware.
 type Platform struct {
 	SetHostname func(name string) error
-	// SetFirmwareVar sets a UEFI variable, which survives rewriting the disk. It returns
-	// ErrUnsupported on a machine without UEFI.
+	// SetFirmwareVar sets a UEFI variable, which is kept when the disk is rewritten. Without UEFI
+	// it returns ErrUnsupported.
 	SetFirmwareVar func(path string, value []byte) error
 }
 
@@ -132,21 +133,21 @@ type Network struct {
 	Dial api.DialFunc
 	// Listen accepts connections at one of this machine's own addresses.
 	Listen func(ctx context.Context, addr string) (net.Listener, error)
-	// Source returns the node's source address towards addr ("host:port").
+	// Source returns the address from which the node sends packets to addr ("host:port").
 	Source func(ctx context.Context, addr string) (netip.Addr, error)
 	// Addresses returns the addresses of this machine's interfaces that are up.
 	Addresses func() ([]InterfaceAddr, error)
 	// Resolve looks up the addresses of a name.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Post sends body to an https URL, through the proxy in these environment variables
-	// ("HTTPS_PROXY=…", "NO_PROXY=…"). If ca (PEM) is not empty, only that CA is trusted.
+	// ("HTTPS_PROXY=…", "NO_PROXY=…"). If ca (PEM) is not empty, it is the only trusted CA.
 	Post func(ctx context.Context, url, ca string, body []byte, proxy []string) error
 	// Get requests an http or https URL; proxy is as in Post. The response may have any status. If
-	// a redirect was rejected, the error is ErrRedirect.
+	// a redirect is rejected, the error is ErrRedirect.
 	Get func(ctx context.Context, url string, header http.Header, proxy []string) (*http.Response, error)
 }
 
-// ErrRedirect means that a server's redirect was rejected.
+// ErrRedirect means that a redirect from the server was rejected.
 var ErrRedirect = errors.New("the server's redirect is rejected")
 
 // InterfaceAddr is an address of an interface.
@@ -155,20 +156,20 @@ type InterfaceAddr struct {
 	Addr      netip.Addr
 }
 
-// Slots reads and writes the slots on this machine's disk and on
-// sticks. Each func gets the slot's device.
+// Slots reads and writes slots on this machine's disk and on sticks. Each func gets the slot's
+// device.
 type Slots struct {
-	// SlotLabel reads only the label of a FAT file system.
+	// SlotLabel reads no more than the label of a FAT file system.
 	SlotLabel func(device string) (string, error)
 	ReadSlot  func(device string) (*slot.Contents, error)
-	// SlotFile copies one file from a device's FAT file system to w; the file may be large.
+	// SlotFile copies a file, which may be large, from a device's FAT file system to w.
 	SlotFile func(device, name string, w io.Writer) error
-	// WriteSlot replaces a slot atomically, even if the power is cut.
+	// WriteSlot replaces a slot atomically, even if the power fails.
 	WriteSlot func(device string, c *slot.Contents) error
 	// ReadClaims and WriteClaim read and write the claims on a stick.
 	ReadClaims func(device string) ([]slot.Claim, error)
 	WriteClaim func(device string, c slot.Claim) error
-	// ScrubSlot rewrites a slot, even an unreadable one, with site and without secrets.
+	// ScrubSlot rewrites a slot, even an unreadable one: with site, and without secrets.
 	ScrubSlot  func(device string, info ondisk.SlotInfo, site []byte, secrets []string) error
 	ReportSlot func(device string, text, json []byte) error
 }
@@ -182,23 +183,23 @@ type FileSystems struct {
 	FSSize func(path string) (int64, error)
 	// FSFree returns the free bytes of the file system mounted at path.
 	FSFree func(path string) (int64, error)
-	// OpenDevice opens a partition or a file; for writing, it creates a missing file. It
-	// fails for writing to a mounted partition.
+	// OpenDevice opens a partition or a file. For writing, it creates a missing file, and fails if
+	// the partition is mounted.
 	OpenDevice func(path string, write bool) (Device, error)
 }
 
-// Device is an open partition, or a regular file used like one.
+// Device is an open partition, or a regular file that is used like one.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
 	Name() string
 	Size() (int64, error)
-	// Sync waits until everything is written. Later reads are from the medium.
+	// Sync waits until everything is written. Later reads read from the medium.
 	Sync() error
 	Close() error
 }
 
-// Output prints messages outside of the log.
+// Output prints messages that are not in the log.
 type Output struct {
 	// Console prints a line on the machine's consoles.
 	Console func(line string)
@@ -206,27 +207,27 @@ type Output struct {
 	Notify func(state string)
 }
 
-// pass holds the state that a run sets: see OnWaiting, OnNote and BeginPass.
+// pass is the state that a run sets with OnWaiting, OnNote and BeginPass.
 type pass struct {
-	// waiting receives what the running phase waits for.
+	// waiting receives texts that describe the running phase's wait.
 	waiting func(what string)
 	// noting receives each Note.
 	noting func(what string)
-	// cache holds the lookups of this pass; nil: nothing is cached.
+	// cache holds the lookups of this pass. If it is nil, nothing is cached.
 	cache *passCache
 }
 
-// Owner holds the permissions and the owner of a file.
+// Owner is the owner and the permissions of a file.
 type Owner = beneath.Owner
 
-// owns reports whether a file has this owner. It is always true unless run as
-// root, since only root can change owners.
+// owns reports whether a file has this owner. It always returns true unless first boot runs as
+// root, because only root can change owners.
 func owns(o Owner, st fs.FileInfo) bool {
 	sys, ok := st.Sys().(*syscall.Stat_t)
 	return os.Geteuid() != 0 || ok && int(sys.Uid) == o.UID && int(sys.Gid) == o.GID
 }
 
-// Mode returns the Owner of a file that root owns, with permissions m.
+// Mode returns the Owner of a file that root owns, with the permissions m.
 func Mode(m fs.FileMode) Owner { return Owner{Mode: m} }
 
 // Cmd is a program to run.
@@ -238,22 +239,22 @@ type Cmd struct {
 	Stdin  io.Reader
 }
 
-// OnWaiting sets the func that receives what the running phase waits for; it may be nil.
+// OnWaiting sets the func that receives descriptions of waits. f may be nil.
 func (e *Env) OnWaiting(f func(what string)) { e.waiting = f }
 
 // OnNote sets the func that receives each note.
 func (e *Env) OnNote(f func(what string)) { e.noting = f }
 
-// Waiting reports what the running phase waits for, on the status line, in the state and
-// in the report. Repeating a text has no cost.
+// Waiting describes the running phase's wait on the status line, in the state and in the report.
+// Repeating a text costs nothing.
 func (e *Env) Waiting(format string, args ...any) {
 	if e.waiting != nil {
 		e.waiting(fmt.Sprintf(format, args...))
 	}
 }
 
-// Note reports that a part of the Site is not in effect although the node continues. The
-// text is in the report, and once on the console.
+// Note reports that a part of the Site is not in effect although the node continues. The text is in
+// the report, and is printed once on the console.
 func (e *Env) Note(format string, args ...any) {
 	if e.noting != nil {
 		e.noting(fmt.Sprintf(format, args...))
@@ -264,8 +265,8 @@ func (e *Env) Path(p string) string { return filepath.Join(e.Root, p) }
 
 func (e *Env) Read(path string) ([]byte, error) { return os.ReadFile(e.Path(path)) }
 
-// Contents returns the contents of a file; nil if it is missing. An unreadable
-// file counts as missing, and is logged.
+// Contents returns the contents of a file, or nil if it is missing. An unreadable file is logged
+// and counts as missing.
 func (e *Env) Contents(path string) []byte {
 	b, err := e.Read(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) && e.Log != nil {
@@ -274,7 +275,7 @@ func (e *Env) Contents(path string) []byte {
 	return b
 }
 
-// Text returns Contents without surrounding white space, for short files, for example the
+// Text returns Contents without surrounding white space. It is meant for short files, such as the
 // kernel's.
 func (e *Env) Text(path string) string { return strings.TrimSpace(string(e.Contents(path))) }
 
@@ -283,8 +284,8 @@ func (e *Env) Exists(path string) bool {
 	return err == nil
 }
 
-// Write replaces path unless its contents, permissions and owner are already right.
-// It reports whether it replaced the file.
+// Write replaces path unless its contents, permissions and owner are right already. It reports
+// whether it replaced the file.
 func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 	if old, err := e.Read(path); err == nil && string(old) == string(data) {
 		if st, err := os.Lstat(e.Path(path)); err == nil && st.Mode().IsRegular() && st.Mode().Perm() == o.Mode.Perm() && owns(o, st) {
@@ -297,7 +298,7 @@ func (e *Env) Write(path string, data []byte, o Owner) (bool, error) {
 	return true, nil
 }
 
-// Poll calls try every interval until it returns true or an error, or ctx ends.
+// Poll calls try every interval until it returns true or an error, or until ctx ends.
 func (e *Env) Poll(ctx context.Context, interval time.Duration, try func() (bool, error)) error {
 	return e.poll(ctx, func() time.Duration { return interval }, try)
 }
@@ -314,21 +315,22 @@ func (e *Env) poll(ctx context.Context, pause func() time.Duration, try func() (
 	}
 }
 
-// Wait configures how often and how long Retry tries.
+// Wait defines how often and how long Retry tries.
 type Wait struct {
 	Every time.Duration
-	// For is the time after which Retry gives up; 0: only when its context ends.
+	// For is the time after which Retry gives up; 0 means that it gives up only when its context
+	// ends.
 	For time.Duration
-	// Gently makes pauses grow to an eighth of the time waited so far, up to mostGently, since a
-	// thousand machines may wait for the same API server.
+	// Gently makes the pauses grow to an eighth of the time waited so far, up to mostGently,
+	// because a thousand machines may wait for the same API server.
 	Gently bool
 }
 
 // mostGently is the longest pause of a Wait with Gently.
 const mostGently = 10 * time.Second
 
-// Retry calls try until it succeeds or the wait is over. It returns
-// the last error of try, which explains more than a timeout.
+// Retry calls try until it succeeds or the wait is over. Then it returns the last error of try,
+// which explains more than a timeout.
 func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	began := e.Now()
 	pause := func() time.Duration {
@@ -341,7 +343,7 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	err := e.poll(ctx, pause, func() (bool, error) {
 		err := try()
 		if err != nil && last != nil && ctx.Err() != nil {
-			return false, last // ctx interrupted try, so its present error explains nothing
+			return false, last // ctx interrupted try, so the present error explains nothing
 		}
 		last = err
 		return last == nil || w.For > 0 && e.Now().After(began.Add(w.For)), nil
@@ -349,10 +351,10 @@ func (e *Env) Retry(ctx context.Context, w Wait, try func() error) error {
 	return cmp.Or(last, err)
 }
 
-// JobTimeout is how long to wait for the job of one unit. systemd continues the job afterwards.
+// JobTimeout is how long to wait for the job of one unit. systemd continues the job after that.
 const JobTimeout = 15 * time.Second
 
-// BoundedUnit is Unit, but waits for the job for patience at most: the unit may itself wait, for
+// BoundedUnit is like Unit, but waits at most for patience, because the unit may wait too, for
 // example for a missing card or for a server.
 func (e *Env) BoundedUnit(ctx context.Context, patience time.Duration, verb, unit string) error {
 	bounded, cancel := context.WithTimeout(ctx, patience)

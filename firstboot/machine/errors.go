@@ -2,8 +2,7 @@ package machine
 
 import "strings"
 
-// OneLine returns the text of an error on one line, with "; "
-// between the lines of a joined error.
+// OneLine returns the text of an error on one line. Lines of a joined error are separated by "; ".
 func OneLine(err error) string {
 	if err == nil {
 		return ""

@@ -9,8 +9,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// SetHosts replaces the owner's lines in /etc/hosts, and keeps all others. Meanwhile it
-// locks out ipvscare, which also writes to the file.
+// SetHosts replaces the owner's lines in /etc/hosts, and keeps all others. It holds the lock of
+// that file, which ipvscare also takes to write to it.
 func (e *Env) SetHosts(ctx context.Context, owner string, entries ...siteconf.HostsEntry) error {
 	release, err := e.Lock(ctx, ondisk.HostsLock)
 	if err != nil {

@@ -37,7 +37,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	}
 }
 
-// Last returns the kept lines that look like errors; if there are none, the last three.
+// Last returns the kept lines that look like errors, or the last three if there are none.
 func (t *Tail) Last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,7 +17,7 @@ type passCache struct {
 	ends       []func()       // called at the end of the pass
 
 	mu          sync.Mutex
-	kubeconfigs map[string]*api.Kubeconfig // by their text; the values must not be changed
+	kubeconfigs map[string]*api.Kubeconfig // by their text; must not be changed
 	pairs       map[[sha256.Size]byte]*tls.Certificate
 	signed      map[[sha256.Size]byte]struct{} // pairs of a certificate and the CA that signed it
 }
@@ -26,8 +26,8 @@ func newPassCache() *passCache {
 	return &passCache{kubeconfigs: map[string]*api.Kubeconfig{}, pairs: map[[sha256.Size]byte]*tls.Certificate{}, signed: map[[sha256.Size]byte]struct{}{}}
 }
 
-// BeginPass starts to cache lookups and to keep connections to API servers, until end is
-// called.
+// BeginPass starts a pass: until end is called, lookups are cached and connections to API servers
+// are kept.
 func (e *Env) BeginPass() (end func()) {
 	e.cache = newPassCache()
 	return e.cache.close
@@ -40,15 +40,15 @@ func (k *passCache) close() {
 	}
 }
 
-// AtEndOfPass registers end to be called when the pass is over.
-// Outside of a pass it does nothing.
+// AtEndOfPass registers end, to be called when the pass is over. Outside of a pass it does nothing.
 func (e *Env) AtEndOfPass(end func()) {
 	if e.cache != nil {
 		e.cache.ends = append(e.cache.ends, end)
 	}
 }
 
-// once returns the value of key. It creates a missing value; concurrent callers may both do so.
+// once returns the value of key. If it is missing, it is created; two concurrent callers may both
+// create it.
 func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func() (V, error)) (V, error) {
 	mu.Lock()
 	v, ok := all[key]
@@ -65,7 +65,7 @@ func once[K comparable, V any](mu *sync.Mutex, all map[K]V, key K, create func()
 	return v, err
 }
 
-// ParseKubeconfig parses a kubeconfig. In a pass, each text is parsed only once.
+// ParseKubeconfig parses a kubeconfig. During a pass, each text is parsed only once.
 func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	parse := func() (*api.Kubeconfig, error) { return api.ParseKubeconfig(text) }
 	if e.cache == nil {
@@ -74,7 +74,7 @@ func (e *Env) ParseKubeconfig(text []byte) (*api.Kubeconfig, error) {
 	return once(&e.cache.mu, e.cache.kubeconfigs, string(text), parse)
 }
 
-// ParsePair parses a certificate and its key. In a pass, each pair is parsed only once.
+// ParsePair parses a certificate and its key. During a pass, each pair is parsed only once.
 func (e *Env) ParsePair(cert, key []byte) (*tls.Certificate, error) {
 	parse := func() (*tls.Certificate, error) {
 		pair, err := tls.X509KeyPair(cert, key)
@@ -99,7 +99,8 @@ func (e *Env) KeyPair(u *api.User) (*tls.Certificate, error) {
 	return pair, nil
 }
 
-// SignedBy verifies the signature of a certificate. In a pass, each one is verified only once.
+// SignedBy verifies the signature of a certificate. During a pass, each signature is verified only
+// once.
 func (e *Env) SignedBy(cert, ca *x509.Certificate) error {
 	if e.cache == nil {
 		return cert.CheckSignatureFrom(ca)
@@ -117,7 +118,7 @@ func digest(a, b []byte) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// Transports returns the connections of this pass; nil outside of a pass.
+// Transports returns the connections of this pass, or nil outside of a pass.
 func (e *Env) Transports() *api.Transports {
 	if e.cache == nil {
 		return nil
@@ -134,7 +135,7 @@ func (e *Env) ClientOf(k *api.Kubeconfig) (*api.Client, error) {
 	return c, err
 }
 
-// KubeconfigAt reads the kubeconfig at path; whose describes it in errors.
+// KubeconfigAt reads the kubeconfig at path. whose describes it in errors.
 func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 	text, err := e.Read(path)
 	if err != nil {
@@ -143,7 +144,7 @@ func (e *Env) KubeconfigAt(path, whose string) (*api.Kubeconfig, error) {
 	return e.ParseKubeconfig(text)
 }
 
-// ClientAt returns a client for the kubeconfig at path.
+// ClientAt returns a client for the kubeconfig at path. whose describes it in errors.
 func (e *Env) ClientAt(path, whose string) (*api.Client, error) {
 	k, err := e.KubeconfigAt(path, whose)
 	if err != nil {

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// HasRoute returns nil if this machine has an address and a route
-// towards at least one API server.
+// HasRoute returns nil if this machine has an address and a route towards at least one API server.
 func HasRoute(ctx context.Context, e *Env, masters []string) error {
 	var errs []error
 	try := func(addr string) bool {
@@ -36,15 +35,15 @@ func HasRoute(ctx context.Context, e *Env, masters []string) error {
 			return nil
 		}
 	}
-	// An API server whose name cannot be resolved now may have any address, so try documentation
-	// addresses, which only a default route leads to (RFC 5737, RFC 3849).
+	// If an API server's name cannot be resolved now, its address is unknown. Then try
+	// documentation addresses, to which only a default route leads (RFC 5737, RFC 3849).
 	if named && (try("192.0.2.1:6443") || try("[2001:db8::1]:6443")) {
 		return nil
 	}
 	return errors.Join(errs...)
 }
 
-// ProbeTimeout bounds the connection to one API server.
+// ProbeTimeout limits the connection to one API server.
 const ProbeTimeout = 4 * time.Second
 
 // PlainNet removes the address from a dial error, for callers that print it themselves.

@@ -15,28 +15,30 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A new list of API servers in a Site may be a mistake that nobody on site can undo. So the last
+// A new list of API servers in a Site may be a mistake that nobody on site can correct. So the last
 // verified list stays in use until an API server of the new list is verified.
 
 const (
-	// ProvenFile holds the last verified list, as a Proven.
+	// ProvenFile contains the last verified list, as a Proven.
 	ProvenFile = ondisk.StateDir + "/masters.json"
-	// ReportedFormer holds the last list that was reported as unverified. A reboot removes it.
+	// ReportedFormer contains the last list that was reported as unverified. A reboot removes it.
 	ReportedFormer = ondisk.RunMark + "former-masters"
 )
 
-// Proven is a list of API servers, at least one of which has shown a
-// certificate of the cluster's CA.
+// Proven is a list of API servers of which at least one has shown a certificate of the cluster's
+// CA.
 type Proven struct {
 	Masters []string `json:"masters"`
-	// CA holds the pins of that CA. A list from a cluster that this machine has left is ignored.
+	// CA contains the pins of that CA. If they are not those of the present cluster, the list is
+	// ignored.
 	CA []string `json:"ca"`
-	// Learned are the API servers that ipvscare had learned besides Masters when a Site brought
-	// another list. ipvscare then drops them, but they may have replaced all of Masters.
+	// Learned are the API servers that ipvscare had learned in addition to Masters when a Site
+	// brought another list. ipvscare then drops them, although they may have replaced all of
+	// Masters.
 	Learned []string `json:"learned,omitempty"`
 }
 
-// former returns the API servers of the list, and those that ipvscare learned in addition.
+// former returns the API servers of the list, and those that ipvscare has learned in addition.
 func (p *Proven) former(e *machine.Env) []string {
 	all := slices.Clone(p.Masters)
 	for _, m := range slices.Concat(p.Learned, learnedBeside(e, func(s ondisk.IPVSLearnedVirtual) bool { return slices.EqualFunc(s.Configured, p.Masters, sameMaster) })) {
@@ -55,8 +57,8 @@ func readProven(e *machine.Env) (*Proven, bool) {
 	return p, slices.ContainsFunc(CAPins(e.Contents(ondisk.KubeCA)), func(pin string) bool { return slices.Contains(p.CA, pin) })
 }
 
-// FormerMasters returns the API servers that the Site does not name, but that
-// this member of the cluster still uses.
+// FormerMasters returns the API servers that this member of the cluster still uses although its
+// Site does not name them.
 func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	p, ok := readProven(e)
 	if !ok || slices.Equal(p.Masters, site.Masters) || !Is(e) {
@@ -68,8 +70,8 @@ func FormerMasters(e *machine.Env, site *configs.Site) []string {
 	})
 }
 
-// fitsVIP reports whether the Site's VIP can forward to an API server:
-// both must have the same address family.
+// fitsVIP reports whether the Site's VIP can forward to an API server, which requires the same
+// address family.
 func fitsVIP(site *configs.Site, master string) bool {
 	vip, err := netip.ParseAddr(site.VIP)
 	if err != nil || site.IPVS.Disabled {
@@ -80,11 +82,11 @@ func fitsVIP(site *configs.Site, master string) bool {
 		return false
 	}
 	addr, err := netip.ParseAddr(host)
-	return err != nil || addr.Unmap().Is4() == vip.Is4() // the VIP's family is used to look up a name
+	return err != nil || addr.Unmap().Is4() == vip.Is4() // for a name, the VIP's family is looked up
 }
 
-// configuredMasters returns ipvscare's list: the Site's API servers, and the former ones while
-// they are needed.
+// configuredMasters returns ipvscare's list: the Site's API servers and, as long as they are
+// needed, the former ones.
 func configuredMasters(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(site.Masters, FormerMasters(e, site))
 }
@@ -93,7 +95,7 @@ func configuredMasters(e *machine.Env, site *configs.Site) []string {
 const maxLearned = 64
 
 // LearnedMasters returns the API servers that ipvscare has learned in addition to the configured
-// ones. Those learned for another list or in another cluster do not count.
+// ones. It ignores those learned with another configured list or in another cluster.
 func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	if site.IPVS.Disabled || !site.IPVS.LearnMasters || !Is(e) {
 		return nil
@@ -112,8 +114,8 @@ func LearnedMasters(e *machine.Env, site *configs.Site) []string {
 	return out
 }
 
-// learnedBeside returns the API servers that ipvscare has learned for the
-// virtual servers for which like returns true.
+// learnedBeside returns the additional API servers that ipvscare has learned for the virtual
+// servers for which like returns true.
 func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []string {
 	b := e.Contents(ondisk.IPVSLearned)
 	if b == nil {
@@ -142,7 +144,7 @@ func learnedBeside(e *machine.Env, like func(ondisk.IPVSLearnedVirtual) bool) []
 	return out
 }
 
-// sameMaster compares two "host:port", which may differ in spelling.
+// sameMaster compares two API servers ("host:port"), which may be spelled differently.
 func sameMaster(a, b string) bool {
 	x, errX := netip.ParseAddrPort(a)
 	y, errY := netip.ParseAddrPort(b)
@@ -152,12 +154,12 @@ func sameMaster(a, b string) bool {
 	return strings.EqualFold(a, b)
 }
 
-// MastersOf returns the API servers of the cluster: configured and learned.
+// MastersOf returns all API servers of the cluster, configured and learned.
 func MastersOf(e *machine.Env, site *configs.Site) []string {
 	return slices.Concat(configuredMasters(e, site), LearnedMasters(e, site))
 }
 
-// WithFormerMasters returns a copy of the Site with configuredMasters as its list.
+// WithFormerMasters returns a copy of the Site whose masters are configuredMasters.
 func WithFormerMasters(e *machine.Env, site *configs.Site) *configs.Site {
 	s := *site
 	s.Masters = configuredMasters(e, site)
@@ -180,8 +182,8 @@ func writeProven(e *machine.Env, p *Proven) error {
 	return nil
 }
 
-// saveLearned records the API servers that ipvscare has learned
-// in addition to the former list, before its list changes.
+// saveLearned records the API servers that ipvscare has learned in addition to the former list,
+// before ipvscare gets another list.
 func saveLearned(e *machine.Env, site *configs.Site) error {
 	if len(FormerMasters(e, site)) == 0 {
 		return nil
@@ -191,8 +193,8 @@ func saveLearned(e *machine.Env, site *configs.Site) error {
 	return writeProven(e, p)
 }
 
-// mastersProven reports whether the Site's list is verified: as recorded, or
-// else by connecting to its API servers.
+// mastersProven reports whether the Site's list is verified: it is recorded, or one of its API
+// servers proves its identity now.
 func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if p, ok := readProven(e); ok && slices.Equal(p.Masters, site.Masters) {
 		return true
@@ -201,14 +203,14 @@ func mastersProven(ctx context.Context, e *machine.Env, site *configs.Site) bool
 }
 
 func oneProves(ctx context.Context, e *machine.Env, site *configs.Site, ca []byte) bool {
-	// A certificate with only the host's own name proves nothing: the same CA may have signed the
-	// serving certificate of a kubelet for that name.
+	// A certificate with only the host's own name proves nothing: it may be a kubelet's serving
+	// certificate, signed by the same CA.
 	errs := AskNames(ctx, e, site.Masters, ca, api.SharedName, site.Endpoint)
 	return slices.Contains(errs, nil)
 }
 
-// MastersSaved reports whether SaveProvenMasters has nothing to do: the list is recorded, or
-// it is still unverified and that was reported.
+// MastersSaved reports whether SaveProvenMasters has nothing to do: the list is recorded, or it was
+// reported as unverified and still is.
 func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	if Enrolled(e) != nil {
 		return true
@@ -219,8 +221,8 @@ func MastersSaved(ctx context.Context, e *machine.Env, site *configs.Site) bool 
 	return !mastersProven(ctx, e, site) && (len(FormerMasters(e, site)) == 0 || e.Text(ReportedFormer) == strings.Join(site.Masters, ","))
 }
 
-// SaveProvenMasters records the Site's list once it is verified.
-// Until then it reports that it is not.
+// SaveProvenMasters records the Site's list once it is verified. Until then, it reports that the
+// list is unverified.
 func SaveProvenMasters(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	if err := saveLearned(e, site); err != nil {
 		return err

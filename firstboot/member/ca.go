@@ -15,7 +15,8 @@ import (
 )
 
 // StaleCA reports whether a machine that is not a node has an outdated CA: from discovery for
-// another Site, or from an earlier boot if the Site pins none. API servers are verified with it.
+// another Site or, if the Site pins none, from an earlier boot. It would verify API servers with
+// that CA.
 func StaleCA(e *machine.Env, site *configs.Site) bool {
 	pem := e.Contents(ondisk.KubeCA)
 	if pem == nil {
@@ -30,8 +31,8 @@ func StaleCA(e *machine.Env, site *configs.Site) bool {
 // Unpinned reports whether the Site accepts any cluster that answers.
 func Unpinned(site *configs.Site) bool { return site.UnsafeSkipCAVerification && site.CACert == "" }
 
-// AnyPinned reports whether at least one of the CAs in pem is pinned. While a cluster
-// replaces its CA, a node may trust several.
+// AnyPinned reports whether at least one of the CAs in pem is pinned. While a cluster replaces its
+// CA, a node may trust more than one.
 func AnyPinned(pem []byte, pins []string) bool {
 	return slices.ContainsFunc(CAPins(pem), func(has string) bool { return IsPinned(has, pins) })
 }
@@ -62,7 +63,7 @@ func EnrolledCA(e *machine.Env) []byte {
 // EnrolledPins returns the pins of the CA that the machine enrolled with.
 func EnrolledPins(e *machine.Env) []string { return CAPins(EnrolledCA(e)) }
 
-// CAPins returns the pins of the CAs in pem; none if pem contains anything else.
+// CAPins returns the pins of the CAs in pem, or none if pem contains anything else.
 func CAPins(pem []byte) []string {
 	pins, err := api.Pins(pem)
 	if err != nil {
@@ -71,8 +72,8 @@ func CAPins(pem []byte) []string {
 	return pins
 }
 
-// Discovered reports whether the discovery of this boot is valid for the Site: it used the
-// Site's token, and found the CA on the disk, which the Site pins.
+// Discovered reports whether this boot's discovery is valid for the Site: it used the Site's token,
+// and found the CA that is on the disk and that the Site pins.
 func Discovered(e *machine.Env, site *configs.Site) bool {
 	conf, ca := e.Contents(DiscoveryFile), e.Contents(ondisk.KubeCA)
 	if conf == nil || ca == nil || !Unpinned(site) && !allPinned(ca, site.CAPins()) {
@@ -90,18 +91,18 @@ func Discovered(e *machine.Env, site *configs.Site) bool {
 	return err == nil && u.Token == site.Credentials.Token.Reveal()
 }
 
-// A CA is valid for ten years. It is reissued with its own key, so that pins and certificates
-// stay valid. Control-plane nodes publish it in cluster-info, where workers find it.
+// A CA is valid for ten years. It is reissued with the same key, so that pins and certificates stay
+// valid. Control-plane nodes publish it in cluster-info, where workers find it.
 
-// CAEndsSoon returns the earliest end of these CAs (PEM), and
-// whether it is within api.CAWarning.
+// CAEndsSoon returns the earliest expiry of these CAs (PEM), and whether it is within
+// api.CAWarning.
 func CAEndsSoon(e *machine.Env, cas []byte) (time.Time, bool) {
 	end, err := api.FirstEnd(cas)
 	return end, err == nil && e.Now().Add(api.CAWarning).After(end)
 }
 
-// NewerCA returns the reissued CA of this node, from the Site or from an API server's
-// cluster-info; nil if the CA does not end soon, or was not reissued.
+// NewerCA returns the reissued CA of this node, from the Site or from an API server's cluster-info,
+// or nil if the CA does not expire soon or was not reissued.
 func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	have := e.Contents(ondisk.KubeCA)
 	if _, due := CAEndsSoon(e, have); !due {
@@ -131,7 +132,7 @@ func NewerCA(ctx context.Context, e *machine.Env, site *configs.Site) []byte {
 	return nil
 }
 
-// NoteEndOfCA adds a note if a CA in file ends soon.
+// NoteEndOfCA adds a note if a CA in file expires soon.
 func NoteEndOfCA(e *machine.Env, file string) {
 	if end, due := CAEndsSoon(e, e.Contents(file)); due {
 		e.Note("%s is valid until %s. To fix: issue it again with `edgebake cluster new` and the Cluster document; then stamp the Sites of the control-plane nodes, and restart these nodes one by one", file, end.UTC().Format(time.DateOnly))

@@ -15,11 +15,11 @@ import (
 )
 
 // certStore is the store of a client-go certificate manager: NAME-DATE.pem files, and the link
-// NAME-current.pem to the newest. They are not synced: a power cut may leave an empty one.
+// NAME-current.pem to the newest one. The files are not synced: a power cut may leave one empty.
 type certStore struct {
 	Dir, Name string
-	// Replaceable: the program requests a new certificate if the file is
-	// missing, but not if it is broken.
+	// Replaceable means that the program requests a new certificate if the file is missing. If the
+	// file is broken, it does not.
 	Replaceable bool
 }
 
@@ -34,8 +34,8 @@ func CertStores() []certStore {
 
 func (s certStore) Current() string { return s.Dir + "/" + s.Name + "-current.pem" }
 
-// RestoreCertificates makes each link to a damaged certificate point to the newest usable one.
-// It must run before kubelet and yurthub start.
+// RestoreCertificates makes links to damaged certificates point to the newest usable ones. It must
+// run before kubelet and yurthub start.
 func RestoreCertificates(e *machine.Env) error {
 	var errs []error
 	for _, s := range CertStores() {
@@ -68,8 +68,8 @@ func (s certStore) restore(e *machine.Env) error {
 
 var certDate = regexp.MustCompile(`^-[0-9-]+\.pem$`)
 
-// newest returns the path of the usable certificate that was issued last, or "". The dates in
-// the names are less reliable: the clock may have been wrong.
+// newest returns the path of the usable certificate that was issued last, or "". It ignores the
+// dates in the names, because the clock may have been wrong.
 func (s certStore) newest(e *machine.Env) string {
 	entries, err := os.ReadDir(e.Path(s.Dir))
 	if err != nil {
@@ -91,13 +91,13 @@ func (s certStore) newest(e *machine.Env) string {
 	return best
 }
 
-// checkLoadable returns an error if the certificate at path, perhaps a link, cannot be used.
+// checkLoadable returns an error if the certificate at path, which may be a link, cannot be used.
 func checkLoadable(e *machine.Env, path string) error {
 	_, err := LoadLinked(e, path)
 	return err
 }
 
-// LoadLinked reads a certificate and its key from one file, perhaps a link.
+// LoadLinked reads a certificate and its key from one file, which may be a link.
 func LoadLinked(e *machine.Env, path string) (*x509.Certificate, error) {
 	if target, err := os.Readlink(e.Path(path)); err == nil {
 		if !filepath.IsAbs(target) {
@@ -108,7 +108,7 @@ func LoadLinked(e *machine.Env, path string) (*x509.Certificate, error) {
 	return LoadPair(e, path, path)
 }
 
-// LoadPair reads a certificate and the key that belongs to it.
+// LoadPair reads a certificate and its key from two files.
 func LoadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, error) {
 	cert, err := e.Read(certFile)
 	if err != nil {
@@ -125,8 +125,8 @@ func LoadPair(e *machine.Env, certFile, keyFile string) (*x509.Certificate, erro
 	return pair.Leaf, nil
 }
 
-// removeBrokenPair removes kubelet's self-signed certificate if it is unusable: kubelet
-// replaces it only if the files are missing.
+// removeBrokenPair removes kubelet's self-signed certificate if it is unusable: kubelet makes a new
+// one only if the files are missing.
 func removeBrokenPair(e *machine.Env, cert, key string) error {
 	if !slices.ContainsFunc([]string{cert, key}, e.Exists) {
 		return nil

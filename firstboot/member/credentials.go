@@ -20,8 +20,8 @@ func Redirected(e *machine.Env) bool {
 	return openyurt.IsRedirected(string(e.Contents(KubeadmFlags)))
 }
 
-// Name returns the node's name in kubelet's certificate, valid or not;
-// "" on a machine that is not a node.
+// Name returns the node's name in kubelet's certificate, valid or not, or "" on a machine that is
+// not a node.
 func Name(e *machine.Env) string {
 	cert, _ := Enrolment(e)
 	return NodeIn(cert)
@@ -30,7 +30,7 @@ func Name(e *machine.Env) string {
 // NodeUser is the part of a kubelet's user name before the node's name.
 const NodeUser = servercert.NodeUser
 
-// NodeIn returns the node's name in kubelet's certificate; "" if cert is nil or not a kubelet's.
+// NodeIn returns the node's name in kubelet's certificate, or "" if cert is nil or not kubelet's.
 func NodeIn(cert *x509.Certificate) string {
 	if cert == nil {
 		return ""
@@ -42,8 +42,8 @@ func NodeIn(cert *x509.Certificate) string {
 	return name
 }
 
-// Is reports whether the machine has credentials of a cluster. They may
-// have expired, or not be valid yet.
+// Is reports whether the machine has credentials of a cluster. Their certificate may have expired,
+// or may not be valid yet.
 func Is(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || OutOfTime(err)
@@ -62,8 +62,8 @@ func KubeletServer(e *machine.Env) (server, tlsServerName string, err error) {
 	return c.Server, c.TLSServerName, nil
 }
 
-// LeadsToHub reports whether kubelet.conf names yurthub as its server.
-// yurthub then has the node's own certificate.
+// LeadsToHub reports whether kubelet.conf has yurthub as its server. Then yurthub has the node's
+// own certificate.
 func LeadsToHub(kubeletConf *api.Kubeconfig) bool {
 	c, err := kubeletConf.Cluster()
 	return err == nil && c.Server == openyurt.Proxy
@@ -74,7 +74,7 @@ func KubeletConfig(e *machine.Env) (*api.Kubeconfig, error) {
 	return e.KubeconfigAt(ondisk.KubeletConf, "kubelet's credentials")
 }
 
-// Credentials returns the kubeconfig that has this node's own certificate.
+// Credentials returns the kubeconfig with this node's own certificate.
 func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	k, err := KubeletConfig(e)
 	if err != nil {
@@ -83,8 +83,8 @@ func Credentials(e *machine.Env) (*api.Kubeconfig, error) {
 	return ownKubeconfig(e, k)
 }
 
-// ownKubeconfig returns the kubeconfig that has this node's own certificate: kubelet.conf, or
-// yurthub's kubeconfig if kubelet.conf names yurthub.
+// ownKubeconfig returns the kubeconfig with this node's own certificate: kubelet.conf, or yurthub's
+// kubeconfig if yurthub is the server in kubelet.conf.
 func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig, error) {
 	if !LeadsToHub(kubeletConf) {
 		return kubeletConf, nil
@@ -92,8 +92,8 @@ func ownKubeconfig(e *machine.Env, kubeletConf *api.Kubeconfig) (*api.Kubeconfig
 	return e.KubeconfigAt(openyurt.Identity, "yurthub's credentials")
 }
 
-// OtherForm returns an error if the node enrolled with a form of yurthub other than the
-// image's. pod: the image's form is a static pod.
+// OtherForm returns an error if the node enrolled with another form of yurthub than the image's.
+// pod means that the image's form is a static pod.
 func OtherForm(e *machine.Env, pod bool) error {
 	k, err := KubeletConfig(e)
 	if err != nil || LeadsToHub(k) == pod {
@@ -107,7 +107,7 @@ func OtherForm(e *machine.Env, pod bool) error {
 // A control-plane node cannot be reset.
 const ResetForName = "run `firstboot reset` on the machine to join under the new name, or set the old nodeName again"
 
-// SameName returns an error if the node's name in cert is not name, the one in the Site.
+// SameName returns an error if the node's name in cert differs from name, which the Site gives it.
 func SameName(cert *x509.Certificate, name, fix string) error {
 	if is := NodeIn(cert); is != name {
 		return run.NeedsPerson(fmt.Errorf("this machine is enrolled as %s, but the Site names it %s", cmp.Or(is, cert.Subject.CommonName), name), fix)
@@ -115,8 +115,8 @@ func SameName(cert *x509.Certificate, name, fix string) error {
 	return nil
 }
 
-// NodeClient returns a client with the node's own certificate. It
-// connects to the endpoint, not to yurthub.
+// NodeClient returns a client with the node's own certificate. It connects to the endpoint, not to
+// yurthub.
 func NodeClient(e *machine.Env) (*api.Client, error) {
 	k, err := Credentials(e)
 	if err != nil {

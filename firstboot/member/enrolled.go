@@ -24,22 +24,22 @@ var (
 	ErrEarly       = errors.New("this node's certificate is not valid yet")
 )
 
-// Enrolled returns nil if the node has valid credentials of the cluster. It works offline: it
-// only parses files, which may be empty after a power cut, since they were not synced.
+// Enrolled returns nil if the node has valid credentials of the cluster. It works offline, and only
+// parses files. They were not synced, so a power cut may have left them empty.
 func Enrolled(e *machine.Env) error {
 	_, err := Enrolment(e)
 	return err
 }
 
-// EnrolledOrEarly reports whether the node is enrolled, or has a certificate that
-// is not valid yet by this machine's clock.
+// EnrolledOrEarly reports whether the node is enrolled, or has a certificate that is not valid yet
+// by this machine's clock.
 func EnrolledOrEarly(e *machine.Env) bool {
 	err := Enrolled(e)
 	return err == nil || errors.Is(err, ErrEarly)
 }
 
-// Enrolment returns the node's certificate and the error of Enrolled; both with errExpired and
-// ErrEarly. The files may change during a pass, so they are read each time.
+// Enrolment returns the node's certificate and the error of Enrolled. With errExpired and ErrEarly
+// it returns both. It reads the files each time, because they may change during a pass.
 func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	var conf *api.Kubeconfig
 	for _, f := range []struct {
@@ -82,8 +82,8 @@ func Enrolment(e *machine.Env) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-// OutOfTime reports whether an error of Enrolled only concerns the certificate's
-// dates: the machine still counts as a node.
+// OutOfTime reports whether an error of Enrolled concerns only the certificate's dates. The machine
+// then still counts as a node.
 func OutOfTime(err error) bool { return errors.Is(err, errExpired) || errors.Is(err, ErrEarly) }
 
 // errCut means that a power cut has damaged a file.
@@ -122,8 +122,7 @@ func isCA(b []byte) error {
 	return nil
 }
 
-// KubeletCert reads kubelet's client certificate, or yurthub's if
-// kubelet connects through yurthub.
+// KubeletCert reads kubelet's client certificate, or yurthub's if kubelet connects through yurthub.
 func KubeletCert(e *machine.Env) (*x509.Certificate, error) {
 	k, err := Credentials(e)
 	if err != nil {
@@ -144,8 +143,8 @@ func certOf(e *machine.Env, k *api.Kubeconfig) (*x509.Certificate, error) {
 	return pair.Leaf, nil
 }
 
-// identityFiles returns the files without which the node cannot return to the cluster once the
-// token is wiped. Syncing them syncs their whole file system, and so the other files on it.
+// identityFiles returns the files that the node needs to return to the cluster once the token is
+// wiped. Syncing them syncs their file systems, and so all other files there.
 func identityFiles(e *machine.Env) []string {
 	all := append([]string{ondisk.KubeletConf, ondisk.KubeletConfig, KubeadmFlags, ondisk.KubeCA, openyurt.Identity}, KubeletKeys(e)...)
 	for _, s := range CertStores() {
@@ -157,8 +156,7 @@ func identityFiles(e *machine.Env) []string {
 	})
 }
 
-// SyncCredentials syncs the node's credentials, so that the machine
-// is still a node after a power cut.
+// SyncCredentials syncs the node's credentials, so that a power cut cannot destroy them.
 func SyncCredentials(e *machine.Env) error {
 	if err := e.Sync(append(identityFiles(e), "/etc", "/var")...); err != nil {
 		return fmt.Errorf("syncing the node's credentials: %w", err)

@@ -11,39 +11,39 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// LeavingFile marks that the machine is leaving its cluster. After an interruption the next run
-// completes that, since half of the credentials are useless.
+// LeavingFile exists while the machine is leaving its cluster. After an interruption, the next run
+// completes that, because incomplete credentials are useless.
 const LeavingFile = ondisk.StateDir + "/leaving"
 
-// ControlPlaneMark identifies the documents and the proxy from which the control plane's pods
-// and kubelet's settings were made. It is written after them.
+// ControlPlaneMark identifies the documents and the proxy from which the control plane's pods and
+// kubelet's settings were made. It is written after these.
 const ControlPlaneMark = ondisk.StateDir + "/control-plane"
 
 const (
-	// hubBootstrapDir is on /run, since the token must not be on a disk. The token is read from the
-	// slot again after each boot, while it is needed.
+	// hubBootstrapDir is in /run, because the token must not be stored on a disk. While the token
+	// is needed, each boot reads it from the slot.
 	hubBootstrapDir = ondisk.RunDir + "/yurthub"
 	// HubBootstrap is the kubeconfig with which yurthub requests its certificates.
 	HubBootstrap = hubBootstrapDir + "/bootstrap-hub.conf"
 )
 
-// Files that may hold the token are on /run, which is lost at a reboot.
+// Files that may contain the token are in /run, which a reboot clears.
 const (
 	DiscoveryFile = ondisk.RunDir + "/discovery.conf"
 	JoinFile      = ondisk.RunDir + "/join.yaml"
 	BootstrapRun  = ondisk.RunDir + "/bootstrap-kubelet.conf"
-	// BootstrapConf is where kubeadm writes the token for kubelet. It is first made a link to /run,
-	// since deleted data stays readable in a disk's free blocks.
+	// BootstrapConf is the path to which kubeadm writes kubelet's token. First boot makes it a link
+	// into /run, because deleted data stays readable in free blocks of a disk.
 	BootstrapConf = ondisk.KubernetesDir + "/bootstrap-kubelet.conf"
 	KubeadmFlags  = "/var/lib/kubelet/kubeadm-flags.env"
 	KubeletPKI    = "/var/lib/kubelet/pki"
 	ClientCert    = KubeletPKI + "/kubelet-client-current.pem"
-	// PendingKey is the key for which kubelet has requested a certificate. With it, the next
-	// attempt continues the same CSR, which may soon be approved.
+	// PendingKey is the key for which kubelet has requested a certificate. With this key, the next
+	// attempt continues the same CSR, which may be approved soon.
 	PendingKey = KubeletPKI + "/kubelet-client.key.tmp"
 )
 
-// PKIDir holds the cluster's CA and, on a control-plane node, its keys.
+// PKIDir contains the cluster's CA and, on a control-plane node, its keys.
 const PKIDir = ondisk.KubernetesDir + "/pki"
 
 // KubeletKeys lists the key pairs that kubelet made while joining.
@@ -66,15 +66,15 @@ func inKubeletPKI(e *machine.Env, prefixes ...string) []string {
 	return out
 }
 
-// ReadyMark marks that the cluster has reported this node as Ready once. It is
-// recorded, since it cannot be observed offline.
+// ReadyMark exists if the cluster has ever reported this node as Ready. This is recorded, because
+// offline it cannot be observed.
 const ReadyMark = ondisk.StateDir + "/ready"
 
-// TokenFiles lists files that may hold the token, or link to it.
+// TokenFiles lists the files that may contain the token, or link to it.
 var TokenFiles = []string{DiscoveryFile, JoinFile, BootstrapRun, BootstrapConf, HubBootstrap}
 
-// ClusterFiles returns this machine's files of its cluster, except the
-// credentials, which kubeadm and kubelet keep.
+// ClusterFiles returns the files that depend on this machine's cluster, except the credentials of
+// kubeadm and kubelet.
 func ClusterFiles(e *machine.Env) []string {
 	return slices.Concat(TokenFiles, ServingCerts(e), []string{JoinedFile, JoinedCluster})
 }
@@ -85,12 +85,12 @@ var ResetFiles = []string{ReadyMark, RecordFile, ProvenFile, ControlPlaneMark}
 // KubeadmArgs matches the line of kubeadm-flags.env with kubelet's arguments.
 var KubeadmArgs = regexp.MustCompile(`(?m)^(KUBELET_KUBEADM_ARGS=")(.*)(")[ \t]*$`)
 
-// ServingCert and ServingKey are kubelet's serving certificate and key if its
-// cluster has not set serverTLSBootstrap.
+// ServingCert and ServingKey are kubelet's serving certificate and key if the cluster does not set
+// serverTLSBootstrap.
 const (
 	ServingCert = KubeletPKI + "/kubelet.crt"
 	ServingKey  = KubeletPKI + "/kubelet.key"
 )
 
-// SnapshotDir holds snapshots of etcd, on DATA. No reset removes it.
+// SnapshotDir contains snapshots of etcd, on DATA. No reset removes it.
 const SnapshotDir = ondisk.StateDir + "/snapshots"

@@ -16,31 +16,31 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// JoinedFile holds a JoinedAs.
+// JoinedFile contains a JoinedAs.
 const JoinedFile = ondisk.StateDir + "/joined.json"
 
-// JoinedAs records the machine and its Site at the join: facts that cannot be found out later,
-// and settings that kubeadm and kubelet use only when they join.
+// JoinedAs records the machine and its Site at the join: facts that cannot be determined later, and
+// settings that kubeadm and kubelet use only at a join.
 type JoinedAs struct {
 	Machine siteconf.Machine `json:"machine"`
-	// Was is the former name of a member that joins again. The join
-	// removes the credentials with that name.
+	// Was is the former name of a member that joins again. The join removes the credentials that
+	// contain that name.
 	Was    string          `json:"was,omitempty"`
 	Taints []configs.Taint `json:"taints,omitempty"`
-	// KubeletExtraArgs are the arguments that kubelet runs with now.
+	// KubeletExtraArgs are the arguments with which kubelet runs now.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
-	// TryingArgs are arguments on trial: kubelet may run with them, or may
-	// fail to start; nil if there are none.
+	// TryingArgs are arguments on trial: kubelet may run with them, or may fail to start. It is nil
+	// if there are none.
 	TryingArgs map[string]string `json:"tryingArgs,omitzero"`
 	CRISocket  string            `json:"criSocket"`
-	// Labels are the labels that first boot gave the Node, at the join or later.
+	// Labels are the labels that first boot has set on the Node, at the join or later.
 	Labels map[string]string `json:"labels,omitempty"`
-	// TokenForgotten: the token of this join was forgotten, so one in the slot is a new one.
+	// TokenForgotten means that this join's token was removed, so a token in the slot is a new one.
 	TokenForgotten bool `json:"tokenForgotten,omitempty"`
 }
 
-// ReadJoinedAs reads JoinedFile; ok is false if there is no valid one. Each Check and Run reads
-// it again, since other phases and `firstboot reset` change it.
+// ReadJoinedAs reads JoinedFile. ok is false if there is no valid one. Each Check and Run reads it
+// again, because other phases and `firstboot reset` change it.
 func ReadJoinedAs(e *machine.Env) (JoinedAs, bool) {
 	var j JoinedAs
 	b := e.Contents(JoinedFile)
@@ -58,11 +58,11 @@ func (j JoinedAs) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveJoin records the machine and its Site at a join. When it joins again, it
-// keeps the facts from which its name was made.
+// SaveJoin records the machine and its Site at a join. If the machine joins again, it keeps the
+// facts from which its name was made.
 func SaveJoin(e *machine.Env, site *configs.Site, name string) error {
 	machine := e.Facts()
-	if e.Exists(JoinedCluster) { // it may join another cluster now
+	if e.Exists(JoinedCluster) { // the machine may join another cluster now
 		if err := e.Remove(JoinedCluster); err != nil {
 			return fmt.Errorf("removing the record of the old cluster: %w", err)
 		}
@@ -96,7 +96,7 @@ func Union(a, b map[string]string) map[string]string {
 }
 
 // RemarkTaints adds a note if the Site's taints have changed since the join and the Node's have
-// not, since a node may not change its own taints.
+// not: a node may not change its own taints.
 func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	var args []string
 	for _, t := range site.Taints {
@@ -115,7 +115,7 @@ func RemarkTaints(e *machine.Env, j JoinedAs, site *configs.Site, n *api.Node) {
 	}
 }
 
-// replaced reports whether taints has t with the same or another value.
+// replaced reports whether taints contains a taint with the key and effect of t.
 func replaced(taints []configs.Taint, t configs.Taint) bool {
 	return slices.ContainsFunc(taints, func(o configs.Taint) bool { return o.Key == t.Key && o.Effect == t.Effect })
 }
@@ -127,8 +127,8 @@ func taintWord(t configs.Taint) string {
 	return t.Key + "=" + t.Value + ":" + t.Effect
 }
 
-// LeftLabels returns the Node's labels that first boot set and the Site does not have now.
-// OpenYurt's are omitted, since a revert removes them.
+// LeftLabels returns the Node's labels that first boot set and that the Site does not have any
+// more. It omits OpenYurt's labels, which a revert removes.
 func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	want := siteconf.KubeletLabels(site)
 	out := map[string]string{}
@@ -142,8 +142,8 @@ func LeftLabels(j JoinedAs, site *configs.Site, n *api.Node) map[string]string {
 	return out
 }
 
-// SaveLabels records the labels that first boot has set on the Node. It reads
-// JoinedFile again, since a reset may have changed it.
+// SaveLabels records the labels that first boot has set on the Node. It reads JoinedFile again,
+// because a reset may have changed it.
 func SaveLabels(e *machine.Env, site *configs.Site) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok {
@@ -153,7 +153,7 @@ func SaveLabels(e *machine.Env, site *configs.Site) error {
 	return j.Write(e)
 }
 
-// SaveForgotten records that the token of the join was forgotten.
+// SaveForgotten records that the token of the join was removed.
 func SaveForgotten(e *machine.Env) error {
 	j, ok := ReadJoinedAs(e)
 	if !ok || j.TokenForgotten {

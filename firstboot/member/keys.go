@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ParseSigner parses a private key (PEM). Its errors do not quote the key.
+// ParseSigner parses a private key (PEM). Its errors do not contain the key.
 func ParseSigner(text []byte) (crypto.Signer, error) {
 	b, _ := pem.Decode(text)
 	if b == nil {
@@ -34,8 +34,8 @@ func ParseSigner(text []byte) (crypto.Signer, error) {
 
 func anyError[T any](key T, err error) (any, error) { return key, err }
 
-// KeysInPlace checks the cluster's keys on this machine, which
-// are needed once the slot has none.
+// KeysInPlace checks the cluster's keys on this machine. They are needed once the slot does not
+// have them any more.
 func KeysInPlace(e *machine.Env, site *configs.Site) error {
 	var errs []error
 	for _, ca := range configs.ClusterCAs() {

@@ -10,14 +10,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Both roots of a machine share /var/lib/kubelet, and a kubelet of another minor version changes
-// files there. KubeletRecord keeps the former ones, for the return to the former root.
+// Both roots of a machine use /var/lib/kubelet, where a kubelet of another minor version changes
+// files. KubeletRecord keeps the former files, in case the machine returns to the former root.
 
 const (
-	// KubeletRecord records to which kubelet the files in /var/lib/kubelet belong. The first
-	// update to another minor version creates it.
+	// KubeletRecord records to which kubelet the files in /var/lib/kubelet belong. The first update
+	// to another minor version creates it.
 	KubeletRecord = ondisk.StateDir + "/kubelet.json"
-	// KubeletInstanceConfig holds kubelet's settings that are specific to this node.
+	// KubeletInstanceConfig contains kubelet's settings that are specific to this node.
 	KubeletInstanceConfig = "/var/lib/kubelet/instance-config.yaml"
 )
 
@@ -34,27 +34,26 @@ var keptKubeletFiles = []string{
 // KubeletFiles is the contents of KubeletRecord.
 type KubeletFiles struct {
 	Version int `json:"version"`
-	// Minor is the minor version of the kubelet to which the files belong.
+	// Minor is the minor version of the kubelet that last took over the files.
 	Minor int `json:"minor"`
-	// ConfigMinor is the minor version of the kubeadm that wrote config.yaml; 0 if
-	// files of Former may have been restored.
+	// ConfigMinor is the minor version of the kubeadm that wrote config.yaml. It is 0 if some of
+	// Former's files may have been restored.
 	ConfigMinor int `json:"configMinor"`
-	// Former holds the files of the previous version; nil if there was none.
+	// Former contains the files of the previous version, or nil if there was none.
 	Former *FormerKubelet `json:"former,omitempty"`
 }
 
-// FormerKubelet holds the files of a kubelet of another minor version.
+// FormerKubelet contains the files of a kubelet of another minor version.
 type FormerKubelet struct {
 	Minor       int               `json:"minor"`
 	ConfigMinor int               `json:"configMinor"`
-	Files       map[string][]byte `json:"files"` // a file that is not listed did not exist
-	// KubeletExtraArgs and TryingArgs are the fields of JoinedAs that match the kept flags.
+	Files       map[string][]byte `json:"files"` // a file that is not in the map did not exist
+	// KubeletExtraArgs and TryingArgs are the fields of JoinedAs that belong to the kept flags.
 	KubeletExtraArgs map[string]string `json:"kubeletExtraArgs,omitempty"`
 	TryingArgs       map[string]string `json:"tryingArgs,omitzero"`
 }
 
-// ReadKubeletFiles returns the record. Its Minor is 0 if there is no
-// record that this program can read.
+// ReadKubeletFiles returns the record. Minor is 0 if there is no record that this program can read.
 func ReadKubeletFiles(e *machine.Env) KubeletFiles {
 	var k KubeletFiles
 	if b := e.Contents(KubeletRecord); b != nil {
@@ -79,7 +78,7 @@ func (k KubeletFiles) Write(e *machine.Env) error {
 	return nil
 }
 
-// SaveKubelet records the present kubelet's minor version, for the system that boots next.
+// SaveKubelet records the present kubelet's minor version for the system that boots next.
 func SaveKubelet(e *machine.Env, minor int) error {
 	if ReadKubeletFiles(e).Minor == 0 {
 		return KubeletFiles{Minor: minor, ConfigMinor: minor}.Write(e)
@@ -88,20 +87,21 @@ func SaveKubelet(e *machine.Env, minor int) error {
 }
 
 // TakeOverKubelet prepares the files in /var/lib/kubelet for this system's kubelet, before it
-// starts. minor is that kubelet's version. Without a record, the files belong to it already.
+// starts. minor is that kubelet's minor version. Without a record, the files are its own.
 func TakeOverKubelet(e *machine.Env, minor int) error {
 	k := ReadKubeletFiles(e)
 	switch {
 	case minor == 0 || k.Minor == 0, k.Minor == minor && k.ConfigMinor == minor:
 		return nil
 	case k.Minor == minor:
-		// kubeadm replaces files in place, so a power cut may leave some of them empty.
+		// kubeadm does not replace files atomically, so a power cut may leave some of them empty.
 		if k.Former == nil || isKubeletConfig(e.Contents(ondisk.KubeletConfig)) == nil && isKubeadmFlags(e.Contents(KubeadmFlags)) == nil {
 			return nil
 		}
 		return k.Former.restore(e)
 	case k.Former != nil && k.Former.Minor == minor:
-		// If the power is cut here and the other root boots, kubeadm there writes the settings again.
+		// If the power fails here and the other root boots, kubeadm there writes the settings
+		// again.
 		if err := (KubeletFiles{Minor: k.Minor, Former: k.Former}).Write(e); err != nil {
 			return err
 		}
@@ -118,8 +118,7 @@ func TakeOverKubelet(e *machine.Env, minor int) error {
 	return KubeletFiles{Minor: minor, ConfigMinor: k.ConfigMinor, Former: former}.Write(e)
 }
 
-// restorable reports whether the record has a copy of a kubelet
-// file that kubeadm may be rewriting.
+// restorable reports whether the record has a copy of a kubelet file that kubeadm may be rewriting.
 func restorable(e *machine.Env, path string) bool {
 	k := ReadKubeletFiles(e)
 	return k.Minor != k.ConfigMinor && k.Former != nil && k.Former.Files[path] != nil
@@ -148,7 +147,7 @@ func readFormerKubelet(e *machine.Env, k KubeletFiles) (*FormerKubelet, error) {
 func (f *FormerKubelet) restore(e *machine.Env) error {
 	fail := func(err error) error { return fmt.Errorf("restoring the files of kubelet v1.%d: %w", f.Minor, err) }
 	if f.Files[ondisk.KubeletConfig] == nil {
-		return nil // the machine was not a node then
+		return nil // at that time, the machine was not a node
 	}
 	for _, p := range keptKubeletFiles {
 		b, ok := f.Files[p]

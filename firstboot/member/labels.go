@@ -9,7 +9,7 @@ import (
 	"github.com/edgebake/edgebake/openyurt"
 )
 
-// HubLabels returns a patch that restores the Node's present OpenYurt labels.
+// HubLabels returns a patch that would restore the Node's present OpenYurt labels.
 func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any, error) {
 	n, err := ReadNode(ctx, e, name)
 	if err != nil {
@@ -24,7 +24,7 @@ func HubLabels(ctx context.Context, e *machine.Env, name string) (map[string]any
 	return out, nil
 }
 
-// AnyOf converts labels to the form of a patch.
+// AnyOf converts labels to a patch.
 func AnyOf(labels map[string]string) map[string]any {
 	out := map[string]any{}
 	for k, v := range labels {
@@ -42,7 +42,7 @@ func NoLabels() map[string]any {
 	return out
 }
 
-// CheckLabels returns Done if the Node's OpenYurt labels equal want, which may be nil.
+// CheckLabels returns Done if the Node's OpenYurt labels are those in want, which may be nil.
 func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[string]string) (run.Verdict, error) {
 	n, err := ReadNode(ctx, e, name)
 	if err != nil {
@@ -56,8 +56,8 @@ func CheckLabels(ctx context.Context, e *machine.Env, name string, want map[stri
 	return run.Done, nil
 }
 
-// PatchLabels changes labels of a Node with the node's own
-// credentials. A nil value removes the label.
+// PatchLabels changes labels of a Node with the node's own credentials. A nil value removes a
+// label.
 func PatchLabels(ctx context.Context, e *machine.Env, name string, labels map[string]any) error {
 	c, err := NodeClient(e)
 	if err != nil {

@@ -10,27 +10,26 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// For decisions about untrusted sticks, a former member of a cluster stays a member, even
-// without credentials: a new join removes them first, and may fail. Only a reset ends this.
+// For decisions about untrusted sticks, a former member of a cluster counts as a member, even
+// without credentials: a new join first removes them, and may then fail. Only a reset ends this.
 
-// RecordFile records the membership. It is written before any other
-// trace of the membership is removed.
+// RecordFile records the membership. It is written before any other file of the membership is
+// removed.
 const RecordFile = ondisk.StateDir + "/member.json"
 
 // RecordVersion is the version of a Record that this program writes.
 const RecordVersion = 1
 
-// Record means that the machine is or was a member of a cluster. It identifies that cluster.
+// Record means that the machine is or was a member of a cluster, and identifies that cluster.
 type Record struct {
 	Version int `json:"version"`
-	// Node is the name in the certificate of the last enrolment; CA holds the pins of its CA. Both
-	// are empty once the machine has left that cluster for another.
+	// Node is the name in the certificate of the last enrolment; CA contains the pins of its CA.
+	// Both are empty once the machine has left that cluster for another one.
 	Node string   `json:"node,omitempty"`
 	CA   []string `json:"ca,omitempty"`
 }
 
-// ReadRecord reads the record. ok is also true if the record is
-// unreadable or from a later release.
+// ReadRecord reads the record. ok is also true if the record is unreadable or from a later release.
 func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	if !e.Exists(RecordFile) {
 		return r, false
@@ -41,13 +40,13 @@ func ReadRecord(e *machine.Env) (r Record, ok bool) {
 	return r, true
 }
 
-// RecordToSave returns the record to write; nil if the present one is correct.
+// RecordToSave returns the record that must be written, or nil if the present one is correct.
 func RecordToSave(e *machine.Env) *Record {
 	have, ok := ReadRecord(e)
 	want := Record{Version: RecordVersion, Node: Name(e), CA: EnrolledPins(e)}
 	switch {
 	case e.Exists(LeavingFile):
-		// Credentials that remain from the former cluster do not count.
+		// Ignore credentials that are left of the former cluster.
 		if ok && have.Node == "" && len(have.CA) == 0 {
 			return nil
 		}
@@ -57,7 +56,7 @@ func RecordToSave(e *machine.Env) *Record {
 			return nil
 		}
 		return &want
-	case !ok && e.Exists(ReadyMark): // a member with damaged credentials, from a former release
+	case !ok && e.Exists(ReadyMark): // a member whose credentials are damaged, from a former release
 		return &want
 	}
 	return nil
@@ -83,21 +82,22 @@ func (r Record) Write(e *machine.Env) error {
 	return nil
 }
 
-// HasJoined reports whether this machine is or was a member of a cluster, even if its
-// credentials are unusable or expired: a wrong clock must not make it count as new.
+// HasJoined reports whether this machine is or was a member of a cluster, even if its credentials
+// are unusable or expired: a wrong clock must not make it a new machine.
 func HasJoined(e *machine.Env) bool {
 	_, was := ReadRecord(e)
 	return was || Is(e) || e.Exists(ReadyMark)
 }
 
-// Node returns the name with which this machine is or was enrolled in a cluster; "" if unknown.
+// Node returns the name with which this machine is or was enrolled in a cluster, or "" if it is
+// unknown.
 func Node(e *machine.Env) string {
 	r, _ := ReadRecord(e)
 	return cmp.Or(Name(e), r.Node)
 }
 
-// Pins returns the CA pins of the cluster of which this machine is
-// or was a member; none if unknown.
+// Pins returns the CA pins of the cluster of which this machine is or was a member, or none if they
+// are unknown.
 func Pins(e *machine.Env) []string {
 	if Is(e) {
 		return EnrolledPins(e)

@@ -15,13 +15,14 @@ import (
 )
 
 // EveryAPIServerIsNamed reports whether every API server answers with a certificate that has the
-// endpoint's name. Only then may kubelet join through it, since it drops tls-server-name.
+// endpoint's name. Only then may kubelet join through the endpoint: at a join, kubelet drops
+// tls-server-name.
 func EveryAPIServerIsNamed(ctx context.Context, e *machine.Env, masters []string, ca []byte, endpoint string) bool {
 	return errors.Join(AskNames(ctx, e, masters, ca, endpoint)...) == nil
 }
 
-// AskNames checks in parallel whether each API server's certificate has one of
-// names. The errors are in the order of masters.
+// AskNames checks in parallel whether each API server's certificate has one of names. The errors
+// are in the order of masters.
 func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, names ...string) []error {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -34,8 +35,8 @@ func AskNames(ctx context.Context, e *machine.Env, masters []string, ca []byte, 
 	return errs
 }
 
-// Names caches which names the API servers' certificates have. Each name is checked with its own
-// connection, since an API server may show another certificate for it.
+// Names caches which names the API servers' certificates have. Each name is checked on a separate
+// connection, because an API server may have several certificates.
 type Names struct {
 	endpoint string
 	masters  []string
@@ -55,8 +56,8 @@ func (c *Names) ask(ctx context.Context, e *machine.Env, name string) []error {
 	return c.answers[name]
 }
 
-// named counts the API servers whose certificate has name. The
-// error joins the errors of all others.
+// named counts the API servers whose certificate has name. The error joins the errors of the
+// others.
 func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, error) {
 	errs := c.ask(ctx, e, name)
 	n := 0
@@ -69,11 +70,12 @@ func (c *Names) named(ctx context.Context, e *machine.Env, name string) (int, er
 }
 
 // Shared returns kubelet's tls-server-name for the endpoint: "" (the endpoint's own name) if all
-// certificates have that, otherwise kubeadm's shared name, or the more frequent of the two.
+// certificates have that name, otherwise the more frequent of the endpoint's name and kubeadm's
+// shared name.
 func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 	endpoint, endpointErr := c.named(ctx, e, c.endpoint)
 	if endpoint == len(c.masters) && endpoint > 0 {
-		return "", nil // no other name can be in more certificates
+		return "", nil // no other name is in more certificates
 	}
 	shared, sharedErr := c.named(ctx, e, api.SharedName)
 	switch {
@@ -83,14 +85,14 @@ func (c *Names) Shared(ctx context.Context, e *machine.Env) (string, error) {
 		return api.SharedName, nil
 	}
 	err := errors.Join(sharedErr, endpointErr)
-	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have one of the names
+	if joined.AllAre(sharedErr, api.ErrServerName) { // API servers that do not answer may have one of these names
 		return "", run.NeedsPerson(err, "add "+c.endpoint+" to the API servers' certSANs")
 	}
 	return "", fmt.Errorf("reading the names in the API servers' certificates: %w", sharedErr)
 }
 
-// Fit reports whether kubelet may keep name: all API servers that answer have it, or no other
-// name is more frequent. Once all have the endpoint's name, api.SharedName does not fit.
+// Fit reports whether kubelet may keep name: all API servers that answer have it, or no other name
+// is more frequent. Once all have the endpoint's name, api.SharedName does not fit.
 func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	if name == api.SharedName && c.endpoint != name {
 		if n, _ := c.named(ctx, e, c.endpoint); n == len(c.masters) && n > 0 {
@@ -109,8 +111,8 @@ func (c *Names) Fit(ctx context.Context, e *machine.Env, name string) bool {
 	return true
 }
 
-// Away counts the API servers that answer with a certificate of the CA,
-// with any name, and those that do not.
+// Away counts the API servers that answer with a certificate of the CA, whatever its names, and
+// those that do not.
 func (c *Names) Away(ctx context.Context, e *machine.Env, name string) (answer, away int) {
 	for _, err := range c.ask(ctx, e, name) {
 		if err == nil || errors.Is(err, api.ErrServerName) {

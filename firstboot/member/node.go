@@ -56,7 +56,7 @@ func OwnNode(ctx context.Context, e *machine.Env, name string) (*api.Client, *ap
 var ErrNoNode = errors.New("the cluster has no Node")
 
 // Reported returns an error unless kubelet is running and has reported to the cluster since its
-// start. Until then, most of a minute, the Node shows its former status.
+// start. Until it reports, for up to a minute, the Node shows its former status.
 func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if state, err := e.UnitState(ctx, ondisk.UnitKubelet); err != nil || state != "active" {
 		return run.Advise(errors.Join(fmt.Errorf("kubelet is %s", state), err), "see `journalctl -u kubelet` on the machine")
@@ -65,7 +65,7 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	if err != nil {
 		return err
 	}
-	// A report of this boot may carry the time of a clock that was set since.
+	// A report of this boot may have a time from before the clock was set.
 	earliest := since.Now
 	if id := machine.BootID(e); id != "" && n.Status.NodeInfo.BootID == id {
 		earliest = since.Earlier()
@@ -77,22 +77,22 @@ func Reported(ctx context.Context, e *machine.Env, n *api.Node) error {
 	return nil
 }
 
-// kubelet registers its Node once after its start. A Node that is deleted later
-// stays missing until kubelet starts again.
+// kubelet registers its Node once after its start. If the Node is deleted later, it stays missing
+// until kubelet starts again.
 const (
-	// registerTime is the time that kubelet needs to register with an API server that
-	// answers: its pauses between attempts grow to 7 s.
+	// registerTime is the time in which kubelet registers with an API server that answers: its
+	// pauses between attempts grow to 7 s.
 	registerTime = 20 * time.Second
-	// registerAgain is the minimum time between two restarts of kubelet for its registration, which
-	// for example a webhook may prevent.
+	// registerAgain is the minimum time between two restarts of kubelet for its registration. A
+	// webhook, for example, may prevent the registration.
 	registerAgain = 10 * time.Minute
 )
 
 // Absence measures how long this machine's Node has been missing in the cluster.
 type Absence struct{ since time.Time }
 
-// End restarts kubelet once the Node has been missing for registerTime, but not if the API
-// servers may belong to another cluster: kubelet would register there, and stop its pods.
+// End restarts kubelet once the Node has been missing for registerTime. It does not if the API
+// servers may belong to another cluster, where kubelet would register and stop its pods.
 func (a *Absence) End(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	now := e.Now()
 	if a.since.IsZero() {

@@ -17,13 +17,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A cluster recreated with the same keys is not recognizable by its certificates, but a kubelet
-// that connects to it would stop its pods. So a Ready node records UIDs of its own cluster.
+// If a cluster is recreated with the same keys, its certificates look the same, but a kubelet that
+// connects to it stops its pods. Therefore a Ready node records UIDs of its own cluster.
 
 // JoinedCluster is the file with these UIDs.
 const JoinedCluster = ondisk.StateDir + "/joined-cluster.json"
 
-// ReadJoinedCluster returns the record; nil if there is no usable one.
+// ReadJoinedCluster returns the record, or nil if there is no usable one.
 func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 	j := new(ondisk.IPVSJoined)
 	if json.Unmarshal(e.Contents(JoinedCluster), j) != nil || j.ClusterInfo == "" || j.NodeUID == "" {
@@ -33,7 +33,7 @@ func ReadJoinedCluster(e *machine.Env) *ondisk.IPVSJoined {
 }
 
 // ClusterNow identifies the cluster in which this node is Ready by the UIDs of cluster-info, the
-// Node and, if readable, the API servers' Service; nil if cluster-info is unreadable.
+// Node and, if readable, the API servers' Service. It returns nil if cluster-info is unreadable.
 func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJoined, error) {
 	c, err := NodeClient(e)
 	if err != nil {
@@ -53,10 +53,9 @@ func ClusterNow(ctx context.Context, e *machine.Env, n *api.Node) (*ondisk.IPVSJ
 	return &ondisk.IPVSJoined{ClusterInfo: uid, Node: n.Metadata.Name, NodeUID: n.Metadata.UID, ServiceUID: service}, nil
 }
 
-// ClusterToSave returns the record that must replace the present one; nil if none must. It
-// accepts new UIDs only from an API server that still shows a recorded one, since cluster-info
-// and the Node may each be recreated.
-// If a server shows no recorded UID, the error is ErrOtherCluster.
+// ClusterToSave returns the record that must replace the present one, or nil. It accepts new UIDs
+// only from an API server that also shows a recorded one: cluster-info or the Node may have been
+// recreated. If a server shows no recorded UID, the error is ErrOtherCluster.
 func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *api.Node) (*ondisk.IPVSJoined, error) {
 	if site.NodeType == configs.NodeControlPlane {
 		return nil, nil // it uses its own API server
@@ -76,8 +75,8 @@ func ClusterToSave(ctx context.Context, e *machine.Env, site *configs.Site, n *a
 	return clusterShown(ctx, e, site, noted)
 }
 
-// clusterShown returns the UIDs from an API server that shows cluster-info, the Node and at
-// least one recorded UID; nil if they equal the record, or no API server does.
+// clusterShown returns the UIDs from an API server that shows cluster-info, the Node and at least
+// one recorded UID. It returns nil if they equal the record, or if there is no such API server.
 func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined) (*ondisk.IPVSJoined, error) {
 	masters := MastersOf(e, site)
 	shown := make([]ondisk.IPVSJoined, len(masters))
@@ -119,32 +118,32 @@ func clusterShown(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	return nil, nil
 }
 
-// showTimeout bounds the check of the API servers. It takes three connections, and
-// each may take a second or more by satellite.
+// showTimeout limits the check of the API servers. It takes three connections, and each may take
+// more than a second over a satellite link.
 const showTimeout = 20 * time.Second
 
-// ErrOtherCluster means that an API server belongs to a cluster other
-// than the one that the node joined.
+// ErrOtherCluster means that an API server belongs to another cluster than the one that the node
+// joined.
 var ErrOtherCluster = errors.New("another cluster with the same keys")
 
-// errCertRefused means that an API server's cluster-info differs from the recorded one, and that
-// the server rejects the node's certificate, so no other UID can be compared.
+// errCertRefused means that an API server shows another cluster-info than the recorded one and
+// rejects the node's certificate, so no other UID can be compared.
 var errCertRefused = errors.New("it does not accept this node's certificate")
 
-// CannotShow reports whether unclear, from CheckRecreated, is permanent: the node's certificate
-// is expired or not valid yet, so API servers reject it and cannot prove their cluster.
+// CannotShow reports whether unclear, a result of CheckRecreated, is permanent: API servers reject
+// the node's certificate, which has expired or is not valid yet, so they cannot show their cluster.
 func CannotShow(e *machine.Env, unclear error) bool {
 	return errors.Is(unclear, errCertRefused) && OutOfTime(Enrolled(e))
 }
 
-// Recreated reports whether the API servers that answer belong to a
-// recreated cluster with the same keys.
+// Recreated reports whether the API servers that answer belong to a recreated cluster with the same
+// keys.
 func Recreated(ctx context.Context, e *machine.Env, site *configs.Site) bool {
 	again, _ := CheckRecreated(ctx, e, site)
 	return again
 }
 
-// CheckRecreated is Recreated. unclear is the reason why API servers could not prove their
+// CheckRecreated is like Recreated. unclear is the reason why API servers could not prove their
 // cluster, for example certificates that are not valid yet by this machine's clock.
 func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (again bool, unclear error) {
 	noted := ReadJoinedCluster(e)
@@ -168,7 +167,7 @@ func CheckRecreated(ctx context.Context, e *machine.Env, site *configs.Site) (ag
 	return false, err
 }
 
-// askEach calls ask for all masters in parallel; the errors are in the order of masters.
+// askEach calls ask for all masters in parallel. The errors are in the order of masters.
 func askEach(ctx context.Context, masters []string, ask func(ctx context.Context, i int) error) []error {
 	ctx, cancel := context.WithTimeout(ctx, showTimeout)
 	defer cancel()
@@ -181,8 +180,8 @@ func askEach(ctx context.Context, masters []string, ask func(ctx context.Context
 	return errs
 }
 
-// directClient returns a client with the node's certificate for one
-// API server instead of the endpoint.
+// directClient returns a client with the node's certificate for one API server, instead of the
+// endpoint.
 func directClient(ctx context.Context, e *machine.Env, site *configs.Site, master string) (*api.Client, error) {
 	name, err := api.ServerName(ctx, e.Dial, e.Now, master, EnrolledCA(e), []string{api.SharedName, site.Endpoint})
 	if err != nil {
@@ -196,8 +195,8 @@ func directClient(ctx context.Context, e *machine.Env, site *configs.Site, maste
 	return c, nil
 }
 
-// showsCluster reads cluster-info, the Node and the API servers' Service from one API server.
-// One recorded UID is enough, as it is for ipvscare.
+// showsCluster reads cluster-info, the Node and the API servers' Service from one API server, until
+// one recorded UID matches. ipvscare applies the same rule.
 func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted *ondisk.IPVSJoined, master string) error {
 	c, err := directClient(ctx, e, site, master)
 	if err != nil {
@@ -224,7 +223,7 @@ func showsCluster(ctx context.Context, e *machine.Env, site *configs.Site, noted
 	case err == nil && service == noted.ServiceUID:
 		return nil
 	case err == nil:
-		return ErrOtherCluster // whether or not it has published cluster-info
+		return ErrOtherCluster // even if it has not published cluster-info
 	}
 	return cmp.Or(noInfo, ErrOtherCluster)
 }

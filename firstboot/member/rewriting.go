@@ -5,8 +5,8 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Rewriting adds a warning about the data on the disk to a fix
-// that overwrites this machine's disk.
+// Rewriting adds to fix, which overwrites this machine's disk, a warning about the data on the
+// disk.
 func Rewriting(e *machine.Env, fix string) string {
 	switch {
 	case e.Exists(configs.EtcdDataDir + "/member"):

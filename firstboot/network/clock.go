@@ -20,10 +20,10 @@ import (
 
 const clockDoc = "the clock shows a plausible time"
 
-// ClockPhase sets a clock that is behind to the latest moment that has certainly passed: the
-// image's date, the Site's date of stamping (stamped returns it in seconds since the epoch), or
-// the start of a certificate of the cluster. A clock that follows a time server is not changed.
-// It waits for time servers before this node's certificate counts as out of time, and before a
+// ClockPhase sets a clock that is behind to the latest time that has certainly passed: the image's
+// date, the Site's date of stamping (stamped returns it in seconds since the epoch), or the start
+// of a certificate of the cluster. It does not change a clock that follows a time server. It waits
+// for time servers before it judges this node's certificate as out of time, and before a
 // control-plane node makes its first certificates.
 func ClockPhase(site *configs.Site, image ondisk.ImageInfo, stamped func(*machine.Env) int64) run.Phase {
 	ask := func(e *machine.Env) bool {
@@ -76,16 +76,16 @@ func raiseClock(e *machine.Env, floor time.Time) error {
 	return nil
 }
 
-// AskedNTP marks that first boot has waited for time servers in this boot.
+// AskedNTP exists if first boot has waited for time servers in this boot.
 const AskedNTP = ondisk.RunMark + "asked-ntp"
 
-// clockFloor returns the latest moment that has certainly passed.
+// clockFloor returns the latest time that has certainly passed.
 func clockFloor(image ondisk.ImageInfo, stamped int64) time.Time {
 	return time.Unix(max(image.SourceDate, CredibleStamp(image, stamped)), 0)
 }
 
-// LearnTime sets the clock to the start of a certificate that is not valid yet for discovery,
-// and reports whether it did. It needs a pinned CA: otherwise anybody could change the clock.
+// LearnTime sets the clock to the start of a certificate that is not valid yet, if discovery met
+// one, and reports whether it did. It requires a pinned CA: otherwise anybody could set the clock.
 func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered error) (bool, error) {
 	early := (*api.EarlyError)(nil)
 	if !errors.As(discovered, &early) || d.SkipPins && len(d.CA) == 0 || clockSynced(ctx, e) {
@@ -94,11 +94,12 @@ func LearnTime(ctx context.Context, e *machine.Env, d api.Discovery, discovered 
 	return true, raiseClock(e, early.From)
 }
 
-// beganTimeout bounds the requests of the function begun.
+// beganTimeout limits the requests of the function begun.
 const beganTimeout = 2 * time.Second
 
-// begun returns the latest start of a not yet valid certificate of this node or another machine
-// of the cluster; zero if there is none. All are verified with the CA of the Site or enrolment.
+// begun returns the latest start among the certificates of this node and of the cluster's other
+// machines that are not valid yet, or zero. All are verified with the CA of the Site or of the
+// enrolment.
 func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 	ctx, cancel := context.WithTimeout(ctx, beganTimeout)
 	defer cancel()
@@ -131,15 +132,15 @@ func begun(ctx context.Context, e *machine.Env, site *configs.Site) time.Time {
 		})
 	}
 	wg.Wait()
-	// A control-plane node signs its own certificate, which therefore only shows its own clock.
+	// A control-plane node signs its own certificate, so that certificate shows only its own clock.
 	if cert, err := member.Enrolment(e); errors.Is(err, member.ErrEarly) && site.NodeType != configs.NodeControlPlane && validAt(cert, ca, cert.NotBefore) {
 		from = append(from, cert.NotBefore)
 	}
 	return slices.MaxFunc(append(from, time.Time{}), time.Time.Compare)
 }
 
-// clusterCAs returns the trusted CAs (PEM) of the cluster and of its
-// etcd; nil if this machine has none.
+// clusterCAs returns the trusted CAs (PEM) of the cluster and of its etcd, or nil if this machine
+// has none.
 func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	switch keys := site.Credentials.Keys; {
 	case member.Is(e):
@@ -158,7 +159,7 @@ func clusterCAs(e *machine.Env, site *configs.Site) (ca, etcdCA []byte) {
 	return ca, etcdCA
 }
 
-// validAt reports whether this CA signed a client certificate, and both are valid at that time.
+// validAt reports whether this CA signed a client certificate, and both were valid at that time.
 func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	pool, err := api.Pool(ca)
 	if err != nil {
@@ -168,8 +169,8 @@ func validAt(cert *x509.Certificate, ca []byte, at time.Time) bool {
 	return err == nil
 }
 
-// CredibleStamp returns the date of stamping; 0 if this image
-// cannot have been stamped at that date.
+// CredibleStamp returns the date of stamping, or 0 if this image cannot have been stamped at that
+// date.
 func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	first, last := image.StampDates()
 	if t := time.Unix(stamped, 0); t.Before(first) || t.After(last) {
@@ -178,7 +179,8 @@ func CredibleStamp(image ondisk.ImageInfo, stamped int64) int64 {
 	return stamped
 }
 
-// clockSynced reports whether the clock follows a time server; false if that is unknown.
+// clockSynced reports whether the clock follows a time server. If that is unknown, it returns
+// false.
 func clockSynced(ctx context.Context, e *machine.Env) bool {
 	synced, err := e.ClockSynced(ctx)
 	if err != nil {
@@ -187,8 +189,8 @@ func clockSynced(ctx context.Context, e *machine.Env) bool {
 	return err == nil && synced
 }
 
-// NTPTimeout bounds the wait for a time server before a certificate is judged, since there may
-// be no server. ntpFirst is for a control-plane node without certificates.
+// NTPTimeout limits the wait for a time server before a certificate is judged, because there may be
+// none. ntpFirst is the limit for a control-plane node without certificates.
 const (
 	NTPTimeout = time.Minute
 	ntpFirst   = 30 * time.Second
@@ -196,8 +198,8 @@ const (
 	Timesyncd  = "systemd-timesyncd.service"
 )
 
-// WaitForNTP waits until the clock follows a time server, for patience at
-// most. It reports whether the clock does.
+// WaitForNTP waits, at most for patience, until the clock follows a time server. It reports whether
+// the clock does.
 func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) bool {
 	e.Waiting("a time server, since the clock may be wrong")
 	end := e.Now().Add(patience)
@@ -207,12 +209,12 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 		synced = clockSynced(ctx, e)
 		tries++
 		if !synced && tries%ntpRetry == 0 {
-			// Without a restart, the time client would try again only after five minutes.
+			// Without a restart, the time client would wait five minutes before it tries again.
 			if err := e.Unit(ctx, "try-restart", Timesyncd); err != nil {
 				return false, fmt.Errorf("restarting the time client: %w", err)
 			}
 		}
-		// The number of tries counts too, since the clock may jump meanwhile.
+		// The number of tries counts too, because the clock may jump.
 		return synced || e.Now().After(end) || tries > int(patience/(2*time.Second)), nil
 	})
 	if err != nil || !synced {
@@ -223,11 +225,11 @@ func WaitForNTP(ctx context.Context, e *machine.Env, patience time.Duration) boo
 	return true
 }
 
-// JudgeOutOfTime judges a certificate that is expired or not valid yet; nil if the clock was
-// corrected. An expired one needs a person only if the clock follows a time server.
+// JudgeOutOfTime judges a certificate that has expired or is not valid yet. It returns nil if the
+// clock was corrected. An expired one needs a person only if the clock follows a time server.
 func JudgeOutOfTime(ctx context.Context, e *machine.Env) error {
 	const newToken = "put a new token into site.yaml (`kubeadm token create`), in the slot or on a stick"
-	synced := clockSynced(ctx, e) // must come before the clock is read again
+	synced := clockSynced(ctx, e) // do this before the clock is read again
 	err := member.Enrolled(e)
 	switch {
 	case err == nil:

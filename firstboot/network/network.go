@@ -19,8 +19,8 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Reach connects to all API servers in parallel. It returns the first one
-// that answers, or else the errors of all.
+// Reach connects to all API servers in parallel. It returns the first one that answers, or the
+// errors of all.
 func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, machine.ProbeTimeout)
 	defer cancel()
@@ -39,7 +39,7 @@ func Reach(ctx context.Context, e *machine.Env, masters []string) (string, error
 			mu.Lock()
 			if found == "" {
 				found = m
-				cancel() // one is enough
+				cancel() // one answer is sufficient
 			}
 			mu.Unlock()
 		})
@@ -60,7 +60,7 @@ const (
 // Phase waits until the node has an address and an API server answers.
 func Phase(site *configs.Site) run.Phase {
 	late := &LateReload{}
-	reached := false // set by Run, so that the next Check need not repeat it
+	reached := false // set by Run, so that the next Check does not connect again
 	return run.Phase{
 		Name: "network", Doc: "an address, and an API server that answers", Timeout: Timeout,
 		Check: func(ctx context.Context, e *machine.Env) (run.Verdict, error) {
@@ -100,8 +100,8 @@ func Phase(site *configs.Site) run.Phase {
 	}
 }
 
-// check is the Check of Phase while no settings wait to be loaded.
-// reached: an API server has just answered.
+// check is the Check of Phase while no settings wait to be loaded. reached means that an API server
+// has just answered.
 func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool) run.Verdict {
 	joined := member.EnrolledOrEarly(e)
 	if NodeAddress(e) == "" && !joined {
@@ -122,8 +122,8 @@ func check(ctx context.Context, e *machine.Env, site *configs.Site, reached bool
 	return run.Done
 }
 
-// checkOffline judges a cluster member that reaches no API server; it need not wait for one. If
-// ipvscare still reaches one, that does not prove new network settings.
+// checkOffline judges a cluster member that reaches no API server. Such a member need not wait for
+// one. Even if ipvscare still reaches one, new network settings do not count as good.
 func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.Verdict {
 	if _, err := presentAddr(ctx, e, site); err == nil && !site.IPVS.Disabled && machine.Answers(ctx, e, site.EndpointHostPort()) == nil {
 		return run.Done
@@ -131,8 +131,8 @@ func checkOffline(ctx context.Context, e *machine.Env, site *configs.Site) run.V
 	return run.Unknown
 }
 
-// presentAddr returns the node's recorded address if it is still the source address towards any
-// API server. The result must not depend on which API server answers first.
+// presentAddr returns the node's recorded address if it is still the source address towards any API
+// server. So the result does not depend on which API server answers first.
 func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	present, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -148,7 +148,7 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	found := make([]bool, len(masters))
 	errs := make([]error, len(masters))
 	var wg sync.WaitGroup
-	for i, m := range masters { // in parallel: each may take until the timeout
+	for i, m := range masters { // in parallel, because each may take until its timeout
 		wg.Go(func() {
 			src, err := nodeAddr(ctx, e, site, m)
 			found[i], errs[i] = err == nil && src == present, err
@@ -161,8 +161,8 @@ func presentAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip
 	return netip.Addr{}, errors.Join(append([]error{fmt.Errorf("no API server can be reached from this node's address %s", present)}, errs...)...)
 }
 
-// firstAddr returns the source address towards the first API server in the list that answers; if
-// none answers, towards the first one with a route.
+// firstAddr returns the source address towards the first API server in the list that answers. If
+// none answers, it uses the first one with a route.
 func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	masters := member.MastersOf(e, site)
 	errs := make([]error, len(masters))
@@ -192,8 +192,8 @@ func firstAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.A
 	return netip.Addr{}, errors.Join(bad...)
 }
 
-// nodeAddr returns this node's source address towards an API server, in the VIP's address
-// family: a name may have addresses of both families, and IPVS uses one.
+// nodeAddr returns this node's source address towards an API server, in the VIP's address family:
+// IPVS uses only one family, but a name may have addresses of both.
 func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master string) (netip.Addr, error) {
 	ways, err := APIServerAddrs(ctx, e, site, master)
 	if err != nil {
@@ -214,8 +214,8 @@ func nodeAddr(ctx context.Context, e *machine.Env, site *configs.Site, master st
 	return netip.Addr{}, fmt.Errorf("finding the address from which this node connects to %s: %w", master, errors.Join(errs...))
 }
 
-// APIServerAddrs returns an API server's addresses as "host:port": those of
-// the VIP's family, or all without IPVS.
+// APIServerAddrs returns an API server's addresses as "host:port": those of the VIP's family, or
+// without IPVS all.
 func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, master string) ([]string, error) {
 	host, port, err := net.SplitHostPort(master)
 	if err != nil {
@@ -245,8 +245,8 @@ func APIServerAddrs(ctx context.Context, e *machine.Env, site *configs.Site, mas
 	return out, nil
 }
 
-// NodeLine returns the node's own line in /etc/hosts. Without it, kubeadm and kubelet look up
-// the node's name in DNS, which takes half a minute if no server answers.
+// NodeLine returns the node's own line in /etc/hosts. Without it, kubeadm and kubelet look up the
+// node's name in DNS, which takes half a minute if no server answers.
 func NodeLine(e *machine.Env, addr netip.Addr) siteconf.HostsEntry {
 	return siteconf.HostsEntry{IP: addr.String(), Names: []string{e.Text("/etc/hostname")}}
 }
@@ -254,11 +254,11 @@ func NodeLine(e *machine.Env, addr netip.Addr) siteconf.HostsEntry {
 // StartTimeout is how long a network may take to start: DHCP, spanning tree, Wi-Fi association.
 const StartTimeout = 75 * time.Second
 
-// Timeout is long enough to try the new settings, the former ones, and the new ones again.
+// Timeout is long enough to try the new settings, then the former ones, then the new ones again.
 const Timeout = 6 * time.Minute
 
-// Use waits until the present network settings reach u, and then keeps them as good. Otherwise
-// it tries the former ones; former reports whether these are in place again.
+// Use waits until the present network settings reach u, and then keeps them as good. Otherwise it
+// tries the former settings; former reports whether these are in place now.
 func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former bool, err error) {
 	if TrialCutOff(e) {
 		if err := takeBack(ctx, e); err != nil {
@@ -270,7 +270,7 @@ func Use(ctx context.Context, e *machine.Env, u Uplink) (found Reached, former b
 			return found, former, errors.Join(found.Err, err)
 		}
 	}
-	if found.Extent == everything && !former && IsNew(e) { // the former ones are kept already, and their trial must stay on record
+	if found.Extent == everything && !former && IsNew(e) { // otherwise the former ones are kept already, and the record of their trial must stay
 		err = SaveGood(e)
 	}
 	return found, former, err
@@ -290,7 +290,7 @@ func waitForAPIServer(ctx context.Context, e *machine.Env, masters []string) (st
 	return found, err
 }
 
-// networkDirs lists the directories whose settings may cut a node off.
+// networkDirs lists the directories with settings that may cut a node off.
 var networkDirs = [...]string{"/etc/systemd/network", "/etc/systemd/resolved.conf.d", "/etc/wpa_supplicant"}
 
 const goodNetwork = ondisk.StateDir + "/network"
@@ -304,8 +304,9 @@ func OwnHostPort(site *configs.Site) string {
 	return net.JoinHostPort(site.Self().Address, port)
 }
 
-// OfflineHealthy judges a boot of a node that was Ready and reaches no API server: kubelet and
-// ipvscare must run, and a route must exist, since a new system may lack the card's driver.
+// OfflineHealthy judges a boot in which a node that was Ready before reaches no API server. kubelet
+// and ipvscare must run, and there must be a route: a new system may lack the network card's
+// driver.
 func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	var errs []error
 	units := []string{ondisk.UnitKubelet}
@@ -320,7 +321,7 @@ func OfflineHealthy(ctx context.Context, e *machine.Env, site *configs.Site) err
 	return errors.Join(append(errs, machine.HasRoute(ctx, e, member.MastersOf(e, site)))...)
 }
 
-// NodeAddress returns the address that Phase wrote to /etc/hosts; "" if there is none.
+// NodeAddress returns the address that Phase wrote to /etc/hosts, or "" if there is none.
 func NodeAddress(e *machine.Env) string {
 	inside := false
 	for line := range strings.Lines(string(e.Contents("/etc/hosts"))) {

@@ -15,7 +15,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/run"
 )
 
-// newAddr returns the node's address if it has none yet, or has lost its former one.
+// newAddr returns the node's address if it has none yet, or has lost its former address.
 func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Addr, error) {
 	usual, err := firstAddr(ctx, e, site)
 	subnets := site.NodeSubnets()
@@ -23,7 +23,8 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 		return usual, err
 	}
 	var src netip.Addr
-	// The interface with the address may not be the one that leads to the API servers.
+	// The interface with this address may be another one than the one that leads to the API
+	// servers.
 	err = e.Retry(ctx, machine.Wait{Every: 2 * time.Second, For: StartTimeout}, func() (err error) {
 		e.Waiting("an address in %s (nodeIP)", subnets[0])
 		src, err = inSubnet(e, site, subnets[0], usual)
@@ -35,8 +36,8 @@ func newAddr(ctx context.Context, e *machine.Env, site *configs.Site) (netip.Add
 	return src, nil
 }
 
-// BothAddresses returns the node's address and, after a comma, a permanent one of the other
-// family; "" if there is none. An error means that an address required by nodeIP is missing.
+// BothAddresses returns the node's address and, after a comma, a permanent address of the other
+// family, or "" if there is none. An error means that an address required by nodeIP is missing.
 func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	own, err := netip.ParseAddr(NodeAddress(e))
 	if err != nil {
@@ -54,8 +55,8 @@ func BothAddresses(e *machine.Env, site *configs.Site) (string, error) {
 	return site.Network.BothAddresses(own.String()), nil
 }
 
-// inSubnet returns the machine's address in subnet: preferred if the machine has it, otherwise
-// the lowest. Interfaces of pods and Services do not count.
+// inSubnet returns the machine's address in subnet: preferred if the machine has it, otherwise the
+// lowest one. It ignores interfaces of pods and Services.
 func inSubnet(e *machine.Env, site *configs.Site, subnet netip.Prefix, preferred netip.Addr) (netip.Addr, error) {
 	all, err := e.Addresses()
 	if err != nil {
@@ -85,7 +86,7 @@ func inSubnet(e *machine.Env, site *configs.Site, subnet netip.Prefix, preferred
 	return slices.MinFunc(fitting, netip.Addr.Compare), nil
 }
 
-// madeDevices returns the interfaces that networkd creates: VLANs, bonds, bridges, tunnels.
+// madeDevices returns the interfaces that networkd creates: VLANs, bonds, bridges and tunnels.
 func madeDevices(e *machine.Env) map[string]bool {
 	made := map[string]bool{}
 	files, err := filepath.Glob(e.Path("/etc/systemd/network/*.netdev"))

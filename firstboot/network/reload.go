@@ -14,7 +14,8 @@ import (
 
 const wpaConf = "/etc/wpa_supplicant/wpa_supplicant-"
 
-// WPAUnits returns the wpa_supplicant units whose settings, or enabling links, are in paths.
+// WPAUnits returns the wpa_supplicant units whose settings, or links that enable them, are in
+// paths.
 func WPAUnits(paths []string) []string {
 	var out []string
 	for _, p := range paths {
@@ -31,8 +32,8 @@ func WPAUnits(paths []string) []string {
 	return out
 }
 
-// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present settings
-// file. Without a file it must stop, since it would keep the settings that it has loaded.
+// WPAVerb returns the verb that makes a running wpa_supplicant unit use its present settings file.
+// If the file is gone, the unit must stop, because it would keep the settings that it has loaded.
 func WPAVerb(e *machine.Env, unit string) string {
 	card := strings.TrimSuffix(strings.TrimPrefix(unit, "wpa_supplicant@"), ".service")
 	if e.Exists(wpaConf + card + ".conf") {
@@ -41,12 +42,12 @@ func WPAVerb(e *machine.Env, unit string) string {
 	return "stop"
 }
 
-// unloadedNetwork marks that networkd has not loaded the network
-// settings in place. A boot loads them, and clears the mark.
+// unloadedNetwork exists if networkd has not loaded the present network settings. A boot loads them
+// and removes the mark.
 const unloadedNetwork = ondisk.RunMark + "unloaded-network"
 
-// Reload makes networkd load its settings. networkctl needs D-Bus, which may start later than
-// first boot.
+// Reload makes networkd load its settings. networkctl needs D-Bus, which may start later than first
+// boot.
 func Reload(ctx context.Context, e *machine.Env) error {
 	err := e.BoundedUnit(ctx, machine.JobTimeout, "start", "dbus.service")
 	if err == nil {
@@ -61,8 +62,8 @@ func Reload(ctx context.Context, e *machine.Env) error {
 	return nil
 }
 
-// DeleteDevices removes the bonds, bridges and VLANs whose files among paths are gone:
-// networkd makes such devices, but a reload does not remove them.
+// DeleteDevices removes the bonds, bridges and VLANs whose files, listed in paths, are gone:
+// networkd creates these devices, but a reload does not remove them.
 func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	for _, p := range paths {
 		name, ok := siteconf.MadeDevice(p)
@@ -75,8 +76,8 @@ func DeleteDevices(ctx context.Context, e *machine.Env, paths []string) {
 	}
 }
 
-// LateReload makes networkd load settings that it could not load when they were put in place.
-// It is made for one pass, which continues if that fails.
+// LateReload makes networkd load settings that it could not load when they were put in place. It is
+// made for one pass. If it fails, the pass continues.
 type LateReload struct{ failed bool }
 
 func (l *LateReload) Due(e *machine.Env) bool { return !l.failed && e.Exists(unloadedNetwork) }

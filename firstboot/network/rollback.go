@@ -21,14 +21,14 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// First boot keeps the network settings that last reached an API server (on a control-plane
-// node: another machine). It restores them if those of a corrected Site reach less.
+// First boot keeps the network settings that last reached an API server (on a control-plane node:
+// another machine). If those of a corrected Site reach less, it restores the kept ones.
 
 // netFile is a file of the network settings, a link that enables a unit, or a link to /dev/null
 // that masks a file of the image.
 type netFile struct {
 	Mode fs.FileMode `json:"mode"`
-	UID  int         `json:"uid,omitempty"` // networkd, which is not root, must read keys in .netdev files
+	UID  int         `json:"uid,omitempty"` // networkd, which is not root, must be able to read keys in .netdev files
 	GID  int         `json:"gid,omitempty"`
 	Data []byte      `json:"data"`
 	Link string      `json:"link,omitempty"`
@@ -53,14 +53,14 @@ func Files(e *machine.Env) (map[string]netFile, error) {
 }
 
 const (
-	// settingsDepth is greater than the depth that the daemons read: one level of drop-ins.
+	// settingsDepth exceeds the depth that the daemons read: one level of drop-ins.
 	settingsDepth = 4
-	// maxSetting is more than the size of any settings file, in bytes.
+	// maxSetting exceeds the size of any settings file, in bytes.
 	maxSetting = 1 << 20
 )
 
-// collectSettings adds the files and links below dir to out. A Site may make a user own such a
-// directory, so no link is followed, and special and large files are skipped.
+// collectSettings adds the files and links below dir to out. A Site may make a user the owner of
+// the directory, so it follows no link, and skips special and large files.
 func collectSettings(e *machine.Env, dir string, depth int, out map[string]netFile) error {
 	entries, err := os.ReadDir(e.Path(dir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -116,7 +116,7 @@ func digestOf(files map[string]netFile) string {
 	h := sha256.New()
 	for _, p := range slices.Sorted(maps.Keys(files)) {
 		f := files[p]
-		// Mode and owner count, since they may keep a daemon from reading the file.
+		// Include mode and owner: with wrong ones, a daemon could not read the file.
 		fmt.Fprintf(h, "%s\x00%s\x00%o %d %d\x00%d\x00", p, f.Link, f.Mode, f.UID, f.GID, len(f.Data))
 		h.Write(f.Data)
 	}
@@ -135,8 +135,8 @@ func goodFiles(e *machine.Env) (map[string]netFile, bool) {
 	return out, true
 }
 
-// IsNew reports whether the present settings have not reached anything yet. Settings that
-// networkd has not loaded do not count as new, since they cannot be tested.
+// IsNew reports whether the present settings have not reached anything yet. Settings that networkd
+// has not loaded do not count as new, because they cannot be tested.
 func IsNew(e *machine.Env) bool {
 	now, err := Files(e)
 	if err != nil || e.Exists(unloadedNetwork) {
@@ -162,17 +162,17 @@ func SaveGood(e *machine.Env) error {
 	return forgetTrial(e)
 }
 
-// trial is saved before the former network settings are tried in place of the Site's. After a
-// power cut, the next boot uses it to restore the Site's.
+// trial is saved before the former network settings replace the Site's for a trial. After a power
+// cut, the next boot uses it to restore the Site's.
 type trial struct {
 	// State shows which settings are in place.
 	State trialState `json:"state"`
-	// New are the Site's settings, which have reached nothing so far.
+	// New contains the Site's settings, which have reached nothing so far.
 	New map[string]netFile `json:"new"`
 	// Count is how often the former settings were tried.
 	Count int `json:"count"`
-	// Boot identifies the boot in which the last trial began. At is the time at
-	// which it began, in seconds since the epoch.
+	// Boot identifies the boot in which the last trial began. At is the time of its start, in
+	// seconds since the epoch.
 	Boot string `json:"boot"`
 	At   int64  `json:"at"`
 }
@@ -181,15 +181,15 @@ type trialState string
 
 const (
 	onTrial    trialState = "trial"  // the former settings, perhaps only in part
-	keptFormer trialState = "former" // the former settings reach more, and stay
+	keptFormer trialState = "former" // the former settings reach more, and were kept
 	keptNew    trialState = "new"    // the former settings do not reach more
 )
 
 // TrialFile records the trial of the former network settings.
 const TrialFile = goodNetwork + "/trial.json"
 
-// TrialPauses are the pauses before each trial: a dead uplink must not make a node change its
-// addresses forever. After the last one, only a reboot allows another trial.
+// TrialPauses are the pauses before each trial, so that a dead uplink does not make a node change
+// its addresses forever. After the last trial, only a reboot permits another one.
 var TrialPauses = [...]time.Duration{0, 10 * time.Minute, time.Hour}
 
 func readTrial(e *machine.Env) (*trial, bool) {
@@ -215,7 +215,7 @@ func (t *trial) write(e *machine.Env) error {
 	return nil
 }
 
-// MayTry reports whether former settings exist, and it is time to try them.
+// MayTry reports whether former settings exist and may be tried now.
 func MayTry(e *machine.Env) bool {
 	if _, ok := goodFiles(e); !ok || !IsNew(e) {
 		return false
@@ -228,11 +228,12 @@ func MayTry(e *machine.Env) bool {
 		return false
 	}
 	since := e.Now().Sub(time.Unix(t.At, 0))
-	return since < 0 || since >= TrialPauses[t.Count] // negative: the clock was set back
+	return since < 0 || since >= TrialPauses[t.Count] // negative if the clock was set back
 }
 
-// rollBack tries the former settings if those in place do not reach everything, and keeps them
-// if the new ones still reach less. It returns what is reached, and whether by the former ones.
+// rollBack tries the former settings if the present ones do not reach everything. It keeps them if
+// the new ones, tried again, still reach less. It returns how much is reached, and whether the
+// former settings reach it.
 func rollBack(ctx context.Context, e *machine.Env, u Uplink, with Reached) (Reached, bool, error) {
 	good, ok := goodFiles(e)
 	if !ok || !MayTry(e) {
@@ -281,13 +282,13 @@ func TrialCutOff(e *machine.Env) bool {
 	return ok && t.State == onTrial
 }
 
-// takeBack replaces the settings on trial by the Site's.
+// takeBack replaces the settings on trial with the Site's.
 func takeBack(ctx context.Context, e *machine.Env) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
-	former, _ := goodFiles(e) // if there are none, setNetwork compares the settings in place
+	former, _ := goodFiles(e) // without any, setNetwork compares with the present settings
 	// The attempt may have timed out, but the settings must be put back.
 	if err := setNetwork(context.WithoutCancel(ctx), e, former, t.New); err != nil {
 		return err
@@ -297,14 +298,14 @@ func takeBack(ctx context.Context, e *machine.Env) error {
 }
 
 // EndTrial restores the Site's settings before another Site is applied: otherwise remains of the
-// former ones would stay forever. applied: a Site was applied to this root.
+// former settings would stay forever. applied means that a Site was applied to this root.
 func EndTrial(ctx context.Context, e *machine.Env, applied bool) error {
 	t, ok := readTrial(e)
 	if !ok {
 		return nil
 	}
 	if !applied {
-		// The trial was on another root. On this root, its files would count as the image's.
+		// The trial was on another root. On this root, its files would count as files of the image.
 		return forgetTrial(e)
 	}
 	now, err := Files(e)
@@ -326,8 +327,8 @@ func forgetTrial(e *machine.Env) error {
 	return nil
 }
 
-// setNetwork makes files the network settings. Daemons may have loaded the settings in before:
-// each daemon with a difference, including removed files, loads its settings again.
+// setNetwork replaces the network settings with files. Daemons may have loaded the settings in
+// before: each daemon for which a file differs, or is removed, loads its settings again.
 func setNetwork(ctx context.Context, e *machine.Env, before, files map[string]netFile) error {
 	now, err := Files(e)
 	if err != nil {
@@ -382,12 +383,12 @@ func has(files map[string]netFile, p string, f netFile) bool {
 	return ok && is.equal(f)
 }
 
-// wpaTimeout is how long a Wi-Fi unit may take to start: it waits for its
-// network card, which may be missing.
+// wpaTimeout is how long a Wi-Fi unit may take to start. It waits for its network card, which may
+// be missing.
 const wpaTimeout = 30 * time.Second
 
-// Load makes the daemons load the settings at these paths. A Wi-Fi unit that does not start must
-// not keep the other settings from being loaded.
+// Load makes the daemons load the settings at these paths. If a Wi-Fi unit does not start, the
+// other settings are loaded anyway.
 func Load(ctx context.Context, e *machine.Env, paths []string) error {
 	links, err := wpaLinks(e)
 	if err != nil {

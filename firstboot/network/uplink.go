@@ -17,12 +17,12 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Uplink defines what a node must reach over the network. Settings that reach it are
-// kept, and restored if later settings reach less.
+// Uplink defines which machines a node must reach over the network. Settings that reach them are
+// kept, and are restored if later settings reach less.
 type Uplink struct {
-	// peers names the machines that must be reached, for example "an API server".
+	// peers describes the machines that must be reached, for example "an API server".
 	peers string
-	// wait waits until the peers are reached, for StartTimeout at most.
+	// wait waits until the peers are reached, at most for StartTimeout.
 	wait func(ctx context.Context, e *machine.Env) Reached
 }
 
@@ -31,14 +31,14 @@ type Reached struct {
 	Extent Extent
 	// by is the API server that answered; empty on a control-plane node.
 	by string
-	// Err is the reason why not everything was reached.
+	// Err is the reason why something was not reached.
 	Err error
 }
 
 // Extent describes how much of the network works.
 type Extent int
 
-// Each extent includes those before it.
+// Extents: each includes those before it.
 const (
 	Nothing    Extent = iota
 	OwnAddress        // enough to start a control-plane node
@@ -57,7 +57,7 @@ func toAPIServers(masters []string) Uplink {
 }
 
 // ToNeighbours returns the Uplink of a control-plane node: its own address, and another
-// control-plane node or a gateway. If the Site has neither of these, the address is enough.
+// control-plane node or a gateway. If the Site has neither, the address is sufficient.
 func ToNeighbours(site *configs.Site) Uplink {
 	return Uplink{"another control-plane node or a gateway", func(ctx context.Context, e *machine.Env) Reached {
 		r := Reached{}
@@ -79,8 +79,8 @@ func ToNeighbours(site *configs.Site) Uplink {
 	}}
 }
 
-// HasOwnAddress returns nil if this machine has the address in its Site, at which
-// the other control-plane nodes reach it.
+// HasOwnAddress returns nil if this machine has the address in its Site, at which the other
+// control-plane nodes reach it.
 func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	own := site.Self().Address
 	src, err := e.Source(ctx, OwnHostPort(site))
@@ -94,15 +94,16 @@ func HasOwnAddress(ctx context.Context, e *machine.Env, site *configs.Site) erro
 }
 
 const (
-	// GatewayPort may be any port: a gateway that rejects a connection counts as reached too.
+	// GatewayPort may be any port: a gateway that rejects the connection counts as reached too.
 	GatewayPort = "53"
-	// neighbourTimeout is longer than the three seconds after which the kernel
-	// reports that no host has the address.
+	// neighbourTimeout exceeds the three seconds after which the kernel reports that no host has
+	// the address.
 	neighbourTimeout = 6 * time.Second
 )
 
-// NeighbourAnswers returns nil if another control-plane node or a gateway is reached, even if it
-// rejects or drops the connection: for a missing one, the kernel reports an error.
+// NeighbourAnswers returns nil if another control-plane node or a gateway is reached. A rejected
+// connection counts as reached, as does a gateway that drops packets: if no host has the address,
+// the kernel reports an error.
 func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) error {
 	type neighbour struct {
 		addr    string
@@ -141,7 +142,7 @@ func NeighbourAnswers(ctx context.Context, e *machine.Env, site *configs.Site) e
 	}
 	var errs []error
 	answered := false
-	for range all { // wait for all, so that no goroutine outlives this call
+	for range all { // wait for all of them, so that no goroutine outlives this call
 		a := <-answers
 		if a.err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", a.addr, machine.PlainNet(a.err)))
@@ -240,8 +241,8 @@ func routes(e *machine.Env, v4 bool) []route {
 	return out
 }
 
-// procIPv4 parses an address in /proc/net/route. It is in the machine's byte order:
-// little-endian on all architectures that edgebake supports.
+// procIPv4 parses an address in /proc/net/route. The address is in the machine's byte order, which
+// is little-endian on all architectures that edgebake supports.
 func procIPv4(text string) (netip.Addr, error) {
 	n, err := strconv.ParseUint(text, 16, 32)
 	return netip.AddrFrom4([4]byte{byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}), err

@@ -13,7 +13,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// ErrAlready means that the machine already is in the requested state.
+// ErrAlready means that the machine is in the requested state already.
 var ErrAlready = errors.New("there is nothing to do")
 
 // Step is the result of one step of convert, revert or reset, or a note for the operator.
@@ -22,8 +22,8 @@ type Step struct {
 	Detail       string
 }
 
-// Recorded lists what a change records: files, which are copied before and after it and must not
-// hold secrets, and units, whose journals are copied.
+// Recorded lists what a change records: files without secrets, which are copied before and after
+// it, and units whose journals are copied.
 type Recorded struct{ Files, Units []string }
 
 // Change carries out the steps of convert, revert or reset, and records their results.
@@ -33,25 +33,25 @@ type Change struct {
 	dir      string // directory of the record
 	recorded Recorded
 	steps    []Step
-	// Resumed: if a step fails, steps that were found done are undone too, since
-	// an earlier run that was killed did them.
+	// Resumed means that, if a step fails, steps that needed no change are undone too, because an
+	// earlier run that was killed made their changes.
 	Resumed bool
-	// ChangedAt names the step after which nothing is undone: the change is made, and the rest
-	// is cleanup.
+	// ChangedAt names the step after which nothing is undone: the node has changed, and only
+	// cleanup is left.
 	ChangedAt string
-	// Onward: a failure undoes nothing, since the next run continues.
+	// Onward means that a failure undoes nothing: the next run continues.
 	Onward bool
 }
 
-// NewChange begins the change named what, for example "reset", and records it in a new directory
-// below ondisk.LogDir; tell receives each Step.
+// NewChange begins the change with the name what, such as "reset", and records it in a new
+// directory below ondisk.LogDir. tell receives each Step.
 func NewChange(e *machine.Env, what string, recorded Recorded, tell func(Step)) *Change {
-	own := *e // a copy, whose OnWaiting is replaced
+	own := *e // a copy, because OnWaiting is replaced
 	return &Change{e: &own, tell: tell, recorded: recorded, dir: ondisk.LogDir + "/" + what + "-" + e.Now().UTC().Format("20060102T150405Z")}
 }
 
-// WithoutTimer calls CarryOut with the timer of first boot stopped, since first boot would undo
-// the change. If it is killed, first boot still runs at the next boot.
+// WithoutTimer stops first boot's timer during CarryOut, because first boot would undo the change.
+// If WithoutTimer is killed, first boot runs again at the next boot.
 func (c *Change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	state, err := c.e.UnitState(ctx, ondisk.UnitAgain)
 	if err != nil {
@@ -63,7 +63,7 @@ func (c *Change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	if err := c.e.Unit(ctx, "stop", ondisk.UnitAgain); err != nil {
 		return fmt.Errorf("stopping %s: %w", ondisk.UnitAgain, err)
 	}
-	err = Idle(ctx, c.e) // the timer may just have started it
+	err = Idle(ctx, c.e) // the timer may have started it just before
 	if err == nil {
 		err = c.CarryOut(ctx, steps)
 	}
@@ -73,7 +73,7 @@ func (c *Change) WithoutTimer(ctx context.Context, steps []Phase) error {
 	return err
 }
 
-// CarryOut runs the steps in order. If one fails, it and the steps before it are undone in
+// CarryOut runs the steps in order. If a step fails, it and the steps before it are undone in
 // reverse order, unless Onward or ChangedAt forbids that.
 func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 	c.copyFiles("before")
@@ -93,7 +93,7 @@ func (c *Change) CarryOut(ctx context.Context, steps []Phase) error {
 			return Advise(fmt.Errorf("%s: %w (the node has changed already; a record of it is in %s)", s.Name, res.err, c.dir),
 				"run the same command again: it does the rest")
 		default:
-			// Undo even if ctx has ended: a half-changed node would be worse.
+			// Undo even if ctx has ended, because a half-changed node would be worse.
 			undo := context.WithoutCancel(ctx)
 			err := c.undo(undo, did, res.err)
 			c.finish(undo)
@@ -132,7 +132,7 @@ func (c *Change) step(ctx context.Context, s Phase) result {
 	return res
 }
 
-// undo undoes the steps in reverse order, and returns why joined with the errors of undoing.
+// undo undoes the steps in reverse order. It returns why, joined with the errors of the undo.
 func (c *Change) undo(ctx context.Context, did []Phase, why error) error {
 	for _, s := range slices.Backward(did) {
 		if s.Undo == nil {

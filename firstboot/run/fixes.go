@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// needsPerson is an error that a person must fix.
+// needsPerson is an error that only a person can fix.
 type needsPerson struct {
 	err error
 	fix string
@@ -18,10 +18,10 @@ func (p *needsPerson) Error() string { return p.err.Error() }
 func (p *needsPerson) Unwrap() error { return p.err }
 
 // NeedsPerson marks err as an error that only a person can fix, and adds the fix. The phase is
-// tried again every ten minutes, since the fix may be in the cluster.
+// retried every ten minutes, because the fix may be in the cluster.
 func NeedsPerson(err error, fix string) error { return &needsPerson{err, fix} }
 
-// Fix returns the fix of an error that NeedsPerson marked; false for other errors.
+// Fix returns the fix of an error marked by NeedsPerson. It returns false for other errors.
 func Fix(err error) (string, bool) {
 	var p *needsPerson
 	if errors.As(err, &p) {
@@ -30,7 +30,7 @@ func Fix(err error) (string, bool) {
 	return "", false
 }
 
-// advised is an error that is retried, with advice for a person.
+// advised is an error with advice for a person. The phase is retried.
 type advised struct {
 	err    error
 	advice string
@@ -39,11 +39,10 @@ type advised struct {
 func (a *advised) Error() string { return a.err.Error() }
 func (a *advised) Unwrap() error { return a.err }
 
-// Advise adds advice for a person to err. Unlike with NeedsPerson, the phase is retried as
-// usual.
+// Advise adds advice for a person to err. Unlike after NeedsPerson, the phase is retried as usual.
 func Advise(err error, advice string) error { return &advised{err, advice} }
 
-// Advice joins all fixes and advice in err; "" if there are none.
+// Advice joins all fixes and advice in err. It returns "" if there are none.
 func Advice(err error) string {
 	var all []string
 	var walk func(error)

@@ -12,8 +12,9 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// A boot on trial is confirmed by HealthyFile, on which edgebake-healthy.service waits before
-// boot-complete.target. Without it the boot ends after a timeout, unless HeldFile exists.
+// A boot on trial is confirmed by HealthyFile: edgebake-healthy.service waits for this file before
+// boot-complete.target. If it does not appear before a timeout, the machine restarts, unless
+// HeldFile exists.
 
 // saveHealthy marks this boot as successful.
 func saveHealthy(e *machine.Env) error {
@@ -26,15 +27,15 @@ func saveHealthy(e *machine.Env) error {
 	return nil
 }
 
-// ErrUnproven means that a boot on trial shows no fault, but that no API
-// server has seen its Node: the boot is neither confirmed nor ended.
+// ErrUnproven means that a boot on trial shows no fault, but no API server has seen its Node. The
+// boot is neither confirmed nor ended.
 var ErrUnproven = errors.New("no API server has seen the Node Ready on this system yet")
 
-// holdLimit bounds how long a boot on trial waits for an API server: a fault of the
-// new system may look like a network fault.
+// holdLimit limits how long a boot on trial waits for an API server: a fault of the new system may
+// look like a network fault.
 const holdLimit = 24 * time.Hour
 
-// hold suspends the timeout of edgebake-healthy.service if held, and lets it run otherwise.
+// hold suspends the timeout of edgebake-healthy.service if held is true, and otherwise lets it run.
 func hold(e *machine.Env, held bool) error {
 	switch {
 	case held == e.Exists(ondisk.HeldFile):
@@ -45,14 +46,14 @@ func hold(e *machine.Env, held bool) error {
 	return e.Remove(ondisk.HeldFile)
 }
 
-// OnTrial reports whether this boot is on trial: the loader counted it, and its boot entry
-// still has the count.
+// OnTrial reports whether this boot is on trial: the loader counted it, and its boot entry still
+// has the count.
 func OnTrial(e *machine.Env) bool {
 	entry := e.CountedEntry()
 	return entry != "" && e.Exists(machine.ESPDir+"/"+entry)
 }
 
-// rejectTrial returns an error if this boot is on trial: no change is allowed then.
+// rejectTrial returns an error if this boot is on trial, because no change is permitted then.
 func rejectTrial(e *machine.Env) error {
 	if !OnTrial(e) {
 		return nil
@@ -61,8 +62,8 @@ func rejectTrial(e *machine.Env) error {
 		"wait until the Node is Ready: the machine then keeps this system, or else returns to the previous one (`firstboot status`)")
 }
 
-// rejectPending returns an error if an update has written the boot entry of a new system, and
-// the machine has not restarted yet: the new system would not have the change.
+// rejectPending returns an error if an update has written the boot entry of a new system and the
+// machine has not restarted yet: the new system would not have the change.
 func rejectPending(e *machine.Env) error {
 	list, err := os.ReadDir(e.Path(machine.ESPDir + "/loader/entries"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -80,8 +81,8 @@ func rejectPending(e *machine.Env) error {
 // changeLock is held while an update, a convert, a revert or a reset changes the machine.
 const changeLock = ondisk.RunMark + "change.lock"
 
-// Exclusive keeps other updates, converts, reverts and resets out until unlock is called. It
-// fails on a boot on trial, which may return to the former system.
+// Exclusive prevents other updates, converts, reverts and resets until unlock is called. It fails
+// during a trial, because the machine may return to the former system.
 func Exclusive(ctx context.Context, e *machine.Env) (unlock func(), err error) {
 	if err := rejectTrial(e); err != nil {
 		return nil, err
@@ -93,8 +94,8 @@ func Exclusive(ctx context.Context, e *machine.Env) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// ExclusiveSettled is Exclusive for changes of the running system: it also
-// fails while an update waits for a restart.
+// ExclusiveSettled is like Exclusive, for changes of the running system. It also fails while an
+// update waits for a restart.
 func ExclusiveSettled(ctx context.Context, e *machine.Env) (unlock func(), err error) {
 	if unlock, err = Exclusive(ctx, e); err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// Idle returns an error while first boot applies the Site, since first boot and the caller would
+// Idle returns an error while first boot applies the Site, because first boot and the caller would
 // undo each other's work. First boot counts as idle once its result is done.
 func Idle(ctx context.Context, e *machine.Env) error {
 	switch state, err := e.UnitState(ctx, ondisk.UnitFirstboot); {
@@ -21,7 +21,7 @@ func Idle(ctx context.Context, e *machine.Env) error {
 	if err != nil {
 		return err
 	}
-	result := ondisk.ResultRunning // also if the state is unreadable, or was written by an earlier run
+	result := ondisk.ResultRunning // also for a state that is unreadable, or from an earlier run
 	if s, err := LoadState(e.Root); err == nil && s.BootID == machine.BootID(e) && !s.Updated.Before(since.Earlier()) {
 		result = s.Result
 	}

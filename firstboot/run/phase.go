@@ -10,21 +10,21 @@ import (
 	"github.com/edgebake/edgebake/firstboot/machine"
 )
 
-// Phase is one step of first boot, convert, revert or reset. It is made for one pass or command,
-// so it may cache what Check or Run found, for example the names in an API server's certificate.
+// Phase is one step of first boot, convert, revert or reset. It is made for one pass or command, so
+// it may cache findings of Check and Run, such as the names in an API server's certificate.
 type Phase struct {
 	Name, Doc string
-	// Check looks at the machine, never at the state file. If it is
-	// nil, Run is always called, and its success is not verified.
+	// Check examines the machine, never the state file. If it is nil, Run is always called, and its
+	// success is not verified.
 	Check func(context.Context, *machine.Env) (Verdict, error)
 	// Run makes the changes that Check found missing; it may be killed at any point.
 	Run func(context.Context, *machine.Env) error
-	// Undo reverts the changes of a failed Run; it may be nil. It is not
-	// called if only a Check failed, since the machine may be in order.
+	// Undo reverts the changes of a failed Run; it may be nil. It is not called if only a Check
+	// failed, because the machine may be in order.
 	Undo func(context.Context, *machine.Env) error
-	// Timeout bounds one attempt of Run.
+	// Timeout limits one attempt of Run.
 	Timeout time.Duration
-	// Irreversible phases are skipped in a pass in which the verdict of an earlier phase is
+	// Irreversible phases are skipped in a pass in which the verdict of an earlier phase was
 	// Unknown.
 	Irreversible bool
 }
@@ -33,12 +33,12 @@ type Phase struct {
 type Verdict int
 
 const (
-	// Todo: Run has work.
+	// Todo means that Run has work.
 	Todo Verdict = iota
-	// Done: the machine is as the phase would make it.
+	// Done means that the machine is as Run would make it.
 	Done
-	// Unknown: the state cannot be determined, for example offline. Run is not called: an enrolled
-	// node must not join again only because no API server answers.
+	// Unknown means that the state cannot be determined, for example offline. Run is not called: an
+	// enrolled node must not join again only because no API server answers.
 	Unknown
 )
 
@@ -66,17 +66,18 @@ type result struct {
 	half bool  // Run failed, and may have left half of its work
 }
 
-// ErrRestart makes the Runner begin again at the first phase. A Run returns it after it has
-// changed something that earlier phases use.
+// ErrRestart makes the Runner start again at the first phase. A Run returns it after a change on
+// which earlier phases depend.
 var ErrRestart = errors.New("starting over")
 
-// ErrConfirmed is returned by a Run that has verified its own work: Check is not called again.
+// ErrConfirmed is returned by a Run that has verified its own work, so Check is not called again.
 var ErrConfirmed = errors.New("confirmed")
 
-// progress holds the callbacks before Run and before the second Check; either may be nil.
+// progress has the callbacks before Run and before the second Check. Either may be nil.
 type progress struct{ running, checking func() }
 
-// attempt carries out the phase once: Check, Run, and Check again unless Run has confirmed.
+// attempt carries out the phase once: Check, Run and, unless Run has confirmed its work, Check
+// again.
 func (p Phase) attempt(ctx context.Context, e *machine.Env, tell progress) result {
 	switch v, err := p.Look(ctx, e); {
 	case err != nil:
@@ -120,7 +121,7 @@ func (p Phase) Look(ctx context.Context, e *machine.Env) (Verdict, error) {
 	return p.Check(ctx, e)
 }
 
-// run calls Run with the phase's timeout. A timeout error names what Run was waiting for.
+// run calls Run with the phase's timeout. A timeout error describes the wait that was interrupted.
 func (p Phase) run(ctx context.Context, e *machine.Env) error {
 	bounded, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()

@@ -17,20 +17,20 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// The pause between attempts doubles from backoffFirst to backoffMax. The jitter keeps
-// thousands of nodes that started together from sending requests together.
+// The pause between attempts doubles from backoffFirst to backoffMax. Its jitter prevents thousands
+// of nodes that started together from sending requests together.
 const (
 	backoffFirst = 2 * time.Second
 	backoffMax   = time.Minute
-	// Standstill is how often a stopped run looks for a corrected Site.
+	// Standstill is the interval at which a stopped run looks for a corrected Site.
 	Standstill = 10 * time.Second
-	// repeat is how often a stopped run tries its phases again: the fix may have been made in
+	// repeat is the interval at which a stopped run retries its phases, because the fix may be in
 	// the cluster.
 	repeat = 10 * time.Minute
 )
 
-// Backoff returns the pause after the n-th failed attempt (from
-// 1). r in [0,1) varies it between half and all of the pause.
+// Backoff returns the pause after the n-th failed attempt, counted from 1. r, in [0,1), varies it
+// between half of the pause and all of it.
 func Backoff(n int, r float64) time.Duration {
 	d := backoffMax
 	if n < 6 {
@@ -39,8 +39,8 @@ func Backoff(n int, r float64) time.Duration {
 	return d/2 + time.Duration(r*float64(d/2))
 }
 
-// BootDelay returns the delay of one identity within spread: always the same for it, and
-// evenly distributed over all identities.
+// BootDelay returns a delay within spread for this identity. It is always the same for one
+// identity, and evenly distributed over all identities.
 func BootDelay(identity string, spread time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(identity))
 	return time.Duration(binary.BigEndian.Uint16(sum[:2])) * spread / (1 << 16)
@@ -51,18 +51,18 @@ type Node struct {
 	Name, Type string
 	// MAC identifies the Site's contents.
 	MAC string
-	// NotTaken is the error of a newer Site in the slot that
-	// was rejected, nil if there is none.
+	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
 	NotTaken error
-	// Secrets are removed from everything that is logged, saved and reported.
+	// Secrets are masked in everything that is logged, saved and reported.
 	Secrets []string
-	// Report is the receiver of reports; Proxy holds the environment variables of the proxy for it.
+	// Report is the receiver of reports. Proxy contains the environment variables of the proxy for
+	// it.
 	Report configs.Report
 	Proxy  []string
-	// Spread is the time over which nodes that boot together spread their first requests.
+	// Spread is the time over which nodes that boot together distribute their first requests.
 	Spread time.Duration
-	// OfflineHealthy judges a boot in which no API server is in reach: nil if it is as good as
-	// the last one, ErrUnproven if no fault is known.
+	// OfflineHealthy judges a boot in which no API server is reachable: nil means as good as the
+	// last boot, ErrUnproven that no fault is known.
 	OfflineHealthy func(context.Context, *machine.Env) error
 }
 
@@ -71,12 +71,12 @@ type Runner struct {
 	Env *machine.Env
 	// Plan is the ID of the image's plan, for reports.
 	Plan string
-	// First returns the phases that run before the Site is known; the last of them reads it.
+	// First returns the phases that run before the Site is known; the last of them reads the Site.
 	First func() []Phase
-	// Rest returns the node of the active Site and the phases after First. Both are called
-	// once per pass, so a newer Site takes effect in the next one.
+	// Rest returns the node of the active Site, and the phases after First. First and Rest are
+	// called once per pass, so a newer Site takes effect in the next pass.
 	Rest func() (Node, []Phase)
-	// Sources returns a digest of all slots; a stopped run starts over when it changes.
+	// Sources returns a digest of all slots. When it changes, a stopped run starts over.
 	Sources func(*machine.Env) string
 	// Update returns the state of an update for reports; it may be nil.
 	Update func(*machine.Env) *ondisk.UpdateState
@@ -86,19 +86,19 @@ type Runner struct {
 	url      string   // where reports go
 	reportCA string   // CA certificates of the receiver, PEM
 	proxy    []string // its proxy, as environment variables
-	spread   bool     // the boot delay has passed
+	spread   bool     // the boot delay is over
 	began    time.Time
 	device   string            // the slot
 	lastErr  map[string]string // last error by phase, withoutVarying
 	noted    []string          // texts of the notes that this run has reported
 	waits    []string          // texts of the waits that this attempt at a phase has reported
-	// unsaved: the state file does not have the current Waiting. waitSaved is when a Waiting
-	// was saved last.
+	// unsaved means that the state file does not have the current Waiting. waitSaved is when a
+	// Waiting was last saved.
 	unsaved   bool
 	waitSaved time.Time
 	posting   sync.WaitGroup
 	reports   atomic.Int64 // number of reports for url so far
-	// secrets is atomic, since logging happens under mu too.
+	// secrets is atomic, because code that holds mu logs too.
 	secrets atomic.Pointer[[]string]
 	busyTil time.Time // the watchdog is fed until then
 }
@@ -123,11 +123,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 }
 
-// pass runs the phases once. A failed phase ends the pass after a pause, and the next pass
-// begins at the first phase, since checks are cheap and an earlier phase may be the cause.
+// pass runs the phases once. If one fails, the pass ends after a pause, and the next pass begins at
+// the first phase: checks are cheap, and an earlier phase may be the cause.
 func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]int) error {
 	defer e.BeginPass()()
-	if err := hold(e, false); err != nil { // an API server may be in reach by now
+	if err := hold(e, false); err != nil { // an API server may be reachable now
 		return err
 	}
 	unknown := false
@@ -177,8 +177,8 @@ func (r *Runner) pass(ctx context.Context, e *machine.Env, attempts map[string]i
 	return nil
 }
 
-// spreadBoots waits once, before the first connection to an API server, until this
-// node's boot delay has passed since the run began.
+// spreadBoots waits once, before the first connection to an API server, until this node's boot
+// delay has passed since the start of the run.
 func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) error {
 	if r.spread {
 		return nil
@@ -190,8 +190,8 @@ func (r *Runner) spreadBoots(ctx context.Context, e *machine.Env, node Node) err
 	return nil
 }
 
-// waitOffline pauses and ends a pass in which no API server answered: the
-// node runs with its present settings.
+// waitOffline ends a pass in which no API server answered, after a pause. The node runs with its
+// present settings.
 func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, attempts map[string]int) error {
 	r.result(e, ondisk.ResultWaiting)
 	if err := r.judgeOffline(ctx, e, node); err != nil {
@@ -204,7 +204,7 @@ func (r *Runner) waitOffline(ctx context.Context, e *machine.Env, node Node, att
 	return ErrRestart
 }
 
-// judgeOffline decides whether a boot counts as healthy while no API server is in reach.
+// judgeOffline decides whether a boot counts as healthy although no API server is reachable.
 func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) error {
 	err := node.OfflineHealthy(ctx, e)
 	if err == nil {
@@ -214,8 +214,8 @@ func (r *Runner) judgeOffline(ctx context.Context, e *machine.Env, node Node) er
 	return hold(e, errors.Is(err, ErrUnproven) && e.Now().Sub(r.began) < holdLimit)
 }
 
-// phase makes one attempt at a phase. Any result except success or
-// Unknown ends the pass with an error.
+// phase makes one attempt at a phase. Any result except success or Unknown is returned as an error
+// and ends the pass.
 func (r *Runner) phase(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int) (Verdict, error) {
 	r.busy(e, CheckTimeout)
 	res := p.attempt(ctx, e, progress{
@@ -269,14 +269,14 @@ func (r *Runner) failed(ctx context.Context, e *machine.Env, p Phase, attempts m
 	return ErrRestart
 }
 
-// stop waits after a permanent failure until the Site changes, or until it is time to
-// try again: the fix may be in the cluster.
+// stop waits after a permanent failure until the Site changes, or until it is time to retry,
+// because the fix may be in the cluster.
 func (r *Runner) stop(ctx context.Context, e *machine.Env, p Phase, attempts map[string]int, err error) error {
 	r.mark(e, p, ondisk.PhaseFailed, attempts[p.Name], err)
 	r.result(e, ondisk.ResultFailed)
 	r.publish(ctx, e)
-	// The jitter is drawn once. If it were drawn at each look, the smallest value would win, and
-	// all nodes stopped by one cluster fault would resume together.
+	// Draw the jitter once. If each look drew a new one, the smallest value would win, and all
+	// nodes stopped by the same fault of the cluster would resume together.
 	sources, end := r.Sources(e), e.Now().Add(repeat+time.Duration(e.Rand()*float64(repeat)/4))
 	for {
 		if err := r.pause(ctx, e, max(0, min(Standstill, end.Sub(e.Now())))); err != nil {
@@ -300,7 +300,7 @@ func (r *Runner) pause(ctx context.Context, e *machine.Env, d time.Duration) err
 	return e.Sleep(ctx, d)
 }
 
-// busy announces that the next step may take d: the watchdog is fed until a minute after that.
+// busy announces that the next step may take d. The watchdog is fed until a minute after that.
 func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	r.mu.Lock()
 	r.busyTil = e.Now().Add(d + time.Minute)
@@ -308,15 +308,15 @@ func (r *Runner) busy(e *machine.Env, d time.Duration) {
 	e.Notify("WATCHDOG=1")
 }
 
-// Alive reports whether the current step is within its announced time. The
-// host feeds the watchdog only while it is.
+// Alive reports whether the current step is within its announced time. Otherwise the host does not
+// feed the watchdog.
 func (r *Runner) Alive(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return now.Before(r.busyTil)
 }
 
-// redact replaces every secret of the Site in s.
+// redact masks every secret of the Site in s.
 func (r *Runner) redact(s string) string {
 	if secrets := r.secrets.Load(); secrets != nil {
 		for _, secret := range *secrets {

@@ -14,8 +14,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// begin starts the state of this run. From an earlier run in the same boot it keeps only the
-// start times.
+// begin starts the state of this run. Of an earlier run in the same boot, it keeps only the start
+// times.
 func (r *Runner) begin(e *machine.Env) {
 	e.Log = slog.New(redacting{Handler: e.Log.Handler(), redact: r.redact})
 	r.mu.Lock()
@@ -27,16 +27,16 @@ func (r *Runner) begin(e *machine.Env) {
 		Plan:   r.Plan, Started: now, Updated: now,
 	}
 	if old, err := LoadState(e.Root); err == nil && old.BootID == r.state.BootID {
-		r.state.Started, r.state.Boot = old.Started, old.Boot // first boot was restarted within one boot
+		r.state.Started, r.state.Boot = old.Started, old.Boot // first boot was restarted during this boot
 	}
 	r.busyTil = now.Add(time.Minute)
 	if dev, err := machine.OwnSlot(e); err == nil {
-		r.device = dev // where an invalid Site is reported
+		r.device = dev // the device on which an invalid Site is reported
 	}
 }
 
-// recordBootClock records when the parts of this boot began. It is called again when first
-// boot is done, since systemd's startup ends later. Errors are only logged.
+// recordBootClock records when the parts of this boot began. It is called again when first boot is
+// done, because systemd's startup ends later. Errors are only logged.
 func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	known := r.state.Boot
@@ -52,14 +52,14 @@ func (r *Runner) recordBootClock(ctx context.Context, e *machine.Env) {
 		return
 	}
 	if known != nil {
-		c.FirstBoot = known.FirstBoot // keep the start of this run
+		c.FirstBoot = known.FirstBoot // keep the start of the first run
 	}
 	r.mu.Lock()
 	r.state.Boot = &c
 	r.mu.Unlock()
 }
 
-// clockTimeout bounds the request to systemd.
+// clockTimeout limits the request to systemd.
 const clockTimeout = 5 * time.Second
 
 // LoadState reads the state file below root.
@@ -79,8 +79,8 @@ func LoadState(root string) (*ondisk.State, error) {
 	return &s, nil
 }
 
-// show replaces the list of phases in the state, but keeps each one's known state. all: phases
-// after the Site's are included. If not, a longer list of an earlier pass stays.
+// show replaces the list of phases in the state, and keeps the known states of phases. all means
+// that phases contains those after the Site; otherwise a longer list of an earlier pass is kept.
 func (r *Runner) show(phases []Phase, all bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,8 +97,8 @@ func (r *Runner) show(phases []Phase, all bool) {
 	}
 }
 
-// adopt puts the node of the Site into the state, and uses its secrets, report URL and proxy
-// from now on.
+// adopt puts the Site's node into the state. From now on the run uses its secrets, report URL and
+// proxy.
 func (r *Runner) adopt(e *machine.Env, node Node) {
 	if node.NotTaken != nil {
 		e.Note("the Site in the slot is rejected, and the previous Site stays in use: %s", machine.OneLine(node.NotTaken))
@@ -110,7 +110,7 @@ func (r *Runner) adopt(e *machine.Env, node Node) {
 	r.url, r.reportCA, r.proxy = node.Report.URL, node.Report.CACert, node.Proxy
 }
 
-// set changes the state of one phase and saves it. place is the phase's position, for example
+// set changes the state of one phase and saves it. place is the position of the phase, for example
 // "[3/17]".
 func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState)) (ps ondisk.PhaseState, changed bool, place string) {
 	r.mu.Lock()
@@ -132,9 +132,8 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 		old.Waiting = p.Waiting
 		switch {
 		case changed && p.Status == ondisk.PhaseDone && p.Attempts == 0:
-			// A check that finds nothing to do causes no write: the result is saved at the
-			// end.
-		case changed && *p != old: // not only Waiting
+			// A check that finds nothing to do is not saved here, but at the end of the pass.
+		case changed && *p != old: // more than Waiting has changed
 			r.waitSaved = time.Time{}
 			r.save(e)
 		case changed || r.unsaved:
@@ -151,12 +150,12 @@ func (r *Runner) set(e *machine.Env, name string, change func(*ondisk.PhaseState
 	return ondisk.PhaseState{}, false, ""
 }
 
-// waitSavedEvery limits how often Waiting is saved: it may change every two seconds for hours,
-// and each write is synced.
+// waitSavedEvery limits how often Waiting is saved: it may change every two seconds for hours, and
+// each write is synced.
 const waitSavedEvery = time.Minute
 
-// save writes the state; the caller holds mu. Errors are only logged: they must not stop a
-// node from joining.
+// save writes the state; the caller holds mu. Errors are only logged, because they must not prevent
+// a node from joining.
 func (r *Runner) save(e *machine.Env) {
 	r.state.Updated, r.unsaved = e.Now(), false
 	b, err := json.MarshalIndent(r.state, "", "  ")
@@ -202,7 +201,7 @@ func (r *Runner) done(e *machine.Env, p Phase, attempts int) {
 	r.say(e, fmt.Sprintf("%s %s: done in %.1f s", place, p.Name, ps.Seconds))
 }
 
-// recordFailure records a failed attempt, and reports each new reason once.
+// recordFailure records a failed attempt, and reports each new error once.
 func (r *Runner) recordFailure(e *machine.Env, p Phase, attempts int, err error) {
 	what := printable.Line(r.cleaned(machine.OneLine(err)))
 	fix := printable.Text(r.cleaned(Advice(err)))
@@ -240,7 +239,7 @@ func (r *Runner) waiting(what string) {
 	for _, p := range r.state.Phases {
 		if p.Status == ondisk.PhaseRunning {
 			name = p.Name
-			if p.Waiting == "" { // the phase has just begun
+			if p.Waiting == "" { // the phase has just started
 				r.waits = nil
 			}
 		}
@@ -277,7 +276,7 @@ func (r *Runner) noting(what string) {
 	}
 }
 
-// forgetNotes clears the notes at the start of a pass, which adds those that still apply.
+// forgetNotes clears the notes at the start of a pass. The pass adds those that still apply.
 func (r *Runner) forgetNotes() {
 	r.mu.Lock()
 	r.state.Notes = nil
@@ -306,8 +305,8 @@ func (r *Runner) result(e *machine.Env, result string) {
 	}
 }
 
-// publish writes the report to the slot, and sends it to the Site's URL in the background.
-// Errors are only logged.
+// publish writes the report to the slot and sends it to the Site's URL in the background. Errors
+// are only logged.
 func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 	r.mu.Lock()
 	state, device, url, ca, proxy := r.state, r.device, r.url, r.reportCA, r.proxy
@@ -342,7 +341,7 @@ func (r *Runner) publish(ctx context.Context, e *machine.Env) {
 				return
 			}
 			e.Log.Warn("sending the report", "error", err)
-			// A final report is retried until there is a newer one.
+			// A final report is retried until there is a newer report.
 			if !final || n == ReportTries || r.reports.Load() != report {
 				return
 			}
@@ -420,8 +419,8 @@ func updateText(u *ondisk.UpdateState) string {
 type redacting struct {
 	slog.Handler
 	redact func(string) string
-	// with holds the attributes and groups of With and WithGroup. They are redacted when a
-	// record is logged, since a secret may have become known meanwhile.
+	// with contains the attributes and groups of With and WithGroup. They are redacted when a
+	// record is logged, because a secret may have become known by then.
 	with []func(slog.Handler) slog.Handler
 }
 
