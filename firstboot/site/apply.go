@@ -20,7 +20,8 @@ import (
 )
 
 // Phase finds the Site, stores it in reader.Last for the pass, and applies its settings.
-// beforeKubelet, which may be nil, runs before a kubelet that waited for them is started.
+// beforeKubelet, which may be nil, runs before the start of a kubelet that has waited for the
+// settings.
 func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *configs.Site) error) run.Phase {
 	left := false // the slot of an enrolled node could not be written in this pass
 	return run.Phase{
@@ -31,7 +32,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 		Run: func(ctx context.Context, e *machine.Env) error {
 			err := takeFromInventory(e)
 			if left = err != nil && member.Is(e); left {
-				// The node has an active Site, and other work to do.
+				// The node has an active Site, and other work must go on.
 				e.Log.Warn("the slot is not changed", "error", err)
 			} else if err != nil {
 				return err
@@ -54,7 +55,7 @@ func Phase(reader *Reader, beforeKubelet func(context.Context, *machine.Env, *co
 	}
 }
 
-// checkSite is the Check of Phase. left: the slot could not be written in this pass.
+// checkSite is the Check of Phase. left means that the slot could not be written in this pass.
 func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (run.Verdict, error) {
 	if s, err := newStick(e, reader); s != nil {
 		return run.Todo, nil
@@ -63,10 +64,10 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	}
 	a, err := reader.read(e)
 	if errors.Is(err, ErrNoSite) {
-		return run.Todo, nil // Run waits
+		return run.Todo, nil // Run waits for a Site
 	}
 	if !left && (err == nil && a.unwritten || err != nil && unwritten(e)) {
-		return run.Todo, nil // other machines' Sites are wiped, even if this machine's is invalid
+		return run.Todo, nil // wipe other machines' Sites, even if this machine's is invalid
 	}
 	if err != nil {
 		return run.Todo, err
@@ -81,8 +82,8 @@ func checkSite(ctx context.Context, e *machine.Env, reader *Reader, left bool) (
 	return run.Done, nil
 }
 
-// waitForSite waits until a Site is stamped or brought on a stick. none is
-// the error of the slot without a Site.
+// waitForSite waits until a Site is stamped or brought on a stick. none is the error of the slot,
+// which has no Site.
 func waitForSite(ctx context.Context, e *machine.Env, reader *Reader, none error) (*Active, error) {
 	if isOthers(none) {
 		e.Waiting("a Site; %s. This machine: %s", machine.OneLine(none), e.Facts())
@@ -138,21 +139,20 @@ func applySite(ctx context.Context, e *machine.Env, a *Active) error {
 		if err := saveSite(e, a); err != nil {
 			return err
 		}
-	} else if err := saveStamped(e, a); err != nil { // it was stamped again, unchanged
+	} else if err := saveStamped(e, a); err != nil { // the Site was stamped again, unchanged
 		return err
 	}
 	if err := e.SetHostname(a.Hostname); err != nil {
 		return fmt.Errorf("setting the host name to %s: %w", a.Hostname, err)
 	}
-	// Written last: this file tells Check that the settings are in place.
+	// Write this file last: it tells Check that the settings are in place.
 	if _, err := e.Write(AppliedFile, []byte(a.applied()+"\n"), machine.Mode(0o600)); err != nil {
 		return fmt.Errorf("recording which Site is applied: %w", err)
 	}
 	return nil
 }
 
-// startHeldKubelet starts kubelet if it has waited for the Site's
-// settings, and calls before first.
+// startHeldKubelet starts kubelet if it has waited for the Site's settings. It calls before first.
 func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, before func(context.Context, *machine.Env, *configs.Site) error) error {
 	if held, err := kubeletHeld(ctx, e); !held || err != nil {
 		return err
@@ -168,8 +168,8 @@ func startHeldKubelet(ctx context.Context, e *machine.Env, site *configs.Site, b
 	return nil
 }
 
-// kubeletHeld reports whether kubelet of an enrolled node is inactive: on a new
-// root, its unit waits for the Site's settings.
+// kubeletHeld reports whether the kubelet of an enrolled node is inactive. On a new root, its unit
+// waits for the Site's settings.
 func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	if !member.EnrolledOrEarly(e) {
 		return false, nil
@@ -178,8 +178,8 @@ func kubeletHeld(ctx context.Context, e *machine.Env) (bool, error) {
 	return err == nil && state == "inactive", err
 }
 
-// saveSite keeps a copy of the Site without its token, in case the slot is damaged. A Wi-Fi key
-// stays, since the settings on this disk contain it too.
+// saveSite keeps a copy of the Site without its token, in case the slot is damaged. The copy
+// contains the Wi-Fi key, which is also in the settings on this disk.
 func saveSite(e *machine.Env, a *Active) error {
 	if err := saveStamped(e, a); err != nil {
 		return err
@@ -203,7 +203,7 @@ func saveSite(e *machine.Env, a *Active) error {
 // stampedSaved reports whether StampedCopy has the Site's date.
 func stampedSaved(e *machine.Env, a *Active) bool { return max(a.Stamped, 0) == copyStamped(e) }
 
-// saveStamped keeps the Site's date: without it, an older Site could replace the copy.
+// saveStamped saves the Site's date. Without the date, an older Site could replace the copy.
 func saveStamped(e *machine.Env, a *Active) error {
 	if stampedSaved(e, a) {
 		return nil
@@ -214,8 +214,8 @@ func saveStamped(e *machine.Env, a *Active) error {
 	return nil
 }
 
-// withoutToken encodes the Site as it stays in the slot after the join. It keeps the secrets of
-// settings (a Wi-Fi key, a password hash): otherwise the next boot would see a changed Site.
+// withoutToken encodes the Site as it stays in the slot after the join. The secrets of settings (a
+// Wi-Fi key, a password hash) stay in it: otherwise the next boot would see a changed Site.
 func withoutToken(site *configs.Site) ([]byte, error) {
 	s := *site
 	s.Credentials = configs.Credentials{}
@@ -231,21 +231,21 @@ func applier(e *machine.Env) apply.Target {
 }
 
 const (
-	// jobsTimeout bounds the wait for all jobs of one Apply.
+	// jobsTimeout limits the wait for all jobs of one Apply.
 	jobsTimeout = 2 * time.Minute
-	// jobLeast is enough for systemd to queue a job.
+	// jobLeast is long enough for systemd to queue a job.
 	jobLeast = 2 * time.Second
 )
 
-// jobs runs the jobs of units after one Apply. Each unit gets its job, however long the others
-// take.
+// jobs runs the jobs of units after one Apply. Each unit gets its job, even if earlier jobs took
+// all the time.
 type jobs struct {
 	e   *machine.Env
 	end time.Time
 }
 
-// unit returns an error only if ctx ended. A failed job only
-// adds a note: the machine joins anyway.
+// unit returns an error only if ctx ended. A failed job only adds a note, because the machine joins
+// anyway.
 func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
 	patience := max(jobLeast, min(machine.JobTimeout, j.end.Sub(j.e.Now())))
 	err := j.e.BoundedUnit(ctx, patience, verb, unit)
@@ -256,7 +256,7 @@ func (j jobs) unit(ctx context.Context, verb, unit, failing string) error {
 	return ctx.Err()
 }
 
-// noteFailedUnits notes the units of the Site that have failed.
+// noteFailedUnits adds a note about the Site's units that have failed.
 func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	units, err := applier(e).EnabledUnits()
 	if err != nil {
@@ -269,8 +269,8 @@ func noteFailedUnits(ctx context.Context, e *machine.Env) {
 	}
 }
 
-// ActivateChanges puts changed files into effect on the running system. A failed unit
-// only adds a note; an error means that ctx ended or that systemd cannot reload.
+// ActivateChanges puts changed files into effect on the running system. A failed unit only adds a
+// note. An error means that ctx ended or that systemd cannot reload.
 func ActivateChanges(ctx context.Context, e *machine.Env, c apply.Changes) error {
 	j := jobs{e, e.Now().Add(jobsTimeout)}
 	if len(c.Units) > 0 {
@@ -318,7 +318,7 @@ func isUnder(paths []string, dirs ...string) bool {
 }
 
 // restartServices restarts services whose settings have changed, except udev, which notices
-// changes, and firewalls, whose reload would flush other rules, for example kube-proxy's.
+// changes, and firewalls: reloading them would flush other rules, such as kube-proxy's.
 func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	for _, r := range []struct {
 		dirs       []string
@@ -342,7 +342,7 @@ func (j jobs) restartServices(ctx context.Context, changed []string) error {
 	return nil
 }
 
-// verbFor returns the job of systemd that a changed unit needs; empty: none.
+// verbFor returns the systemd job that a changed unit needs, or "" for none.
 func verbFor(u apply.UnitChange) string {
 	switch {
 	case u.Name == ondisk.UnitFirstboot:
@@ -359,8 +359,8 @@ func verbFor(u apply.UnitChange) string {
 	return ""
 }
 
-// fits rejects a Site that requires something that this
-// system lacks, before any of the Site is applied.
+// fits rejects a Site that requires something that this system lacks, before any part of the Site
+// is applied.
 func fits(e *machine.Env, a *Active) error {
 	baked, err := apply.NewBaked(applier(e))
 	if err != nil {

@@ -13,11 +13,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Two machines may match one Site of an Inventory, and would be the same node. So the first one
-// claims the Site on the stick. Without a claim, its Node stops the second (join.NameIsFree).
+// Two machines may match one Site of an Inventory, and would then be the same node. So the first
+// one claims the Site on the stick. If there is no claim, join.NameIsFree stops the second one,
+// because the first one's Node exists.
 
-// claimedBy returns another machine's claim to the stick's Site; nil if there is none that
-// still matches.
+// claimedBy returns another machine's claim to the stick's Site, or nil. It ignores claims of
+// machines that the Site does not match any more.
 func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	if s.entry == nil {
 		return nil
@@ -29,7 +30,7 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	}
 	me := e.Facts()
 	for _, c := range claims {
-		// A machine that the Inventory no longer matches was replaced.
+		// A machine that the Inventory does not match any more was replaced.
 		other := siteconf.Machine{MACs: c.MACs, Serial: c.Serial, UUID: c.UUID, AssetTag: c.AssetTag}
 		if c.Site == s.entry.Name && siteconf.Matches(s.entry.Match, other) && !sameMachine(other, me) {
 			return &c
@@ -38,8 +39,8 @@ func (s *stick) claimedBy(e *machine.Env) *slot.Claim {
 	return nil
 }
 
-// sameMachine reports whether a and b may be one machine: UUIDs and serial numbers that both
-// have are equal, and they share a network card, since vendors reuse numbers.
+// sameMachine reports whether a and b may be one machine: they share a network card, and UUIDs and
+// serial numbers that both have are equal. A card is required because vendors reuse numbers.
 func sameMachine(a, b siteconf.Machine) bool {
 	for _, own := range [][2]string{{a.UUID, b.UUID}, {a.Serial, b.Serial}} {
 		x, y := forms.Identity(own[0]), forms.Identity(own[1])
@@ -52,8 +53,8 @@ func sameMachine(a, b siteconf.Machine) bool {
 	})
 }
 
-// claim records on the stick that this machine takes its Site. A stick that cannot be written
-// is used anyway.
+// claim records on the stick that this machine uses the stick's Site. If the stick cannot be
+// written, the Site is used anyway.
 func (s *stick) claim(e *machine.Env) {
 	if s.entry == nil {
 		return

@@ -13,14 +13,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// slack is how many bytes after DATA may be unused: the backup GPT and alignment.
+// slack is the number of bytes after DATA that may be unused, for the backup GPT and for alignment.
 const slack = 8 << 20
 
 // journal is the size of the largest ext4 journal, in bytes.
 const journal = 256 << 20
 
-// oneDisk checks that / and /var are on one disk. Two dd copies of an image have equal GUIDs, so
-// the machine might mix / of one copy with /var of the other.
+// oneDisk checks that / and /var are on the same disk. Two dd copies of an image have equal GUIDs,
+// so the machine could use / of one copy and /var of the other.
 func oneDisk(e *machine.Env) error {
 	root, err := e.RootDisk()
 	part, disk := e.MountedFrom("/var")
@@ -34,7 +34,7 @@ func oneDisk(e *machine.Env) error {
 	return run.NeedsPerson(fmt.Errorf("/ is on %s, but /var is on %s, of another disk: %s", root.Root, part, loaderWords(e.DisksWith(e.LoaderPart()))), fix)
 }
 
-// loaderWords describes on which disks the boot loader's partition is.
+// loaderWords describes which disks may contain the boot loader's partition.
 func loaderWords(disks []string) string {
 	switch len(disks) {
 	case 0:
@@ -45,8 +45,8 @@ func loaderWords(disks []string) string {
 	return "two copies of one image are in this machine, and the boot loader's own partition is on each of " + strings.Join(disks, " and ")
 }
 
-// DiskPhase calls systemd-repart and systemd-growfs if they did not grow DATA early at boot. A
-// node whose DATA cannot grow reports that and continues.
+// DiskPhase calls systemd-repart and systemd-growfs if they have not grown DATA early in the boot.
+// If DATA cannot grow, it reports that and continues.
 func DiskPhase() run.Phase {
 	tried := false // in this pass
 	return run.Phase{
@@ -68,7 +68,7 @@ func DiskPhase() run.Phase {
 			}
 			err = grow(ctx, e, d, data)
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return err // stopped from outside, which says nothing about the disk
+				return err // stopped from outside, so the disk may be in order
 			}
 			tried = true
 			if err == nil {
@@ -98,7 +98,7 @@ func dataPartition(e *machine.Env) (*machine.Disk, *machine.Partition, error) {
 	return d, data, nil
 }
 
-// freeAfter returns the bytes between a partition and the next one, or the disk's end: a
+// freeAfter returns the bytes between a partition and the next one, or the end of the disk. A
 // person may have added a partition after DATA.
 func freeAfter(d *machine.Disk, p *machine.Partition) int64 {
 	next := d.Size
@@ -110,7 +110,7 @@ func freeAfter(d *machine.Disk, p *machine.Partition) int64 {
 	return next - (p.Start + p.Size)
 }
 
-// notGrown returns an error if DATA's partition or file system is smaller than it can be.
+// notGrown returns an error if DATA's partition or file system is smaller than possible.
 func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if free := freeAfter(d, data); free > slack {
 		return fmt.Errorf("%d MiB after partition %s are free", free>>20, data.Name)
@@ -119,15 +119,15 @@ func notGrown(e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	if err != nil {
 		return fmt.Errorf("reading the size of DATA's file system: %w", err)
 	}
-	// ext4 reports its size without its tables and journal; a file system that was not grown
-	// at all is far smaller.
+	// ext4 reports its size without its tables and its journal. A file system that was not grown is
+	// far smaller.
 	if fs < data.Size-data.Size/8-journal {
 		return fmt.Errorf("the file system on %s has %d MiB of the partition's %d MiB", data.Name, fs>>20, data.Size>>20)
 	}
 	return nil
 }
 
-// grow grows the partition, and the file system even if the partition does not grow.
+// grow grows the partition, and also the file system if only that is too small.
 func grow(ctx context.Context, e *machine.Env, d *machine.Disk, data *machine.Partition) error {
 	var errs []error
 	if freeAfter(d, data) > slack {

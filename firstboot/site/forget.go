@@ -14,13 +14,13 @@ import (
 type SlotSecrets int
 
 const (
-	NoSecrets   SlotSecrets = iota // the slot has none of the active Site
-	SomeSecrets                    // the slot has some
-	SlotBlank                      // removing them was interrupted
+	NoSecrets   SlotSecrets = iota // the slot has no secrets of the active Site
+	SomeSecrets                    // the slot has some secrets
+	SlotBlank                      // removing the secrets was interrupted
 )
 
-// SecretsInSlot looks for secrets of the active Site in the slot. If another Site
-// was stamped meanwhile, its secrets stay.
+// SecretsInSlot looks for secrets of the active Site in the slot. It returns NoSecrets if another
+// Site was stamped meanwhile, so that the secrets of that Site stay.
 func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -40,7 +40,7 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 		}
 	}
 	if err != nil {
-		// A person's half-written correction stays.
+		// Keep a person's half-written correction.
 		e.Log.Warn("the slot cannot be read, and is not changed", "error", err)
 		return NoSecrets, nil
 	}
@@ -54,8 +54,8 @@ func SecretsInSlot(e *machine.Env, active *Active) (SlotSecrets, error) {
 	return SomeSecrets, nil
 }
 
-// ForgetToken rewrites the slot with the Site and without secrets. blank: an earlier attempt
-// was interrupted, and everything else in the slot is gone.
+// ForgetToken rewrites the slot with the Site, but without secrets. blank means that an earlier
+// attempt was interrupted, and the slot contains nothing else any more.
 func ForgetToken(e *machine.Env, active *Active, blank bool) error {
 	doc, err := withoutToken(active.Site)
 	if err != nil {

@@ -14,14 +14,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// IdentityPhase makes this machine's ID, the file system UUIDs derived from it, and the HMAC key
-// that identifies Sites. It also records cluster membership before a stick is read.
-// The ID survives an exchange of the root: the initrd copies it from DATA.
+// IdentityPhase makes this machine's ID, the file systems' UUIDs, which are derived from the ID,
+// and the HMAC key that identifies Sites. It also records cluster membership before a stick is
+// read. On a new root the ID stays the same, because the initrd copies it from DATA.
 func IdentityPhase() run.Phase {
 	return run.Phase{
 		Name: "identity", Doc: "this machine's own machine ID and file system IDs", Timeout: 2 * time.Minute,
 		Check: func(_ context.Context, e *machine.Env) (run.Verdict, error) {
-			// Before anything is written to either disk.
+			// Check this before anything is written to one of the disks.
 			if err := oneDisk(e); err != nil {
 				return run.Todo, err
 			}
@@ -52,8 +52,8 @@ func IdentityPhase() run.Phase {
 				if have, err := e.FSUUID(dev); err != nil || have == want || e.Exists(UUIDTried(label)) {
 					continue
 				}
-				// Nothing is mounted by UUID, so a file system with the golden UUID
-				// works, and one attempt a boot is enough.
+				// Nothing is mounted by UUID, so a file system with the golden UUID works. One
+				// attempt per boot is sufficient.
 				if _, err := e.Write(UUIDTried(label), nil, machine.Mode(0o600)); err != nil {
 					return fmt.Errorf("recording the attempt to change the UUID of %s: %w", label, err)
 				}
@@ -66,8 +66,8 @@ func IdentityPhase() run.Phase {
 	}
 }
 
-// saveMachineID gives the root and DATA the same ID. DATA's takes precedence:
-// systemd generated the root's if the initrd did not copy DATA's.
+// saveMachineID makes the root's and DATA's IDs equal. DATA's takes precedence: if the initrd did
+// not copy it, systemd has generated another ID for the root.
 func saveMachineID(e *machine.Env) (string, error) {
 	id := machine.IDIn(e, ondisk.MachineID)
 	if id == "" {
@@ -96,7 +96,7 @@ const keyLength = 32
 
 func hasKey(e *machine.Env) bool { return len(e.Contents(KeyFile)) == keyLength }
 
-// makeKey makes KeyFile unless the machine has one.
+// makeKey creates KeyFile if the machine has none.
 func makeKey(e *machine.Env) error {
 	if hasKey(e) {
 		return nil
@@ -107,16 +107,16 @@ func makeKey(e *machine.Env) error {
 	return nil
 }
 
-// UUIDTried marks, until reboot, that a new UUID of that file system was tried.
+// UUIDTried is a mark that a new UUID for this file system was tried. A reboot removes it.
 func UUIDTried(label string) string { return ondisk.RunMark + "uuid-" + label }
 
-// OwnFileSystems returns the devices of DATA and the booted root, by label. Their UUIDs are the
-// same in every copy of the image. The other root keeps its UUID until it is booted.
+// OwnFileSystems returns the devices of DATA and of the booted root, by label: file systems whose
+// UUIDs are the same in every copy of the image. The other root keeps its UUID until it is booted.
 func OwnFileSystems(e *machine.Env) map[string]string {
 	out := map[string]string{}
 	d, err := e.RootDisk()
 	if err != nil {
-		return out // a node that edgebake did not build, or a test without disks
+		return out // edgebake did not build this node, or a test has no disks
 	}
 	for _, p := range d.Parts {
 		if p.Label == ondisk.LabelData || p.Name == d.Root {
@@ -130,7 +130,7 @@ func fsUUID(machineID, label string) (u [16]byte) {
 	m := hmac.New(sha256.New, []byte(machineID))
 	m.Write([]byte("edgebake file system " + label))
 	copy(u[:], m.Sum(nil))
-	u[6] = u[6]&0x0f | 0x80 // version 8: made by our own rule (RFC 9562)
+	u[6] = u[6]&0x0f | 0x80 // version 8: made by a rule of our own (RFC 9562)
 	u[8] = u[8]&0x3f | 0x80
 	return u
 }

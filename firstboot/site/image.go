@@ -12,7 +12,7 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// HubForm returns the form in which yurthub runs on this image, "" if it has none.
+// HubForm returns the form in which yurthub runs on this image, or "" if the image has no yurthub.
 func HubForm(image ondisk.ImageInfo) string {
 	if y := image.Yurthub; y != nil {
 		return y.Form
@@ -20,8 +20,8 @@ func HubForm(image ondisk.ImageInfo) string {
 	return ""
 }
 
-// ImageInfo returns the builder's description of the image; empty on a node that edgebake did
-// not build. An unreadable one is an error, since checks against the image need it.
+// ImageInfo returns the builder's description of the image. It is empty on a node that edgebake did
+// not build. An unreadable description is an error, because checks against the image need it.
 func ImageInfo(e *machine.Env) (ondisk.ImageInfo, error) {
 	var info ondisk.ImageInfo
 	b, err := e.Read(ondisk.ImageInfoFile)

@@ -13,11 +13,11 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// An Inventory has the Sites of many machines, with their secrets. Before anything else uses it,
-// a machine's own slot is rewritten with only its own Site. A stick keeps all Sites.
+// An Inventory contains the Sites of many machines, with their secrets. Therefore a machine first
+// rewrites its own slot with only its own Site. On a stick, all Sites stay.
 
-// A Site may also name its machine itself (match). Once that machine has the Site, match is
-// removed, so that exchanging a network card later does not invalidate it.
+// A single Site may also name its machine (match). Once that machine has the Site, match is
+// removed, so that a network card exchanged later does not invalidate the Site.
 
 // errNoMatch and errNotMeant mean that the Inventory or the Site is for other machines.
 var (
@@ -30,17 +30,17 @@ func isOthers(err error) bool { return errors.Is(err, errNoMatch) || errors.Is(e
 
 // found is the Site in a slot for this machine.
 type found struct {
-	// contents is the slot's contents, with this machine's
-	// Site, without its match, in place of an Inventory.
+	// contents is the slot's contents. An Inventory is replaced by this machine's Site, without its
+	// match.
 	contents *slot.Contents
-	// site is the Site in contents; nil if it is invalid, as Parse reports.
+	// site is the Site in contents. It is nil if the Site is invalid; Parse then reports the
+	// problems.
 	site *configs.Site
-	// entry is the Site's entry in the slot's Inventory; nil if there is no Inventory.
+	// entry is the Site's entry in the slot's Inventory, or nil if there is no Inventory.
 	entry *configs.InventorySite
 }
 
-// forMachine finds the Site for this machine in a slot. before, which
-// may be nil, is an earlier result.
+// forMachine finds the Site for this machine in a slot. before is an earlier result, or nil.
 func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc, ok := c.Files[ondisk.SlotInventory]
 	if !ok {
@@ -69,7 +69,7 @@ func forMachine(e *machine.Env, c *slot.Contents, before *Active) (*found, error
 	return f, nil
 }
 
-// ifMeant is forMachine for a slot with a single Site.
+// ifMeant is like forMachine, for a slot with a single Site.
 func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	doc := c.Files[ondisk.SlotSite]
 	if before != nil && before.isMadeOf(doc, c.Files[ondisk.SlotIgnition]) {
@@ -86,7 +86,7 @@ func ifMeant(e *machine.Env, c *slot.Contents, before *Active) (*found, error) {
 	return withSite(c, site)
 }
 
-// withSite returns contents with this Site in place of a Site or Inventory.
+// withSite returns contents with this Site instead of a Site or an Inventory.
 func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	doc, err := configs.EncodeSlot(site)
 	if err != nil {
@@ -99,8 +99,9 @@ func withSite(c *slot.Contents, site *configs.Site) (*found, error) {
 	return &found{contents: &one, site: site}, nil
 }
 
-// readUnwritten reads the machine's own slot if it must be rewritten: it has an Inventory with
-// this machine's Site, or a rewrite was interrupted. one is the new contents; nil if not.
+// readUnwritten reads the machine's own slot if it must be rewritten, because it has an Inventory
+// with this machine's Site or a rewrite was interrupted. one is the new contents, or nil if no
+// rewrite is needed.
 func readUnwritten(e *machine.Env) (dev string, c, one *slot.Contents) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -121,13 +122,13 @@ func unwritten(e *machine.Env) bool {
 	return one != nil
 }
 
-// takeFromInventory replaces the Inventory in the machine's own slot by this machine's Site.
+// takeFromInventory replaces the Inventory in the machine's own slot with this machine's Site.
 func takeFromInventory(e *machine.Env) error {
 	dev, c, one := readUnwritten(e)
 	if one == nil {
 		return nil
 	}
-	one.Signature = nil // it signed the former contents
+	one.Signature = nil // it belongs to the former contents
 	if err := e.WriteSlot(dev, one); err != nil {
 		return fmt.Errorf("replacing the inventory in the slot %s by this machine's Site: %w", dev, err)
 	}

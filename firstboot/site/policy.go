@@ -19,23 +19,25 @@ import (
 
 // decision is the result of admit.
 type decision struct {
-	// Site is the Site to use; nil: nothing is accepted.
+	// Site is the Site to use, or nil if nothing is accepted.
 	Site *configs.Site
-	// Whole: the stick's other files are accepted too.
+	// Whole means that the stick's other files are accepted too.
 	Whole bool
-	// Omitted names the fields that differ, but are not accepted.
+	// Omitted names the fields that differ but are not accepted.
 	Omitted []string
 }
 
-// admit decides what a machine accepts of the Site on a stick, which anybody may plug in. old
-// is its active Site, nil if it cannot be read. signed: next is signed with a key that the
-// Image names.
+// admit decides which parts of the Site on a stick, which anybody may plug in, a machine accepts.
+// old is its active Site, or nil if that cannot be read. signed means that next is signed with a
+// key that the Image names.
 //
-// A machine outside a cluster has no other source of a Site. A member accepts from an untrusted
-// stick only what brings it back to its cluster, whose CA stays pinned: API servers, network, a
-// token, and on a control-plane node the cluster's keys, which are verified with that CA.
-// A member accepts nothing that lets somebody in (users, keys, Ignition), moves it to another
-// cluster (pins, CA), changes what runs on it (arguments, labels, pools, the proxy for images),
+// A machine outside a cluster accepts everything: it has no other source of a Site. A member
+// accepts from an untrusted stick only the fields with which it can return to its cluster, whose CA
+// stays pinned: API servers, network, a token and, on a control-plane node, the cluster's keys,
+// which are verified with that CA.
+//
+// A member accepts no field that lets somebody in (users, keys, Ignition), moves it to another
+// cluster (pins, CA), changes the programs on it (arguments, labels, pools, the proxy for images),
 // or could set its clock past the end of its certificate (time servers).
 func admit(policy string, joined, signed bool, old, next *configs.Site) decision {
 	switch {
@@ -58,8 +60,8 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) decision
 		site.Credentials = next.Credentials
 	}
 	if next.Credentials.Keys != nil && next.ControlPlane != nil && old.ControlPlane != nil {
-		// Anybody with the cluster's keys controls the cluster anyway. The
-		// keys are verified with the CA of old before anything is accepted.
+		// Anybody with the cluster's keys controls the cluster anyway. Before anything is accepted,
+		// the keys are verified with the CA of old.
 		c := *old.ControlPlane
 		c.Absent, c.ContinueFrom, c.Restore = next.ControlPlane.Absent, next.ControlPlane.ContinueFrom, next.ControlPlane.Restore
 		c.Said, c.BootstrapUntil = next.ControlPlane.Said, next.ControlPlane.BootstrapUntil
@@ -77,7 +79,7 @@ func admit(policy string, joined, signed bool, old, next *configs.Site) decision
 	return decision{Site: &site, Omitted: omitted}
 }
 
-// differingFields names the fields of two Sites that differ, except credentials.
+// differingFields names the fields in which two Sites differ, except credentials.
 func differingFields(a, b reflect.Value) []string {
 	var out []string
 	for i := range a.NumField() {
@@ -93,26 +95,27 @@ func differingFields(a, b reflect.Value) []string {
 type accepted struct {
 	info  ondisk.SlotInfo
 	files map[string][]byte
-	// site is the Site in files; nil if it is invalid.
+	// site is the Site in files, or nil if it is invalid.
 	site *configs.Site
-	// signed is when it was signed with a key that the Image names, in seconds since the
-	// epoch; 0 without such a signature.
+	// signed is when the stick was signed with a key that the Image names, in seconds since the
+	// epoch, or 0 if it was not.
 	signed int64
 	// omitted names the fields that are not accepted.
 	omitted []string
-	// digest covers everything on the stick for this machine, before fields are omitted.
+	// digest covers everything on the stick for this machine, including the fields that are omitted
+	// later.
 	digest string
-	// entry is the Site's entry in the stick's Inventory; nil if there is no Inventory.
+	// entry is the Site's entry in the stick's Inventory, or nil if there is no Inventory.
 	entry *configs.InventorySite
 }
 
-// admitFiles returns what this machine, whose active Site is old, accepts of a stick. The
+// admitFiles returns the parts of a stick that this machine accepts; old is its active Site. The
 // signature is verified before anything on the stick is parsed.
 func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string, c *slot.Contents) (*accepted, error) {
 	all := &accepted{info: c.Info}
 	when, unsigned := checkSignature(e, image, old, c)
 	if unsigned == nil {
-		// edgebake.json itself is not signed: only the signature's date counts.
+		// edgebake.json itself is not signed, so only the signature's date counts.
 		all.info, all.signed = ondisk.SlotInfo{Stamped: when}, when
 	}
 	switch {
@@ -133,7 +136,7 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	all.digest = contentsDigest(&slot.Contents{Files: c.Files, Signature: brought.Signature})
 	next := f.site
 	if next == nil {
-		return all, nil // resolveSite reports its problems
+		return all, nil // resolveSite reports the problems of the Site
 	}
 	var site *configs.Site
 	if old != nil {
@@ -149,17 +152,17 @@ func admitFiles(e *machine.Env, image ondisk.ImageInfo, old *Active, dev string,
 	return repair(e, site, f, d, all, c == brought)
 }
 
-// repair returns the part of a stick that a member accepts: the files of its own
-// slot, with the Site in d. plain: nothing on the stick names this machine.
+// repair returns the part of a stick that a member accepts: the files of its own slot, with d.Site
+// as the Site. plain means that nothing on the stick names this machine.
 func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accepted, plain bool) (*accepted, error) {
 	c, next := f.contents, f.site
-	// A repair keeps the machine's name, so the name in the Site is checked here.
+	// The accepted Site keeps the machine's name, so check the name in the stick's Site here.
 	if name := member.Node(e); name != "" && plain && !strings.Contains(next.NodeName, "{{") && !strings.EqualFold(next.NodeName, name) {
 		return nil, fmt.Errorf("this machine is enrolled as %s, but the Site names it %s: use a stick with this machine's own Site", name, next.NodeName)
 	}
 	if member.Unpinned(old) && !next.Credentials.IsZero() {
-		// Nothing else ties the node to its cluster: with an untrusted token it would move to
-		// whatever cluster the stick names.
+		// Only pins tie the node to its cluster: without them, an untrusted token would move it to
+		// any cluster that the stick names.
 		if d.Site.CACertHashes = member.Pins(e); len(d.Site.CACertHashes) == 0 {
 			return nil, fmt.Errorf("it contains a token, and it is unknown which cluster this machine belongs to (unsafeSkipCAVerification, and no record of its CA)")
 		}
@@ -170,14 +173,14 @@ func repair(e *machine.Env, old *configs.Site, f *found, d decision, all *accept
 		return nil, err
 	}
 	t := &accepted{info: c.Info, files: maps.Clone(ownContents(e).Files), omitted: d.Omitted, digest: all.digest, entry: f.entry}
-	delete(t.files, ondisk.SlotInventory) // the machine's Site replaces it
+	delete(t.files, ondisk.SlotInventory) // the machine's Site is used instead
 	for _, name := range slices.Sorted(maps.Keys(c.Files)) {
 		if name != ondisk.SlotSite && !bytes.Equal(c.Files[name], t.files[name]) {
 			t.omitted = append(t.omitted, name)
 		}
 	}
 	t.files[ondisk.SlotSite] = doc
-	if d.Site.ValidatePublic() == nil { // it combines two valid Sites
+	if d.Site.ValidatePublic() == nil { // it may be invalid, because it combines two valid Sites
 		t.site = d.Site
 	}
 	return t, nil

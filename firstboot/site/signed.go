@@ -14,22 +14,23 @@ import (
 )
 
 // A signature is rejected if it is older than the last accepted one, the Site stamped onto the
-// disk, or a date in the Image: an old stick must not undo a correction.
+// disk, or a date in the Image. So an old stick cannot undo a correction.
 
 const (
-	// signedFile holds the date before which signatures do not count, in seconds since the
+	// signedFile contains the date before which signatures are rejected, in seconds since the
 	// epoch.
 	signedFile = ondisk.StateDir + "/signed"
-	// UnsignedFile holds the dates of the last Sites from unsigned sticks, in seconds since
-	// the epoch: of the one in the slot, and of one that is being written to it.
+	// UnsignedFile contains the dates of the last Sites from unsigned sticks, in seconds since the
+	// epoch: that of the Site in the slot, and that of a Site that is being written to the slot.
 	UnsignedFile = ondisk.StateDir + "/unsigned"
-	// clockFile holds pairs of dates, in seconds since the epoch: that of a Site accepted from an
-	// unsigned stick, and the one that counts instead. Two pairs cover a rewrite of the slot.
+	// clockFile contains pairs of dates, in seconds since the epoch: the date of a Site accepted
+	// from an unsigned stick, and the date that is used for the clock instead. Two pairs are needed
+	// while the slot is rewritten.
 	clockFile = ondisk.StateDir + "/stick-dates"
 )
 
-// checkSignature returns when a stick was signed with a key that the Image names, or an
-// error if its signature does not count. old is the active Site, nil if there is none.
+// checkSignature returns when a stick was signed with a key that the Image names, or an error if
+// its signature is not accepted. old is the active Site, or nil if there is none.
 func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot.Contents) (int64, error) {
 	when, err := c.Verify(image.SiteKeys)
 	if err != nil {
@@ -53,8 +54,8 @@ func checkSignature(e *machine.Env, image ondisk.ImageInfo, old *Active, c *slot
 	return when.Unix(), nil
 }
 
-// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed,
-// even if before the image's; 0 if the Site has none or is from an unsigned stick.
+// stampedOnDisk returns the date of the active Site if it was stamped onto the disk or signed, even
+// before the image's date. It returns 0 if the Site has no date or is from an unsigned stick.
 func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	if active == nil || slices.Contains(secondsIn(e, UnsignedFile), active.Stamped) {
 		return 0
@@ -65,7 +66,7 @@ func stampedOnDisk(e *machine.Env, active *Active) int64 {
 	return active.Stamped
 }
 
-// lastSigned returns the date before which signatures do not count; 0 if there is none.
+// lastSigned returns the date before which signatures are rejected, or 0 if there is none.
 func lastSigned(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, signedFile), 0)) }
 
 func secondsIn(e *machine.Env, file string) []int64 {
@@ -78,8 +79,8 @@ func secondsIn(e *machine.Env, file string) []int64 {
 	return out
 }
 
-// saveSigned records, before the stick's Site is used, the date before which signatures do not
-// count: that of the stick or of the Site that it replaces, whichever is later.
+// saveSigned records the date before which signatures are rejected, before the stick's Site is
+// used: the date of the stick or that of the Site that it replaces, whichever is later.
 func (s *stick) saveSigned(e *machine.Env) error {
 	floor := s.signed
 	if !s.known {
@@ -94,15 +95,15 @@ func (s *stick) saveSigned(e *machine.Env) error {
 	return nil
 }
 
-// saveUnsigned records, before the stick's Site is used, that
-// the date that the Site gets in the slot proves nothing.
+// saveUnsigned records, before the stick's Site is used, that the Site's date in the slot proves
+// nothing.
 func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	if s.signed > 0 {
 		return nil
 	}
 	dates := []int64{stamped}
 	if s.before != nil && slices.Contains(secondsIn(e, UnsignedFile), s.before.Stamped) {
-		dates = append(dates, s.before.Stamped) // the power may be cut before the slot is written
+		dates = append(dates, s.before.Stamped) // the power may fail before the slot is written
 	}
 	if err := writeSeconds(e, UnsignedFile, dates...); err != nil {
 		return fmt.Errorf("recording the date of the Site of stick %s: %w", s.dev, err)
@@ -110,8 +111,8 @@ func (s *stick) saveUnsigned(e *machine.Env, stamped int64) error {
 	return nil
 }
 
-// ClockDate returns the date of the active Site that counts for the clock. An untrusted stick
-// must not move a member's clock, so the date of the Site that the stick replaced counts.
+// ClockDate returns the date of the active Site that is used for the clock. An untrusted stick must
+// not change a member's clock, so for its Site, the date of the Site that it replaced is used.
 func ClockDate(e *machine.Env, active *Active) int64 {
 	pairs := secondsIn(e, clockFile)
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -122,7 +123,7 @@ func ClockDate(e *machine.Env, active *Active) int64 {
 	return active.Stamped
 }
 
-// saveClockDate records, before the stick's Site is used, which date counts for the clock
+// saveClockDate records, before the stick's Site is used, the date that is used for the clock
 // instead of the stick's.
 func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 	if s.signed > 0 || !member.HasJoined(e) {
@@ -131,7 +132,7 @@ func (s *stick) saveClockDate(e *machine.Env, stamped int64) error {
 	pairs := []int64{stamped, 0}
 	if s.before != nil {
 		counts := ClockDate(e, s.before)
-		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may be cut before the slot is written
+		pairs = []int64{stamped, counts, s.before.Stamped, counts} // the power may fail before the slot is written
 	}
 	if err := writeSeconds(e, clockFile, pairs...); err != nil {
 		return fmt.Errorf("recording the date of the Site of stick %s: %w", s.dev, err)

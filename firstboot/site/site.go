@@ -27,63 +27,62 @@ import (
 
 // Files that first boot keeps on DATA.
 const (
-	// KeyFile holds the key of the HMACs that identify Sites without revealing their contents.
+	// KeyFile contains the key of the HMACs that identify Sites without revealing their contents.
 	KeyFile = ondisk.StateDir + "/key"
-	// IgnitionCopy is the Ignition config last taken from a slot.
+	// IgnitionCopy is a copy of the Ignition config of the last applied Site.
 	IgnitionCopy = ondisk.StateDir + "/config.ign"
-	// StampedCopy has the date of the Site in ondisk.SiteCopy, in seconds since the epoch.
+	// StampedCopy contains the date of the Site in ondisk.SiteCopy, in seconds since the epoch.
 	// Copies of former releases have none.
 	StampedCopy = ondisk.StateDir + "/site-stamped"
-	// seenDir records the contents of each stick; an unchanged stick is not used again.
+	// seenDir records the contents of each stick, so that an unchanged stick is not used again.
 	seenDir = ondisk.StateDir + "/sticks"
 )
 
-// These files describe /etc of this root and are stored in it: a newly
-// written root has none, so the Site's settings are applied to it.
+// These files describe /etc of this root and are stored in it. A newly written root has none, so
+// the Site's settings are applied there.
 const (
 	// AppliedFile identifies the Site whose settings are in place; kubelet.service waits for
 	// it.
 	AppliedFile = ondisk.EtcDir + "/applied"
-	// manifestFile lists what package apply has made.
+	// manifestFile lists the files that package apply has made.
 	manifestFile = ondisk.EtcDir + "/manifest.json"
 	originalsDir = ondisk.EtcDir + "/originals"
 )
 
-// ResetFiles are the files that a reset removes. The records of sticks
-// stay, so that an old stick is not accepted afterwards (ResetSticks).
+// ResetFiles lists the files that a reset removes. The records of sticks stay, so that an old stick
+// is not accepted afterwards (see ResetSticks).
 var ResetFiles = []string{AppliedFile, ondisk.SiteCopy, IgnitionCopy, StampedCopy}
 
-// Active is a machine's active Site. It is read once in a pass and never
-// changed, so that a Site that is stamped meanwhile does not mix with it.
+// Active is a machine's active Site. It is read once per pass and never changed, so that it is not
+// mixed with a Site that is stamped meanwhile.
 type Active struct {
 	Site *configs.Site
 	// Image is the image that this machine runs.
 	Image ondisk.ImageInfo
 	// Node is the node name that the Site gives this machine.
 	Node string
-	// Hostname is Node, except on a member of a cluster under another name: it keeps the name
-	// in its certificate until it leaves that cluster.
+	// Hostname is Node, except on a member of a cluster with another name: until it leaves that
+	// cluster, it keeps the name in its certificate.
 	Hostname string
-	// MAC identifies the Site's contents without its token, which is wiped after
-	// the join.
+	// MAC identifies the Site's contents, without the token, which is wiped after the join.
 	MAC string
-	// Device is the machine's own slot; empty for a Site on a stick.
+	// Device is the machine's own slot, or empty for a Site on a stick.
 	Device string
 	// Stamped is when the Site was stamped, in seconds since the epoch.
 	Stamped int64
-	// NotTaken is the error of a newer Site in the slot that
-	// was rejected; nil if there is none.
+	// NotTaken is the error of a newer Site in the slot that was rejected, or nil if there is none.
 	NotTaken error
 
-	// unwritten: the slot still has other machines' Sites, or a rewrite of it was interrupted.
+	// unwritten means that the slot still has other machines' Sites, or that a rewrite of it was
+	// interrupted.
 	unwritten bool
 
 	config   *types.Config // the settings
-	ignition []byte        // the slot's config.ign, if there is one
+	ignition []byte        // the slot's config.ign; nil if there is none
 	inputs   siteInputs
 }
 
-// siteInputs holds everything that an Active is made from, except the image.
+// siteInputs contains everything that an Active is made from, except the image.
 type siteInputs struct {
 	doc, ignition []byte
 	stamped       int64
@@ -94,10 +93,10 @@ type siteInputs struct {
 	key           []byte
 }
 
-// Reader reads the active Site, and resolves it again only if its inputs have changed.
+// Reader reads the active Site. It resolves the Site again only if its inputs have changed.
 type Reader struct {
 	Image ondisk.ImageInfo
-	Last  *Active // the last one that was read without an error
+	Last  *Active // the last Active that was read without an error
 }
 
 func (r *Reader) read(e *machine.Env) (*Active, error) {
@@ -111,8 +110,7 @@ func (r *Reader) read(e *machine.Env) (*Active, error) {
 // ErrNoSite means that the slot has no Site for this machine, as in every golden image.
 var ErrNoSite = errors.New("there is no Site in the slot")
 
-// readSite reads and checks the Site in a slot. before, which may be nil, is an earlier
-// result.
+// readSite reads and checks the Site in a slot. before is an earlier result, or nil.
 func readSite(e *machine.Env, image ondisk.ImageInfo, dev string, before *Active) (*slot.Contents, *Active, error) {
 	c, f, err := readContents(e, dev, before)
 	if err != nil {
@@ -141,7 +139,7 @@ func readContents(e *machine.Env, dev string, before *Active) (c *slot.Contents,
 	return c, f, err
 }
 
-// resolveSite makes an Active of f, and reuses parts of before that have the same inputs.
+// resolveSite makes an Active of f. It reuses the parts of before that have the same inputs.
 func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Active) (*Active, error) {
 	c, doc := f.contents, f.contents.Files[ondisk.SlotSite]
 	m := e.Facts()
@@ -151,13 +149,13 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	inputs := siteInputs{doc, c.Files[ondisk.SlotIgnition], c.Info.Stamped, m, j, memberName, notEnrolled == nil, e.Contents(KeyFile)}
 	if before != nil && reflect.DeepEqual(before.inputs, inputs) {
 		a := *before
-		a.Device, a.NotTaken, a.unwritten = "", nil, false // of the slot, not of the Site
+		a.Device, a.NotTaken, a.unwritten = "", nil, false // these belong to the slot, not to the Site
 		return &a, nil
 	}
 	same := before != nil && before.isMadeOf(doc, inputs.ignition)
 	site := f.site
 	if same {
-		site = before.Site // a join changes the machine, not the document
+		site = before.Site // the document is the same; a join changes only the machine
 	} else if site == nil {
 		_, err := Parse(doc)
 		return nil, err
@@ -197,16 +195,16 @@ func resolveSite(e *machine.Env, image ondisk.ImageInfo, f *found, before *Activ
 	return a, err
 }
 
-// nodeName returns the node name that the Site gives this machine. A member of a cluster keeps
-// its name if the machine's facts have changed since it joined.
+// nodeName returns the node name that the Site gives this machine. A member of a cluster keeps its
+// name even if the machine's facts have changed since it joined.
 func nodeName(site *configs.Site, m siteconf.Machine, joined member.JoinedAs, member string) (string, error) {
 	was := cmp.Or(member, joined.Was)
 	name, err := siteconf.NodeName(site, m)
 	if missing := (*templates.MissingFactError)(nil); was != "" && errors.As(err, &missing) {
-		return was, nil // the fact was missing only after the join
+		return was, nil // at the join, the fact was not missing
 	}
 	if err == nil && was != "" && name != was {
-		// Another network card may sort first now. The machine is the same, and keeps its
+		// Another network card may be the first one now. The machine is the same, and keeps its
 		// name.
 		if then, err := siteconf.NodeName(site, joined.Machine); err == nil && then == was {
 			return was, nil
@@ -241,16 +239,16 @@ func rejectSite(probs configs.Problems) error {
 	return run.NeedsPerson(fmt.Errorf("the Site does not fit this image: %w", probs), "correct site.yaml in the slot or on a stick, and restart the machine")
 }
 
-// siteMAC returns an HMAC of a Site's contents without its token, since the Site is the same
-// after the token is forgotten.
+// siteMAC returns an HMAC of a Site's contents without its token, so that it is the same after the
+// token is removed.
 func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	doc, err := withoutToken(site)
 	if err != nil {
 		return "", fmt.Errorf("identifying the Site: %w", err)
 	}
 	if token := site.Credentials.Token.Reveal(); token != "" {
-		// In an old slot the Ignition config may contain the token, which is masked
-		// after the join. Without this, the Site would then count as changed.
+		// In an old slot the Ignition config may contain the token, which is masked after the join.
+		// Mask it here too, so that the Site does not count as changed.
 		ignition = slot.Hide(ignition, token)
 	}
 	m := hmac.New(sha256.New, key)
@@ -260,8 +258,8 @@ func siteMAC(key []byte, site *configs.Site, ignition []byte) (string, error) {
 	return hex.EncodeToString(m.Sum(nil)), nil
 }
 
-// Read reads the active Site from the slot or, if that is missing or invalid, the copy of the
-// last applied one. before may be nil, or an earlier result. Phases use their pass's Reader.
+// Read reads the active Site from the slot or, if that is missing or invalid, from the copy of the
+// last applied one. before is an earlier result, or nil. Phases use their pass's Reader instead.
 func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, error) {
 	dev, err := machine.OwnSlot(e)
 	if err != nil {
@@ -290,11 +288,11 @@ func Read(e *machine.Env, image ondisk.ImageInfo, before *Active) (*Active, erro
 		return nil, err
 	}
 	old.Device, old.NotTaken = dev, err
-	old.unwritten = unwritten(e) // even if this machine's own Site is invalid
+	old.unwritten = unwritten(e) // check this even if this machine's own Site is invalid
 	return old, nil
 }
 
-// copyStamped returns the date of the copy of the Site; 0 if it has none.
+// copyStamped returns the date of the copy of the Site, or 0 if it has none.
 func copyStamped(e *machine.Env) int64 { return slices.Max(append(secondsIn(e, StampedCopy), 0)) }
 
 // isMadeOf reports whether the Site was made from this document and Ignition config.
@@ -302,8 +300,8 @@ func (a *Active) isMadeOf(doc, ignition []byte) bool {
 	return bytes.Equal(a.inputs.doc, doc) && bytes.Equal(a.inputs.ignition, ignition)
 }
 
-// otherMachine returns an error if the Site gives a member another name, as another machine's
-// Site would, unless the Site moves it to another cluster.
+// otherMachine returns an error if the Site gives a member another name, because it is then
+// probably another machine's. A Site that moves the member to another cluster may do so.
 func (a *Active) otherMachine(e *machine.Env, name string) error {
 	moves := !a.Site.Credentials.Token.IsZero() &&
 		(member.Unpinned(a.Site) || !slices.ContainsFunc(member.Pins(e), func(pin string) bool { return member.IsPinned(pin, a.Site.CAPins()) }))
@@ -319,8 +317,7 @@ func (a *Active) IsApplied(e *machine.Env) bool { return e.Text(AppliedFile) == 
 // applied identifies the Site's settings on this machine, for AppliedFile.
 func (a *Active) applied() string { return a.MAC + " " + a.Hostname }
 
-// Sources returns a text that changes when the contents of
-// any reachable slot change, valid or not.
+// Sources returns a text that changes when the contents of a reachable slot change, valid or not.
 func Sources(e *machine.Env) string {
 	var all []string
 	if dev, err := machine.OwnSlot(e); err == nil {
@@ -356,8 +353,7 @@ func contentsDigest(c *slot.Contents) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// IfAny returns the active Site; nil if it cannot be read, or edgebake did not build this
-// node.
+// IfAny returns the active Site, or nil if it cannot be read or edgebake did not build this node.
 func IfAny(e *machine.Env, image ondisk.ImageInfo) *Active {
 	active, err := Read(e, image, nil)
 	if err != nil {

@@ -21,41 +21,41 @@ import (
 	"github.com/edgebake/edgebake/ondisk/slot"
 )
 
-// A Site on a stick is copied into the machine's own slot, as if it had been stamped there. A
-// stick may stay in the machine for years, so it matters whether somebody has just brought it:
-//   - The contents of a stick are recorded, and an unchanged stick is not used again, so it
-//     does not undo a later correction. A stick that is absent while another one is used loses
-//     its record, and counts as new.
+// A Site on a stick is copied into the machine's own slot, as if it had been stamped there. A stick
+// may stay in the machine for years, so a stick that somebody has just brought must be recognized:
+//   - The contents of each stick are recorded. An unchanged stick is not used again, so it
+//     does not undo a later correction. If a stick is absent while another one is used, its
+//     record is removed, and it counts as new.
 //   - Of two Sites with a date, the newer one is used. A signed Site is compared only with
-//     those that were signed, or stamped onto the disk.
+//     Sites that were signed, or stamped onto the disk.
 
 // stick is a removable slot with a valid Site.
 type stick struct {
 	dev string
-	// memory is the file that records the contents that were last seen.
+	// memory is the file that records the stick's last contents.
 	memory string
 	// digest is the HMAC of the present contents.
 	digest string
-	// signed is when it was signed with a key that the Image names; 0: it was not.
+	// signed is when the stick was signed with a key that the Image names, or 0 if it was not.
 	signed int64
-	// info and files are what would be written to the machine's slot.
+	// info and files are the contents to write to the machine's slot.
 	info   ondisk.SlotInfo
 	files  map[string][]byte
 	active *Active
-	// before is the active Site that would be replaced; nil if there is none.
+	// before is the active Site that would be replaced, or nil if there is none.
 	before *Active
-	// entry is the Site's entry in the stick's Inventory; nil if there is no Inventory.
+	// entry is the Site's entry in the stick's Inventory, or nil if there is no Inventory.
 	entry *configs.InventorySite
-	// known: it is this machine's active Site already.
+	// known means that the stick's Site is this machine's active Site already.
 	known bool
 }
 
-// notTaken begins the record of a stick that was present at a reset: its token would make the
-// machine join again.
+// notTaken is the beginning of the record of a stick that was present at a reset. Without this
+// mark, the token on the stick would make the machine join again.
 const notTaken = "not taken after reset: "
 
-// newStick returns a stick with a new Site. If there is
-// none, the error describes each stick with a problem.
+// newStick returns a stick with a new Site. If there is none, the error describes the problem of
+// each stick.
 func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	devs := e.RemovableSlots()
 	if len(devs) == 0 {
@@ -83,8 +83,8 @@ func newStick(e *machine.Env, reader *Reader) (*stick, error) {
 	return nil, errors.Join(errs...)
 }
 
-// sticks returns the removable slots among devs that have a valid Site for this machine, whose
-// active Site is have. Slots without contents are skipped; other problems go to errs.
+// sticks returns the slots in devs that have a valid Site for this machine, whose active Site is
+// have. It skips slots without contents, and adds other problems to errs.
 func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string, errs *[]error) []*stick {
 	own, key := ownContents(e), e.Contents(KeyFile)
 	var out []*stick
@@ -92,7 +92,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 	for _, dev := range devs {
 		c, err := e.ReadSlot(dev)
 		if err != nil {
-			continue // no slot, or a blank one
+			continue // it is not a slot, or it is blank
 		}
 		got, err := admitFiles(e, image, have, dev, c)
 		if err != nil {
@@ -131,7 +131,7 @@ func sticks(e *machine.Env, image ondisk.ImageInfo, have *Active, devs []string,
 	return out
 }
 
-// takeSticks copies the Sites of all new sticks, one after the other.
+// takeSticks copies the Sites of all new sticks into the slot, one after another.
 func takeSticks(e *machine.Env, reader *Reader) error {
 	for range machine.MaxSticks {
 		s, err := newStick(e, reader)
@@ -148,8 +148,8 @@ func takeSticks(e *machine.Env, reader *Reader) error {
 	return nil
 }
 
-// ownContents returns the contents of the machine's own slot or, if that is damaged, the copy
-// of its config.ign.
+// ownContents returns the contents of the machine's own slot or, if that is damaged, the copy of
+// its config.ign.
 func ownContents(e *machine.Env) *slot.Contents {
 	if dev, err := machine.OwnSlot(e); err == nil {
 		if c, err := e.ReadSlot(dev); err == nil || errors.Is(err, slot.ErrNoSite) && c != nil {
@@ -163,7 +163,7 @@ func ownContents(e *machine.Env) *slot.Contents {
 	return c
 }
 
-// withOwnIgnition adds the machine's config.ign, which may have its users and their keys, to
+// withOwnIgnition adds the machine's own config.ign, which may contain its users and their keys, to
 // files without one. An empty config.ign on the stick removes it.
 func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][]byte {
 	files := maps.Clone(brought)
@@ -181,8 +181,8 @@ func withOwnIgnition(brought map[string][]byte, own *slot.Contents) map[string][
 	return files
 }
 
-// judge reports whether the stick's Site must be used. If not, why is a reason that a
-// person needs to know, or "". have is the machine's active Site, nil if there is none.
+// judge reports whether the stick's Site must be used. If not, why is the reason, if a person needs
+// to know it. have is the machine's active Site, or nil if there is none.
 func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	remembered := e.Text(s.memory)
 	unchanged := strings.TrimPrefix(remembered, notTaken) == s.digest
@@ -192,16 +192,16 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	switch {
 	case same && have.Site.Credentials.Token == token && !lost:
 		s.known = true
-		return !unchanged, "" // it must only be recorded
+		return !unchanged, "" // it is the active Site: only record the stick
 	case unchanged && strings.HasPrefix(remembered, notTaken):
 		return false, "it was plugged in when the machine was reset: change it, or stamp it again"
 	case unchanged && have == nil:
-		return true, "" // there is no other Site
+		return true, "" // the machine has no other Site
 	case lost:
-		return true, "" // whatever its date: it is the machine's own Site
+		return true, "" // whatever its date, it is the machine's own Site
 	case unchanged:
-		// The token in the slot was forgotten. A machine whose certificate has expired, or was
-		// lost, may use the one on the stick.
+		// The token in the slot was removed. If the machine's certificate has expired or was lost,
+		// it may use the token on the stick.
 		return same && !token.IsZero() && have.Site.Credentials.Token.IsZero() && member.Enrolled(e) != nil, ""
 	case s.signed == 0 && have != nil && stampedBefore(s.active, have):
 		return false, fmt.Sprintf("it was stamped on %s, the Site in the slot on %s: stamp the stick again to use it anyway",
@@ -210,8 +210,8 @@ func (s *stick) judge(e *machine.Env, have *Active) (isNew bool, why string) {
 	return true, ""
 }
 
-// bringsLostKeys reports whether the stick has keys of the cluster
-// that this control-plane node has lost and its slot no longer has.
+// bringsLostKeys reports whether the stick has keys of the cluster that this control-plane node and
+// its slot do not have any more.
 func (s *stick) bringsLostKeys(e *machine.Env, have *Active) bool {
 	return s.active.Site.Credentials.Keys != nil && have.Site.Credentials.Keys == nil && member.KeysInPlace(e, have.Site) != nil
 }
@@ -222,8 +222,8 @@ func stampedBefore(a, b *Active) bool {
 	return was > 0 && is > 0 && was < is
 }
 
-// latestStamp returns the latest date that a member accepts from a stick: a later one could
-// set its clock years ahead, or make newer Sites count as old.
+// latestStamp returns the latest date that a member accepts from a stick. A later date could set
+// its clock years ahead, or make newer Sites count as old.
 func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 	latest := max(e.Now().Unix(), image.SourceDate)
 	if have != nil {
@@ -235,8 +235,8 @@ func latestStamp(e *machine.Env, image ondisk.ImageInfo, have *Active) int64 {
 // Date formats seconds since the epoch for people.
 func Date(seconds int64) string { return time.Unix(seconds, 0).UTC().Format(time.DateTime) }
 
-// take copies the Site into the machine's own slot, so that the stick can be removed, and
-// records the stick's contents.
+// take copies the Site into the machine's own slot, so that the stick can be removed, and records
+// the stick's contents.
 func (s *stick) take(e *machine.Env) error {
 	if err := s.saveSigned(e); err != nil {
 		return err
@@ -246,11 +246,11 @@ func (s *stick) take(e *machine.Env) error {
 		if err != nil {
 			return err
 		}
-		// Claimed first, so that after a power cut the Site is still reserved for this machine.
+		// Claim first: the Site is then reserved for this machine even after a power cut.
 		s.claim(e)
 		c := slot.Contents{Info: s.info, Files: s.files}
 		if have, err := e.ReadSlot(own); err == nil || errors.Is(err, slot.ErrNoSite) && have != nil {
-			c.Info = have.Info // plan and golden digest are the disk's own
+			c.Info = have.Info // the plan and the golden digest are those of the disk
 		}
 		if stamped := network.CredibleStamp(s.active.Image, s.info.Stamped); stamped > 0 {
 			c.Info.Stamped = stamped
@@ -285,8 +285,8 @@ func (s *stick) take(e *machine.Env) error {
 	return nil
 }
 
-// forgetAbsent removes the records of sticks that are absent when another stick's
-// Site is used: if one of them is plugged in again, it is meant to be used.
+// forgetAbsent removes the records of sticks that are absent when another stick's Site is used. If
+// a person plugs one of them in again, its Site will be used.
 func forgetAbsent(e *machine.Env, all []*stick) error {
 	present := map[string]bool{}
 	for _, s := range all {
@@ -310,13 +310,13 @@ func forgetAbsent(e *machine.Env, all []*stick) error {
 	return nil
 }
 
-// ResetSticks keeps sticks in the machine from bringing it back into the cluster that it leaves.
-// It reports what each of them will do. active is the former Site.
+// ResetSticks prevents sticks in the machine from bringing it back into the cluster that it leaves.
+// It reports the effect of each stick. active is the former Site.
 func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say func(string)) error {
 	if err := makeKey(e); err != nil {
 		return err
 	}
-	var damaged []error // a damaged stick cannot bring it back
+	var damaged []error // a damaged stick has no effect
 	present := sticks(e, image, active, e.RemovableSlots(), &damaged)
 	for _, s := range present {
 		if strings.TrimPrefix(e.Text(s.memory), notTaken) != s.digest {
@@ -340,7 +340,7 @@ func ResetSticks(e *machine.Env, image ondisk.ImageInfo, active *Active, say fun
 
 var usbBus = regexp.MustCompile(`/usb\d+/`)
 
-// stickName identifies a stick by its serial number, otherwise by its port.
+// stickName identifies a stick by its serial number or, if it has none, by its port.
 func stickName(e *machine.Env, dev string) string {
 	part := filepath.Base(dev)
 	entries, err := os.ReadDir(e.Path("/sys/block"))
@@ -358,7 +358,7 @@ func stickName(e *machine.Env, dev string) string {
 		}
 		dir := filepath.Join("/sys/block", target)
 		for d := dir; d != "/sys" && d != "/"; d = filepath.Dir(d) {
-			// The first such directory above a disk is that of the stick or card itself.
+			// The first such directory above a disk belongs to the stick or card itself.
 			if !e.Exists(filepath.Join(d, "idVendor")) && !e.Exists(filepath.Join(d, "cid")) {
 				continue
 			}
@@ -368,7 +368,7 @@ func stickName(e *machine.Env, dev string) string {
 			dir = d
 			break
 		}
-		// The number of a bus may differ between boots.
+		// The number of a bus may change between boots.
 		return "port " + usbBus.ReplaceAllString(dir, "/usb/") + " " + rest
 	}
 	return part

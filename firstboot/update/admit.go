@@ -23,11 +23,11 @@ type system struct {
 	root   string // label of its root partition
 	target *machine.Partition
 	boot   []entry
-	active *site.Active // nil: there is no Site
+	active *site.Active // nil if there is no Site
 }
 
-// readSystem reads the machine's state. Its error joins all reasons
-// why the machine cannot be updated.
+// readSystem reads the machine's state. Its error joins all reasons why the machine cannot be
+// updated.
 func readSystem(e *machine.Env) (*system, error) {
 	s := &system{}
 	var err error
@@ -107,12 +107,11 @@ func (s *system) admit(next ondisk.ImageInfo, size int64) error {
 	return errors.Join(errs...)
 }
 
-// planForm is the format of a plan's ID, which names a directory on the EFI
-// system partition.
+// planForm is the format of a plan's ID, which is the name of a directory on the EFI system
+// partition.
 var planForm = regexp.MustCompile(`^[0-9a-f]{16,64}$`)
 
-// serves returns an error if the image does not support the Site of this
-// machine.
+// serves returns an error if the image does not support this machine's Site.
 func (s *system) serves(next ondisk.ImageInfo) error {
 	own := s.active.Site
 	version := strings.TrimPrefix(own.APIVersion, "edgebake.io/")

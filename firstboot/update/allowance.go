@@ -9,15 +9,15 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// allowance counts the bytes that an update downloads, and keeps them below a limit.
+// allowance counts the bytes that an update downloads, and keeps their number below a limit.
 type allowance struct {
 	most  int64 // 0: no limit
 	spent int64
-	// reserved is the number last recorded. It is never below spent,
-	// so a power cut forgets no byte.
+	// reserved is the number that was last recorded. It is never less than spent, so a power cut
+	// loses no bytes.
 	reserved int64
 	record   func(total int64) error // nil: nothing is recorded
-	// hops is the number of redirects before the last answer; each costs a request.
+	// hops is the number of redirects before the last response. Each one costs a request.
 	hops int64
 }
 
@@ -29,8 +29,8 @@ func newAllowance(o Options) *allowance {
 	return a
 }
 
-// piece is the maximum number of bytes of a request. After a power cut a request counts in
-// full, so it must be a small part of the limit.
+// piece returns the maximum number of bytes of a request. After a power cut a whole request counts,
+// so it must be a small part of the limit.
 func (a *allowance) piece() int64 {
 	if a.most == 0 {
 		return update.MaxSpan
@@ -38,7 +38,7 @@ func (a *allowance) piece() int64 {
 	return min(max(a.most/16, update.Tail), update.MaxSpan)
 }
 
-// cost returns the number of bytes of requests for these ranges.
+// cost returns the number of bytes that requests for these ranges cost.
 func (a *allowance) cost(spans []update.Span) (n int64) {
 	for _, s := range spans {
 		size, piece := s.To-s.From, a.piece()
@@ -47,13 +47,13 @@ func (a *allowance) cost(spans []update.Span) (n int64) {
 	return n
 }
 
-// each returns the bytes counted for sending one request, with its redirects.
+// each returns the bytes that count for sending one request, with its redirects.
 func (a *allowance) each() int64 { return (1 + a.hops) * update.RequestBytes }
 
 var errLimit = errors.New("the update would fetch more than --max-bytes allows")
 
-// request counts a request for n bytes, and reserves them. It returns
-// an error if they exceed the limit.
+// request reserves the bytes of a request for n bytes. It returns an error if they exceed the
+// limit.
 func (a *allowance) request(n int64) error {
 	n += a.each()
 	if a.most > 0 && a.spent+n > a.most {
@@ -69,7 +69,7 @@ func (a *allowance) request(n int64) error {
 	return nil
 }
 
-// redirected counts the redirects that led to an answer.
+// redirected counts the redirects that led to a response.
 func (a *allowance) redirected(resp *http.Response) {
 	a.hops = 0
 	for r := resp.Request; r != nil && r.Response != nil; r = r.Response.Request {
@@ -78,7 +78,7 @@ func (a *allowance) redirected(resp *http.Response) {
 	a.spent += a.hops * update.RequestBytes
 }
 
-// settle records the exact number.
+// settle records the exact number of bytes.
 func (a *allowance) settle() error {
 	if a.record == nil || a.reserved == a.spent {
 		return nil
@@ -87,7 +87,7 @@ func (a *allowance) settle() error {
 	return a.record(a.spent)
 }
 
-// answer is the body of an answer. Its bytes count towards the allowance.
+// answer is the body of a response. Its bytes count towards the allowance.
 type answer struct {
 	io.ReadCloser
 	allow *allowance
@@ -103,7 +103,7 @@ func (a *answer) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close also counts the unread rest of the answer, since the server may already have sent it.
+// Close also counts the unread rest of the response, because the server may have sent it already.
 func (a *answer) Close() error {
 	a.allow.spent += max(0, a.left)
 	a.left = 0

@@ -25,16 +25,15 @@ const (
 	systemsDir = espDir + "/edgebake"
 )
 
-// maxVersion is the highest version of a boot entry that we accept.
+// maxVersion is the highest accepted version of a boot entry.
 const maxVersion = 1 << 30
 
-// tries is the number of times that a new system may fail to boot before the
-// old one boots again.
+// tries is the number of times that a new system may fail to boot before the old one boots again.
 const tries = 3
 
 // entry is a boot entry of one of the two roots.
 type entry struct {
-	Name string // of its file
+	Name string // name of its file
 	machine.EntryName
 	// Version is -1 if it is missing or invalid.
 	Version int
@@ -86,7 +85,7 @@ func entriesFor(all []entry, root string) (out []entry) {
 	return out
 }
 
-// otherRoot returns the root partition that is not in use.
+// otherRoot returns the label of the root partition that is not in use.
 func otherRoot(root string) string {
 	if root == ondisk.LabelRootA {
 		return ondisk.LabelRootB
@@ -94,8 +93,8 @@ func otherRoot(root string) string {
 	return ondisk.LabelRootA
 }
 
-// retire removes the boot entries of a root, and kernels without an entry. It keeps the kernels
-// of the plan being installed, so that a continued update does not download them again.
+// retire removes the boot entries of a root, and kernels without an entry. It keeps the kernels of
+// plan, which is being installed, so that a continued update does not download them again.
 func retire(e *machine.Env, root, plan string) error {
 	all, err := entries(e)
 	if err != nil {
@@ -126,8 +125,7 @@ func retire(e *machine.Env, root, plan string) error {
 	return e.Sync(systemsDir)
 }
 
-// unusedSystems returns the directories in systemsDir that no entry in kept
-// refers to.
+// unusedSystems returns the directories in systemsDir to which no entry in kept refers.
 func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 	list, err := os.ReadDir(e.Path(systemsDir))
 	if err != nil {
@@ -149,12 +147,12 @@ func unusedSystems(e *machine.Env, kept []entry) ([]string, error) {
 // espFile is a file to write to the EFI system partition.
 type espFile struct {
 	path  string
-	size  int64 // 0: too small to count
+	size  int64 // 0: too small to matter
 	write func(io.Writer) error
 }
 
-// install writes the missing files to the EFI system
-// partition, and reads all files back from the disk.
+// install writes the missing files to the EFI system partition, and then reads all files back from
+// the disk.
 func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	sums, there := make([][]byte, len(files)), make([]bool, len(files))
 	need := int64(0)
@@ -164,7 +162,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 			return err
 		}
 		if !there[i] {
-			need += f.size // the old file is replaced only when the new one is complete
+			need += f.size // the old file is replaced only once the new one is complete
 		}
 	}
 	if err := roomOnESP(e, need); err != nil {
@@ -181,7 +179,7 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	if err := e.Sync(espDir); err != nil {
 		return err
 	}
-	// After unmounting, the files are read from the disk instead of from memory.
+	// After unmounting, the files are read from the disk, not from memory.
 	if err := e.Unit(ctx, "stop", espUnit); err != nil {
 		return fmt.Errorf("unmounting the EFI system partition, to read it back: %w", err)
 	}
@@ -197,14 +195,13 @@ func install(ctx context.Context, e *machine.Env, files []espFile) error {
 	return nil
 }
 
-// there reports whether the file is already in place, and returns
-// the SHA-256 of its new content.
+// there reports whether the file is in place already, and returns the SHA-256 of its new contents.
 func (f espFile) there(e *machine.Env) (bool, []byte, error) {
 	h := sha256.New()
 	if err := f.write(h); err != nil {
 		return false, nil, fmt.Errorf("reading the new contents of %s: %w", f.path, err)
 	}
-	sum, err := sumOf(e, f.path) // if it cannot be read, it is written again
+	sum, err := sumOf(e, f.path) // if it cannot be read, write it again
 	return err == nil && bytes.Equal(sum, h.Sum(nil)), h.Sum(nil), nil
 }
 
@@ -220,8 +217,8 @@ func sumOf(e *machine.Env, p string) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-// makeEntry turns the boot entry of an image into that of this disk. guids maps the GUIDs of
-// the image's partitions to those of the disk.
+// makeEntry turns an image's boot entry into that of this disk. guids maps the GUIDs of the image's
+// partitions to those of the disk.
 func makeEntry(text string, guids map[string]string, version int) (string, error) {
 	if field(text, "sort-key") != ondisk.ESPSortKey || field(text, "version") != strconv.Itoa(ondisk.ESPFirstVersion) {
 		return "", errors.New("the image's boot entry is not as edgebake writes it: build it again")
@@ -237,8 +234,7 @@ func makeEntry(text string, guids map[string]string, version int) (string, error
 	return strings.NewReplacer(pairs...).Replace(text), nil
 }
 
-// nextVersion returns a version above that of every entry, so that the loader
-// prefers it.
+// nextVersion returns a version higher than that of every entry, so that the loader prefers it.
 func nextVersion(all []entry) int {
 	v := ondisk.ESPFirstVersion
 	for _, x := range all {
@@ -247,8 +243,7 @@ func nextVersion(all []entry) int {
 	return v + 1
 }
 
-// guidOf returns the PARTUUID of a partition. Kernels before 6.9 do not have it
-// in sysfs.
+// guidOf returns the PARTUUID of a partition. Kernels before 6.9 do not show it in sysfs.
 func guidOf(e *machine.Env, p *machine.Partition) string {
 	if p.UUID != "" {
 		return p.UUID

@@ -14,12 +14,12 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// controlPlane reports whether edgebake made this machine a control-plane node. First boot
-// writes its pods with the versions of the booted image, so each root runs its own.
+// controlPlane reports whether edgebake made this machine a control-plane node. First boot then
+// writes its pods with the versions of the booted image, so each root has its own versions.
 func (s *system) controlPlane() bool { return s.active != nil && s.active.Site.ControlPlane != nil }
 
-// admitControlPlane returns all reasons why a control-plane node cannot run the image, or
-// could not return to the present one afterwards.
+// admitControlPlane returns all reasons why a control-plane node cannot run the image, or could not
+// return from it to the present image.
 func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return nil
@@ -41,7 +41,8 @@ func (s *system) admitControlPlane(next ondisk.ImageInfo) error {
 
 var etcdForm = regexp.MustCompile(`^v?([0-9]+\.[0-9]+)\.[0-9]+(?:[-+.]|$)`)
 
-// etcdMinor returns the minor version of an image tag, 3.6 for 3.6.8-0, or "" if it has none.
+// etcdMinor returns the minor version of an image tag, such as 3.6 for 3.6.8-0, or "" if it has
+// none.
 func etcdMinor(tag string) string {
 	if m := etcdForm.FindStringSubmatch(tag); m != nil {
 		return m[1]
@@ -49,8 +50,8 @@ func etcdMinor(tag string) string {
 	return ""
 }
 
-// admitByCluster returns why the cluster rejects the image on this machine. A *busy error is
-// temporary.
+// admitByCluster returns the reason why the cluster does not permit the image on this machine. A
+// *busy error is temporary.
 func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk.ImageInfo) error {
 	if !s.controlPlane() {
 		return s.admitKubelet(ctx, e, next)
@@ -61,12 +62,12 @@ func (s *system) admitByCluster(ctx context.Context, e *machine.Env, next ondisk
 	return nil
 }
 
-// takeLease keeps other control-plane nodes from being updated until releaseLease.
+// takeLease prevents updates of other control-plane nodes until releaseLease.
 func (u *job) takeLease(ctx context.Context, e *machine.Env) error {
 	lease := controlplane.NewUpdateLease(e, u.sys.active.Site)
 	err := lease.Take(ctx)
 	if err == nil {
-		err = lease.Healthy(ctx) // while this machine holds the Lease, no other one stops its etcd member
+		err = lease.Healthy(ctx) // while this machine has the Lease, no other machine stops its etcd member
 	}
 	if err != nil {
 		return &busy{err}

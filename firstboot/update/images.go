@@ -19,27 +19,27 @@ import (
 )
 
 const (
-	// stagedStore is a containerd store with the images that this machine
-	// lacks. UnitMerge merges it.
+	// stagedStore is a containerd store with the images that this machine lacks. UnitMerge merges
+	// it into containerd's own.
 	stagedStore = ondisk.StagedStore
-	// dataSpool is the prefix of the file with the chunks downloaded from the
-	// image's DATA partition.
+	// dataSpool is the prefix of the name of the file with the chunks downloaded from the image's
+	// DATA partition.
 	dataSpool = "data-"
-	// reserve is the percentage of DATA that must stay free: with less, kubelet
-	// removes images and pods.
+	// reserve is the percentage of DATA that must stay free. With less space, kubelet removes
+	// images and pods.
 	reserve = 15
 )
 
-// newImages are the container images of an update that this machine lacks.
+// newImages contains the container images of an update that this machine lacks.
 type newImages struct {
 	spool  *spool
 	images *update.Images
 	lack   *store.State
-	chunks []int // chunks with the contents of the missing files
+	chunks []int // chunks that contain the missing files
 }
 
-// lookAtImages finds the container images that this machine lacks, and returns an error if they
-// do not fit. The chunks that it downloads stay in the spool.
+// lookAtImages finds the container images that this machine lacks. It returns an error if they do
+// not fit. The chunks that it downloads stay in the spool.
 func (u *job) lookAtImages() error {
 	refs := update.Lacks(u.sys.image, u.next)
 	if len(refs) == 0 {
@@ -102,18 +102,18 @@ func roomOnDATA(e *machine.Env, need int64) error {
 	return nil
 }
 
-// none reports whether nothing is missing.
+// none reports whether the machine lacks nothing.
 func none(lack *store.State) bool {
 	return len(lack.Images)+len(lack.Blobs)+len(lack.Snapshots) == 0
 }
 
-// liveStore reads this machine's store, which containerd has open.
+// liveStore reads this machine's store while containerd has it open.
 func liveStore(e *machine.Env) (*store.State, error) {
 	root := e.Path("/" + store.Root)
 	return store.ReadInUse(path.Join(root, store.MetaDB), path.Join(root, store.SnapshotterDB))
 }
 
-// sweep removes files of other updates from DATA, except keep.
+// sweep removes files of other updates from DATA, except the file keep.
 func sweep(e *machine.Env, keep string) error {
 	if err := e.RemoveAll(stagedStore); err != nil {
 		return err
@@ -132,14 +132,13 @@ func sweep(e *machine.Env, keep string) error {
 	return nil
 }
 
-// stageImages downloads the container images and writes them to a separate
-// store.
+// stageImages downloads the missing container images and writes them to a separate store.
 func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
 	}
-	// Layers may share chunks with files on the disk. Scan only the beginning of DATA, which the
-	// image wrote: the rest was added when DATA grew.
+	// Layers may have chunks in common with files on the disk. Scan only the beginning of DATA,
+	// which came with the image; the rest was added when DATA grew.
 	d, err := u.device(ondisk.LabelData, false)
 	if err != nil {
 		return err
@@ -164,8 +163,7 @@ func (u *job) stageImages(ctx context.Context, e *machine.Env) error {
 	return e.Sync(stagedStore)
 }
 
-// mergeImages adds the staged store to containerd's store.
-// containerd is stopped briefly for that.
+// mergeImages adds the staged store to containerd's store. containerd is stopped briefly for this.
 func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	if none(u.new.lack) {
 		return nil
@@ -183,8 +181,8 @@ func (u *job) mergeImages(ctx context.Context, e *machine.Env) error {
 	return e.RemoveAll(stagedStore)
 }
 
-// releaseImages pins the container images of the running system, and unpins those of other
-// systems so that kubelet's garbage collection can remove them.
+// releaseImages pins the container images of the running system. It unpins those of other systems,
+// so that kubelet's garbage collection can remove them.
 func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	have, err := liveStore(e)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -213,7 +211,7 @@ func releaseImages(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) 
 	return nil
 }
 
-// recordsOf returns the digests of the records of an image's container images.
+// recordsOf returns the digests of the store's records for an image's container images.
 func recordsOf(have *store.State, image ondisk.ImageInfo) (map[string]bool, error) {
 	names := map[string]bool{}
 	for _, i := range image.Images {

@@ -21,8 +21,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// oldestKubelet is how many minor versions kubelet may be older than the API
-// servers. It must never be newer than they are.
+// oldestKubelet is the number of minor versions by which kubelet may be older than the API servers.
+// It must never be newer than the API servers.
 const oldestKubelet = 3
 
 // anotherMinor reports whether the image has another minor version of Kubernetes.
@@ -59,9 +59,9 @@ func (s *system) admitKubelet(ctx context.Context, e *machine.Env, next ondisk.I
 	return nil
 }
 
-var versionForm = regexp.MustCompile(`^v1\.([0-9]{1,4})(?:[.+-]|$)`) // distributions append their own
+var versionForm = regexp.MustCompile(`^v1\.([0-9]{1,4})(?:[.+-]|$)`) // distributions append their own text
 
-// minorOf returns 37 for v1.37.2, and 0 if the version cannot be parsed.
+// minorOf returns 37 for v1.37.2, or 0 if the version cannot be parsed.
 func minorOf(version string) int {
 	m := versionForm.FindStringSubmatch(version)
 	if m == nil {
@@ -71,8 +71,8 @@ func minorOf(version string) int {
 	return n
 }
 
-// oldestServer returns the lowest version of all API servers: during an update of the control
-// plane they differ, and kubelet talks to all of them.
+// oldestServer returns the lowest version of all API servers. During an update of the control plane
+// they differ, and kubelet connects to all of them.
 func oldestServer(ctx context.Context, e *machine.Env, masters []string) (string, error) {
 	own, err := member.NodeClient(e)
 	if err != nil {
@@ -117,13 +117,14 @@ const (
 )
 
 const (
-	// drainPatience bounds the time that pods have to leave.
+	// drainPatience limits the time that pods have to end.
 	drainPatience = 10 * time.Minute
 	drainLook     = 5 * time.Second
 )
 
-// drain evicts the pods that have a controller to recreate them. A node may evict its own pods,
-// so kubelet's credentials are enough. A Node that somebody else has drained is not changed.
+// drain evicts the pods that have a controller to recreate them. kubelet's credentials are
+// sufficient, because a node may evict its own pods. A Node that somebody else has drained is not
+// changed.
 func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	fail := func(err error) error {
 		return run.Advise(err, "the new system is in place, and runs after the next restart: run the same command again, or add --no-drain to restart without evicting the pods")
@@ -154,7 +155,7 @@ func (u *job) drain(ctx context.Context, e *machine.Env) error {
 	}
 }
 
-// cordon makes the Node unschedulable, and records that an update did it.
+// cordon makes the Node unschedulable, and records that an update did so.
 func cordon(ctx context.Context, e *machine.Env, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
@@ -168,7 +169,7 @@ func cordon(ctx context.Context, e *machine.Env, name string) error {
 	return patchCordon(ctx, c, name, "update", true)
 }
 
-// patchCordon sets the annotation and the field in one request; nil removes them.
+// patchCordon sets the annotation and the field in one request. nil removes them.
 func patchCordon(ctx context.Context, c *api.Client, name string, annotation, unschedulable any) error {
 	return c.MergePatch(ctx, "/api/v1/nodes/"+name, map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{cordonAnnotation: annotation}},
@@ -176,7 +177,7 @@ func patchCordon(ctx context.Context, c *api.Client, name string, annotation, un
 	})
 }
 
-// uncordon undoes cordon. A Node that somebody else has made unschedulable stays so.
+// uncordon undoes cordon. If somebody else has made the Node unschedulable, it stays so.
 func uncordon(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(cordonFile) {
 		return nil
@@ -194,21 +195,21 @@ func uncordon(ctx context.Context, e *machine.Env) error {
 	return e.Remove(cordonFile)
 }
 
-// uncordonAfterKill is uncordon for an update that was killed while it drained the Node.
+// uncordonAfterKill undoes the cordon of an update that was killed while it drained the Node.
 func uncordonAfterKill(ctx context.Context, e *machine.Env) error {
 	if !e.Exists(cordonFile) {
 		return nil
 	}
 	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
-		return nil // the update still runs, or Release does it once the new system is kept
+		return nil // the update still runs, or Release does this once the new system is kept
 	}
 	defer unlock()
 	return uncordon(ctx, e)
 }
 
-// evictAll requests the eviction of the Node's pods, and
-// returns the remaining ones with the reason.
+// evictAll requests the eviction of the Node's pods. It returns the pods that are left, with the
+// reasons.
 func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -229,7 +230,7 @@ func evictAll(ctx context.Context, e *machine.Env, node string) (left []string, 
 			switch err := c.Evict(ctx, p); {
 			case api.Code(err) == 404:
 				continue
-			case api.Code(err) == 429: // a PodDisruptionBudget
+			case api.Code(err) == 429: // a PodDisruptionBudget forbids it
 				name += " (a PodDisruptionBudget prevents its eviction now)"
 			case err != nil:
 				return nil, fmt.Errorf("evicting the pod %s: %w", name, err)

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// OrderFile records the last order. It is on DATA.
+	// OrderFile records the last order, on DATA.
 	OrderFile = ondisk.StateDir + "/order.json"
-	// askedFile holds the time at which the Node was last read, and the answer that it then had.
+	// askedFile contains the time at which the Node was last read, and the answer that it had then.
 	askedFile = ondisk.RunMark + "order"
 )
 
@@ -32,22 +32,22 @@ const orderRecordVersion = 1
 type orderRecord struct {
 	Version int    `json:"version"`
 	Order   string `json:"order"` // the order's Key
-	// Plan is the plan of the ordered image; it is set once the order was committed.
+	// Plan is the plan of the ordered image. It is set once the order is committed.
 	Plan   string `json:"plan,omitempty"`
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
 	// Tries counts the attempts since the last complete download. Fetched is the number of bytes
-	// downloaded, or slightly more, if the order limits it.
+	// downloaded, or slightly more, if the order limits that number.
 	Tries   int   `json:"tries,omitempty"`
 	Fetched int64 `json:"fetched,omitempty"`
 }
 
-// maxTries is the number of attempts at an order that fails
-// because of the connection or a power cut.
+// maxTries is the maximum number of attempts at an order that fails because of the connection or a
+// power cut.
 const maxTries = 5
 
-// askMetered is the interval of reading the Node on a
-// metered link while there is nothing to report.
+// askMetered is the interval at which the Node is read over a metered link if there is nothing to
+// report.
 const askMetered = 55 * time.Minute
 
 var errWithdrawn = errors.New("the order was withdrawn or changed")
@@ -57,15 +57,15 @@ type orders struct {
 	e       *machine.Env
 	node    string
 	image   ondisk.ImageInfo // of the running system
-	active  *site.Active     // nil: there is no Site
+	active  *site.Active     // nil if there is no Site
 	metered bool
 	record  orderRecord
-	sent    string    // the answer on the Node
+	sent    string    // the answer that the Node has
 	asked   time.Time // when the Node was last read
 }
 
 // CarryOutOrder reads this machine's Node with kubelet's credentials, carries out a new update
-// order there, and answers on the Node. Without an API server it does nothing.
+// order in it, and writes the answer to the Node. If no API server is reachable, it does nothing.
 func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
 	o := &orders{e: e, node: member.Name(e)}
 	if o.node == "" {
@@ -102,7 +102,7 @@ func CarryOutOrder(ctx context.Context, e *machine.Env, tell func(run.Step)) err
 	return o.carryOut(ctx, *ordered, tell)
 }
 
-// load reads the record, and determines the result of a committed order.
+// load reads the record, and determines the result of an order that was committed.
 func (o *orders) load() error {
 	b := o.e.Contents(OrderFile)
 	if b == nil {
@@ -116,7 +116,7 @@ func (o *orders) load() error {
 	switch s := o.record.State; {
 	case s == order.StateRestarting:
 	case (s == order.StateFailed || s == order.StateWithdrawn) && o.record.Plan != "" && o.record.Plan == o.image.Plan:
-		// The order ended after its boot entry was written, and that system is running now.
+		// The order ended after its boot entry was written, but its system is running now.
 		o.record.State, o.record.Reason = order.StateRestarting, ""
 	default:
 		return nil
@@ -133,10 +133,10 @@ func (o *orders) load() error {
 	case s != nil && s.Status == ondisk.UpdatePending:
 		return nil
 	}
-	return o.end(order.StateWorking, "") // interrupted before there was a boot entry
+	return o.end(order.StateWorking, "") // it was interrupted before there was a boot entry
 }
 
-// end records the state of the order.
+// end records a state of the order.
 func (o *orders) end(state, reason string) error {
 	o.record.Version, o.record.State, o.record.Reason = orderRecordVersion, state, reason
 	b, err := json.Marshal(o.record)
@@ -149,7 +149,7 @@ func (o *orders) end(state, reason string) error {
 	return nil
 }
 
-// due reports whether the Node must be read now.
+// due reports whether the Node must be read in this run.
 func (o *orders) due() bool {
 	at, answer, _ := strings.Cut(o.e.Text(askedFile), "\n")
 	asked, err := time.Parse(time.RFC3339, at)
@@ -158,10 +158,10 @@ func (o *orders) due() bool {
 	return !o.metered || opened || o.record.State == order.StateHeld || err != nil || since < 0 || since >= askMetered || answer != o.answer().String()
 }
 
-// closed returns why the machine may not be updated now.
+// closed returns the reason why the machine may not be updated now, or nil.
 func (o *orders) closed() error { return closed(o.e, o.image, o.active) }
 
-// answer returns the answer that the Node should have.
+// answer returns the answer to write to the Node.
 func (o *orders) answer() order.Answer {
 	r := o.record
 	a := order.Answer{Plan: o.image.Plan, Image: o.image.Name, Serial: o.image.UpdateSerial, Order: r.Order, State: r.State, Reason: r.Reason}
@@ -169,7 +169,7 @@ func (o *orders) answer() order.Answer {
 	case r.State == order.StateRestarting && o.image.Plan == r.Plan:
 		a.State = order.StateTrial
 	case r.State == order.StateHeld:
-		// Otherwise a rollout would drain a held node and let it restart.
+		// Otherwise a rollout would drain a held node and permit its restart.
 		if err := o.closed(); err != nil {
 			a.State, a.Reason = order.StateWaiting, err.Error()
 		}
@@ -179,7 +179,7 @@ func (o *orders) answer() order.Answer {
 	return a
 }
 
-// nodeTime bounds a request for the Node.
+// nodeTime limits a request for the Node.
 const nodeTime = 20 * time.Second
 
 func (o *orders) client(ctx context.Context) (context.Context, context.CancelFunc, *api.Client, error) {
@@ -190,7 +190,7 @@ func (o *orders) client(ctx context.Context) (context.Context, context.CancelFun
 
 func (o *orders) path() string { return "/api/v1/nodes/" + o.node }
 
-// read returns the order on the Node; "" if there is none that may be carried out.
+// read returns the order in the Node, or "" if there is none that may be carried out.
 func (o *orders) read(ctx context.Context) (string, error) {
 	ctx, cancel, c, err := o.client(ctx)
 	defer cancel()
@@ -210,8 +210,8 @@ func (o *orders) read(ctx context.Context) (string, error) {
 	return m.Annotations[order.AnnotationOrder], nil
 }
 
-// send writes the answer to the Node unless it is there already. After a
-// failure the next call tries again.
+// send writes the answer to the Node, unless the Node has it. After a failure, the next call tries
+// again.
 func (o *orders) send(ctx context.Context) {
 	answer := o.answer().String()
 	if answer == o.sent {
@@ -230,15 +230,15 @@ func (o *orders) send(ctx context.Context) {
 	o.mark()
 }
 
-// mark records when the Node was last read, and its answer.
+// mark records when the Node was last read, and the answer that it has.
 func (o *orders) mark() {
 	if err := o.e.WriteFile(askedFile, []byte(o.asked.UTC().Format(time.RFC3339)+"\n"+o.sent), machine.Mode(0o600)); err != nil {
 		o.e.Log.Warn("recording when the Node was read", "error", err)
 	}
 }
 
-// keyOf parses an order and returns its key. The key of an invalid order is the
-// beginning of its text.
+// keyOf parses an order and returns its key. The key of an invalid order is the beginning of its
+// text.
 func keyOf(text string) (order.Order, string, error) {
 	x, err := order.Parse(text)
 	if err != nil {
@@ -247,7 +247,7 @@ func keyOf(text string) (order.Order, string, error) {
 	return x, x.Key(), nil
 }
 
-// accept returns the order if it must be carried out now; otherwise it records the reason.
+// accept returns the order if it must be carried out now. Otherwise it records the reason.
 func (o *orders) accept(text string) (*order.Order, error) {
 	r := &o.record
 	if text == "" {
@@ -291,7 +291,7 @@ func (r *orderRecord) settled(x order.Order) bool {
 	return false
 }
 
-// rejection returns why this machine does not carry out the order; "" if it does.
+// rejection returns the reason why this machine does not carry out the order, or "" if it does.
 func (o *orders) rejection(x order.Order) string {
 	switch {
 	case len(o.image.UpdateKeys) == 0:
@@ -306,7 +306,7 @@ func (o *orders) rejection(x order.Order) string {
 
 const alreadyRuns = "the machine already runs this image"
 
-// carryOut carries out an order that was accepted.
+// carryOut carries out an accepted order.
 func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.Step)) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -323,7 +323,7 @@ func (o *orders) carryOut(parent context.Context, x order.Order, tell func(run.S
 	}
 	err := Update(ctx, o.e, opts, func(s run.Step) {
 		tell(s)
-		// Once the boot entry is being written, the order cannot be withdrawn.
+		// Once the boot entry is written, the order cannot be withdrawn.
 		if r.State == order.StateRestarting {
 			return
 		}
@@ -363,7 +363,7 @@ func (o *orders) conclude(err error) error {
 		r.Plan = o.image.Plan
 		err = o.end(order.StateDone, alreadyRuns)
 	case errors.Is(err, errHeld), r.State == order.StateHeld && errors.Is(err, errClosed):
-		err = nil // the state is recorded already
+		err = nil // the state is recorded
 	case errors.As(err, new(*busy)), errors.Is(err, errClosed):
 		r.Tries = max(0, r.Tries-1)
 		err = o.end(order.StateWaiting, reason)
@@ -375,7 +375,7 @@ func (o *orders) conclude(err error) error {
 	return err
 }
 
-// lookEvery is how often the order is read again during a download.
+// lookEvery returns the interval at which the order is read again during a download.
 func (o *orders) lookEvery() time.Duration {
 	if o.metered {
 		return 15 * time.Minute
@@ -383,29 +383,29 @@ func (o *orders) lookEvery() time.Duration {
 	return 2 * time.Minute
 }
 
-// stands reports whether text, read from the Node, is still the current order.
+// stands reports whether text, read from the Node, is still the recorded order.
 func (o *orders) stands(text string) bool {
 	_, key, err := keyOf(text)
 	return err == nil && key == o.record.Order
 }
 
-// bytesOf parses a number of bytes in a valid order.
+// bytesOf parses a number of bytes in a valid order. Without a number it returns 0.
 func bytesOf(text string) int64 {
 	n, _ := forms.ParseSize(text) // 0 where there is none
 	return n
 }
 
-// holdPatience is how long a run waits for the end of hold, or for an API server's confirmation.
-// Then it ends, so that other changes are possible; the timer's next run continues.
+// holdPatience is how long a run waits for the end of a hold, or for an API server's confirmation.
+// Then the run ends, so that other changes are possible, and the timer's next run continues.
 const holdPatience = 10 * time.Minute
 
 var errHeld = errors.New("the order is on hold")
 
-// commit waits until the Node confirms the order without hold, and then
-// records that the new system boots next.
+// commit waits until the Node confirms the order without a hold. Then it records that the new
+// system boots next.
 func (o *orders) commit(ctx context.Context, plan string, say func(format string, args ...any)) error {
 	if o.record.Tries > 0 {
-		// Everything is downloaded, so later failures must not count as failed downloads.
+		// The download is complete, so later failures must not count as failed downloads.
 		o.record.Tries = 0
 		if err := o.end(o.record.State, ""); err != nil {
 			return err

@@ -22,17 +22,17 @@ import (
 	"github.com/edgebake/edgebake/ondisk/order"
 )
 
-// LoginsFile is the docker config.json with registry logins. kubelet reads it too.
+// LoginsFile is a docker config.json with logins of registries. kubelet reads it too.
 const LoginsFile = "/var/lib/kubelet/config.json"
 
-// inRegistry is an image in a container registry, stored there in parts by `edgebake push`.
+// inRegistry is an image that `edgebake push` has stored in a container registry, in parts.
 type inRegistry struct {
 	name  string
 	m     *artifact.Manifest
 	parts []*server
 }
 
-// openRegistry reads the manifest of the image that an oci:// URL names.
+// openRegistry reads the manifest of the image at an oci:// URL.
 func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, error) {
 	ref, err := order.ParseRegistry(image)
 	if err != nil {
@@ -52,7 +52,7 @@ func openRegistry(ctx context.Context, l *line, image string) (*inRegistry, erro
 	return r, nil
 }
 
-// registryURL returns the URL of a repository. A registry on this machine needs no TLS.
+// registryURL returns the URL of a repository. A registry on this machine may be used without TLS.
 func registryURL(ref imageref.Ref) string {
 	host, scheme := ref.Domain, "https"
 	if host == "docker.io" {
@@ -113,7 +113,7 @@ func (r *inRegistry) Name() string { return r.name }
 func (r *inRegistry) Size() int64  { return r.m.Stored() }
 func (r *inRegistry) Close() error { return nil }
 
-// Open returns a reader of a range, which may extend over several parts.
+// Open returns a reader of a range, which may span several parts.
 func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	all := &readers{}
 	var each []io.Reader
@@ -128,7 +128,7 @@ func (r *inRegistry) Open(ctx context.Context, off, n int64) (io.ReadCloser, err
 	return all, nil
 }
 
-// readers reads several readers one after another, and closes them all.
+// readers reads several readers one after another, and closes all of them.
 type readers struct {
 	io.Reader
 	close []io.ReadCloser
@@ -141,13 +141,13 @@ func (r *readers) Close() (err error) {
 	return err
 }
 
-// login authenticates at a registry, either with a token from its login server (possibly
+// login authenticates at a registry, either with a token from its login server (which may be
 // anonymous) or with the name and password in LoginsFile.
 type login struct {
 	ref    imageref.Ref
-	secure bool   // the registry is used over TLS, so the login server must be too
-	basic  string // "" without a name and password
-	header string // Authorization of requests; "" at first
+	secure bool   // the registry uses TLS, so the login server must use it too
+	basic  string // name and password, encoded; "" without them
+	header string // value of Authorization in requests; "" at first
 }
 
 func (l *login) String() string {
@@ -157,7 +157,7 @@ func (l *login) String() string {
 	return "the login for " + l.ref.Domain + " is not accepted"
 }
 
-// newLogin reads the name and password for a repository, if there are any.
+// newLogin reads the name and password for a repository, if LoginsFile has them.
 func newLogin(e *machine.Env, ref imageref.Ref, base string) (*login, error) {
 	l := &login{ref: ref, secure: strings.HasPrefix(base, "https:")}
 	text := e.Contents(LoginsFile)
@@ -167,7 +167,7 @@ func newLogin(e *machine.Env, ref imageref.Ref, base string) (*login, error) {
 	var conf struct {
 		Auths map[string]struct{ Auth, Username, Password string }
 	}
-	// The decoder's errors may quote the file, which holds secrets.
+	// The decoder's errors may quote the file, which contains secrets.
 	if json.Unmarshal(text, &conf) != nil {
 		return nil, fmt.Errorf("%s is not a docker config.json", LoginsFile)
 	}
@@ -191,10 +191,10 @@ func newLogin(e *machine.Env, ref imageref.Ref, base string) (*login, error) {
 
 var challengeParam = regexp.MustCompile(`([a-z]+)="([^"]*)"`)
 
-// maxToken bounds the answer of a login server.
+// maxToken limits the size of a login server's response.
 const maxToken = 64 << 10
 
-// answer sets the header that the challenge in resp requires.
+// answer sets the header that resp's challenge requires.
 func (l *login) answer(ctx context.Context, send *line, resp *http.Response) error {
 	for _, c := range resp.Header.Values("WWW-Authenticate") {
 		scheme, rest, _ := strings.Cut(c, " ")
@@ -210,10 +210,10 @@ func (l *login) answer(ctx context.Context, send *line, resp *http.Response) err
 			return l.token(ctx, send, params)
 		}
 	}
-	return nil // the second request fails, with the reason
+	return nil // the second request fails and shows the reason
 }
 
-// token gets a token from the login server that a challenge names.
+// token requests a token from the login server that a challenge names.
 func (l *login) token(ctx context.Context, send *line, params map[string]string) error {
 	realm, err := url.Parse(params["realm"])
 	if err != nil || realm.Scheme != "https" && (l.secure || realm.Scheme != "http") {

@@ -17,8 +17,8 @@ import (
 	"github.com/edgebake/edgebake/ondisk"
 )
 
-// noteOffline records whether no API server is reachable. If so, the
-// new system need not reach one either.
+// noteOffline records whether no API server is reachable. If so, the new system need not reach one
+// either.
 func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	if u.sys.active != nil {
 		if _, err := network.Reach(ctx, e, member.MastersOf(e, u.sys.active.Site)); ctx.Err() != nil {
@@ -30,8 +30,8 @@ func (u *job) noteOffline(ctx context.Context, e *machine.Env) error {
 	return e.Remove(offlineFile)
 }
 
-// ProvenOffline decides whether a boot counts as successful although no API server is reachable.
-// A boot on trial does so only if the machine was offline before the update too.
+// ProvenOffline decides whether a boot counts as successful although no API server is reachable. On
+// trial, it does only if the machine was offline before the update too.
 func ProvenOffline(e *machine.Env) error {
 	if !run.OnTrial(e) || e.Exists(offlineFile) {
 		return nil
@@ -39,10 +39,10 @@ func ProvenOffline(e *machine.Env) error {
 	return run.ErrUnproven
 }
 
-// Release finishes an update once the machine keeps a system, new or old. It makes the Node
-// schedulable, releases the Lease, unpins unlisted container images, updates image.json on the
-// EFI system partition for `stamp`, and removes downloads.
-// UnitRelease runs it at each boot; on trial, once systemd has marked the boot entry as good.
+// Release finishes an update once the machine keeps a system, new or old. It uncordons the Node,
+// releases the Lease, unpins unlisted container images, updates image.json on the EFI system
+// partition for `stamp`, and removes downloads. UnitRelease runs it at each boot; during a trial,
+// it runs once systemd has marked the boot entry as good.
 func Release(ctx context.Context, e *machine.Env) error {
 	plan := e.Text(planFile)
 	if plan == "" {
@@ -53,7 +53,7 @@ func Release(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	defer unlock()
-	// Uncordon first, even if the rest fails: no running update needs the Node to be unschedulable.
+	// Uncordon first, even if the rest fails: no running update needs an unschedulable Node.
 	cordoned := uncordon(ctx, e)
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -71,16 +71,16 @@ func Release(ctx context.Context, e *machine.Env) error {
 	}
 	switch s := settled(e); {
 	case s != nil && s.Status == ondisk.UpdateInterrupted:
-		return errors.Join(cordoned, releaseLease(ctx, e)) // the same command continues it
+		return errors.Join(cordoned, releaseLease(ctx, e)) // the same command continues the update
 	case s == nil || s.Status != ondisk.UpdateFailed:
 		return cordoned // the new system boots at the next restart
 	}
-	// The plan stays, since Status needs it to report the result.
+	// Keep planFile: Status needs it to report the result.
 	return errors.Join(cordoned, releaseLease(ctx, e), noteFailed(e), releaseImages(ctx, e, image), sweep(e, ""), e.Remove(spoolFile), e.Remove(offlineFile))
 }
 
-// describe replaces image.json on the EFI system partition with that of the
-// running system, but keeps the list of partitions.
+// describe replaces image.json on the EFI system partition with that of the running system, but
+// keeps its list of partitions.
 func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error {
 	var flashed ondisk.ImageInfo
 	name := path.Join(espDir, ondisk.ESPImageInfo)
@@ -108,10 +108,10 @@ func describe(ctx context.Context, e *machine.Env, image ondisk.ImageInfo) error
 // progressFile contains the UpdateState of a running update.
 const progressFile = ondisk.RunMark + "update.json"
 
-// stale is the age at which the state of an update means that the update was interrupted.
+// stale is the age at which the state of a running update means that it was interrupted.
 const stale = 10 * time.Minute
 
-// begin records the current phase. out receives its status messages.
+// begin records the current phase. out receives the phase's status messages.
 func (u *job) begin(phase string, out func(text string)) {
 	u.out, u.state.Phase, u.state.Detail = out, phase, ""
 	u.save()
@@ -145,7 +145,7 @@ func (u *job) forget() {
 	}
 }
 
-// Status returns the state of this machine's update; nil if there is nothing to report.
+// Status returns the state of this machine's update, or nil if there is nothing to report.
 func Status(e *machine.Env) *ondisk.UpdateState {
 	var s ondisk.UpdateState
 	if err := json.Unmarshal(e.Contents(progressFile), &s); err == nil {
@@ -157,7 +157,7 @@ func Status(e *machine.Env) *ondisk.UpdateState {
 	return settled(e)
 }
 
-// settled returns the state of the last update; it ignores a running one.
+// settled returns the state of the last update. It ignores a running one.
 func settled(e *machine.Env) *ondisk.UpdateState {
 	plan := e.Text(planFile)
 	if plan == "" {

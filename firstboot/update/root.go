@@ -24,7 +24,7 @@ type place struct {
 	off int64
 }
 
-// seeds are the locations of chunks on this machine's disk, by digest.
+// seeds contains the locations of chunks on this machine's disk, by digest.
 type seeds map[[32]byte]place
 
 // scan adds the chunks of a device to seeds.
@@ -45,13 +45,13 @@ func (s seeds) scan(ctx context.Context, dev machine.Device, size int64) error {
 	})
 }
 
-// fetcher gets chunks of an image, from this machine's disk or from the source.
+// fetcher gets chunks of an image from this machine's disk or from the source.
 type fetcher struct {
 	image *update.Image
 	src   Source
 	seeds seeds
 	dec   *zstd.Decoder
-	// tell receives progress messages, one per tellEvery at most.
+	// tell receives progress messages, at most one per tellEvery.
 	tell func(format string, args ...any)
 	now  func() time.Time
 
@@ -59,7 +59,7 @@ type fetcher struct {
 	total   int64 // maximum bytes to download in all phases; 0: unknown
 	fetched int64
 	left    time.Duration // estimated remaining time; 0: unknown
-	// begun is when this phase's download started. base is the value of fetched then.
+	// begun is when this phase's download started, and base the value of fetched at that time.
 	begun time.Time
 	base  int64
 	told  time.Time
@@ -78,14 +78,15 @@ func newFetcher(e *machine.Env, image *update.Image, src Source, tell func(forma
 
 func (f *fetcher) close() { f.dec.Close() }
 
-// local returns a verified chunk from this machine's disk, if it is there.
+// local returns a verified chunk from this machine's disk. ok is false if the disk does not have
+// it.
 func (f *fetcher) local(c chunk.Chunk) (b []byte, ok bool) {
 	p, ok := f.seeds[c.Sum]
 	if !ok {
 		return nil, false
 	}
 	b = f.buf[:c.Size]
-	// If the sector cannot be read, the chunk is downloaded.
+	// If the chunk cannot be read, it is downloaded.
 	if _, err := p.dev.ReadAt(b, p.off); err != nil || sha256.Sum256(b) != c.Sum {
 		delete(f.seeds, c.Sum)
 		return nil, false
@@ -110,7 +111,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 		case !errors.Is(err, errDamaged):
 			return err
 		}
-		// The data was damaged in transit, or the image was replaced: compare the index.
+		// The data was damaged in transit, or the image was replaced: sameImage compares the index.
 		if err := f.sameImage(ctx); err != nil {
 			return err
 		}
@@ -121,7 +122,7 @@ func (f *fetcher) fetch(ctx context.Context, p *chunk.Part, chunks []int, take f
 	return nil
 }
 
-// span downloads one range. n is the number of its chunks for which take was called.
+// span downloads one range. n is the number of chunks for which it called take.
 func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take func(k int, b []byte) error) (n int, err error) {
 	answer, err := f.src.Open(ctx, s.From, s.To-s.From)
 	if err != nil {
@@ -154,7 +155,7 @@ func (f *fetcher) span(ctx context.Context, p *chunk.Part, s update.Span, take f
 	return n, nil
 }
 
-// counted is a reader that calls count for the bytes read.
+// counted is a reader that reports the number of bytes read to count.
 type counted struct {
 	io.Reader
 	count func(n int)
@@ -169,8 +170,8 @@ func (c *counted) Read(b []byte) (int, error) {
 // errDamaged means that a chunk does not match its digest in the index.
 var errDamaged = errors.New("it does not match the index: it was damaged in transit, or at the source")
 
-// sameImage returns an error if the image was replaced. It compares the index,
-// since not every server sends an ETag.
+// sameImage returns an error if the image was replaced. It compares the index, because not every
+// server sends an ETag.
 func (f *fetcher) sameImage(ctx context.Context) error {
 	again, err := update.Open(readerAt{ctx, f.src}, f.src.Size())
 	switch {
@@ -186,7 +187,7 @@ func (f *fetcher) sameImage(ctx context.Context) error {
 	return fmt.Errorf("reading %s: %w", f.src.Name(), errReplaced)
 }
 
-// count adds downloaded bytes and reports progress.
+// count adds downloaded bytes, and reports the progress.
 func (f *fetcher) count(n int) {
 	if f.begun.IsZero() {
 		f.begun, f.base = f.now(), f.fetched
@@ -212,7 +213,7 @@ func (f *fetcher) count(n int) {
 
 func megabytes(n int64) string { return fmt.Sprintf("%.1f MB", float64(n)/1e6) }
 
-// expect adds these chunks to the expected download, and starts a phase.
+// expect adds these chunks to the expected download, and starts a phase of it.
 func (f *fetcher) expect(p *chunk.Part, chunks []int) {
 	f.total, f.begun = max(f.total, f.fetched+bytesOfSpans(f.spans(p, chunks))), time.Time{}
 }
@@ -230,7 +231,7 @@ func bytesOfSpans(spans []update.Span) (n int64) {
 }
 
 // assemble writes a part's file system to the beginning of dev, which nothing else may use. It
-// keeps chunks that are already in place, so it can be killed and run again.
+// keeps chunks that are in place, so it may be killed and run again.
 func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Device) error {
 	write := func(off int64, b []byte) error {
 		if _, err := dev.WriteAt(b, off); err != nil {
@@ -274,10 +275,10 @@ func (f *fetcher) assemble(ctx context.Context, p *chunk.Part, dev machine.Devic
 	return f.verify(ctx, p, dev)
 }
 
-// errReadBack means that the disk returns data other than what was written.
+// errReadBack means that the disk returns other data than was written.
 var errReadBack = errors.New("the disk returns other bytes than were written to it: it is failing")
 
-// verify reads a part's file system back from dev and compares it.
+// verify reads a part's file system from dev, and compares it with the image.
 func (f *fetcher) verify(ctx context.Context, p *chunk.Part, dev machine.Device) error {
 	off := int64(0)
 	for _, c := range p.Chunks {

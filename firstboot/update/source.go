@@ -20,19 +20,19 @@ import (
 type Source interface {
 	Name() string
 	Size() int64
-	// Open returns n bytes from offset off. If the connection is lost,
-	// the reader requests the rest again.
+	// Open returns n bytes from offset off. If the connection is lost, the reader requests the
+	// rest.
 	Open(ctx context.Context, off, n int64) (io.ReadCloser, error)
 	Close() error
 }
 
-// dropped is an error of the connection or of a busy server: a retry may succeed.
+// dropped is an error of the connection or of a busy server. A retry may succeed.
 type dropped struct{ error }
 
 func (d *dropped) Unwrap() error { return d.error }
 
-// openSource opens the image that Options name: a file, an http or https URL, or
-// an image in a registry. tell receives status messages.
+// openSource opens the image that Options names: a file, an http or https URL, or an image in a
+// registry. tell receives status messages.
 func openSource(ctx context.Context, e *machine.Env, o Options, allow *allowance, proxy []string, tell func(format string, args ...any)) (Source, error) {
 	if scheme, _, ok := strings.Cut(o.Image, "://"); ok {
 		l := &line{e: e, proxy: proxy, rate: o.Rate, allow: allow, tell: tell}
@@ -83,7 +83,7 @@ type line struct {
 	allow *allowance
 	tell  func(format string, args ...any)
 	due   time.Time // earliest time of the next read, according to rate
-	login *login    // nil: none is needed
+	login *login    // nil if none is needed
 }
 
 // server is an image on a web server, or one part of an image in a registry.
@@ -92,7 +92,7 @@ type server struct {
 	url  string
 	size int64
 	etag string
-	// fixed: the URL names its content by a digest, so it cannot be replaced.
+	// fixed means that the URL contains a digest of its content, so the content cannot change.
 	fixed bool
 }
 
@@ -103,7 +103,7 @@ func (s *server) Close() error { return nil }
 // errReplaced means that the server now has a different image.
 var errReplaced = errors.New("the image was replaced during the update")
 
-// find requests the last byte; the answer contains the size of the image.
+// find requests the last byte. The response contains the size of the image.
 func (s *server) find(ctx context.Context) error {
 	return s.retry(ctx, func() error {
 		resp, err := s.get(ctx, "bytes=-1", 1)
@@ -131,12 +131,12 @@ func (l *line) retry(ctx context.Context, try func() error) error {
 	}
 }
 
-// Open returns a reader of a range; requests are made when it is read.
+// Open returns a reader of a range. It sends requests when it is read.
 func (s *server) Open(ctx context.Context, off, n int64) (io.ReadCloser, error) {
 	return &ranged{ctx: ctx, s: s, off: off, end: off + n, patience: patience{l: s.line, tries: 20}}, nil
 }
 
-// ask requests the bytes [off, end).
+// ask requests the bytes from off to end, without end.
 func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
 	resp, err := s.get(ctx, fmt.Sprintf("bytes=%d-%d", off, end-1), end-off)
 	if err != nil {
@@ -157,7 +157,7 @@ func (s *server) ask(ctx context.Context, off, end int64) (*answer, error) {
 	return &answer{resp.Body, s.allow, end - off}, nil
 }
 
-// get requests a range. n is its length; any other answer is an error.
+// get requests a range of n bytes. A response without that range is an error.
 func (s *server) get(ctx context.Context, bytes string, n int64) (*http.Response, error) {
 	resp, err := s.request(ctx, s.url, http.Header{"Range": {bytes}, "Accept-Encoding": {"identity"}}, n)
 	if err != nil {
@@ -186,7 +186,7 @@ func badStatus(resp *http.Response) error {
 	return &dropped{err}
 }
 
-// request sends a request for at most n bytes, with a login if the server demands one.
+// request sends a request for at most n bytes. If the server requires a login, it logs in.
 func (l *line) request(ctx context.Context, url string, header http.Header, n int64) (*http.Response, error) {
 	resp, err := l.send(ctx, url, header, n)
 	if err != nil || resp.StatusCode != http.StatusUnauthorized || l.login == nil {
@@ -219,8 +219,8 @@ func (l *line) send(ctx context.Context, url string, header http.Header, n int64
 	return resp, nil
 }
 
-// contentRange parses the Content-Range header: the offset of the
-// answer, and the size of the image.
+// contentRange parses the Content-Range header: the offset of the response's bytes, and the size of
+// the image.
 func contentRange(resp *http.Response) (from, size int64, err error) {
 	text := resp.Header.Get("Content-Range")
 	span, total, ok := strings.Cut(strings.TrimPrefix(text, "bytes "), "/")
@@ -233,7 +233,7 @@ func contentRange(resp *http.Response) (from, size int64, err error) {
 	return from, size, nil
 }
 
-// patience counts consecutive failures, and doubles the pause after each.
+// patience counts consecutive failures, and doubles the pause after each one.
 type patience struct {
 	l        *line
 	tries    int
@@ -243,7 +243,7 @@ type patience struct {
 
 const maxPause = time.Minute
 
-// after waits before the next attempt. It returns err if there must not be one.
+// after waits before the next attempt. If there must be none, it returns err.
 func (p *patience) after(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -259,17 +259,18 @@ func (p *patience) after(ctx context.Context, err error) error {
 	return p.l.e.Sleep(ctx, p.pause)
 }
 
-// leastInAMinute is how many bytes a server must send per minute; fewer count as a failure.
+// leastInAMinute is the number of bytes that a server must send per minute. Fewer count as a
+// failure.
 const leastInAMinute = 10 << 10
 
-// ranged reads one range. After a failure it requests the rest of it.
+// ranged reads one range. After a failure, it requests the rest of the range.
 type ranged struct {
 	ctx      context.Context
 	s        *server
 	off, end int64
 	until    int64   // end of the current request
 	body     *answer // nil: the next bytes must be requested
-	failed   error   // of the last attempt
+	failed   error   // error of the last attempt
 	patience patience
 	came     int64         // bytes since the last failure
 	waited   time.Duration // time spent reading in the current minute
@@ -297,7 +298,7 @@ func (r *ranged) Read(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// try sends the request if necessary, and reads.
+// try sends a request if necessary, and reads from its response.
 func (r *ranged) try(b []byte) (n int, err error) {
 	if r.body == nil {
 		r.waited, r.minute, r.until = 0, 0, min(r.end, r.off+r.s.allow.piece())
@@ -312,8 +313,7 @@ func (r *ranged) try(b []byte) (n int, err error) {
 	return n, err
 }
 
-// read reads with the rate limit, and returns an error if the server is too
-// slow.
+// read reads with the rate limit. If the server is too slow, it returns an error.
 func (r *ranged) read(b []byte) (int, error) {
 	s := r.s
 	if s.rate > 0 {
@@ -328,7 +328,7 @@ func (r *ranged) read(b []byte) (int, error) {
 	r.waited += now.Sub(before)
 	switch {
 	case r.off == r.until:
-		err = nil // the answer is complete
+		err = nil // the response is complete
 	case err == io.EOF:
 		err = io.ErrUnexpectedEOF
 	case err == nil && r.waited >= time.Minute:
@@ -350,7 +350,7 @@ func (r *ranged) read(b []byte) (int, error) {
 	return n, s.e.Sleep(r.ctx, s.due.Sub(now))
 }
 
-// giveUp ends a request after a failure. The unread rest of its answer does not count.
+// giveUp ends a request after a failure. The unread rest of the response does not count.
 func (r *ranged) giveUp() {
 	if r.body != nil {
 		r.body.left = 0
@@ -367,7 +367,7 @@ func (r *ranged) Close() error {
 	return body.Close()
 }
 
-// readerAt reads a source with one request per call.
+// readerAt reads a source, with one request per call.
 type readerAt struct {
 	ctx context.Context
 	src Source

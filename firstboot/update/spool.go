@@ -9,13 +9,13 @@ import (
 	"github.com/edgebake/edgebake/ondisk/update"
 )
 
-// spool is a file on DATA for the downloaded chunks of one part, each at its offset in the part.
+// spool is a file on DATA with the downloaded chunks of one part, each at its offset in the part.
 type spool struct {
 	fetch  *fetcher
 	part   *chunk.Part
 	dev    machine.Device
 	starts []int64
-	whole  map[int]bool // by chunk: whether it is in the file; only checked chunks have an entry
+	whole  map[int]bool // whether the file has a chunk, by its index; only for checked chunks
 }
 
 func newSpool(e *machine.Env, f *fetcher, p *chunk.Part, file string) (*spool, error) {
@@ -43,7 +43,7 @@ func (s *spool) has(k int) bool {
 	return s.whole[k]
 }
 
-// view reads the part from this machine's disk, the file or the source.
+// view reads the part from this machine's disk, from the spool or from the source.
 func (s *spool) view(ctx context.Context) *update.View {
 	return update.NewView(s.part, func(k int) ([]byte, error) {
 		c := s.part.Chunks[k]
@@ -69,7 +69,7 @@ func (s *spool) put(k int, b []byte) error {
 	return err
 }
 
-// missing returns the chunks that are neither in the file nor elsewhere on this machine's disk.
+// missing returns the chunks that are neither in the spool nor elsewhere on this machine's disk.
 func (s *spool) missing(chunks []int) (out []int) {
 	for _, k := range chunks {
 		if _, ok := s.fetch.local(s.part.Chunks[k]); !ok && !s.has(k) {
@@ -79,7 +79,7 @@ func (s *spool) missing(chunks []int) (out []int) {
 	return out
 }
 
-// fill downloads the missing chunks.
+// fill downloads the missing chunks to the spool.
 func (s *spool) fill(ctx context.Context, chunks []int) error {
 	need := s.missing(chunks)
 	s.fetch.expect(s.part, need)

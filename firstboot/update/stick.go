@@ -20,14 +20,14 @@ import (
 	"github.com/edgebake/edgebake/ondisk/fat"
 )
 
-// Stick as an image name means the image on a USB stick or card.
+// Stick as the name of an image means the image on a USB stick or card.
 const Stick = "stick"
 
-// maxImages is the maximum number of images that are considered.
+// maxImages is the maximum number of images on sticks that are examined.
 const maxImages = 16
 
-// openStick opens the one image on the sticks that this machine
-// accepts. None or several are an error.
+// openStick opens the image on a stick that this machine accepts. It is an error if there is none,
+// or more than one.
 func openStick(ctx context.Context, e *machine.Env, sys *system, o Options, tell func(run.Step)) (*job, error) {
 	var found *job
 	var errs []error
@@ -72,8 +72,8 @@ type stickImage struct {
 	entry fat.Entry
 }
 
-// imagesOnSticks lists the compressed images in the top directories of all sticks. It mounts
-// none, since the kernel's file systems are not safe against hostile media.
+// imagesOnSticks lists the compressed images in the top directories of all sticks. It does not
+// mount them, because the kernel's file systems are not safe with hostile media.
 func imagesOnSticks(e *machine.Env) (out []stickImage) {
 	for _, dev := range e.RemovableParts() {
 		images, err := imagesOn(e, dev)
@@ -136,7 +136,7 @@ func (i stickImage) open(ctx context.Context, e *machine.Env) (Source, error) {
 // onStick reads a file from its extents on the device.
 type onStick struct {
 	machine.Device
-	starts, offs []int64 // of each extent, in the file and on the device
+	starts, offs []int64 // offsets of each extent, in the file and on the device
 	size         int64
 }
 
@@ -160,18 +160,19 @@ func (s *onStick) ReadAt(b []byte, off int64) (n int, err error) {
 }
 
 const (
-	// stickPatience bounds how long an automatic update waits
-	// for first boot, and for another update.
+	// stickPatience limits how long an automatic update waits for first boot and for another
+	// update.
 	stickPatience = 2 * time.Hour
-	// restartDelay is the time between the announcement of the restart and the restart.
+	// restartDelay is the time between the announcement of a restart and the restart.
 	restartDelay = time.Minute
 )
 
 // errOld means that an automatic update ignores the image.
 var errOld = errors.New("its serial is not higher than that of the image that this machine runs")
 
-// FromStick updates the machine from a stick that somebody has plugged in, and reports on the
-// console. Its image must be signed with a key of the running image and have a higher serial.
+// FromStick updates the machine from a stick that somebody has plugged in, and reports that on the
+// console. The image on it must be signed with a key of the running image, and must have a higher
+// serial.
 func FromStick(ctx context.Context, e *machine.Env) error {
 	image, err := site.ImageInfo(e)
 	if err != nil {
@@ -206,17 +207,17 @@ func FromStick(ctx context.Context, e *machine.Env) error {
 	}
 	switch {
 	case errors.Is(err, errNoStick) || err != nil && allOld(err):
-		return nil // the stick was pulled out, or left in
+		return nil // the stick was removed, or its image is old
 	case err != nil:
 		e.Console("update from the stick: " + machine.OneLine(err))
 	}
 	return err
 }
 
-// updateFromStick runs an automatic update once the machine is not busy.
+// updateFromStick runs an automatic update as soon as the machine is not busy.
 func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) error {
-	// Retry returns the error of a machine that stays busy. All other
-	// errors end the wait, and are in final.
+	// Retry returns the error of a machine that stays busy. Any other error ends the wait, and is
+	// in final.
 	var final error
 	err := e.Retry(ctx, machine.Wait{Every: 5 * time.Second, For: stickPatience}, func() error {
 		final = Update(ctx, e, Options{Image: Stick, byItself: true}, tell)
@@ -231,11 +232,11 @@ func updateFromStick(ctx context.Context, e *machine.Env, tell func(run.Step)) e
 // errClosed means that the Site's update window is closed.
 var errClosed = errors.New("this machine waits for its window")
 
-// windowPatience is the maximum wait for an update window, more than a day.
+// windowPatience is the maximum wait for an update window. It is longer than a day.
 const windowPatience = 25 * time.Hour
 
-// closed returns why the update window is closed. A clock behind the image's date
-// is wrong, so the window counts as closed.
+// closed returns the reason why the update window is closed, or nil. With a clock behind the
+// image's date, which is certainly wrong, the window counts as closed.
 func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
 	if active == nil || active.Site.Updates.Window == "" {
 		return nil
@@ -250,12 +251,12 @@ func closed(e *machine.Env, image ondisk.ImageInfo, active *site.Active) error {
 	return nil
 }
 
-// allOld reports whether every image was ignored as too old.
+// allOld reports whether every image was ignored because of its serial.
 func allOld(err error) bool {
 	return joined.AllAre(err, errOld)
 }
 
-// takesByItself returns an error if an automatic update must not install the image.
+// takesByItself returns an error if an automatic update may not install the image.
 func (u *job) takesByItself() error {
 	switch {
 	case !u.o.byItself:
@@ -271,7 +272,7 @@ func (u *job) takesByItself() error {
 // maxFailed is the maximum number of plans in failedFile.
 const maxFailed = 16
 
-// failedPlans lists the plans of the images that failed on this machine, oldest first.
+// failedPlans lists the plans of images that failed on this machine, oldest first.
 func failedPlans(e *machine.Env) []string {
 	plans := strings.Fields(e.Text(failedFile))
 	if s := settled(e); s != nil && s.Status == ondisk.UpdateFailed {
@@ -281,7 +282,7 @@ func failedPlans(e *machine.Env) []string {
 	return plans[max(0, len(plans)-maxFailed):]
 }
 
-// noteFailed records the plan of a failed update before another update replaces planFile.
+// noteFailed records the plan of a failed update, before another update overwrites planFile.
 func noteFailed(e *machine.Env) error {
 	plans := failedPlans(e)
 	if len(plans) == 0 {

@@ -1,12 +1,11 @@
-// Package update replaces the system of a machine with that of another image.
-// The image is read in ranges: chunks that are on the machine's own disk are
-// copied, the others are downloaded. The new system is written to the other
-// root partition and boots on trial: if the Node does not become Ready, the old
-// one boots again.
+// Package update replaces the system of a machine with that of another image. It reads the image in
+// ranges: chunks that are on the machine's disk are copied, the others are downloaded. It writes
+// the new system to the other root partition, which boots on trial: if the Node does not become
+// Ready, the old system boots again.
 //
-// The files of the running system are not changed. Before the other root is
-// changed, its boot entry is removed. The loader prefers the new system from
-// the moment its boot entry exists.
+// The files of the running system are not changed. The other root's boot entry is removed before
+// that root is changed. From the moment the new boot entry exists, the loader prefers the new
+// system.
 package update
 
 import (
@@ -31,64 +30,63 @@ import (
 	"github.com/edgebake/edgebake/overlays/siteconf"
 )
 
-// Dir contains the files of an update, on DATA. Release removes it.
+// Dir is the directory with the files of an update, on DATA. Release removes it.
 const Dir = ondisk.StateDir + "/update"
 
 const (
-	// spoolFile contains the downloaded chunks of the image's EFI system
-	// partition, each at its own offset.
+	// spoolFile contains the downloaded chunks of the image's EFI system partition, each at its own
+	// offset.
 	spoolFile = Dir + "/esp"
 	// planFile contains the plan of the new image.
 	planFile = Dir + "/plan"
-	// failedFile lists the plans of failed updates, one per line. No
-	// automatic update installs them again.
+	// failedFile lists the plans of failed updates, one per line. No automatic update installs them
+	// again.
 	failedFile = ondisk.StateDir + "/update-failed"
-	// offlineFile exists if no API server was reachable when the update
-	// made the new system the next to boot.
+	// offlineFile exists if no API server was reachable when the update made the new system the
+	// next one to boot.
 	offlineFile = Dir + "/offline"
 )
 
-// ResetFiles are further files that a reset removes, in addition to Dir.
+// ResetFiles lists the files that a reset removes in addition to Dir.
 var ResetFiles = []string{OrderFile, failedFile}
 
-// Options of an update.
+// Options are the options of an update.
 type Options struct {
 	// Image is a file, an http or https URL, or Stick.
 	Image string
-	// Unsigned accepts an image without a signature if the machine's own image
-	// has no keys.
+	// Unsigned accepts an image without a signature, if the machine's own image has no keys.
 	Unsigned bool
 	// NoReboot leaves the restart into the new system to the operator.
 	NoReboot bool
 	// NoDrain skips the drain before a restart with another minor version of Kubernetes.
 	NoDrain bool
-	// byItself marks an automatic update: it rejects images that are not
-	// newer, and announces the restart.
+	// byItself marks an automatic update. It rejects images that are not newer, and announces the
+	// restart.
 	byItself bool
-	// Rate is the maximum number of bytes downloaded per second, MaxBytes the
-	// maximum in total; 0 means no limit. A metered Site requires MaxBytes.
+	// Rate is the maximum number of bytes downloaded per second, MaxBytes the maximum in total. 0
+	// means no limit. A metered Site requires MaxBytes.
 	Rate, MaxBytes int64
-	// Spent is the part of MaxBytes that earlier attempts have downloaded. Record, unless
+	// Spent is the part of MaxBytes that earlier attempts have downloaded. Record, which may be
 	// nil, is called before more bytes than the recorded number are downloaded, and at the end.
 	Spent  int64
 	Record func(spent int64) error
-	// Golden is the golden digest that the image must have; "": any digest is accepted.
+	// Golden is the golden digest that the image must have. If empty, any digest is accepted.
 	Golden string
-	// Commit, unless nil, is called with the image's plan after the download. If it fails, no boot
-	// entry is written. It calls say every few minutes.
+	// Commit, which may be nil, is called with the image's plan after the download. If it fails, no
+	// boot entry is written. It calls say every few minutes.
 	Commit func(ctx context.Context, plan string, say func(format string, args ...any)) error
 }
 
 // remote reports whether the image is on a server.
 func (o Options) remote() bool { return strings.Contains(o.Image, "://") }
 
-// busy means that an update cannot begin or continue now, but can later.
+// busy means that an update cannot start or continue now, but may do so later.
 type busy struct{ error }
 
 func (b *busy) Unwrap() error { return b.error }
 
-// Update writes the system of an image to the other root partition and restarts
-// the machine. If it is killed at any point, it can be run again and continues.
+// Update writes the system of an image to the other root partition and restarts the machine. If it
+// is killed at any point, running it again continues the update.
 func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) error {
 	unlock, err := run.Exclusive(ctx, e)
 	if err != nil {
@@ -97,8 +95,8 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	err = updateLocked(ctx, e, o, tell)
 	unlock()
 	if err != nil && (e.Exists(cordonFile) || e.Exists(controlplane.UpdateLeaseFile) && !pending(e)) {
-		// systemd restarts this unit until the Node is schedulable and other
-		// control-plane nodes may be updated.
+		// systemd restarts this unit until the Node is schedulable and other control-plane nodes
+		// may be updated.
 		if err := e.BoundedUnit(context.WithoutCancel(ctx), machine.JobTimeout, "start", ondisk.UnitRelease); err != nil {
 			e.Log.Warn("ending the update", "error", err)
 		}
@@ -106,7 +104,7 @@ func Update(ctx context.Context, e *machine.Env, o Options, tell func(run.Step))
 	return err
 }
 
-// updateLocked is Update with the lock of run.Exclusive held.
+// updateLocked is Update, while the lock of run.Exclusive is held.
 func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.Step)) (err error) {
 	defer func() {
 		if err == nil {
@@ -120,7 +118,7 @@ func updateLocked(ctx context.Context, e *machine.Env, o Options, tell func(run.
 			e.Log.Warn("ending the update", "error", back)
 		}
 	}()
-	if !o.byItself { // an automatic update has already waited for first boot, and may be offline
+	if !o.byItself { // an automatic update has waited for first boot, and may be offline
 		if err := run.Idle(ctx, e); err != nil {
 			return &busy{err}
 		}
@@ -166,7 +164,7 @@ func open(ctx context.Context, e *machine.Env, sys *system, o Options, tell func
 	return u, nil
 }
 
-// proxy returns the proxy variables of the Site.
+// proxy returns the Site's environment variables for the proxy.
 func (s *system) proxy() []string {
 	if s.active == nil {
 		return nil
@@ -176,7 +174,7 @@ func (s *system) proxy() []string {
 
 // job is an update in progress.
 type job struct {
-	ctx   context.Context // of the whole update, because views outlive the phase that made them
+	ctx   context.Context // the context of the whole update: views live longer than the phase that made them
 	e     *machine.Env
 	sys   *system
 	o     Options
@@ -187,18 +185,18 @@ type job struct {
 	root  *chunk.Part
 	esp   *chunk.Part
 	fetch *fetcher
-	new   *newImages // nil: the machine has all container images
+	new   *newImages // nil if the machine has all container images
 	open  []machine.Device
 	spool *spool              // of the EFI system partition
-	boot  *update.SystemFiles // nil: not read yet
+	boot  *update.SystemFiles // nil until they are read
 
 	state ondisk.UpdateState
 	out   func(text string) // receives status messages of the current phase
 	note  func(text string)
 }
 
-// admit reads the image's description, and rejects an image that this machine
-// does not accept.
+// admit reads the image's description. It returns an error if this machine does not accept the
+// image.
 func (u *job) admit(ctx context.Context) (err error) {
 	if u.image, err = update.Open(readerAt{ctx, u.src}, u.src.Size()); err != nil {
 		return err
@@ -235,7 +233,7 @@ func (u *job) admit(ctx context.Context) (err error) {
 	}
 	fits, takes := u.sys.admit(u.next, u.root.Size), u.sys.admitByCluster(ctx, u.e, u.next)
 	if fits != nil && errors.As(takes, new(*busy)) {
-		takes = nil // an image that does not fit has nothing to wait for
+		takes = nil // there is no reason to wait for an image that does not fit
 	}
 	if err := errors.Join(fits, takes); err != nil {
 		return err
@@ -282,7 +280,7 @@ func (u *job) device(label string, write bool) (machine.Device, error) {
 }
 
 // phases returns the steps of an update. The machine can boot after each of them. An interrupted
-// update starts again at the first one, but keeps what is already in place.
+// update starts again at the first step, but keeps everything that is in place.
 func (u *job) phases() []run.Phase {
 	target := u.sys.target.Label
 	phases := []run.Phase{
@@ -292,7 +290,8 @@ func (u *job) phases() []run.Phase {
 				if err := noteFailed(e); err != nil {
 					return err
 				}
-				// Before planFile is written: a failed system's entry must not count as the new plan's.
+				// Do this before planFile is written: a failed system's boot entry must not count
+				// as that of the new plan.
 				if err := retire(e, target, u.next.Plan); err != nil {
 					return err
 				}
@@ -312,7 +311,8 @@ func (u *job) phases() []run.Phase {
 		phases = append(phases, run.Phase{Name: "order", Doc: "the order was not withdrawn", Timeout: 48 * time.Hour, Run: u.commit})
 	}
 	if u.sys.controlPlane() {
-		// After all steps that take long or wait for a person: the other nodes wait for this machine.
+		// These come after all steps that take long or wait for a person, because the other nodes
+		// wait for this machine.
 		phases = append(phases, run.Phase{Name: "update-lease", Doc: "no other control-plane node is being updated, and etcd is healthy", Timeout: 5 * time.Minute, Run: u.takeLease},
 			run.Phase{Name: "snapshot", Doc: "a snapshot of etcd exists", Timeout: 30 * time.Minute, Run: u.snapshot})
 	}
@@ -342,7 +342,7 @@ func (u *job) phases() []run.Phase {
 
 // scan finds the chunks on the machine's own disk.
 func (u *job) scan(ctx context.Context) error {
-	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // of equal chunks, the last one is used
+	for _, label := range []string{u.sys.target.Label, ondisk.LabelESP, u.sys.root} { // of equal chunks, the last one found is used
 		u.say("reading %s", label)
 		d, err := u.device(label, false)
 		if err != nil {
@@ -355,8 +355,8 @@ func (u *job) scan(ctx context.Context) error {
 	return nil
 }
 
-// cost computes the size of the download, and rejects it if it exceeds the limit.
-// The little that it downloads itself is kept.
+// cost computes the size of the download. If it exceeds the limit, cost returns an error. The few
+// bytes that it downloads itself are kept.
 func (u *job) cost(ctx context.Context, e *machine.Env) error {
 	if err := u.scan(ctx); err != nil {
 		return err
@@ -425,8 +425,8 @@ func (u *job) fetchBoot(ctx context.Context) error {
 	return u.spool.fill(ctx, chunks)
 }
 
-// commit finishes the download and calls Options.Commit, which decides
-// whether the new system may boot next.
+// commit completes the download and calls Options.Commit, which decides whether the new system may
+// boot next.
 func (u *job) commit(ctx context.Context, _ *machine.Env) error {
 	if err := u.fetchBoot(ctx); err != nil {
 		return err
@@ -434,7 +434,7 @@ func (u *job) commit(ctx context.Context, _ *machine.Env) error {
 	return u.o.Commit(ctx, u.next.Plan, u.say)
 }
 
-// writeBoot installs kernel, initrd and last the boot entry.
+// writeBoot installs the kernel, the initrd and, last, the boot entry.
 func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	files := u.boot
 	if err := u.fetchBoot(ctx); err != nil {
@@ -459,12 +459,12 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 		return err
 	}
 	if u.sys.anotherMinor(u.next) {
-		// The new system needs the kubelet version of the files that it finds.
+		// The new system must know to which kubelet the files that it finds belong.
 		if err := member.SaveKubelet(e, kubeadm.Minor(u.sys.image.Kubernetes)); err != nil {
 			return err
 		}
 	}
-	// From here on the loader prefers the new system.
+	// From now on, the loader prefers the new system.
 	write := func(w io.Writer) error {
 		_, err := io.WriteString(w, entry)
 		return err
@@ -472,8 +472,7 @@ func (u *job) writeBoot(ctx context.Context, e *machine.Env) error {
 	return install(ctx, e, []espFile{{u.entryFile(), 0, write}})
 }
 
-// roomOnESP returns an error if need bytes do not fit on the EFI system
-// partition.
+// roomOnESP returns an error if need bytes do not fit on the EFI system partition.
 func roomOnESP(e *machine.Env, need int64) error {
 	if need == 0 {
 		return nil
